@@ -449,7 +449,7 @@ def log_loss(chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"
 def calibration_error(
     chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"]
 ) -> float:
-    """Return the expected calibration error with 15 bins (Guo et al. 2017).
+    """Return the expected calibration error with 15 bins of confidence (Guo et al. 2017).
 
         ECE = Σ_bins share · |accuracy − mean confidence|
 

@@ -238,7 +238,8 @@ def plan_claim(
 ) -> PlannedClaim:
     """Compose all runs of a claim, and create a job for every seed of its trials.
 
-    Raise if a run is invalid, or if the runs cannot yield a look's quantity.
+    Raise if a run is invalid, or if the runs lack the numbers that a look (statistical test)
+    measures.
     """
     distinct_plans: list[Plan] = []
     looks = {}
@@ -301,8 +302,8 @@ def look_as_planned(
     size: str,
     options: Sequence[str] = (),
 ) -> Iterator[ClaimRecord]:
-    """Run and judge a claim stage by stage, with more seeds at each stage, until all its looks are
-    decided. Yield the record of each stage.
+    """Run and judge a claim stage by stage, with more seeds at each stage, until all its
+    statistical tests (looks) are decided. Yield the record of each stage.
     """
     claim = claim.with_looks({name: look.at(0) for name, look in claim.looks.items()})
     while True:
@@ -399,7 +400,7 @@ def judgement(look: Look, finding: Finding, draws: str) -> Judgement:
 
 
 def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured:
-    """Collect the results of a look's runs and trials in one table."""
+    """Collect the results of all runs and trials for one statistical test (look) in a table."""
     runs_by_folder: dict[str, Run] = {}
     frames = []
     for name, plan in planned.plans.items():
@@ -453,7 +454,9 @@ def drawn(
 
 
 def drawn_by(look: Look, composer: Composer, trust: Sequence[str] = ()) -> str:
-    """Describe the random draws of a seed of a look (`drawn`). Compose the runs of one seed."""
+    """Describe what a seed of a look (statistical test) draws at random, from the composed runs of
+    one seed.
+    """
     experiments = []
     for definition in look.runs.values():
         one_seed = replace(definition, seeds=look.seeds[:1])

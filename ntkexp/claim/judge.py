@@ -170,7 +170,7 @@ def judge_errors(errors: Errors) -> Finding:
     return Finding("supported", errors.worst, errors.least, errors.worst)
 
 
-# --- 2. The parts of a look, which must all hold.
+# --- 2. The parts (rules) of a look (statistical test), which must all hold.
 
 
 def join_parts(findings: Sequence[Finding]) -> Finding:
@@ -203,7 +203,7 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
     return replace(parts[0], p=max(chances) if chances else None)
 
 
-# --- 3. The looks: main, control and second.
+# --- 3. The three statistical tests (looks): main, control and second.
 
 
 def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
@@ -272,7 +272,7 @@ def judge_protocol(
 
 
 def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
-    """Set the main look to `undecided` if the control is supported as well.
+    """Set the finding on the main look (test) to `undecided` if the control is supported as well.
 
     Add a note to the control if its interval excludes the null value.
     """

@@ -33,7 +33,7 @@ class JudgedClaim:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The table of the main look."""
+        """The judged table of the main look (statistical test)."""
         return self.tables[MAIN]
 
     def rows(self, *columns: str, look: str = MAIN) -> pd.DataFrame:

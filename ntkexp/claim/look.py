@@ -95,9 +95,9 @@ class Look:
         return replace(self, stage=stage)
 
     def after(self, verdict: str) -> Look:
-        """Return the look at its next stage, if `verdict` is undecided and there is one.
+        """Return this test at its next stage, if `verdict` is undecided and there is a next stage.
 
-        Otherwise, return the look unchanged.
+        Otherwise, return it unchanged.
         """
         last = self.stage in {-1, len(self.sizes) - 1}
         return self if last or verdict != "undecided" else self.at(self.stage + 1)

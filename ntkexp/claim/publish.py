@@ -158,7 +158,7 @@ def deciding_rows(look: Look, table: pd.DataFrame) -> list[Any]:
 
 
 def columns_of(look: Look) -> set[str]:
-    """Return the columns that the rules of a look use."""
+    """Return the columns of the table that the rules of a look (statistical test) use."""
     columns = {*ALWAYS}
     for rule in look.expectation:
         columns |= {*rule.where, *rule.each, getattr(rule, "along", "")}
@@ -166,7 +166,9 @@ def columns_of(look: Look) -> set[str]:
 
 
 def draws_of(claim: Claim, composer: Composer, trust: Sequence[str]) -> dict[str, str]:
-    """Describe, for each look, what its seeds draw at random. Omit looks whose data are missing."""
+    """Describe, for each look (statistical test), what a seed draws at random. Omit looks whose
+    data are missing.
+    """
     words: dict[str, str] = {}
     for name, look in claim.looks.items():
         equal = next((other for other in words if draws_equal(claim.looks[other], look)), None)
@@ -489,7 +491,9 @@ def differences(
 
 
 def look_fields(finding: Finding, look: Look) -> dict[str, Any]:
-    """Return the published fields of a look that can be recomputed from its table and the claim."""
+    """Return the published fields of a statistical test (look) that can be recomputed from its
+    table and the claim.
+    """
     return {
         "verdict": finding.verdict,
         "figure": finding.figure,

@@ -59,7 +59,7 @@ CLAIM_KEYS = ("base", "runs", "trial", "looks", *NEEDED, "null", "quick", "full"
 CHANGES = ("base", "axes", "runs", "seeds", "looks", "quantity", "expectation", "null", "trial")
 COLUMN = "ntkexp.claim.quantity.Column"
 SECOND_SEED_OFFSET = 1000
-"""The offset of the second look's seeds from the main look's seeds."""
+"""The offset between the seeds of the second look (test) and the seeds of the main look."""
 
 
 def claim_names(choices: Choices) -> list[str]:
@@ -159,11 +159,12 @@ def build_source(fields: object) -> Published:
         raise refusal(error, Published, "source", source) from None
 
 
-# --- Changes for another look or size.
+# --- Changes of a claim for its control, its second look, or another size.
 
 
 def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
-    """Return the content of a claim with the changes of a look or size.
+    """Return the content of a claim with the changes for its control, its second look, or another
+    size.
 
     >>> runs = {"mlp": {"base": ["steps=9"], "axes": {"seed": [1]}}}
     >>> claim = {"runs": runs, "quantity": "kernel_change", "seeds": 5}

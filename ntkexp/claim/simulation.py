@@ -208,7 +208,8 @@ def try_judging(rule: AbstractExpectation, tables: int = TABLES_PER_RULE, seed: 
     )
 
 
-# --- Simulations of designs: several stages, several parts, or a pair of looks.
+# --- Simulations of designs: tests with several stages or parts, or a pair of tests (main and
+# second look).
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ class JudgingDesign:
             tables.append(rows.assign(quantity=index))
         table = pd.concat(tables, ignore_index=True)
 
-        # Judge stage by stage, until the look is decided.
+        # Judge stage by stage, until the test is decided.
         look = self.look.at(0)
         while True:
             finding = judge_table(look, table[table["seed"].isin(look.seeds_now)])
@@ -256,7 +257,7 @@ class JudgingDesign:
 
 
 def look_of(*parts: AbstractExpectation, planned: tuple[int, ...] = (5,)) -> Look:
-    """Return a look for random tables, where each part selects its own rows."""
+    """Return a test (look) of random tables, whose parts (rules) each select other rows."""
     placed = tuple(
         part.model_copy(update={"where": {"quantity": index}}) for index, part in enumerate(parts)
     )

@@ -275,9 +275,7 @@ class Resolved:
 
 
 def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return `tree`. Take missing keys from `fields`, which includes the default values of
-    classes.
-    """
+    """Return `tree`, with missing keys taken from `fields`, which contains default values."""
     return {
         key: completed(item, fields.get(key, {})) if isinstance(item, dict) else item
         for key, item in (fields | tree).items()

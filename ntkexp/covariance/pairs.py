@@ -273,8 +273,8 @@ class Coarse(AbstractPixelMap):
         return not self.equal and len(set(pixels)) == len(pixels)
 
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
-        """For each coarse pixel, return the fine pairs that are averaged at the coarse offset
-        `shift`.
+        """Return, for each coarse pixel, the pairs of fine pixels over which the kernel is averaged
+        at the coarse offset `shift`.
         """
         count = len(self.members)
         matches: list[list[tuple[int, int]]] = []

@@ -124,7 +124,7 @@ class StateAdjoint:
         moved: Float[Tensor, "vector part"],
         p: Float[Tensor, " part"],
     ) -> Float[Tensor, "vector part"]:
-        """Pull the adjoints back through a denominator. Return its term of p̂.
+        """Pull the adjoints back through a denominator. Return the resulting term of p̂.
 
         `moved` is S⊙a.
         """
@@ -290,7 +290,7 @@ MEANS: dict[MeanName, AbstractMean] = {"renormalised": RenormalisedMean(), "fixe
 
 
 def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
-    """Return the convention for the shares, for effects of this kind."""
+    """Return the convention for the examples' shares in the loss, for effects of this kind."""
     return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
 
 
@@ -384,7 +384,9 @@ def change_of(
     p: Float[Tensor, " part"],
     left: Float[Tensor, "left part"],
 ) -> Change:
-    """Return the changes of an update if its input p is replaced by each row of `left`."""
+    """Return how weights and optimizer state change if an update gets each row of `left` as its
+    input p.
+    """
     linear, denominator = update.linear, update.denominator
     change = left - p
     momentum_change = linear.momentum_gain * change
@@ -546,7 +548,9 @@ def sweep_from(
     *,
     one_step: bool = False,
 ) -> AdjointSweep:
-    """Return a sweep that begins with `end` = ∂F/∂θ_T. Each part has `together` outputs, or all."""
+    """Return a sweep that begins with `end` = ∂F/∂θ_T. Each part of the sweep has `together`
+    outputs, or all outputs.
+    """
     adjoints = [
         StateAdjoint(weights=part.clone())
         for part in torch.split(end, together or max(1, len(end)))

@@ -54,7 +54,7 @@ class FlatWeights:
         return torch.cat(flat, dim=-1)
 
     def weights(self, vector: Float[Tensor, "*several weight"]) -> Weights:
-        """Return views of the vector, by name.
+        """Return the parameters as views of the vector, by name.
 
         >>> names = flat_like({"gain": torch.ones(1, 2)})
         >>> names.weights(torch.zeros(3, 2))["gain"].shape

@@ -86,7 +86,7 @@ Tell: TypeAlias = Callable[[Event], None]
 
 
 class AbstractJob(ABC):
-    """A piece of work for a worker. Subclasses are frozen dataclasses that can be pickled."""
+    """A job for a worker. Subclasses are frozen dataclasses that can be pickled."""
 
     loads: ClassVar[tuple[str, ...]] = ()
     """Modules that the job imports lazily. A fork server imports them once for all workers."""

@@ -147,7 +147,7 @@ class Entries:
         return columns.reshape(-1, self.targets.shape[1])
 
 
-# --- A question: the training whose predictions are computed (time, ridge), and the solver
+# --- The training whose predictions are computed (time, ridge), and the solver
 
 
 Solver: TypeAlias = Literal["eigen", "cholesky", "cg"]
@@ -262,7 +262,9 @@ class SolvedKernel:
     """The maps y ↦ g(R) y for this training time and for twice this time. None for `cg`, where they
     would be too expensive."""
     left_out: Float[Tensor, "entry column"] | None = None
-    """Cross-validated predictions: for each training example, from the examples of other folds."""
+    """Cross-validated predictions: each training example is predicted from the examples of other
+    folds.
+    """
 
 
 def solve(

@@ -51,8 +51,8 @@ class PairMoments:
 
 
 class NearKernels(NamedTuple):
-    """κ, κ̇ and the distances after a layer; the distances are None if the layer has no formula for
-    them.
+    """The kernels κ and κ̇ (see `AbstractPointwise`) and the distances after a layer. The distances
+    are None if the layer has no formula for them.
     """
 
     value: Tensor

@@ -35,7 +35,9 @@ from ntkexp.mistake import Mistake, in_short, nearest
 ENGINES = ("auto", "torch", "fused")
 Engine: TypeAlias = Literal["auto", "torch", "fused"]
 Run: TypeAlias = Callable[[Side, Side, bool], Kernels]
-"""An engine: `run(left, right, same)` returns both kernels of a block, with finite entries."""
+"""An engine: `run(left, right, same)` returns the NNGP and the tangent kernel of a block, with
+finite entries.
+"""
 MIN_FUSED_WORK = 3e7
 """`auto` uses the fused engine from this work on (pixel pairs times layers).
 

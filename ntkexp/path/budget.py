@@ -58,7 +58,8 @@ class RunMemory:
     tangents: int  # number of tangent kernels, or of their traces, in memory
     path_kernels: int  # number of path kernels (one for each rule) and of kernel snapshots
     errors: int = 0  # number of error arrays in the shape of contributions
-    tapes: int  # positions in a step at which a block is evaluated, including both ends
+    # number of positions in a step at which a block is evaluated, including start and end
+    tapes: int
     tape_bytes: float  # bytes on the tape per point
     number_bytes: int
     copies: int = 0  # copies of the weights in the optimizer during a step

@@ -84,7 +84,7 @@ class AbstractAccumulator(Resumable, ABC):
 
     @property
     def marks(self) -> Sequence[Mark]:
-        """The sums at the end of each phase except the last."""
+        """The sums 𝒮 and 𝒟 at the end of each phase except the last."""
         return ()
 
     def recorded(self) -> Recording | None:

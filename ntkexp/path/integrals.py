@@ -177,9 +177,8 @@ class Integrals(Resumable):
     def add_components(
         self, sums: ComponentSums, step: Step, block: StepBlock
     ) -> tuple[Tensor, Tensor]:
-        """Add the shares of the components.
-
-        Return the sums of products and decay over components.
+        """Add the terms of each component. Return the products and the decay, summed over
+        components.
         """
         components = sums.components.values()
         terms = block.kernels(self.substeps, step.side, step.decay, components)
@@ -355,14 +354,14 @@ def most_stretches(domain: Domain, rules: int) -> int:
     return max(MIN_STRETCHES, MAX_TOTALS // max(1, rules * numbers) // 2 * 2)
 
 
-# --- The shares of the components in 𝒮, in 𝒟, and in the change by each step.
+# --- 𝒮, 𝒟 and the change by each step, split by component.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentSums(Resumable):
-    """The shares of the components on the last axis.
+    """𝒮, 𝒟 and the totals by step, split by component on the last axis.
 
-    Their sum over this axis is 𝒮, 𝒟 or the total.
+    The sum over the last axis is 𝒮, 𝒟 or the total.
     """
 
     components: Components
@@ -379,7 +378,7 @@ class ComponentSums(Resumable):
         shares: Sequence[tuple[Float[Tensor, "chosen out train"], Float[Tensor, "chosen out"]]],
         rounding: Sequence[Float[Tensor, "chosen out"]] = (),
     ) -> None:
-        """Add the shares of one step at the points in `rows`.
+        """Add the terms of one step at the points in `rows`, split by component.
 
         `shares` are the changes of 𝒮 and 𝒟 by each component. `rounding` is the change by gradients
         that are only rounding error.
@@ -395,7 +394,7 @@ class ComponentSums(Resumable):
 
 
 def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
-    """Return shares of zero for one of `rules` rules."""
+    """Return sums of zero, split by component, for one of `rules` rules."""
     count = len(domain.components)
     parts = domain.sums(3)[..., None].repeat(1, 1, 1, count)
     zero = domain.sums(2)[..., None].repeat(1, 1, count)

@@ -28,7 +28,8 @@ class Costs(NamedTuple):
     rules: int  # arrays of contributions, one per rule
     kernels: int  # path kernels and snapshots
     errors: int  # error arrays in the shape of contributions
-    tapes: int  # positions in a step at which a block is evaluated, including both ends
+    # number of positions in a step at which a block is evaluated, including start and end
+    tapes: int
     doubled: bool = False  # True if the error estimate needs a second set of adjoints
 
 

@@ -41,7 +41,7 @@ class Points:
     targets: Float[Tensor, "point out"] | None = None  # set if the explained measure needs targets
     train: int
     block: int
-    keep: bool  # True: cache the tapes at both ends of the latest step
+    keep: bool  # True: cache the tapes at the start and the end of the latest step
     chosen: tuple[int, ...] | None = None  # outputs with path kernels and contributions; None: all
     kernels: Kernels = "all"
     cache: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)

@@ -242,7 +242,9 @@ def add_step(
     kernel: Float[Tensor, "chosen out train out_"],
     pulled: Float[Tensor, "chosen out"],
 ) -> None:
-    """Add the contributions of one step, not of the interval that it ends, to its tally."""
+    """Add the contributions of one step to its tally (norms of its terms). Do not add the interval
+    between snapshots that ends at this step.
+    """
     parts = contract(kernel, step.output_gradient).mul_(-step.step_size)
     summed = parts.sum(2)
     change = summed - step.step_size * pulled

@@ -194,11 +194,11 @@ def is_held(lock: Path) -> bool:
 
 
 BLOCK = 1 << 20  # bytes per read
-WIDTH = 32  # bytes of a seal
+WIDTH = 32  # bytes of a digest (seal)
 NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 Seals: TypeAlias = Mapping[str, tuple[int, str]]
-"""The size in bytes and the seal of each file, by its path relative to a folder."""
+"""The size in bytes and the digest (seal) of each file, by its path relative to a folder."""
 
 
 class Damaged(Mistake):

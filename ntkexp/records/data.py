@@ -91,7 +91,7 @@ class Trajectory:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row and its seal."""
+        """The bytes of a row, including the digest (seal) at its end."""
         return self.size * np.dtype(self.kind).itemsize + WIDTH
 
     def allocate(self) -> None:

@@ -278,7 +278,7 @@ class RunFolder:
 
     @property
     def whole(self) -> bool:
-        """True if the run is finished and all its files match their seals."""
+        """True if the run is finished and all its files match their digests (seals)."""
         return self.find_defect() is None
 
     @property
@@ -316,7 +316,7 @@ class RunFolder:
             wrong = [name for name in unlisted if (self.path / name).exists()]
         return f"is damaged: {several(wrong)} not as {DONE} says" if wrong else None
 
-    # --- Identity and seals
+    # --- Identity and digests (seals)
 
     @property
     def seal_file(self) -> str | None:
@@ -331,7 +331,7 @@ class RunFolder:
         return self.checked_facts(self.seal_file or BEGUN)
 
     def checked_facts(self, name: str) -> dict[str, Any]:
-        """Return the content of a sealed JSON file.
+        """Return the content of a JSON file, after checking its digest (seal).
 
         Raise if the content does not have the format that runs write.
         """
@@ -452,15 +452,17 @@ class RunFolder:
         return read_object(self.path / name)
 
     def begin(self, names: Iterable[str], identity: str = "") -> None:
-        """Write BEGUN.json, which seals the files that are written before the first step."""
+        """Write BEGUN.json, with the digests (seals) of the files that are written before the first
+        step.
+        """
         record: dict[str, Json] = {"identity": identity, "seals": sealed(self.path, names)}
         self.write_sealed(BEGUN, record)
 
     def finish(self, names: Iterable[str], *others: str, identity: str = "", **facts: Json) -> None:
         """Write DONE.json, which marks the run as finished.
 
-        It contains the sizes of the reproducible files `names`, the seals of `names` and `others`,
-        and `facts`.
+        It contains the sizes of the reproducible files `names`, the digests (seals) of `names` and
+        `others`, and `facts`.
         """
         names = list(names)
         sizes = {name: size_of(self.path / name) for name in names}
@@ -492,7 +494,7 @@ class RunFolder:
 
     @property
     def pictures(self) -> Seals:
-        """The seals of the pictures that BEGUN.json or DONE.json list."""
+        """The digests (seals) of the pictures that BEGUN.json or DONE.json list."""
         listed = dict[str, tuple[int, str]]()
         for name in (BEGUN, DONE):
             with suppress(Mistake):

@@ -67,7 +67,8 @@ class TrainingStore:
         path = self.path(training)
         if not path.is_file() or not sealed_for(path, self.seal(training)):
             return None
-        outputs: Outputs = np.load(path, allow_pickle=False)  # ignores the seal after the array
+        # `np.load` ignores the digest after the array
+        outputs: Outputs = np.load(path, allow_pickle=False)
         return outputs
 
     def missing(self, trainings: Sequence[TrainingWithout]) -> list[TrainingWithout]:

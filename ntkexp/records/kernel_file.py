@@ -202,7 +202,7 @@ def create(
         store,
         DONE_ARRAY,
         tiling.shape,
-        chunks=(1, 1),  # one file per tile, so that several processes can mark tiles
+        chunks=(1, 1),  # one file per tile, so that several processes can mark tiles as finished
         dims=("row", "column"),
         fill=MARK.type(0),
     )

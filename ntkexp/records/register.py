@@ -51,7 +51,7 @@ FIRST_REASON = "first version that was registered"
 """The default reason of a claim's first entry."""
 MIN_REASON_WORDS = 4
 MAX_UNSEALED_LINES = 1  # number of complete lines that a killed process may leave unsealed
-SAME_FIGURE_TOLERANCE = 1e-6  # relative; repetitions of a look differ by rounding
+SAME_FIGURE_TOLERANCE = 1e-6  # relative; repetitions of a test differ by rounding
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Register:
     # --- Reading entries.
 
     def attempts(self, name: str | None = None) -> list[RegisterEntry]:
-        """Return all entries, or all entries of one claim, with their looks."""
+        """Return all entries, or all entries of one claim, with the results of their tests."""
         entries: list[RegisterEntry] = []
         for line in self.lines:
             if "entry" in line and name in {None, line["entry"]}:
@@ -203,7 +203,7 @@ class Register:
             fields |= attempt.changed
         return fields
 
-    # --- Adding entries and looks.
+    # --- Adding versions of claims (entries) and test results (looks).
 
     def enter(
         self,

@@ -205,7 +205,7 @@ Row = TypeVar("Row", bound=BaseModel)
 
 
 def checked_row(cells: Mapping[str, Any], model: type[Row]) -> Row:
-    """Validate the cells of a row, and return the row. Raise ValueError with the first fault."""
+    """Validate the cells of a row, and return the row. Raise ValueError with the first error."""
     try:
         return model.model_validate(cells)
     except ValidationError as error:

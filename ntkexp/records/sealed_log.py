@@ -31,7 +31,7 @@ from ntkexp.mistake import NoPlace
 from ntkexp.records.atomic import WIDTH, Damaged, Sealing, seal
 
 LENGTH = 8  # bytes
-HEAD = 2 * LENGTH  # bytes of a length and its mark
+HEAD = 2 * LENGTH  # bytes of a length and the digest (mark) that protects it
 
 
 @dataclass

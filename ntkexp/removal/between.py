@@ -110,7 +110,7 @@ def secant(
 def along(
     missed: Float[Tensor, " row"], change: Float[Tensor, " weight"]
 ) -> Float[Tensor, "row weight"]:
-    """Return the smallest matrix whose product with `change` is `missed`."""
+    """Return the matrix of least norm whose product with `change` is `missed`."""
     return missed[:, None] * change / (change @ change)
 
 
@@ -324,7 +324,7 @@ def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) 
 
 
 LARGEST_CLOSURE = 1e-2
-"""Maximum relative error of the summed shares. A larger error raises, whatever its cause."""
+"""Maximum relative error of the sum of all shares. A larger error raises, whatever its cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -501,7 +501,9 @@ class TrainingPair:
         return replace(one, shares=(one.shares + other.shares) / 2)
 
     def has_other_shares(self, one: TakenBatch, other: TakenBatch) -> bool:
-        """Return True if the example weights do not explain the difference of the shares."""
+        """Return True if the runs' shares in the loss differ for another reason than the example
+        weights.
+        """
         unweighted = replace(one, shares=one.by_weight)
 
         def shares(weights: Tensor) -> Tensor:
@@ -520,9 +522,8 @@ class TrainingPair:
         pulled: Float[Tensor, "vector weight"],
         shares: Float[Tensor, "vector example"],
     ) -> Float[Tensor, " vector"]:
-        """Add this step to the shares of the examples whose weight differs.
-
-        Return the sum added.
+        """Add the terms of this step to the shares of the examples whose weight differs between
+        both runs. Return the sum of these terms.
         """
         batches = list(zip(pair.first.batches, pair.second.batches, strict=True))
         weights = [Pair(*(at[one.examples] for at in self.weights)) for one, _ in batches]

@@ -201,7 +201,9 @@ class Film:
 def film_for(
     parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"], folder: Path
 ) -> Film:
-    """Create an empty film in a folder. Raise if the disk is too full."""
+    """Create an empty `Film` (stored weights of two training runs) in a folder. Raise if the disk
+    is too full.
+    """
     needed = bytes_of(parts, frames, like)
     require_disk(folder, needed, "two recorded trainings")
     shape = (frames, len(parts), 2, len(like))
@@ -386,12 +388,12 @@ def drifted(
     ]
 
 
-# --- One training run on a film, as a recorded training run for backward passes.
+# --- One of the two training runs on a `Film`, as a recorded training run for backward passes.
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilmedTraining(AbstractRecordedTraining):
-    """Training run number `run` on a film, with the weights of its examples."""
+    """Training run number `run` of a `Film`, with its example weights."""
 
     rerun: Rerun
     film: Film
@@ -449,7 +451,7 @@ def losses(
 
 
 def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress) -> Film:
-    """Train with both sets of example weights, and record all steps on a film in `folder`.
+    """Train with both sets of example weights, and store all steps in a `Film` in `folder`.
 
     Raise if there are no exact difference rules for the optimizer.
     """
@@ -473,7 +475,7 @@ def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress)
 
 
 def pair_of(rerun: Rerun, film: Film, weight: Pair) -> TrainingPair:
-    """Return both training runs on a film. Raise if one diverged."""
+    """Return both training runs of a `Film`. Raise if one diverged."""
     first = FilmedTraining(rerun=rerun, film=film, run=0, weight=weight.first)
     second = FilmedTraining(rerun=rerun, film=film, run=1, weight=weight.second)
     for name, training in (("as it was", first), ("without these examples", second)):

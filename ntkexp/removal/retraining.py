@@ -105,7 +105,9 @@ EXAMPLES_PER_REMOVED = 20
 
 
 def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
-    """Return two rows of example weights: a random group has the weights ½ and 0, others 1."""
+    """Return two rows of example weights. A random group has weight ½ in the first row and 0 in the
+    second; all other weights are 1.
+    """
     count = len(training.everyone)
     removed = max(1, count // EXAMPLES_PER_REMOVED)
     chosen = torch.randperm(count, generator=stream("half", training.seed))[:removed]
@@ -116,7 +118,9 @@ def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
 
 
 def agreement(training: AbstractRetraining) -> float:
-    """Return the cosine between the changes of the outputs by both halves of a removal."""
+    """Return the cosine between the changes of the outputs by the first and the second half of a
+    removal.
+    """
     half, none = training.outputs(halving(training))
     first = (half - training.whole).flatten()
     second = (none - half).flatten()

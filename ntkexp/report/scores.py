@@ -205,7 +205,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         sign, unlike in `to_scores`.
         """
         columns = {name: self[name] for name in self._scores if set(self[name].dims) == set(DIMS)}
-        if not columns:  # a selection or reduction without scores
+        if not columns:  # the data set was reduced and has no scores
             return super().to_pandas()
         for name in self._components:
             columns[f"{BY_COMPONENT}.{name}"] = self[BY_COMPONENT].sel(component=name)

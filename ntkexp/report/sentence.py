@@ -186,7 +186,8 @@ class Spoken:
 
     @property
     def where(self) -> str:
-        """The compared splits in words, and the number of points if some were not compared.
+        """The splits on which the kernel machine was compared, in words, and the number of points
+        if some were not compared.
 
         The text ends with a blank, because the name of the kernel machine follows.
         """

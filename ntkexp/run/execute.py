@@ -90,7 +90,7 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     finally:
         request.progress.stop()
 
-    # write the timings, then the seals that mark the run as finished
+    # write the timings, then DONE.json, which marks the run as finished
     machines = {MACHINE + rung.name: Seconds(rung.seconds) for rung in outcome.rungs}
     write_timings(folder.path / "timings.csv", clock.parts | machines)
     optional = [name for name in OPTIONAL if (folder.path / name).exists()]

@@ -162,7 +162,7 @@ class ChangesByPhase:
     reached.
     """
 
-    shares: Mapping[str, Sequence[Share]]  # shares of the phases, by rule
+    shares: Mapping[str, Sequence[Share]]  # contributions and decay of each phase, by rule
     change: Float[Tensor, "phase point out"]
 
 

@@ -206,13 +206,15 @@ BEGINNING = (CONFIG, OVERRIDES, "data.npz")
 CHECKPOINT_KEYS = {"run", "threads", "snapshots", "seals", "sums"}
 
 Checkpoint: TypeAlias = Mapping[str, Any]
-"""The content of a checkpoint: the state of a run as plain data and tensors, and seals of files."""
+"""The content of a checkpoint: the state of a run as plain data and tensors, and digests (seals) of
+files.
+"""
 
 
 def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
     """Write a checkpoint of the run with identity `of`.
 
-    `state["seals"]` must contain the seals of the files that the rest of the run uses.
+    `state["seals"]` must contain the digests (seals) of the files that the rest of the run uses.
     """
     run, sums = save_sums(folder.path, step, state["run"])
     with being_sealed(folder.path / CHECKPOINT, of) as file:
@@ -223,7 +225,7 @@ def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
 def load(folder: RunFolder, of: str) -> Checkpoint | None:
     """Return the checkpoint, or None, and remove everything that was written after it.
 
-    Raise `Damaged` if a file does not match its seal.
+    Raise `Damaged` if a file does not match its digest (seal).
     """
     path = folder.path / CHECKPOINT
     if not path.is_file():

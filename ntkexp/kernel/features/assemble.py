@@ -86,7 +86,9 @@ def pull(
 def pull_at_once(
     output: Float[Tensor, "*shape"], taps: list[Tensor], mixtures: Float[Tensor, "mixture *shape"]
 ) -> list[Float[Tensor, "mixture ..."]]:
-    """Return ∂f/∂tap for all mixtures, by one back-propagation under `vmap`."""
+    """Return ∂f/∂tap for all mixtures (weighted sums of outputs), by one back-propagation under
+    `vmap`.
+    """
     return list(vmap(partial(pull, output, taps))(mixtures))
 
 

@@ -159,7 +159,7 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
                     plan.several_uses.append((one, other))
                 finished |= one.extents.keys()
                 continue
-            # the size of the larger side's gradients, multiplied out
+            # rows of the larger Jacobian, if its gradients are multiplied out
             rows = max(size.query * size.out, size.train * size.out_)
             row_bytes = size.inputs * size.features * one.numbers.element_size()
             single = single and rows * row_bytes <= MAX_ROWS_BYTES
@@ -278,7 +278,7 @@ class Sizes:
 
     @property
     def multiplied_out(self) -> int:
-        """Multiplications of the gradients of both sides and their inner products."""
+        """Multiplications to form the gradients of both Jacobians, and for their inner products."""
         left = self.query * self.out
         right = self.train * self.out_
         return (left * self.uses + right * self.uses_ + left * right) * self.inputs * self.features

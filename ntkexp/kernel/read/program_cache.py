@@ -144,7 +144,7 @@ class Written(Generic[T]):
                 return filled(self.template, fed, self.program.run(fed))
         except DoesNotHold:
             return None
-        except RuntimeError as error:  # a recorded view may not exist for other strides
+        except RuntimeError as error:  # a recorded view may be impossible for other strides
             if is_out_of_memory(error):
                 raise
             return None

@@ -164,8 +164,8 @@ class Reader:
         return None
 
     def pulled_back(self, tape: Tape, mixtures: Mixtures) -> PulledBack:
-        """Return ∂f/∂tap at every use, by autograd through the tape, or through the difference
-        rules.
+        """Return ∂f/∂tap at every use of a weight, by autograd through the tape, or through the
+        difference rules.
         """
         owned, uses = self.checks.plain_uses(tape)
         if uses is not None:
@@ -336,8 +336,8 @@ def kept_factors(some: Jacobian, query: int, train: int) -> tuple[dict[Key, Size
 
 
 def kernel_operations(some: Jacobian, query: int, train: int) -> float:
-    """Return the multiplications of the exact kernel. If `train` is 0, both sides are equal and
-    half of the kernel is computed.
+    """Return the multiplications of the exact kernel. If `train` is 0, the kernel is between
+    `query` examples and themselves, and half of it is computed.
     """
     other = train or query
     factors, length = kept_factors(some, query, other)

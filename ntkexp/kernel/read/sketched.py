@@ -122,7 +122,8 @@ def even_slices(total: int, count: int) -> tuple[slice, ...]:
 
 
 READ_BYTES = 0.2e9  # bytes of the values on the tape of one batch
-MAX_JACOBIAN_BYTES = 2e9  # bytes of Jacobians that are kept, on each side
+# bytes of Jacobians that are kept in memory, for left and for right examples
+MAX_JACOBIAN_BYTES = 2e9
 
 
 @dataclass(frozen=True)

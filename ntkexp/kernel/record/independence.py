@@ -273,7 +273,8 @@ class Trial:
             return None
 
     def at_moved_weights(self) -> Trial:
-        """Return the trial at weights with 10 % noise, or this trial if the function fails there.
+        """Return a `Trial` at weights with 10 % noise. If the function fails at these weights,
+        return this trial.
 
         Without noise, a readout that is initialized to zero would hide coupling in earlier layers.
         """

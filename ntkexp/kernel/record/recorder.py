@@ -324,8 +324,8 @@ class Recorder(DispatchMode):
         return target
 
     def flat_content(self, target: Tensor) -> Tensor:
-        """Return the content of a storage before the first write, from a recorded tensor that shows
-        all of it in order. Raise Mistake if there is none.
+        """Return the content of a storage before the first write, from a recorded tensor that
+        contains all elements in order. Raise Mistake if there is none.
         """
         size = target.untyped_storage().nbytes() // target.element_size()
         for value in [target, *self.seen.values()]:

@@ -208,7 +208,7 @@ class Tape:
     weights: dict[Slot, str]
     arguments: Any  # the inputs, with slots for tensors
     output: Slot
-    # whether torch wrote in place, so that autograd cannot differentiate at every slot
+    # whether an operation wrote in place, so that autograd cannot differentiate at every slot
     overwrites: bool
     drawn: tuple[Slot, ...] = ()  # random numbers, drawn for the whole batch
     # whether the function runs on this batch only, with every example at its index
@@ -368,7 +368,7 @@ OF_A_PROGRAM = (
     *("structure", "form", "program", "nbytes", "inputs", "made", "is_complex"),
     *("outside", "constants", "from_inputs", "from_weights"),
 )
-"""Properties that all tapes of a program share."""
+"""Properties that are equal for all tapes with the same digest `program`."""
 
 
 def is_whole(value: Tensor) -> bool:

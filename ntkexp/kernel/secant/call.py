@@ -154,7 +154,9 @@ class Ends:
         return self.delta
 
     def view(self, function: Callable[[Tensor], Tensor]) -> Ends:
-        """Apply a linear rearrangement, such as `Tensor.t`, to both ends and to the difference."""
+        """Apply a linear rearrangement, such as `Tensor.t`, to the values at start and end and to
+        the difference.
+        """
         delta = None if self.delta is None else function(self.delta)
         return Ends(
             function(self.start), function(self.end), delta, self.from_weights, self.from_inputs

@@ -48,7 +48,7 @@ BLOCK_ELEMENTS = 2**16  # elements whose owners are computed together, in the ca
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """The owner (the number of an example) of each element of each use's tap. A product has one
+    """The owner (the index of an example) of each element of each tap. The tap of a product has one
     owner for each row.
     """
 

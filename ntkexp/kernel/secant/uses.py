@@ -223,8 +223,8 @@ class NotPlain(Exception):
 
 
 def plain_uses(trained: Trained) -> list[Use] | None:
-    """Return the uses of trained weights with the operations' results as taps. Return None if some
-    use does not allow this.
+    """Return the uses of trained weights with the operations' results as taps. Return None if this
+    is impossible for some use.
     """
     uses: list[Use] = []
     for entry in trained.tape.entries:

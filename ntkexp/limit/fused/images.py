@@ -31,8 +31,8 @@ class ImageGrid(NamedTuple):
 
 
 class TileImage(NamedTuple):
-    """The layout of an image's tile at one offset; `at` are the indices of the offset in the lists
-    of offsets.
+    """The layout of an image's tile at one offset. `at` holds, for each axis, the index of the
+    offset in the list of offsets.
     """
 
     sizes: Three

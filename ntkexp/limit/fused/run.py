@@ -412,10 +412,10 @@ def through_levels(
 
 
 def pixel_pairs(program: TileProgram, departed: Array) -> Kernels:
-    """Return the tiles of the last level, for each kernel as [left, right, offset, pixel, offset,
-    pixel, …].
+    """Return the tiles of the last level. Each kernel has the axes [left, right, offset, pixel,
+    offset, pixel, …].
 
-    The result has one offset and one pixel axis for each axis of the image.
+    There is one offset and one pixel axis for each axis of the image.
     """
     pairs = program.levels[-1].pairs
     axes: list[int] = []

@@ -256,7 +256,7 @@ def group_table(number: int, group: RunGroup, names: Mapping[Path, str]) -> Page
 
 
 def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[View]:
-    """Return the views of all runs.
+    """Return the views (template dictionaries) of all runs.
 
     The number of embedded pictures and explanations is limited. The first run at each point of a
     sweep has priority.
@@ -377,7 +377,8 @@ def point_view(
     prefix: str = "",
     rows: int | None = None,
 ) -> View:
-    """Return the view of one query: its training examples (at most `rows`), and the removal.
+    """Return the view (template dictionary) of one query: its training examples (at most `rows`),
+    and the removal.
 
     Anchors on the page begin with `prefix`.
     """

@@ -222,7 +222,7 @@ def cross_entropy_of_probabilities(call: Call) -> Tensor:
 
 
 def bounded_log_slope(x0: Tensor, x1: Tensor) -> Tensor:
-    """Return the slope of −max(log x, −100). It is 0 if both ends are below the bound."""
+    """Return the slope of −max(log x, −100). It is 0 if x₀ and x₁ are below the bound."""
     low = exp(LOWEST)
     above = (x0 > low) & (x1 > low)
     change = x1.log().clamp(min=LOWEST) - x0.log().clamp(min=LOWEST)

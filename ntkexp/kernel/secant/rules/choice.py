@@ -83,7 +83,7 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
 
 def follow_order(call: Call) -> Result:
     """Return Δv in the order of sort, topk and similar operations. Their second result is the
-    order. Raise ChoiceChanged if it differs between the ends.
+    order. Raise ChoiceChanged if the step changes it.
     """
     (_, _), (first, last) = call.ends
     if not torch.equal(first, last):

@@ -107,8 +107,8 @@ def direction(call: Call) -> Tensor:
 
 
 def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of eᶻ, e^z₊ (1 − e^−d)/d with d = z₊ − z₋. z₊ is the end with the larger
-    real part, so that e^−d does not overflow.
+    """Return the slope of eᶻ, e^z₊ (1 − e^−d)/d with d = z₊ − z₋. z₊ is z₀ or z₁, whichever has the
+    larger real part, so that e^−d does not overflow.
     """
     ahead = real_part(z1 - z0, 0) >= 0
     high = torch.where(ahead, z1, z0)

@@ -422,7 +422,9 @@ def logit(call: Call) -> Tensor:
 
 
 def nan_to_num(call: Call) -> Tensor:
-    """Return the difference of nan_to_num. Values that are nan at both ends do not change."""
+    """Return the difference of nan_to_num. Values that are nan at the start and at the end do not
+    change.
+    """
     value: Ends = call.args[0]
     both = value.start.isnan() & value.end.isnan()
     slope = call.slope(value, partial(slope_of_pieces, function_of(call)))

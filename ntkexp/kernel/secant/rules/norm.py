@@ -284,7 +284,7 @@ def normalise(
             diagonal = r
             gradient_sum = scaled.sum(-1, keepdim=True)
             along = (middle * scaled).sum(-1, keepdim=True)
-        else:  # compute terms that all vectors share once
+        else:  # compute the terms that are equal for all vectors once
             scaled = w
             diagonal = factor * r
             gradient_sum, along = inner_products(w, torch.stack((factor, factor * middle)))

@@ -28,8 +28,8 @@ from ntkexp.report.run import Run
 from ntkexp.text import short
 
 MAX_STATIONS = 4  # largest number of steps with drawn gradients
-HEIGHT_INCHES = 0.9  # length of the longest gradient
-WIDTH_INCHES = 1.7  # distance from the first to the last station
+HEIGHT_INCHES = 0.9  # length of the longest drawn gradient
+WIDTH_INCHES = 1.7  # distance from the first to the last drawn pair of gradients
 MAX_PARAMETER_LETTERS = 14
 
 Array = NDArray[np.float64]
