@@ -79,7 +79,6 @@ class Look:
 
     @property
     def seeds_now(self) -> tuple[int, ...]:
-        """The seeds of the current stage."""
         return self.seeds[: self.sizes[self.stage]]
 
     @property

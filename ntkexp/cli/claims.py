@@ -202,7 +202,6 @@ def judged(
 def register(
     names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path, reason: str
 ) -> None:
-    """Register the current versions of claims."""
     from ntkexp.claim.conduct import register_claim
     from ntkexp.config.compose import composer
 

@@ -152,7 +152,6 @@ class Sketch:
         return sum(rest, start=first)
 
     def of_block(self, block: Block) -> Float[Tensor, "example out size"]:
-        """Return the sketch of one block."""
         match block:
             case Factored():
                 return self.of_factors(block)

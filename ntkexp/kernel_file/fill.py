@@ -328,7 +328,6 @@ class TileJob(AbstractJob):
         return "done" if left else "found"
 
     def kernel(self, threads: int) -> AbstractKernel:
-        """Rebuild the kernel on the worker."""
         experiment = build(self.fields, admit(self.trust))
         fix_circumstances(experiment, experiment.threads or 1)
         return self.kind(experiment, experiment.draw(), threads, **self.options)

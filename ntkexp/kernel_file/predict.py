@@ -436,7 +436,6 @@ def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -
 
 
 def answer_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
-    """Predict and score all splits."""
     predicted = {
         split: predict_at(entries, kernel, solved, points)
         for split, points in entries.matrix.splits.items()

@@ -281,7 +281,6 @@ class TermSums:
         names: Collection[str] | None,
         zero: Float[Tensor, ""],
     ) -> TermSums:
-        """Return sums of zero."""
         return cls(step, coefficients, names, zero, zero, zero)
 
     @property

@@ -464,14 +464,12 @@ class Share(NamedTuple):
 
     @property
     def contributions(self) -> RowsOfArray:
-        """The contributions of the phase."""
         if self.begin is None:
             return RowsOfArray(self.end.contributions, None)
         return RowsOfArray(self.end.contributions, self.begin.contributions)
 
     @property
     def decay(self) -> Float[Tensor, "point out"]:
-        """The decay of the phase."""
         if self.begin is None:
             return self.end.decay
         return self.end.decay - self.begin.decay

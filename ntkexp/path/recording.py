@@ -65,7 +65,6 @@ class Recording:
     pull: Float[Tensor, "train out"]  # a tensor in the shape of ℓ′
 
     def write(self, step: Step) -> None:
-        """Write the row of a step."""
         groups = [step.view.weights]
         groups += [step.memory[part] for part in self.records]
         tensors = [group[name] for group in groups for name in self.like]
@@ -83,7 +82,6 @@ class Recording:
         self.rows.write(row, np.concatenate([*numbers, padding]))
 
     def read(self, step: int) -> Recorded:
-        """Read the row of a step."""
         row = torch.from_numpy(self.rows.read(step))
         groups: list[dict[str, Tensor]] = []
         start = 0
@@ -108,7 +106,6 @@ def new_recording(
     pull: Float[Tensor, "train out"],
     room: Room,
 ) -> Recording:
-    """Allocate a recording of `steps` steps."""
     rows = room(steps + 1, row_length(like, records, pull))
     return Recording(rows=rows, like=like, records=records, pull=pull)
 

@@ -65,7 +65,6 @@ class Moments(Resumable):
     checkpointed: ClassVar[tuple[str, ...]] = ("size", "late_size", "elapsed", "pull", "late_pull")
 
     def add(self, step: Step) -> None:
-        """Add one step to the sums."""
         late = self.elapsed * step.step_size
         self.size += step.step_size
         self.pull += step.step_size * step.output_gradient

@@ -368,7 +368,6 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """The identity of the experiment."""
         return str(self.sealed_facts["identity"])
 
     @property

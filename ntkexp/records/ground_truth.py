@@ -111,7 +111,6 @@ class GroundTruth:
         return digest.hexdigest()[:12]
 
     def write(self, path: Path) -> None:
-        """Write an `.npz` file atomically."""
         with being_written(path) as file:
             np.savez(
                 file,

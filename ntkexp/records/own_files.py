@@ -52,7 +52,6 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
 
 
 def remove_empty_folders(folder: Path) -> None:
-    """Remove the empty folders in a folder."""
     for parent, _, _ in os.walk(folder, topdown=False):
         if Path(parent) != folder:
             with suppress(OSError):  # raised if the folder is not empty

@@ -120,7 +120,6 @@ class Rerun(TrainingRecipe):
         return self.budget.largest_batch(2 * bytes_each)
 
     def batch(self, step: int) -> Drawn:
-        """Return the batch of a step."""
         drawn = self.optimizer.batch_indices(step, self.examples, self.seed)
         if drawn is None:
             return Drawn(torch.arange(self.examples, device=self.inputs.device), self.everyone)

@@ -118,7 +118,6 @@ def tabulate(
 
 
 def table_of_frame(frame: pd.DataFrame) -> Table:
-    """Convert a data frame to a table."""
     numeric = [dtype.kind in "biuf" for dtype in frame.dtypes]
     columns = tuple(
         Column(str(name), number) for name, number in zip(frame.columns, numeric, strict=True)

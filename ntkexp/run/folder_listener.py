@@ -104,7 +104,6 @@ def deferred_interrupt() -> Iterator[Interrupt]:
 
 
 def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
-    """Write all results of a run."""
     path = folder.path
     read = setting.domain.read
     write_kernels(path / "kernels.zarr", setting, outcome)

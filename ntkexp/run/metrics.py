@@ -230,7 +230,6 @@ class Observer:
 
     @cached_property
     def kernels(self) -> KernelObserver:
-        """The observer of kernel snapshots."""
         return KernelObserver(self.setting)
 
     def splits(self, step: int) -> dict[str, slice]:

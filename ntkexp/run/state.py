@@ -343,7 +343,6 @@ class RunState:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from a checkpoint."""
         device = self.summed_gradient.device
         self.weights, self.memory = tree_map(
             lambda leaf: leaf.to(device), (state["weights"], state["memory"])

@@ -108,7 +108,6 @@ class JobProgress:
     done: int
 
     def start(self, name: str) -> None:
-        """Start the display."""
         workers = f"with {counted(self.clock.workers, 'worker')}"
         note = f"{self.time_ahead()} {workers}".strip()
         self.progress.start(name, self.runs, self.done, "run", note)

@@ -213,7 +213,6 @@ class Assembly:
 
 
 def empty_block(like: Block, examples: int) -> Block:
-    """Return an uninitialized block for `examples` examples."""
     empty: dict[str, Any] = {}
     for name, value in arrays(like).items():
         empty[name] = value.new_empty(examples, *value.shape[1:])

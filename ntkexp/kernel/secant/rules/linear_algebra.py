@@ -37,7 +37,6 @@ def matmul(call: Call, left: Ends, right: Ends) -> Ends:
 
 
 def identity(like: Tensor, size: int) -> Tensor:
-    """Return the identity matrix of this size."""
     return like.new_ones(size).diag_embed()
 
 
