@@ -170,7 +170,7 @@ class Covariance:
     in_pairs: bool = False
     """The left example k is paired only with the right example k; there is a single column."""
     carried: tuple[Tensor, Distances] | None = None
-    """The tensor `nngp` to which the distances belong, and the distances."""
+    """The distances, and the tensor `nngp` that they belong to."""
 
     @classmethod
     def alone(cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs) -> Covariance:

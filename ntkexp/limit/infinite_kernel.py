@@ -210,7 +210,7 @@ def infinite_kernel(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> InfiniteKernels:
-    """Compute both kernels of a specification of layers.
+    """Compute the NNGP kernel and the tangent kernel of a specification of layers.
 
     The public function `ntkexp.infinite_kernel` documents the arguments, and also accepts modules.
 

@@ -108,7 +108,7 @@ class Evidence:
     paths: Mapping[str, PathKernel]
     kernel_start: Float[Tensor, "query out kept out_"]
     kernel_end: Float[Tensor, "query out kept out_"]
-    start_pull: Float[Tensor, "query out"]  # J(θ_0)·θ_0, if weights decay
+    start_pull: Float[Tensor, "query out"]  # J(θ_0)·θ_0 if there is weight decay
     read: slice  # the points for which 𝒦 and 𝒮 have rows: all, or all but the training examples
     attributed: Bool[Tensor, " query"]  # points at which 𝒦 and 𝒮 were computed
     integrated: Sequence[int]  # outputs for which 𝒦 and 𝒮 were computed
@@ -118,7 +118,9 @@ class Evidence:
     # The measure whose path was integrated, or None for the outputs
     measured: MeasuredPoints | None = None
     measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None
-    """A function that returns another measure at these points, or raises a `Mistake`."""
+    """A function that returns a given measure with the targets of these points, or raises a
+    `Mistake`.
+    """
 
     @property
     def keeps_kernels(self) -> bool:

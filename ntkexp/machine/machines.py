@@ -357,12 +357,12 @@ class NNGP(AbstractMachine):
 #     k(x, x′) = exp(−‖x − x′‖²/2h²),  h the median distance between training examples;
 #     k = (A Aᵀ/r + I)[x, xᵢ],         A ~ N(0, 1) of points × r, r the number of points.
 #
-# The identities replace 𝒦 in "divide 𝒮 by the kernel, then multiply by it":
+# The controls named "identity" replace 𝒦 in "divide 𝒮 by the kernel, then multiply by it":
 #
 #     f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ),
 #
-# This is exact for any kernel, which is the criticism of such sums as explanations. The regressions
-# must predict; a random kernel predicts new points no better than chance.
+# This is exact for any kernel, which is the criticism of such sums as explanations. The controls
+# named "regression" must predict; a random kernel predicts new points no better than chance.
 
 
 class RBFIdentity(AbstractMachine):

@@ -56,7 +56,8 @@ class RunMemory:
     integrated: int  # number of outputs with path integrals
     rules: int
     tangents: int  # number of tangent kernels, or of their traces, in memory
-    path_kernels: int  # number of path kernels (one for each rule) and of kernel snapshots
+    # number of path kernels (one for each quadrature rule) and of kernel snapshots
+    path_kernels: int
     errors: int = 0  # number of error arrays in the shape of contributions
     # number of positions in a step at which a block is evaluated, including start and end
     tapes: int
@@ -152,7 +153,7 @@ class RunMemory:
     def chunk(self, wanted: int) -> int:
         """Return the number of points in a chunk of the backward sum, at most `wanted`.
 
-        Each point has an adjoint for each rule and output.
+        Each point has an adjoint for each quadrature rule and output.
         """
         adjoint = (
             (self.rules + 1 + self.doubled) * self.integrated * self.parameters * self.number_bytes

@@ -93,7 +93,9 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def error(self, rule: str, steps: int) -> Error | None:
-        """Return the estimated error of a rule's contributions after `steps` steps, or None."""
+        """Return the estimated error of a quadrature rule's contributions after `steps` steps, or
+        None.
+        """
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
         """Return the fraction of the path time at which half of each contribution has accumulated.

@@ -130,7 +130,7 @@ def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
 
 @dataclass(frozen=True)
 class Integrals(Resumable):
-    """𝒦, 𝒮 and 𝒟 by one rule, with NaN at points that are not attributed."""
+    """𝒦, 𝒮 and 𝒟 by one quadrature rule, with NaN at points that are not attributed."""
 
     substeps: tuple[Substep, ...]
     kernel: Float[Tensor, "query out kept out_"]
@@ -229,7 +229,7 @@ class ContributionIntegrals(Integrals):
 
 
 def integrals_at_zero(substeps: tuple[Substep, ...], domain: Domain, rules: int = 1) -> Integrals:
-    """Return integrals of zero for the rule with these substeps.
+    """Return integrals of zero for the quadrature rule with these substeps.
 
     `rules` is the number of all rules.
     """
@@ -296,7 +296,7 @@ class StepTotals(Resumable):
         rows: slice | Int[Tensor, " chosen"],
         added: Float[Tensor, "chosen out *component"],
     ) -> None:
-        """Add the change of the outputs caused by a step, at the points in `rows`."""
+        """Add the change of the outputs in a step, at the points in `rows`."""
         self.reach(step + 1)
         self.sums[bisect_right(self.edges, step) - 1][rows] += added
 
@@ -414,7 +414,7 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
 
 
 class Sums(NamedTuple):
-    """𝒮 and 𝒟 up to some step, by one rule."""
+    """𝒮 and 𝒟 up to some step, by one quadrature rule."""
 
     contributions: Float[Tensor, "point out train"]
     decay: Float[Tensor, "point out"]
@@ -457,7 +457,9 @@ def marks_from(
 
 
 class Share(NamedTuple):
-    """The sums of one phase by one rule: the sums at its end minus those at its beginning."""
+    """The sums of one phase by one quadrature rule: the sums at its end minus those at its
+    beginning.
+    """
 
     end: Sums
     begin: Sums | None  # None: zero, in the first phase
@@ -476,7 +478,8 @@ class Share(NamedTuple):
 
 
 def by_phase(marks: Sequence[Mark], end: Mark, rule: str, phases: int) -> list[Share]:
-    """Return the sums of each phase by one rule. They are zero for phases that were not reached.
+    """Return the sums of each phase by one quadrature rule. They are zero for phases that were not
+    reached.
 
     >>> import torch
     >>> ones = Sums(torch.ones(1, 1, 1), torch.zeros(1, 1))

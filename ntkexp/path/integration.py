@@ -49,7 +49,7 @@ class AbstractIntegration(ABC):
 
     @property
     def details(self) -> Mapping[str, str]:
-        """The description of the settings of each rule, by the name of the rule."""
+        """The description of the settings of each quadrature rule, by the name of the rule."""
         return self.path.details
 
     def facts(self, memory: Memory) -> dict[str, float]:

@@ -307,7 +307,7 @@ class Path(Component):
 
     @property
     def details(self) -> dict[str, str]:
-        """The description of the settings of each rule, by the name of the rule."""
+        """The description of the settings of each quadrature rule, by the name of the rule."""
         return {
             rule.option: rule.detail(self.quadrature_points, self.substeps, self.romberg)
             for rule in self.rule

@@ -379,7 +379,7 @@ class TwoPasses(AbstractAccumulator):
         )
 
     def rule_pass(self, rule: AbstractRule, steps: int) -> RulePass:
-        """Return sums of zero for one rule and a path of `steps` steps."""
+        """Return sums of zero for one quadrature rule and a path of `steps` steps."""
         domain = self.domain
         rules = len(self.path.rule)
         totals = totals_at_zero(domain, rules)
@@ -396,7 +396,7 @@ class TwoPasses(AbstractAccumulator):
         )
 
     def finer_pass(self) -> FinerPass | None:
-        """Return sums of zero for the error estimate.
+        """Return the sums for the error estimate, which start at zero.
 
         Return None if no rule closes the steps, or if no error estimate is requested.
         """

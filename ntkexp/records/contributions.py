@@ -129,7 +129,9 @@ class ByComponent(NamedTuple):
 
 @dataclass(frozen=True)
 class ContributionsByRule:
-    """The arrays of one rule, and the attributes of its contributions."""
+    """The arrays computed with one quadrature rule, and the attributes of the array of
+    contributions.
+    """
 
     parts: ManyRows
     decay: NDArray[np.float64] | None = None
@@ -261,7 +263,7 @@ def write_contributions(
     examples: list[int] | list[str],
     outs: Sequence[int],
 ) -> None:
-    """Write the arrays of each rule for these examples and outputs."""
+    """Write the arrays of each quadrature rule for these examples and outputs."""
     store = create_store(path, {"example": examples, "out": list(outs)})
     explained = explained_rule(rules) or ""
     edges = None

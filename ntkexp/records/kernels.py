@@ -229,7 +229,7 @@ def snapshot_chunks(path: Path, index: int) -> list[str]:
 def write_path_kernel(
     path: Path, rule: str, kernel: Kernel, points: Sequence[int], outs: Sequence[int]
 ) -> None:
-    """Write the path kernel of a rule at some points and outputs (axis `out`).
+    """Write the path kernel of a quadrature rule at some points and outputs (axis `out`).
 
     All other entries are NaN. Chunks that contain only NaN are not stored.
     """

@@ -323,7 +323,7 @@ def describe_causes(forgetting: Forgetting) -> str:
 
 
 def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
-    """Return a row for each harmful example, the largest harm first."""
+    """Return a row for each harmful example, the most harmful first."""
     measure, sign = measure_and_sign(forgetting)
     columns = (
         text_column(f"harm to {forgetting.names[0]} by"),

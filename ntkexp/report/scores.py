@@ -234,7 +234,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         return []
 
     def _one_score(self, score: str, component: str | None) -> xr.DataArray:
-        """Return the array of a score, or its part that acts through one component."""
+        """Return the array of a score, or the part of the score that acts through one component."""
         names = self._scores
         if score not in names:
             existing = f"there are {listed(names)}" if names else "there are none"

@@ -228,7 +228,7 @@ def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str
 
 
 def comparison(results: Sequence[Result]) -> str:
-    """Return the sentence, without a remark on divergence."""
+    """Return the sentence of `ladder_sentence`, without a remark on divergence."""
     splits = tuple(dict.fromkeys(row.split for row in results))
     names = SPOKEN
     if not any(row.machine in SPOKEN and likeness(row) is not Likeness.SILENT for row in results):

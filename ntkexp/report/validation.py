@@ -35,7 +35,7 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class DatamodelingScore:
-    """An LDS with its 95 % interval.
+    """A linear datamodeling score (LDS) with its 95 % interval.
 
     `by_query` is NaN for queries whose scores or outputs are constant.
     """

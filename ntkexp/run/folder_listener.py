@@ -128,7 +128,7 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
 
 
 def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
-    """Add the path kernel of each rule to the store of snapshots."""
+    """Add the path kernel of each quadrature rule to the store of snapshots."""
     evidence = outcome.evidence
     finish_kernels(path)
     # if a measure is explained, there is no path kernel between pairs of outputs
@@ -141,7 +141,9 @@ def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
 
 
 def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -> None:
-    """Write the contributions of each rule, in total and by phase, and the leave-out effects."""
+    """Write the contributions of each quadrature rule, in total and by phase, and the leave-out
+    effects.
+    """
     store = path / "contributions.zarr"
     evidence = outcome.evidence
     read = setting.domain.read
@@ -183,7 +185,7 @@ def contributions_by_rule(
     *,
     decays: bool,
 ) -> ContributionsByRule:
-    """Return the arrays of a rule at the queries, for a path of `steps` steps."""
+    """Return the arrays of a quadrature rule at the queries, for a path of `steps` steps."""
     by_component = None
     if shares is not None:
         by_component = ByComponent(

@@ -429,8 +429,8 @@ def split_regions(state: RunState) -> dict[str, Region]:
 
 
 def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
-    """Return summary statistics of a rule's contributions, including their estimated relative
-    error.
+    """Return summary statistics of a quadrature rule's contributions, including their estimated
+    relative error.
 
     Return an empty dict if the contributions are not finite.
     """

@@ -152,7 +152,7 @@ class Written(Generic[T]):
 
 @dataclass
 class Programs(Generic[T]):
-    """The latest programs by key. None marks a program that failed."""
+    """The latest compiled programs by key. None in place of a program means that it failed."""
 
     latest: Answers[Written[T] | None] = field(default_factory=Answers)
 

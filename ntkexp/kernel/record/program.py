@@ -154,7 +154,9 @@ class Simplifier:
     bases: dict[Slot, Slot] = field(default_factory=dict)
 
     def slot(self, leaf: Any) -> Any:
-        """Return the first slot with the same value. Return any other argument unchanged."""
+        """Return the first slot that has the same value as this slot. Return arguments that are not
+        slots unchanged.
+        """
         if isinstance(leaf, Slot):
             return self.same.get(leaf, leaf)
         return leaf

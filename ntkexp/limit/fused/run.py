@@ -73,8 +73,8 @@ class KernelRows(NamedTuple):
 
 @compiled
 def apply_to_vectors(program: CompiledProgram, sides: VectorSides, matrices: KernelRows) -> Any:
-    """Compute both kernels from the covariances of the inputs. Return their largest biased
-    exponent.
+    """Compute the NNGP and the tangent kernel from the covariances of the inputs. Return their
+    largest biased exponent.
     """
     same = sides.same
     spread = sides.spread
