@@ -107,7 +107,9 @@ Learned: TypeAlias = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Modes:
-    """Non-negative eigenvalues in ascending order, and their eigenvectors."""
+    """The eigendecomposition of a kernel matrix: non-negative eigenvalues in ascending order, and
+    eigenvectors.
+    """
 
     values: Float[Tensor, " mode"]
     vectors: Float[Tensor, "entry mode"]
@@ -148,7 +150,7 @@ JITTER_ATTEMPTS = 6
 
 @dataclass(frozen=True)
 class Factor:
-    """The Cholesky factor L of R + jitter = L Lᵀ."""
+    """The Cholesky factor L of the kernel matrix with ridge: R + jitter = L Lᵀ."""
 
     lower: Float[Tensor, "entry entry"]
     jitter: float

@@ -39,7 +39,9 @@ NORM_TOLERANCE = 1e-6  # tolerance for ‖x‖ = 1 on the unit circle
 
 @dataclass(frozen=True)
 class EnsembleProblem:
-    """Points: the training examples, then all other points sorted by position."""
+    """The points of a one-dimensional problem: the training examples, then all other points sorted
+    by position.
+    """
 
     inputs: Float[Tensor, "point *shape"]
     places: Float[Tensor, " point"]  # position on the line, or angle on the circle
@@ -167,7 +169,9 @@ WEIGHTS_AT_ONCE = 1 << 22  # maximum number of weights of networks that are trai
 
 @dataclass(frozen=True)
 class EnsembleTraining:
-    """Gradient descent on Σ½(f − y)²/divisor. The sum is over the first `len(targets)` points."""
+    """The training of an ensemble: gradient descent on Σ½(f − y)²/divisor. The sum is over the
+    first `len(targets)` points.
+    """
 
     inputs: Float[Tensor, "point *shape"]
     targets: Float[Tensor, "train out"]
@@ -260,7 +264,7 @@ SMALL_EIGENVALUE = 1e-5  # axes with a smaller share of the total variance are n
 
 @dataclass(frozen=True)
 class Band:
-    """The mean and the standard deviation at every point."""
+    """The mean and the standard deviation of outputs at every point."""
 
     mean: Float[Tensor, " point"]
     deviation: Float[Tensor, " point"]

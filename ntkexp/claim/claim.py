@@ -22,7 +22,7 @@ from ntkexp.component import Component
 
 
 class Published(Component):
-    """The paper and the section that make a claim."""
+    """The source of a claim: the paper and the section."""
 
     paper: str = Field(min_length=1)
     section: str = ""

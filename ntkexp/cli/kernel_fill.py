@@ -215,7 +215,7 @@ def limit(
 
 
 class When(StrEnum):
-    """The choice of weights of a run: before or after training."""
+    """The weights of a run for which a kernel is computed: before or after training."""
 
     start = "start"
     end = "end"

@@ -64,7 +64,7 @@ MARKED = re.compile(r"""null|'.*'|".*"|.*\$\{.*\}.*""", re.DOTALL)
 
 @dataclass(frozen=True)
 class Override:
-    """A key, and the text of its value, which may be empty."""
+    """One override KEY=VALUE: the key, and the text of the value, which may be empty."""
 
     key: str
     value: str

@@ -207,12 +207,12 @@ def window_sum(
 
 
 class AbstractPixelMap(ABC):
-    """A linear map along one axis, from values at pairs of fine pixels to values at pairs of new
-    pixels.
+    """A linear map along one image axis, from values at pairs of input pixels (fine) to values at
+    pairs of output pixels (new).
     """
 
     members: tuple[tuple[int, ...], ...]
-    """The fine pixels of each new pixel."""
+    """The input (fine) pixels of each output (new) pixel."""
 
     @abstractmethod
     def fine(self, shift: int, pixels: int) -> set[int]:
@@ -309,8 +309,8 @@ class Coarse(AbstractPixelMap):
 
 @dataclass(frozen=True)
 class Taps(AbstractPixelMap):
-    """For every new pixel, the fine pixel p_k that each weight k multiplies; −1 if outside the
-    image.
+    """For every output pixel, the input (fine) pixel p_k that each weight k of a window multiplies;
+    −1 if p_k is outside the image.
 
         K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|
 
@@ -555,7 +555,7 @@ CLEANING = frozenset({BEND, CLEAR, ARC, NORM, SERIES})
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on a register."""
+    """An operation on the tile in a register (see the list above)."""
 
     kind: int
     register: int

@@ -68,7 +68,9 @@ from ntkexp.optimizer.base import GUARD
 
 @dataclass(kw_only=True)
 class StateAdjoint:
-    """The adjoints a, b, d and e. The adjoints b, d and e are created when a step needs them."""
+    """The adjoints of the training state: a of the weights, and b, d and e of the optimizer's
+    state. b, d and e are created when a step needs them.
+    """
 
     weights: Float[Tensor, "vector weight"]  # a, for the weights θ
     memory: Tensor | None = None  # b, for the momentum m
@@ -227,7 +229,9 @@ class FixedMean(AbstractMean):
 
 
 class RenormalisedMean(AbstractMean):
-    """The mean of a batch is over the other examples only, unless there are none."""
+    """If an example is left out, the mean of its batch is over the other examples only. A batch of
+    one example is an exception.
+    """
 
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
@@ -266,7 +270,7 @@ class RenormalisedMean(AbstractMean):
 
 @dataclass(frozen=True)
 class Infinitesimal(AbstractMean):
-    """A convention whose removals are replaced by the derivative in the weight of the example."""
+    """A convention with derivatives in the weight of an example in place of finite removals."""
 
     mean: AbstractMean
 
@@ -436,7 +440,8 @@ def divided(denominator: Denominator, t: Tensor) -> Tensor:
 
 @dataclass(kw_only=True)
 class AdjointSweep:
-    """The sweep for some outputs. `left` is the number of remaining steps.
+    """The backward sweep through training for some outputs. `left` is the number of remaining
+    steps.
 
     The outputs are split into parts, so that the adjoints of a part stay in the CPU cache during a
     step.
@@ -574,7 +579,7 @@ def sweep_from(
 
 @dataclass(kw_only=True)
 class ChunkedSweep:
-    """The sweeps of all chunks of points."""
+    """The backward sweeps through training for all points, one sweep for each chunk of points."""
 
     training: AbstractTrajectory
     end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]  # ∂F/∂θ_T of some points

@@ -67,7 +67,9 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Warned:
-    """A warning of a job, which continues. `work` collects these events for `Ended.warnings`."""
+    """An event: a job has given a warning, and continues. `work` collects these events for
+    `Ended.warnings`.
+    """
 
     name: str
     text: str

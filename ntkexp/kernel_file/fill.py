@@ -411,7 +411,9 @@ MAX_TIMED_POINTS = 32
 
 @dataclass(frozen=True)
 class WorkLeft:
-    """The remaining tiles, pairs of points and core seconds, and the file's size in bytes."""
+    """The remaining work for a kernel file: tiles, pairs of points, core seconds, and the file's
+    size in bytes.
+    """
 
     tiles: int
     pairs: int

@@ -37,7 +37,7 @@ The third argument is the term that weight decay shrinks. The function may raise
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Properties of the training of a run."""
+    """Properties of a run's training, which kernel machines need to repeat it."""
 
     time: float  # Σ_s η_s
     weight: float  # wᵢℓ″ for full-batch training, if it is constant (weight wᵢ of example i)

@@ -73,9 +73,8 @@ class StepResult(NamedTuple):
 
 @dataclass(kw_only=True)
 class BackwardSum:
-    """The recursion for U.
-
-    With `components`, each step also returns the terms of each component.
+    """The recursion for the adjoint U. With `components`, each step also returns the terms of each
+    component.
     """
 
     adjoint: Adjoint | None = None  # U; None before the first step is added

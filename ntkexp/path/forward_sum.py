@@ -46,9 +46,8 @@ class Error(NamedTuple):
 
 
 class AbstractAccumulator(Resumable, ABC):
-    """Sums over the steps of a path.
-
-    The integrals are complete after the last step, and after the backward pass if there is one.
+    """The base class of methods that sum over the steps of a path. The results 𝒦 and 𝒮 are complete
+    after the last step, and after the backward pass if there is one.
     """
 
     @property

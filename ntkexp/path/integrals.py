@@ -41,7 +41,9 @@ class Rounding(NamedTuple):
 
 @dataclass
 class Tally:
-    """Norms of the terms of one step, summed over the blocks of points."""
+    """Norms of the terms of one step, summed over the blocks of points, for metrics and for the
+    check of closure.
+    """
 
     missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖²
     changed: float = 0.0  # ‖Δf‖²

@@ -38,7 +38,7 @@ from ntkexp.shapes import Weights
 
 
 class Recorded(NamedTuple):
-    """A row of a recording."""
+    """One step in a recording: weights, optimizer state and ℓ′."""
 
     weights: Weights
     memory: Memory
@@ -344,9 +344,8 @@ STRETCHES = 20
 
 @dataclass(frozen=True)
 class Halves(Resumable):
-    """The mass of each stretch of the path.
-
-    Stretch k contains the steps from edges[k] to edges[k + 1] − 1.
+    """The magnitude (mass) of each contribution in each stretch of the path. Stretch k contains the
+    steps from edges[k] to edges[k + 1] − 1.
     """
 
     edges: tuple[int, ...]

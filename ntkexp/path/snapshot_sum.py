@@ -44,7 +44,9 @@ from ntkexp.path.step_kernel import StepBlock
 
 
 class Weight(NamedTuple):
-    """The factors of a snapshot: `size` = Σ φη for 𝒦, and `pull` = Σ φηℓ′ for 𝒮."""
+    """The factors of a kernel snapshot in the sums: `size` = Σ φη for 𝒦, and `pull` = Σ φηℓ′ for
+    𝒮.
+    """
 
     size: float
     pull: Float[Tensor, "train out_"]

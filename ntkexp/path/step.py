@@ -39,7 +39,9 @@ IMPULSE_POINTS = 3  # Gauss points per arc: order 6, higher than the order of th
 
 
 class Curve(NamedTuple):
-    """The arcs of a step along a gradient flow, and ℓ′ as a function of the training outputs."""
+    """A step along a gradient flow: its arcs (polynomial pieces of the path), and ℓ′ as a function
+    of the training outputs.
+    """
 
     arcs: tuple[Arc, ...]
     output_gradient: Callable[[Float[Tensor, "train out"]], Float[Tensor, "train out"]]
@@ -47,7 +49,9 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The network before the step, the weights after it, ℓ′, and the optimizer's state."""
+    """One training step: the network before the step, the weights after it, ℓ′, and the optimizer's
+    state.
+    """
 
     index: int
     view: NetworkView  # network at θ_s

@@ -220,7 +220,7 @@ MAX_MISSING_CHUNKS = 1 << 16
 
 
 class Store(NamedTuple):
-    """The attributes of a store, and the zarr.json of each array."""
+    """The attributes of a zarr store, and the zarr.json of each array."""
 
     attributes: dict[str, Any]
     arrays: dict[str, ArrayRecord]

@@ -276,7 +276,7 @@ def refuse_damaged(path: Path) -> None:
 
 @dataclass(frozen=True)
 class KernelMatrix:
-    """A kernel file."""
+    """An open kernel file."""
 
     path: Path
 

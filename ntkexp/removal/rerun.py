@@ -179,7 +179,9 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class Film:
-    """Storage for the frames of two training runs. Each frame has `parts`, in this order."""
+    """Storage for the steps (frames) of two training runs. Each frame consists of `parts`, in this
+    order.
+    """
 
     parts: tuple[str, ...]
     frames: NDArray[Any]  # [frame, part, run, weight]
@@ -224,7 +226,7 @@ def bytes_of(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]
 
 
 class Taken(NamedTuple):
-    """One step of all training runs."""
+    """One step of several training runs that are retrained in parallel."""
 
     step: int
     recorded: Mapping[str, Float[Tensor, "run weight"]]  # θ before, optimizer state after the step

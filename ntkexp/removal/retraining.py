@@ -305,7 +305,7 @@ def effects_retrained(
 
 @dataclass(frozen=True)
 class OutputsAt:
-    """The chosen outputs as a function of the weights, concatenated from `parts`."""
+    """A function of the weights that returns the chosen outputs, concatenated from `parts`."""
 
     parts: Sequence[Callable[[Float[Tensor, " weight"]], Float[Tensor, " some"]]]
     # number of gradients per backward pass; None: all gradients of a part

@@ -42,7 +42,7 @@ MAX_SETTINGS_LETTERS = 60  # length of the text that lists the settings of a run
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs with the same components.
+    """Runs with the same components (data, model, optimizer, loss).
 
     `table` has a row for each run; `title` names the components.
     """

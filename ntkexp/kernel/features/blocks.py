@@ -248,7 +248,7 @@ class Factored:
 
 
 class OneParameter(ABC):
-    """The properties of a block with the gradients of a single parameter."""
+    """The base class of blocks with the gradients of a single parameter."""
 
     name: str
     line = 1

@@ -104,7 +104,7 @@ def contributions(
 
 @dataclass(frozen=True)
 class ParameterChunk:
-    """Some elements of one parameter."""
+    """A range of elements of one parameter, in one of both Jacobians."""
 
     name: str
     elements: range
@@ -507,8 +507,8 @@ def write(place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, begun: bo
 
 @dataclass(frozen=True)
 class Layer:
-    """The factors of a weight that each example uses once, as matrices. Names of right factors end
-    in an underscore; right factors are transposed.
+    """The factors a and β of a weight that each example uses once, as matrices. Names of right
+    factors end in an underscore; right factors are transposed.
     """
 
     inputs: Float[Tensor, "query in_"]

@@ -168,8 +168,8 @@ class Ends:
 
 @dataclass(frozen=True)
 class Chord:
-    """A step between two tapes with equal operations, the differences computed so far, and the uses
-    of weights found so far.
+    """The state of a replay: two tapes with equal operations (start and end of a step), the
+    differences computed so far, and the uses of weights found so far.
     """
 
     start: Tape

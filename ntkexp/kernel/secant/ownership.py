@@ -262,7 +262,7 @@ TOURNAMENTS = (  # operations that return integers (such as pivots) which their 
 
 @dataclass(frozen=True)
 class Routes:
-    """The slots of routing values and of masks."""
+    """The slots of a tape that hold routing values and masks."""
 
     steering: tuple[Slot, ...]
     masks: tuple[Slot, ...]  # masks that depend on inputs and not on weights

@@ -80,7 +80,9 @@ SHARE: Range = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class Scale:
-    """The map g from the range (a, b) onto the real line; the identity if a is infinite."""
+    """The map g from the range (a, b) onto the real line, for confidence intervals. It is the
+    identity if a is infinite.
+    """
 
     a: float = -math.inf
     b: float = math.inf

@@ -36,7 +36,7 @@ Unit: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """The coefficients of a fitted law, and the size of the sample.
+    """The coefficients of a fitted power law, and the size of the sample.
 
     A unit is an independent repetition: a seed, or several seeds that were run at one x each (see
     `units`). `left_out` counts the runs whose y is not positive and finite, and the runs of units
