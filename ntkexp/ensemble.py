@@ -44,7 +44,7 @@ class EnsembleProblem:
     """
 
     inputs: Float[Tensor, "point *shape"]
-    places: Float[Tensor, " point"]  # position on the line, or angle on the circle
+    places: Float[Tensor, " point"]  # position of each point on the line, or angle on the circle
     targets: Float[Tensor, "point out"]
     train: int  # number of training examples
     axis: str  # label of the positions: input or angle
@@ -287,8 +287,8 @@ class Process:
 class TrainedNetworks:
     """Trained networks of one kind, and the process that describes them at infinite width."""
 
-    name: str  # all layers, readout
-    process: str  # ntk, nngp
+    name: str  # trained parts: "all layers" or "readout"
+    process: str  # kernel of the process: "ntk" or "nngp"
     outputs: Float[Tensor, "network point"]
     theory: Process
     step_size: float
@@ -435,7 +435,7 @@ def ensemble(
         )
         outputs = training.outputs(modules, partial(tell, name))
 
-        # the Gaussian process after the same training
+        # compute the Gaussian process after the same training
         gain = DescentGain(size / given.divisor, experiment.steps)
         trained = Ensemble(kernel, prior, modes.at(gain))
         theory = Process(

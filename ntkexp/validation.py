@@ -180,7 +180,7 @@ class RunSubject(AbstractSubject):
     @cached_property
     def experiment(self) -> Experiment:
         experiment = rebuild_experiment(RunFolder(self.path), self.trusted)
-        fix_circumstances(experiment, 1)  # for bitwise equal results in every process
+        fix_circumstances(experiment, 1)  # one thread, for bitwise equal results in every process
         return experiment
 
     @cached_property

@@ -41,7 +41,7 @@ class Claim:
     source: Published
     refutes: str
     protocol: Protocol
-    picture: AbstractPicture  # not covered by the digest
+    picture: AbstractPicture  # the digest does not cover the picture
 
     @property
     def looks(self) -> dict[str, Look]:

@@ -64,8 +64,8 @@ class Errors:
 
     beyond: int  # the number of rows whose error exceeds its bound
     rows: int
-    least: float  # the largest error of the best seed
-    worst: float  # the largest error of the worst seed
+    least: float  # smallest over seeds of the largest error of a seed
+    worst: float  # largest error of all seeds
 
 
 class AbstractExpectation(Component, ABC):

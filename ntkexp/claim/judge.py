@@ -214,7 +214,7 @@ def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
     finding = judge_table(look, table)
     if "state" not in measured.table:
         return table, finding
-    states = measured.table["state"].fillna("done")  # the rows of a trial have no state
+    states = measured.table["state"].fillna("done")  # rows of a trial have no column `state`
     failed = measured.table[states != "done"]
     if len(failed):
         reason = next(filter(None, map(str, failed["reason"])), "they are not finished")

@@ -426,7 +426,7 @@ def refuse_changed(
     files = [f"{claim.name}/{file}" for file in (*TABLES, PICTURE)]
     if contents is None and (folder / SUMS).is_file():
         contents = read_files(folder, files, read_digests(folder))
-    if contents is None:  # an old publication without SHA256SUMS
+    if contents is None:  # without SHA256SUMS, as in old publications
         contents = {file: read_bytes(folder / file) for file in files}
     refuse_active_picture(contents[files[-1]], folder / files[-1])
     tables = {}
@@ -480,7 +480,7 @@ def differences(
                 published = row[name][key]
                 yield (f"{name} has the {key} {published}, and its table says {finite_json(value)}")
 
-    # The fields that repeat the main look and the claim
+    # Compare the fields that repeat values of the main look and of the claim
     repeated = {key: row["main"][key] for key in ("figure", "interval", "p", "expected")}
     repeated["statement"] = claim.statement
     repeated["source"] = claim.source.words

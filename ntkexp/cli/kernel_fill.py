@@ -129,7 +129,7 @@ class Filling:
     kernel: AbstractKernel
     path: Path
     engine: AbstractEngine
-    workers: int | None  # the user's --workers
+    workers: int | None  # number of workers by the option --workers
     force: bool
 
     @cached_property

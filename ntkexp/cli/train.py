@@ -112,7 +112,7 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     from ntkexp.records.results import of_machines, read_timings
     from ntkexp.report.sentence import format_ladder, ladder_sentence
 
-    # the comparison with timings, and its summary in one sentence
+    # print the comparison with timings, and its summary in one sentence
     table = format_ladder(ladder, of_machines(read_timings(folder / "timings.csv")))
     meaning = ladder_sentence(ladder, diverged=bool(facts["diverged"]))
     write_out(f"\n{wrap(outcome)}\n\n{table.rstrip()}\n\n{wrap(meaning)}\n{folder}\n")

@@ -457,7 +457,7 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
         dim = values.dim() - 2 * (len(coarse) - axis)  # axis of the offsets; pixels follow
         lead = values.shape[:dim]
         rest = values.shape[dim + 2 :]
-        if not after.offsets[axis]:  # no later layer needs any pair
+        if not after.offsets[axis]:  # no later layer needs a pair of pixels on this axis
             values = values.new_empty(*lead, 0, len(one.members), *rest)
             continue
         if one.trivial(pairs.pixels[axis]):
@@ -465,7 +465,7 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
         tables = stacked_tables(one, pairs, axis, after).to(values.device)
         flat = values.flatten(dim, dim + 1)
         columns = tables.flatten(0, 1).t()  # [averaged pair, coarse offset and pixel]
-        if len(columns) > columns.shape[1]:  # few means over many pairs
+        if len(columns) > columns.shape[1]:  # few means over many pairs of pixels
             picked = flat.index_select(dim, columns.t().flatten())
             mean = torch.unflatten(picked, dim, (-1, len(columns))).mean(dim + 1)
         else:

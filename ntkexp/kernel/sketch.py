@@ -134,7 +134,7 @@ def scattered(
 
 
 MAX_FOURIER_NUMBERS = 2**22  # elements that are held in Fourier space at once
-SLOWER = 8  # cost of one element of a transform or a scatter, in multiplications
+SLOWER = 8  # cost of one element of a Fourier transform or a scatter, in multiplications
 
 
 @dataclass(frozen=True)

@@ -453,7 +453,7 @@ def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> WorkLef
     """
     begun = None
     if not force:
-        with suppress(Mistake):  # the file does not exist, or is damaged
+        with suppress(Mistake):  # ignore a file that does not exist or is damaged
             begun = open_matrix(path)
     if begun is not None and begun.facts["identity"] != kernel.identity:
         begun = None

@@ -453,7 +453,7 @@ def score_of(
     is_left_out = split == LEFT_OUT
     points = entries.matrix.splits["train" if is_left_out else split]
     targets = entries.targets[points]
-    labels = entries.labels[points]  # −1 for regression
+    labels = entries.labels[points]  # class labels; −1 for regression
     error = outputs.mean - targets
     classifies = bool((labels >= 0).all())
     chances = None
@@ -461,7 +461,8 @@ def score_of(
         chances = probabilities(outputs.mean, outputs.deviation)
     return Score(
         kernel=kernel,
-        when="t=∞" if is_left_out else solved.when,  # left-out predictions exist for t = ∞ only
+        # cross-validated predictions exist for t = ∞ only
+        when="t=∞" if is_left_out else solved.when,
         ridge=solved.ridge,
         split=split,
         points=len(targets),

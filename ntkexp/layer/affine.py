@@ -164,7 +164,7 @@ class AbstractAffine(AbstractLayer):
     `W_std` and `b_std` scale the weights and the bias. A `frozen` layer is not trained.
     """
 
-    features: int = Field(ge=1, le=100 * MAX_COUNT)  # more than the network's width is allowed
+    features: int = Field(ge=1, le=100 * MAX_COUNT)  # may exceed the network's width
     W_std: Positive = 1.0
     b_std: NotNegative = 0.0
     param: Parametrisation = "ntk"

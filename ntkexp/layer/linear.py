@@ -134,7 +134,7 @@ class Dropout(AbstractLayer):
         pairs = covariance.pairs
         keep = 1 - self.rate
         if any(0 not in offsets for offsets in pairs.offsets):
-            return covariance  # no pixel is paired with itself
+            return covariance  # no pixel of an example is paired with itself, so nothing changes
         if covariance.ntk is not None and not covariance.same:
             return covariance.with_distances(None)  # the distances change with the variances
 

@@ -54,8 +54,8 @@ class LearnedMachine:
     modes: Sequence[Modes]
     coefficients: Sequence[Float[Tensor, "entry column"]]
     targets: Float[Tensor, "train out"]
-    labels: Any  # the classes, or None
-    is_vector: bool  # the targets had one axis
+    labels: Any  # class labels, or None for targets that are numbers
+    is_vector: bool  # True if the targets had one axis
     is_tensor: bool
 
 
@@ -267,7 +267,8 @@ class KernelMachine:
             others = x
         form, matrices = as_matrices(kernel(x, others), width)
         if is_tangent_kernel and kernel.outputs == "trace":
-            matrices = [matrix / width for matrix in matrices]  # average over the columns
+            # for a trace, divide by the number of target columns
+            matrices = [matrix / width for matrix in matrices]
         return form, matrices
 
     def outputs_at_start(self, x: Any, count: int, width: int) -> Float[Tensor, "example out"]:

@@ -66,7 +66,7 @@ class PathKernel:
     kernel: Float[Tensor, "read integrated kept out_"]
     contributions: Float[Tensor, "read integrated train"]
     decay: Float[Tensor, "read integrated"]
-    # The effect of rounding errors in gradients
+    # change of the outputs by gradients that are only rounding error
     rounding: Float[Tensor, "read integrated"] | None = None
     detail: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)

@@ -68,7 +68,7 @@ class StepResult(NamedTuple):
 
     terms: StepTerms
     change: Float[Tensor, "query out"]  # J̄Δθ, which is f(θ_{s+1}) − f(θ_s) if J̄ closes the step
-    by_component: Sequence[StepTerms] = ()  # whose sum is `terms`
+    by_component: Sequence[StepTerms] = ()  # the terms of each component; `terms` is the sum
 
 
 @dataclass(kw_only=True)
@@ -78,9 +78,10 @@ class BackwardSum:
     """
 
     adjoint: Adjoint | None = None  # U; None before the first step is added
-    momentum_decay: Mapping[str, float] = field(default_factory=dict)  # β of the last step added
+    # β of the step that was added last
+    momentum_decay: Mapping[str, float] = field(default_factory=dict)
     mixed: set[str] = field(default_factory=set)  # parameters with a map M in any step so far
-    saved: Sequence[Tensor] = ()  # U from a checkpoint
+    saved: Sequence[Tensor] = ()  # the tensors of U from a checkpoint
     components: Sequence[Collection[str]] = ()
 
     def take(self, step: BackwardStep, substeps: Iterable[tuple[float, Jacobian]]) -> StepResult:

@@ -50,10 +50,10 @@ class RunMemory:
     budget: MemoryBudget
     parameters: int
     points: int
-    read: int  # number of points with path integrals
+    read: int  # number of points that have path kernels or contributions
     train: int
     outputs: int
-    integrated: int  # number of outputs with path integrals
+    integrated: int  # number of outputs that have path kernels or contributions
     rules: int
     tangents: int  # number of tangent kernels, or of their traces, in memory
     # number of path kernels (one for each quadrature rule) and of kernel snapshots
@@ -61,15 +61,15 @@ class RunMemory:
     errors: int = 0  # number of error arrays in the shape of contributions
     # number of positions in a step at which a block is evaluated, including start and end
     tapes: int
-    tape_bytes: float  # bytes on the tape per point
+    tape_bytes: float  # bytes on the tape of one point
     number_bytes: int
     copies: int = 0  # copies of the weights in the optimizer during a step
     kernels: Kernels = "all"
     steps: int = 0
-    phases: int = 1  # contributions at the end of each phase are in memory
+    phases: int = 1  # number of phases; contributions at the end of each are in memory
     doubled: bool = False  # True if a second backward pass measures the error
     disk: bool = False  # True if contributions may be stored on disk
-    components: int = 0  # contributions of each component are in memory
+    components: int = 0  # number of components; contributions of each are in memory
 
     @property
     def fixed(self) -> float:

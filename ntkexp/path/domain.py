@@ -38,9 +38,10 @@ class Domain:
     outputs: int
     steps: int  # maximum number of training steps
     switches: tuple[int, ...] = ()  # the first step of each phase after the first phase
-    chunk: int  # attributed points per backward pass
+    chunk: int  # number of attributed points per backward pass
     like: Tensor  # a tensor with the dtype and device of kernels
-    components: Components = field(default_factory=dict)  # contributions are split by component
+    # the components by which contributions are split
+    components: Components = field(default_factory=dict)
     spills: bool = False  # True if the contributions do not fit into memory
     scratch: Path | None = None  # the folder for contributions that do not fit into memory
 

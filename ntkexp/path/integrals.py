@@ -323,7 +323,7 @@ class StepTotals(Resumable):
         self.sums.append(self.zero.clone())
 
     def until(self, steps: int) -> tuple[int, ...]:
-        """Return the edges, clipped to a path of `steps` steps."""
+        """Return the edges of the stretches, clipped to a path of `steps` steps."""
         return tuple(min(edge, steps) for edge in self.edges)
 
     def stacked(self) -> Float[Tensor, "stretch query out *component"]:

@@ -25,9 +25,9 @@ class Costs(NamedTuple):
     step.
     """
 
-    rules: int  # arrays of contributions, one per rule
-    kernels: int  # path kernels and snapshots
-    errors: int  # error arrays in the shape of contributions
+    rules: int  # number of arrays of contributions: one for each quadrature rule
+    kernels: int  # number of path kernels and kernel snapshots
+    errors: int  # number of error arrays in the shape of contributions
     # number of positions in a step at which a block is evaluated, including start and end
     tapes: int
     doubled: bool = False  # True if the error estimate needs a second set of adjoints

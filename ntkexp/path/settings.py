@@ -101,7 +101,7 @@ class Adaptive(AbstractTimetable):
     count: int
     change: float
     switches: tuple[int, ...] = ()
-    wait: int = 0  # steps from the latest kernel to the next
+    wait: int = 0  # number of steps from the latest stored kernel to the next
     next: int = 0
     taken: int = 0
     latest: Float[Tensor, "train out train out_"] | None = None

@@ -170,7 +170,7 @@ class SnapshotSum(AbstractAccumulator):
     moments: Moments
     arriving: Float[Tensor, "train out_"]  # Σ φηℓ′ of the latest snapshot, over the steps before it
     last: int  # the last step of the path
-    taken: int = 0  # number of snapshots so far
+    taken: int = 0  # number of kernel snapshots so far
     span: float = 0.0  # time between the latest two snapshots
 
     checkpointed: ClassVar[tuple[str, ...]] = ("tracks", "moments", "arriving", "taken", "span")

@@ -58,11 +58,12 @@ class Step:
     end: Weights
     output_gradient: Float[Tensor, "train out"]
     step_size: float
-    factors: Mapping[str, float] = field(default_factory=dict)  # step-size factors; default 1
+    # factor of each parameter's step size; 1 if missing
+    factors: Mapping[str, float] = field(default_factory=dict)
     weight_decay: float = 0.0
     memory: Memory = field(default_factory=dict)  # state of the optimizer, after the step
     clipping: float = 1.0
-    curve: Curve | None = None  # None: the step is a straight line
+    curve: Curve | None = None  # arcs of a gradient flow; None: the step is a straight line
 
     @cached_property
     def segment(self) -> Segment:
@@ -203,7 +204,7 @@ class Descent(TrainingRecipe):
     """A training run of the network in `points`, on its training examples."""
 
     points: Points
-    phases: tuple[Phase, ...] = ()  # empty: one phase with all examples
+    phases: tuple[Phase, ...] = ()  # training phases; empty: one phase with all examples
 
     def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
         """Train from these weights, after `done` earlier steps, and yield each step."""

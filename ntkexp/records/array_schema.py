@@ -214,7 +214,7 @@ DESCRIBED = {
 }
 """The zarr.json of an array, for doctests."""
 
-MAX_UNSTORED_NUMBERS = 1 << 27  # numbers in the largest array that may have no stored chunk
+MAX_UNSTORED_NUMBERS = 1 << 27  # an array up to this size may have no stored chunk
 MIN_STORED_FRACTION = 1 / 16  # minimum fraction of stored numbers in a larger array
 MAX_MISSING_CHUNKS = 1 << 16
 

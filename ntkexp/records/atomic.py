@@ -108,7 +108,7 @@ def cannot_write(folder: Path) -> PermissionError:
 
 try:
     import fcntl
-except ImportError as error:  # not a POSIX system
+except ImportError as error:  # not a POSIX system, such as Windows
     raise Mistake(
         "run folders are locked with flock, which this system lacks; use Linux, macOS or WSL"
     ) from error
@@ -193,7 +193,7 @@ def is_held(lock: Path) -> bool:
 # Equal bytes at another location have a different seal.
 
 
-BLOCK = 1 << 20  # bytes per read
+BLOCK = 1 << 20  # bytes that are read at once
 WIDTH = 32  # bytes of a digest (seal)
 NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -322,7 +322,7 @@ def sealed_for(path: Path, of: str) -> bool:
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 MAX_JSON_BYTES = 1 << 30
-MAX_JSON_DEPTH = 64  # nested objects and lists
+MAX_JSON_DEPTH = 64  # largest nesting depth of objects and lists
 SEAL = "seal"
 RUN_AGAIN = "run the command that wrote it again"
 
@@ -434,7 +434,7 @@ def size_of_folder(path: str) -> int:
     total = 0
     with os.scandir(path) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # a broken link
+            with suppress(FileNotFoundError):  # ignore broken links
                 if entry.is_dir(follow_symlinks=False):
                     total += size_of_folder(entry.path)
                 else:

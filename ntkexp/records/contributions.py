@@ -271,7 +271,7 @@ def write_contributions(
         if by_rule.by_component is not None:
             store.attrs[COMPONENT] = list(by_rule.by_component.names)
         if by_rule.by_step is not None and edges is None:
-            edges = np.array(by_rule.by_step.edges, dtype=np.int64)  # equal for all rules
+            edges = np.array(by_rule.by_step.edges, dtype=np.int64)  # edges are equal for all rules
         for kind, array in by_rule.arrays.items():
             if array is None:
                 continue

@@ -559,7 +559,7 @@ class RunFolder:
                 self.path.rmdir()
 
     def clear(self) -> None:
-        """Remove all files except the lock. Raise if the folder contains other files than a run's.
+        """Remove all files except the lock. Raise if the folder contains files that no run writes.
 
         Pictures are removed first, while a file lists them, then DONE.json, and config.json last.
         After a kill during the removal, the run is damaged or dead.

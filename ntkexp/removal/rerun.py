@@ -215,7 +215,7 @@ def film_for(
 
 
 def bytes_of(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]) -> int:
-    """Return the size of a film in bytes."""
+    """Return the size in bytes of the file of a `Film`."""
     return frames * len(parts) * 2 * like.numel() * like.element_size()
 
 

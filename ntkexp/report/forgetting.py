@@ -104,7 +104,7 @@ class LaterPhase:
     before: Array  # outputs before the phase, [point, out]
     change: Array  # change of the outputs, [point, out]
     parts: xr.DataArray  # contributions, [point, out, example]; may exceed the memory
-    decay: Array  # part of weight decay, [point, out]
+    decay: Array  # change of the outputs by weight decay, [point, out]
 
     @cached_property
     def attributed(self) -> NDArray[np.bool_]:

@@ -207,7 +207,7 @@ class TensorBoard(AbstractLog):
         if key is None:  # a new log replaces the logs of earlier runs in this folder
             for other in event_files(folder):
                 (folder / other).unlink()
-        path = place / f"{NAME}{time.time_ns()}"  # sorts after earlier files
+        path = place / f"{NAME}{time.time_ns()}"  # the name sorts after the names of earlier files
         self.file = path.open("xb")
         self.records = RecordWriter(self.file)
         self.add(file_version=EVENT_VERSION)

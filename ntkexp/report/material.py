@@ -87,7 +87,7 @@ def tabulate_points(analysis: Analysis) -> pd.DataFrame:
         *(name for name in quantities if name in SHOWN_MEASURES and name not in errors),
     ]
     points = table[list(analysis.sweep.axes)].copy()
-    # the number of runs may differ between quantities
+    # the quantities of one point may come from different numbers of runs
     counts = table[[f"{name}.count" for name in shown]].to_numpy(dtype=int).tolist()
     ranges = [(min(row, default=0), max(row, default=0)) for row in counts]
     points["runs"] = [str(low) if low == high else f"{low} to {high}" for low, high in ranges]

@@ -258,7 +258,7 @@ class ComponentPart:
     added: float  # Σᵢ 𝒮(x, xᵢ; component)
     mass: float  # Σᵢ |𝒮(x, xᵢ; component)|
     decay: float
-    movement: Movement  # `together`, by steps
+    movement: Movement  # `together`, split by steps
 
     @property
     def together(self) -> float:

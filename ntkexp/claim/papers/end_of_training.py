@@ -88,7 +88,7 @@ class EndOfTraining(AbstractTrial):
         if not self.curvature:
             return numbers
 
-        # λ_min/λ_max of the Hessian of L
+        # Compute λ_min/λ_max of the Hessian of L
         def loss(vector: Tensor) -> Tensor:
             return learner.loss(unflat(vector, end))
 

@@ -142,7 +142,7 @@ class ProductPlan:
 def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
     """Choose the cheapest kind of product for each parameter."""
     plan = ProductPlan([], [], [], [])
-    finished = set[str]()  # parameters whose products are chosen
+    finished = set[str]()  # parameters for which a product is already chosen
     for key, size in alone(left, right).items():
         left_blocks = [block for block in left.blocks if block.key == key]
         right_blocks = [block for block in right.blocks if block.key == key]
@@ -368,7 +368,7 @@ def add_double_sums(
 # start at the diagonal. It is mirrored once at the end.
 
 
-MIN_STRIP_ROWS = 64  # thinner strips cost more than they save
+MIN_STRIP_ROWS = 64  # rows of a strip; thinner strips cost more than they save
 MAX_STRIPS = 12
 BLOCK_NUMBERS = 2**17  # elements of a block of the kernel that stays in the cache
 

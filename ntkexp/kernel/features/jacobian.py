@@ -174,7 +174,7 @@ class Assembly:
     """A preallocated Jacobian of `examples` examples, filled batch by batch in order."""
 
     examples: int
-    read: int = 0  # examples filled so far
+    read: int = 0  # number of examples that are filled so far
     outputs: int = 0
     room: tuple[Block, ...] = ()
 

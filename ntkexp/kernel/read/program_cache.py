@@ -135,7 +135,7 @@ class Written(Generic[T]):
 
     program: Program
     template: T
-    trials: int = TRIALS  # comparisons left
+    trials: int = TRIALS  # number of remaining comparisons with the ordinary computation
 
     def run(self, fed: Sequence[Tensor]) -> T | None:
         """Return the result of the program for these values, or None if it fails."""

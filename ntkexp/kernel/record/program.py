@@ -148,7 +148,7 @@ class Simplifier:
 
     values: Sequence[Tensor]
     same: dict[Slot, Slot] = field(default_factory=dict)
-    # results, by operation and arguments
+    # result slots of earlier operations, by operation and arguments
     earlier: dict[tuple[OpOverload, str], tuple[Slot, ...]] = field(default_factory=dict)
     # the tensor whose elements each reshaped view contains
     bases: dict[Slot, Slot] = field(default_factory=dict)
@@ -211,7 +211,8 @@ IN_PLACE = {
     aten.neg.default: "neg_",
     aten.sub.Tensor: "sub_",
 }
-COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)  # unless `add` has a factor alpha
+# operations that are commutative, unless `add` has a factor alpha
+COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)
 # operations that return views without declaring it in their schemas
 PERHAPS_VIEWS = (
     "_unsafe_view",

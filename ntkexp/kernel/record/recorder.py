@@ -302,7 +302,7 @@ class Recorder(DispatchMode):
         flat = self.flats[home] if home in self.flats else self.flat_content(target)
         for slot, value in enumerate(self.values):
             if storage(value) == home:
-                self.values[slot] = value.clone()  # the numbers before the write
+                self.values[slot] = value.clone()  # the content of the argument before the write
         func(*args, **kwargs)
         # Views that overlap with the written elements lose their slot, so that `slot` reads them
         # from the flat value

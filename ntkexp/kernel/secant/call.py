@@ -145,7 +145,7 @@ class Ends:
     start: Tensor
     end: Tensor
     delta: Tensor | None
-    from_weights: bool = False  # whether it depends on trained weights and not on inputs
+    from_weights: bool = False  # True if the tensor depends on trained weights and not on inputs
     from_inputs: bool = True
 
     @property

@@ -93,7 +93,7 @@ class Derived:
     """
 
     delta: Tensor
-    names: frozenset[str]  # the parameters that it depends on
+    names: frozenset[str]  # names of the parameters that the value depends on
 
 
 Source: TypeAlias = View | Derived
@@ -251,7 +251,7 @@ class Meeting:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        return self.entry.args  # with slots for tensors
+        return self.entry.args  # the arguments, with slots for tensors
 
     @property
     def tap(self) -> Tensor:

@@ -70,7 +70,7 @@ MAX_REPETITIONS = 1000
 ROUNDING = 1e-9
 """Values that are outside their range by at most this fraction of the largest value are clipped."""
 LARGEST_LOG = math.log(sys.float_info.max)
-LARGEST_LOG_ODDS = 700.0  # exp overflows beyond
+LARGEST_LOG_ODDS = 700.0  # exp overflows for larger numbers
 
 Range: TypeAlias = tuple[float, float]
 """The lower and upper end of the possible values of a quantity. An end may be infinite."""

@@ -112,7 +112,7 @@ PALETTE = frozenset({
 def inline(svg: str, prefix: str, title: str) -> Markup:
     """Convert an SVG file to an inline element, with a title for screen readers.
 
-    Raise if it is not allowed.
+    Raise if the SVG contains elements that are not allowed.
 
     `prefix` makes ids unique on the page.
     """

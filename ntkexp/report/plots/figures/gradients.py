@@ -127,7 +127,7 @@ def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
             moved, baseline, across, upward, color=ink,
             angles="uv", scale_units="inches", scale=1, width=0.006, clip_on=False,
         )  # fmt: skip
-        arrows.set_in_layout(False)  # the layout ignores the arrows
+        arrows.set_in_layout(False)  # exclude the arrows from the layout
     axes.set(xlim=(-0.2 * end, 1.2 * end), ylim=(-0.1, 1), yticks=[], ylabel="∇f(x), ∇f(x′)")
     axes.spines["left"].set_visible(False)
     name_ends(axes, [End(names[0], 0.85, BLUE), End(names[1], 0.6, ORANGE)])
