@@ -601,7 +601,7 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
     groups = dict.fromkeys([(), *removals, *top_groups])
     trainings = [TrainingWithout(group, seed) for group in groups for seed in seeds]
     outputs_of = dict(zip(trainings, case.carried_out(trainings), strict=True))
-    after = {}  # group → mean outputs over seeds [query]
+    after = {}  # group of removed examples → outputs [query], averaged over seeds
     for group in groups:
         of_seeds = [outputs_of[TrainingWithout(group, seed)] for seed in seeds]
         after[group] = np.mean(of_seeds, axis=0).reshape(-1)
@@ -617,7 +617,7 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
         fresh=design.fresh,
     )
 
-    # LDS and QLD of each method
+    # compute LDS and QLD of each method
     validated_scores = []
     for name, scores in case.scores.items():
         lds = linear_datamodeling_score(scores, truth.left_out, outputs)

@@ -161,7 +161,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     out = run.outs[column]
     parts = OutputParts(run.contributions, query, column)
 
-    # f_T = f_0 + Σᵢ 𝒮(x, xᵢ) + Σ parts of no example + rest
+    # collect the terms of f_T = f_0 + Σᵢ 𝒮(x, xᵢ) + Σ parts of no example + rest
     contributions = by_output[column]
     start = float(outputs_of(run, "f_0")[query, out])
     total = float(contributions.sum())

@@ -126,7 +126,7 @@ class LaterPhase:
 
     def to(self, task: int) -> Forgetting | None:
         """Return the effect on the attributed queries of a task, or None without such queries."""
-        # outputs at the queries of the task, before and after the phase
+        # select the outputs at the queries of the task, before and after the phase
         run = self.run
         contributions = run.contributions
         points = run.points[self.split]

@@ -70,7 +70,7 @@ class RunRequest:
     repeat: str  # the command that repeats the run
     progress: AbstractProgress
     pictures: bool = True
-    most_threads: int | None = None  # None: the number of cores
+    most_threads: int | None = None  # largest number of threads; None: the number of cores
     log: str | None = None  # name of the logger in `LOGS` that receives metrics during the run
 
 
@@ -413,7 +413,7 @@ def train_without(
     problem = draw_problem(experiment)
     rerun = again(experiment, problem, *folder.steps_taken)
 
-    # the inputs of the queries, and all pairs [query, out]
+    # select the inputs of the queries, and all pairs [query, out]
     first = 0 if "train" in problem.places else problem.train
     outs = experiment.path.chosen_outputs(problem.outputs)
     inputs = problem.inputs[[first + point for point in points]]

@@ -64,7 +64,7 @@ from ntkexp.shapes import Weights
 class Interrupt:
     """The Ctrl-C and SIGTERM signals that were received."""
 
-    asked: bool = False  # True after a signal
+    asked: bool = False  # True after the first signal was received
     over: bool = False  # True after the last step, when signals are no longer deferred
 
     def receive(self, number: int, frame: FrameType | None) -> None:

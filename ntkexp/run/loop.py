@@ -101,7 +101,7 @@ def run(
     reverse_pass(state, listener)
     listener.on_end()
 
-    # the network after the last step
+    # record the metrics of the network after the last step
     observer = Observer(setting)
     view = NetworkView(setting.points, state.weights)
     outputs = view.outputs
@@ -129,7 +129,7 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
             state.accumulator.close(step)
             return ending
 
-        # the tangent kernel, if it is due
+        # compute the tangent kernel, if it is due
         due = state.timetable.due(step.index)
         if due:
             kernel = step.view.kept_kernel() if step.index else setting.start.kernel

@@ -98,7 +98,7 @@ class KernelObserver:
         start = setting.start.kernel[: points.train]
         targets = setting.problem.targets[: points.train]
 
-        # the change of K_s since K_0, and its distance from K_∞
+        # compute the change of K_s since K_0, and the distance of K_s from K_∞
         changed = activation_pattern(points, view.weights) != self.pattern
         row: Row = {
             "kernel_change": kernel_change(here, start),

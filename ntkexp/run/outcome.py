@@ -162,7 +162,8 @@ class ChangesByPhase:
     reached.
     """
 
-    shares: Mapping[str, Sequence[Share]]  # contributions and decay of each phase, by rule
+    # contributions and decay of each phase, by quadrature rule
+    shares: Mapping[str, Sequence[Share]]
     change: Float[Tensor, "phase point out"]
 
 
@@ -265,8 +266,9 @@ class Outcome:
     sentence: str
     effects: EffectsFound | None
     phases: ChangesByPhase | None
-    by_step: Mapping[str, StepTotals]  # totals by rule
-    by_component: Mapping[str, ComponentSums]  # sums by rule, if split by component
+    by_step: Mapping[str, StepTotals]  # changes of the outputs by step, for each quadrature rule
+    # sums split by component, for each quadrature rule; empty without components
+    by_component: Mapping[str, ComponentSums]
 
 
 def outcome_of(

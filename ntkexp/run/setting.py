@@ -238,7 +238,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     sizes = [split.stop - split.start for split in splits]
     points = first_points(splits, fair_counts(path.attributed, sizes))
 
-    # the cost of a backward sweep
+    # estimate the cost of a backward sweep
     batch = optimizer.batch_indices(0, train, experiment.seed)
     rows = train if batch is None else len(batch)
     plan = SweepMemory(
@@ -388,7 +388,7 @@ def start_of(
             f"{len(finite)} points; {experiment.model.remedy}"
         )
 
-    # λ_max of the kernel among the examples of each phase
+    # compute λ_max of the kernel among the examples of each phase
     kernel = view.kept_kernel()
     keeps = experiment.path.keeps_kernels
     tops = [

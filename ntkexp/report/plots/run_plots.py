@@ -260,7 +260,7 @@ def draw_panel(axes: Axes, places: Curve, panel: Panel) -> None:
     for network in panel.networks[:LINES]:
         axes.plot(places, network, color=GREY, linewidth=0.4, alpha=0.35, zorder=1)
 
-    # the process that theory predicts for these networks, as a band
+    # draw the process that theory predicts for these networks as a band
     name, machine = PROCESSES[panel.own.process]
     mean = panel.own.mean
     low = mean - 2 * panel.own.deviation
@@ -274,7 +274,7 @@ def draw_panel(axes: Axes, places: Curve, panel: Panel) -> None:
         axes.plot(places, mean - 2 * deviation, **look)
         axes.plot(places, mean + 2 * deviation, **look)
 
-    # the other processes as thin lines, and the statistics of the networks as dashed lines
+    # draw the other processes as thin lines, and the statistics of the networks as dashed lines
     for other in panel.others:
         name, machine = PROCESSES[other.process]
         thin = {"color": colour(machine), "linewidth": 0.9, "zorder": 3.5}

@@ -66,12 +66,12 @@ def read(run: Run) -> Course | None:
     if len(path_kernel) < 2:
         return None
 
-    # the pair with the largest |𝒦(x, x′)|
+    # select the pair with the largest |𝒦(x, x′)|
     sizes = np.abs(path_kernel)
     np.fill_diagonal(sizes, -1)
     pair = [int(place) for place in np.unravel_index(np.argmax(sizes), sizes.shape)]
 
-    # trace over outputs of the tangent kernels of the pair, [snapshot, 2, 2]
+    # read the tangent kernels of the pair, traced over outputs, [snapshot, 2, 2]
     places = [run.points["train"].start + place for place in pair]
     kernels = run.kernels["tangent"].isel(query=places, train=pair).to_numpy()
     kernels = np.einsum("sacbc->sab", kernels)
