@@ -294,7 +294,7 @@ MEANS: dict[MeanName, AbstractMean] = {"renormalised": RenormalisedMean(), "fixe
 
 
 def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
-    """Return the convention for the examples' shares in the loss, for effects of this kind."""
+    """Return the convention for the examples' shares in the loss, for a kind of effects."""
     return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
 
 

@@ -122,7 +122,7 @@ class KernelBlock:
 def block_slices(
     net: Network, rows: int, columns: int | None, side: int | None = None
 ) -> list[BlockSlices]:
-    """Return all blocks row by row, or those on and above the diagonal if `columns` is None.
+    """Return all blocks row by row. If `columns` is None, omit blocks below the diagonal.
 
     `side` sets the number of examples on each side of a block.
 

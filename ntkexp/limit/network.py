@@ -106,7 +106,7 @@ class Side:
     variances: Variances
 
     def part(self, rows: slice | Int[Tensor, " row"]) -> Side:
-        """Select these examples."""
+        """Select the examples `rows`."""
         return Side(self.x[rows], tuple(variance[rows] for variance in self.variances))
 
 

@@ -56,7 +56,9 @@ class BackwardStep:
 
 
 class StepTerms(NamedTuple):
-    """The terms of one step: inner products over all parameters, or over those of one component."""
+    """The terms of one step: inner products over all parameters, or over the parameters of one
+    component.
+    """
 
     kernel: Float[Tensor, "query out train out_"]  # ⟨V, c Jᵢ⟩
     decay: Float[Tensor, "query out"]
@@ -366,7 +368,7 @@ def decayed(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
 
 
 def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
-    """Return the coefficients that are numbers, without those that are tensors."""
+    """Return only the coefficients that are numbers, not the tensors."""
     return {name: each for name, each in coefficients.items() if not isinstance(each, Tensor)}
 
 

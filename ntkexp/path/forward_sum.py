@@ -64,7 +64,7 @@ class AbstractAccumulator(Resumable, ABC):
         """
 
     def close(self, step: Step) -> None:
-        """Complete the sums if training ends before this step, and earlier than planned."""
+        """Complete the sums when training ends before `step`, earlier than planned."""
         return
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:

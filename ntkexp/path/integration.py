@@ -239,7 +239,7 @@ class Backward(AbstractIntegration):
 
 
 def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
-    """Divide `count` attributed points evenly among groups of these sizes.
+    """Divide `count` attributed points evenly among groups with the given sizes.
 
     If a group has fewer points than its share, the other groups get the remaining points.
 

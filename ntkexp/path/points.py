@@ -83,7 +83,9 @@ class Points:
         )
 
     def refuse_without_rules(self, tape: Tape) -> None:
-        """Raise if the secant Jacobian has no difference rule for an operation on this tape."""
+        """Raise if an operation on this tape has no difference rule, which the secant Jacobian
+        needs.
+        """
         try:
             replace(self.reader, programs=None).secant(tape, tape, (0,))
         except NoRule as error:

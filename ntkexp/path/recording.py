@@ -260,7 +260,7 @@ class RecordedTraining(AbstractRecordedTraining):
     def losses(
         self, rows: Int[Tensor, " row"], weights: Float[Tensor, " weight"]
     ) -> Float[Tensor, " row"]:
-        """Return the losses of these examples, times the scale of the loss."""
+        """Return the losses of the given examples, times the scale of the loss."""
         descent = self.descent
         points = descent.points
         outputs = points.reader.function(self.flat.weights(weights), points.inputs[rows])

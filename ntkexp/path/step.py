@@ -158,7 +158,7 @@ class Phase:
 
 
 def phases_of(steps: Sequence[int], examples: Sequence[int]) -> tuple[Phase, ...]:
-    """Return consecutive phases with these numbers of steps and examples."""
+    """Return consecutive phases with the given numbers of steps and examples."""
     phases: list[Phase] = []
     step = example = 0
     for length, learned in zip(steps, examples, strict=True):

@@ -122,7 +122,7 @@ def shortened(expected: str) -> str:
 
 
 def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
-    """Count the verdicts of each size, and those that survive Holm's correction.
+    """Count the verdicts of each size, and the verdicts that survive Holm's correction.
 
     >>> summarise_claims([])
     'No claim was judged.'

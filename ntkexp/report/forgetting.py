@@ -125,7 +125,9 @@ class LaterPhase:
         return total
 
     def to(self, task: int) -> Forgetting | None:
-        """Return the effect on the attributed queries of a task, or None without such queries."""
+        """Return the effect on the attributed queries of a task, or None if the task has no
+        attributed query.
+        """
         # select the outputs at the queries of the task, before and after the phase
         run = self.run
         contributions = run.contributions

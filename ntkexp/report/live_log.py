@@ -241,7 +241,7 @@ LOGS: Mapping[str, type[AbstractLog]] = {
 
 
 def check_log(name: str) -> None:
-    """Raise if there is no log of this name, or if its package is not installed.
+    """Raise if no log has this name, or if the log's package is not installed.
 
     >>> check_log("wadnb")
     Traceback (most recent call last):

@@ -260,7 +260,8 @@ def comparison(results: Sequence[Result]) -> str:
 
 
 def compared(spoken: Sequence[Spoken]) -> list[str]:
-    """Return clauses for the kernel machines that equal the network, then for those that miss it.
+    """Return clauses for kernel machines that equal the network, then for kernel machines that miss
+    it.
 
     Kernel machines that were compared on different splits or points have separate clauses.
     """

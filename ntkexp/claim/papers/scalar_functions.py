@@ -109,7 +109,9 @@ class ScalarCurve(AbstractTrial):
     def curve(
         self, module: nn.Module, weights: Weights, x: Tensor, here: int
     ) -> Iterator[dict[str, Level]]:
-        """Yield the rows for all points x, at these weights. `here` is the index of x′ in `x`."""
+        """Yield the rows for all points x, at the given weights. `here` is the index of x′ in
+        `x`.
+        """
         point = x[here : here + 1]
         kernel = tangent_kernel(module, x, point, weights=weights)[:, 0, 0, 0]
         share = kernel / kernel[here]

@@ -70,7 +70,7 @@ class Adjoint:
         return Adjoint({name: torch.zeros_like(part) for name, part in self.parts.items()})
 
     def of(self, names: Collection[str] | None) -> Adjoint:
-        """Restrict U to these parameters. If `names` is None, return U itself."""
+        """Restrict U to the parameters `names`. If `names` is None, return U itself."""
         if names is None:
             return self
         chosen = {name: part for name, part in self.parts.items() if name in names}

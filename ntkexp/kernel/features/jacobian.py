@@ -63,7 +63,9 @@ class Jacobian:
             yield slice(start, start + block.gradients[0]), block
 
     def of(self, names: Collection[str] | None) -> Jacobian:
-        """Restrict the Jacobian to these parameters. If `names` is None, return it unchanged."""
+        """Restrict the Jacobian to the parameters `names`. If `names` is None, return it
+        unchanged.
+        """
         if names is None:
             return self
         blocks: list[Block] = []
@@ -118,7 +120,9 @@ class Jacobian:
         return Jacobian(tuple(blocks), self.examples, self.outputs)
 
     def with_rows(self, names: Set[str], weights: Weights) -> Jacobian:
-        """Replace the blocks of these parameters by `Rows` over all their elements."""
+        """Replace the blocks of the parameters `names` by `Rows` over all elements of the
+        parameters.
+        """
         others: list[Block] = []
         starts: list[int] = []
         sizes: dict[str, int] = {}

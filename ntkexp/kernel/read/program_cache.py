@@ -311,7 +311,7 @@ def fed_slots(tape: Tape) -> list[Slot]:
 
 
 def parts(made: Tape | Jacobian) -> list[Tensor]:
-    """Return the tensors to compare: those of a Jacobian, or the outputs of a tape.
+    """Return the tensors to compare: all tensors of a Jacobian, or the outputs of a tape.
 
     For a tape, comparing its outputs suffices, because every other value affects them. Some of the
     other values may contain uninitialized memory.

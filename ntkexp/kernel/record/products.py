@@ -155,8 +155,8 @@ def shortened(operations: Iterable[OpOverload], device: torch.device) -> str | N
 
 
 def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
-    """Raise Mistake if a device of these tensors computes float32 products in lower precision,
-    although torch is set to full precision.
+    """Raise Mistake if the device of one of the tensors computes float32 products in lower
+    precision, although torch is set to full precision.
     """
     for device in {
         value.device

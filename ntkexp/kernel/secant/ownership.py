@@ -100,7 +100,9 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
 
 
 def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot]) -> Owners:
-    """Return the owners of a tape, if row n of each of these constants belongs to example n."""
+    """Return the owners of a tape, if row n of each constant in `constants` belongs to example
+    n.
+    """
     with Uncast(torch.float64):
         replay = Replay(tape, tape, trained, constants, scramble=stream("ownership"))
     if not replay.uses:

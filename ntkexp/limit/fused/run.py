@@ -156,7 +156,9 @@ Result = TypeVar("Result")
 
 
 def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
-    """Return all sub-blocks, or, if both sides are the same, those on and above the diagonal."""
+    """Return all sub-blocks. If left and right examples are the same, omit sub-blocks below the
+    diagonal.
+    """
     return [
         (row, column)
         for row in cuts(len(left.x), size)
