@@ -74,7 +74,7 @@ class StateAdjoint:
 
     weights: Float[Tensor, "vector weight"]  # a, for the weights θ
     memory: Tensor | None = None  # b, for the momentum m
-    latest: Tensor | None = None  # d, for u of Adam
+    latest: Tensor | None = None  # d, for u of adaptive optimizers such as Adam
     largest: Tensor | None = None  # e, for AMSGrad's running maximum t
 
     def back(

@@ -104,7 +104,7 @@ def contributions(
 
 @dataclass(frozen=True)
 class ParameterChunk:
-    """A range of elements of one parameter, in one of both Jacobians."""
+    """A range of elements of one parameter."""
 
     name: str
     elements: range

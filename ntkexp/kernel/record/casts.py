@@ -82,7 +82,7 @@ def with_casts(function: Function, casts: Casts) -> Function:
 
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
     """Return one line about the error caused by the casts, or by ignoring them. Return None if
-    there is no error. `tape` was recorded with this choice.
+    there is no error. `tape` was recorded with the choice `casts`.
     """
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     if casts == "keep":

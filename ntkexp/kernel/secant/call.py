@@ -484,8 +484,8 @@ def real_part(value: Tensor, part: int) -> Tensor:
 
 
 Result: TypeAlias = Tensor | tuple[Tensor | str | None, ...]
-"""The difference of an operation's only result, or a tuple for all results. None or a text (the
-reason) marks a result without a difference.
+"""The difference of an operation's first result, or a tuple with an entry for each result. None or
+a text (the reason) marks a result without a difference.
 """
 
 Rule: TypeAlias = Callable[[Call], Result]
