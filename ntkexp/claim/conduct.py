@@ -1,5 +1,5 @@
 """Test a claim from start to end: register it, plan and run its trainings, measure, judge, and
-write the result.
+write the result. A look is one statistical test: the main look, the control or the second look.
 
 register.jsonl                   next to the claim's file: statements and outcomes of all versions
 <name>-<digest>/claim.json       the fields that the digest covers

@@ -1,4 +1,7 @@
-"""The default picture of a claim, and pictures with the axes of a paper's figure."""
+"""The default picture of a claim, and pictures with the axes of a paper's figure.
+
+A look is one statistical test of the claim. A part is one rule that the look tests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publish verdicts, and check a publication.
+"""Publish verdicts, and check a publication. A look is one statistical test of a claim.
 
 `publish` writes the verdicts on claims that were judged at default size and whose digest is the
 latest in the register. It keeps published verdicts on other claims if their digest is the latest,

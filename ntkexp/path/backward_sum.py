@@ -69,7 +69,8 @@ class StepResult(NamedTuple):
     """The terms of one step, and the change of the outputs along the step."""
 
     terms: StepTerms
-    change: Float[Tensor, "query out"]  # J̄Δθ, which is f(θ_{s+1}) − f(θ_s) if J̄ closes the step
+    # J̄Δθ, which is f(θ_{s+1}) − f(θ_s) if J̄ is the secant Jacobian
+    change: Float[Tensor, "query out"]
     by_component: Sequence[StepTerms] = ()  # the terms of each component; `terms` is the sum
 
 

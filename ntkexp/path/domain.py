@@ -1,4 +1,4 @@
-"""The points, outputs and steps of path kernels and contributions, and arrays for the sums."""
+"""The points, outputs and steps of path kernels 𝒦 and contributions 𝒮, and arrays for the sums."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class StepSum(AbstractAccumulator):
         for block in self.domain.blocks(step.segment):
             for name, integrals in self.rules.items():
                 kernel, parts, shrunk = integrals.add(step, block)
-                # Σᵢ Δ𝒮ᵢ + Δ𝒟, which is f(θ_{s+1}) − f(θ_s) if J̄ closes the step
+                # Σᵢ Δ𝒮ᵢ + Δ𝒟, which is f(θ_{s+1}) − f(θ_s) if J̄ is the secant Jacobian
                 summed = parts.sum(2)
                 change = summed - shrunk
                 tallies[name].add(block, kernel, parts, summed, expected=change)

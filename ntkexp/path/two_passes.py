@@ -398,7 +398,8 @@ class TwoPasses(AbstractAccumulator):
     def finer_pass(self) -> FinerPass | None:
         """Return the sums for the error estimate, which start at zero.
 
-        Return None if no rule closes the steps, or if no error estimate is requested.
+        Return None if no quadrature rule closes the steps (gives the exact change of the outputs),
+        or if no error estimate is requested.
         """
         path = self.path
         domain = self.domain

@@ -342,7 +342,8 @@ class Observer:
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
     """Return the columns `SHARE_COLUMNS` of a step, or an empty row if there are no tallies.
 
-    The sums are computed by the first rule. The closure is the error of the closing rule.
+    The sums are computed by the first quadrature rule. The closure is the error of the first rule
+    whose contributions add up to the change of the outputs.
     """
     if not tallies:
         return {}

@@ -1,5 +1,8 @@
 """The outcome of a run: its ending, the comparison of kernel machines, the changes by phase, error
 bars, and leave-out effects.
+
+The closing rule is a quadrature rule of the path whose contributions add up to the change of the
+outputs in every step, such as the secant rule.
 """
 
 from __future__ import annotations

@@ -453,8 +453,8 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
 def setting_remarks(experiment: Experiment, survey: Survey) -> tuple[str, ...]:
     """Return remarks on casts, and on operations whose Jacobians need one pass per example.
 
-    The second remark is omitted if a rule closes every step, because such a rule already raises if
-    an operation is not supported.
+    The second remark is omitted if a quadrature rule gives the exact change of the outputs, because
+    this rule already raises if an operation is not supported.
     """
     remarks = []
     casts = remark(function_of(survey.problem.module), survey.tape, experiment.path.casts)

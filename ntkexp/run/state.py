@@ -1,4 +1,8 @@
-"""The state of an unfinished run: weights, accumulated sums, and the checkpoint."""
+"""The state of an unfinished run: weights, accumulated sums, and the checkpoint.
+
+The closing rule is a quadrature rule of the path whose contributions add up to the change of the
+outputs in every step, such as the secant rule.
+"""
 
 from __future__ import annotations
 

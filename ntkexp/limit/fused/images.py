@@ -1,4 +1,9 @@
-"""Kernels of images: the layout of pixels in a tile, coarser levels, and the loop over offsets."""
+"""Kernels of images: the layout of pixels in a tile, coarser levels, and the loop over offsets.
+
+A tile holds both kernels of two images at all pixels p of the first and p + o of the second, for
+one offset o. A level contains the operations on images of one size. A field is a function of the
+variance at each pixel.
+"""
 
 from __future__ import annotations
 

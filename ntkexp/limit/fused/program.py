@@ -1,5 +1,8 @@
 """Translation of layers into operations on tiles, and into the tables that compiled loops read.
 
+A tile holds both kernels, K (NNGP) and Θ (tangent), of two examples at all pixels for one offset. A
+register is a buffer for one tile. A field is a function of the variance at each pixel.
+
 Strides and pools make images smaller. A level contains all operations on images of one size, and at
 each moment a register belongs to one level. No operation reads registers of two levels, so one
 level can be completed before the next, coarser one.

@@ -1,5 +1,8 @@
 """The fused engine's kernels of a block: compute sub-blocks on threads, then apply the remaining
 layers in torch.
+
+Both kernels are the NNGP kernel K and the tangent kernel Θ. A field is a function of the variance
+at each pixel of an example.
 """
 
 from __future__ import annotations
