@@ -1,8 +1,8 @@
 """Simulations of the judge: its error rate and its power.
 
 The judge receives random tables whose true value is known: inside the expected range of a rule, at
-its edge, or outside. A design is a look (statistical test) with several stages or parts (rules), or a
-pair of looks.
+its edge, or outside. A design is a look (statistical test) with several stages or parts (rules), or
+a pair of looks.
 """
 
 from __future__ import annotations
