@@ -99,7 +99,7 @@ class FollowedScores:
     def outputs_of(
         self, targets: Sequence[int] | Tensor | None, count: int
     ) -> Sequence[int | str | None]:
-        """Return the output to explain at each test point."""
+        """Return the index of the output to explain at each test point."""
         has_measure = MEASURE in self.found.attrs
         if self.out is not None or has_measure or "out" not in self.found.sizes:
             return [self.out] * count
@@ -244,13 +244,17 @@ class QuandaExplainer:
     def explain(
         self, test_data: Tensor, targets: Sequence[int] | Tensor
     ) -> Float[Tensor, "test train"]:
-        """Return the scores of all training examples at the test points, which must be queries."""
+        """Return the scores of all training examples at the test points. Each test point must be a
+        query of the followed loop.
+        """
         assert self.scores is not None
         self.scores.refuse_other_model(self.model, test_data)
         return self.scores.rows(test_data, targets, self.names).to(test_data.device)
 
     def self_influence(self, batch_size: int = 32) -> Float[Tensor, " train"]:
-        """Return the score of each training example at itself. All examples must be queries."""
+        """Return the score of each training example at itself. All examples must be queries of the
+        followed loop.
+        """
         diagonals: list[Tensor] = []
         for start in range(0, len(self.train_dataset), batch_size):
             end = min(start + batch_size, len(self.train_dataset))
@@ -276,7 +280,8 @@ class DattriAttributor:
     def attribute(
         self, train_dataloader: DataLoader[Any], test_dataloader: DataLoader[Any]
     ) -> Float[Tensor, "train test"]:
-        """Return the scores of all training examples at all test points, in the loaders' order.
+        """Return the scores of all training examples at all test points, in the order of the
+        loaders.
 
         If the model has an output for each class, the second item of a test batch must be the
         targets.

@@ -27,7 +27,7 @@ ROUND_UP = 1.01  # factor for a size before it is rounded to three digits
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory limit of a computation. `held` of the `bytes` are in use already."""
+    """The memory limit of a computation. `held` of the total `bytes` are already in use."""
 
     bytes: float
     held: float = 0.0
@@ -57,7 +57,7 @@ class MemoryBudget:
         return max(1, min(most, int(self.free / item_bytes)))
 
     def refusal(self, needed: float, what: str, remedy: str = "") -> str:
-        """Return the error message for `needed` more bytes that do not fit."""
+        """Return the error message if `needed` more bytes do not fit into memory."""
         needed_gb = ROUND_UP * (self.held + needed) / 1e9
         return (
             f"memory_gb={self.bytes / 1e9:g} is less than the {needed_gb:.3g} GB of {what}; "
@@ -65,7 +65,7 @@ class MemoryBudget:
         )
 
     def require(self, needed: float, what: str, remedy: str = "") -> None:
-        """Raise if `needed` more bytes do not fit."""
+        """Raise if `needed` more bytes do not fit into memory."""
         if not self.fits(needed):
             raise Mistake(self.refusal(needed, what, remedy))
 

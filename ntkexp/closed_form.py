@@ -107,13 +107,15 @@ Learned: TypeAlias = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Modes:
-    """Non-negative eigenvalues in ascending order, and their eigenvectors."""
+    """The eigendecomposition of a kernel matrix: non-negative eigenvalues in ascending order, and
+    eigenvectors.
+    """
 
     values: Float[Tensor, " mode"]
     vectors: Float[Tensor, "entry mode"]
 
     def at(self, gain: AbstractGain, ridge: float = 0.0) -> Learned:
-        """Return the map B ↦ g(R) B with R = kernel + ridge."""
+        """Return the map B ↦ g(R) B, with the gain g and R = kernel + ridge."""
         refuse_negative(ridge)
         gains = gain(self.values + ridge)[:, None]
         return lambda right: self.vectors @ (gains * (self.vectors.mH @ right))
@@ -148,7 +150,7 @@ JITTER_ATTEMPTS = 6
 
 @dataclass(frozen=True)
 class Factor:
-    """The Cholesky factor L of R + jitter = L Lᵀ."""
+    """The Cholesky factor L of the kernel matrix with ridge: R + jitter = L Lᵀ."""
 
     lower: Float[Tensor, "entry entry"]
     jitter: float
@@ -449,7 +451,7 @@ def log_loss(chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"
 def calibration_error(
     chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"]
 ) -> float:
-    """Return the expected calibration error with 15 bins (Guo et al. 2017).
+    """Return the expected calibration error with 15 bins of confidence (Guo et al. 2017).
 
         ECE = Σ_bins share · |accuracy − mean confidence|
 

@@ -39,10 +39,12 @@ NORM_TOLERANCE = 1e-6  # tolerance for ‖x‖ = 1 on the unit circle
 
 @dataclass(frozen=True)
 class EnsembleProblem:
-    """Points: the training examples, then all other points sorted by position."""
+    """The points of a one-dimensional problem: the training examples, then all other points sorted
+    by position.
+    """
 
     inputs: Float[Tensor, "point *shape"]
-    places: Float[Tensor, " point"]  # position on the line, or angle on the circle
+    places: Float[Tensor, " point"]  # position of each point on the line, or angle on the circle
     targets: Float[Tensor, "point out"]
     train: int  # number of training examples
     axis: str  # label of the positions: input or angle
@@ -167,7 +169,9 @@ WEIGHTS_AT_ONCE = 1 << 22  # maximum number of weights of networks that are trai
 
 @dataclass(frozen=True)
 class EnsembleTraining:
-    """Gradient descent on Σ½(f − y)²/divisor. The sum is over the first `len(targets)` points."""
+    """The training of an ensemble: gradient descent on Σ½(f − y)²/divisor. The sum is over the
+    first `len(targets)` points.
+    """
 
     inputs: Float[Tensor, "point *shape"]
     targets: Float[Tensor, "train out"]
@@ -260,7 +264,7 @@ SMALL_EIGENVALUE = 1e-5  # axes with a smaller share of the total variance are n
 
 @dataclass(frozen=True)
 class Band:
-    """The mean and the standard deviation at every point."""
+    """The mean and the standard deviation of outputs at every point."""
 
     mean: Float[Tensor, " point"]
     deviation: Float[Tensor, " point"]
@@ -283,8 +287,8 @@ class Process:
 class TrainedNetworks:
     """Trained networks of one kind, and the process that describes them at infinite width."""
 
-    name: str  # all layers, readout
-    process: str  # ntk, nngp
+    name: str  # trained parts: "all layers" or "readout"
+    process: str  # kernel of the process: "ntk" or "nngp"
     outputs: Float[Tensor, "network point"]
     theory: Process
     step_size: float
@@ -296,7 +300,9 @@ class TrainedNetworks:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of one kind of networks with one process. NaN if outputs are not finite."""
+    """The comparison of one kind of networks with one Gaussian process. Its numbers are NaN if
+    outputs are not finite.
+    """
 
     networks: str
     process: str
@@ -317,9 +323,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Reference:
-    """A process in units of its standard deviation, at the compared points."""
+    """A Gaussian process in units of its standard deviation, at the points where networks are
+    compared with it.
+    """
 
-    process: TrainedNetworks  # networks with this process
+    # the networks that this process describes, with its mean and covariance
+    process: TrainedNetworks
     train: int  # number of training examples
     count: int  # number of networks that are compared with the process
 
@@ -426,7 +435,7 @@ def ensemble(
         )
         outputs = training.outputs(modules, partial(tell, name))
 
-        # the Gaussian process after the same training
+        # compute the Gaussian process after the same training
         gain = DescentGain(size / given.divisor, experiment.steps)
         trained = Ensemble(kernel, prior, modes.at(gain))
         theory = Process(
@@ -439,13 +448,15 @@ def ensemble(
 
 
 def comparisons(kinds: Sequence[TrainedNetworks], train: int) -> list[Comparison]:
-    """Compare every kind of networks with every process, at points outside the training set."""
+    """Compare every kind of networks with every Gaussian process, at points outside the training
+    set.
+    """
     references = [Reference(process, train, len(process.outputs)) for process in kinds]
     return [comparison(networks, reference) for networks in kinds for reference in references]
 
 
 def comparison(networks: TrainedNetworks, reference: Reference) -> Comparison:
-    """Compare networks with a process."""
+    """Compare one kind of networks with one Gaussian process."""
     errors = reference.errors(networks.outputs.to(reference.correlation))
     distances = reference.distances(errors, reference.correlation)
     count = len(errors)

@@ -23,7 +23,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @runtime_checkable
 class Objective(Protocol):
-    """The methods of a loss that measures call."""
+    """The methods of a loss that are needed by measures."""
 
     @property
     def option(self) -> str:

@@ -126,9 +126,8 @@ def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RowsOfArray:
-    """The difference `numbers` − `less` of two tensors, which may be in files.
-
-    Indexing with a slice computes the rows as a NumPy array. `less` is optional.
+    """The difference `numbers` − `less` of two tensors, which may be in files, or `numbers` if
+    `less` is None. Indexing with a slice computes the rows as a NumPy array.
 
     >>> RowsOfArray(torch.tensor([3.0, 5.0]), less=torch.tensor([1.0, 1.0]))[1:]
     array([4.], dtype=float32)

@@ -30,7 +30,7 @@ Purpose: TypeAlias = Literal[
     "sketch error",  # vectors for measuring the error of a sketch
     "independence",  # orders and subsets of a batch, for checking that its examples are independent
     "loss",  # outputs for comparing a loss with finite differences
-    "half",  # the partition of the examples into halves, which are removed one after the other
+    "half",  # the random group of examples whose weight is halved and then set to 0
     "random kernel",  # a kernel machine with a random kernel, as a control
     "left out",  # the examples that retraining leaves out
     "cue",  # the task cues that are appended to inputs

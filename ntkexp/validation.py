@@ -133,7 +133,9 @@ TRAININGS_PER_BATCH = 8
 
 
 class AbstractSubject(ABC):
-    """A training that can be repeated without some examples. `query` are the queries."""
+    """A training that can be repeated without some examples. `query` holds the indices of the
+    queries.
+    """
 
     query: tuple[int, ...]
     at_once: ClassVar[int] = 1
@@ -141,7 +143,7 @@ class AbstractSubject(ABC):
     @property
     @abstractmethod
     def training(self) -> AbstractRetraining:
-        """The training with its own initial weights and order of examples."""
+        """The training with the original initial weights and order of examples."""
 
     @abstractmethod
     def from_seed(self, seed: int) -> AbstractRetraining:
@@ -178,7 +180,7 @@ class RunSubject(AbstractSubject):
     @cached_property
     def experiment(self) -> Experiment:
         experiment = rebuild_experiment(RunFolder(self.path), self.trusted)
-        fix_circumstances(experiment, 1)  # for bitwise equal results in every process
+        fix_circumstances(experiment, 1)  # one thread, for bitwise equal results in every process
         return experiment
 
     @cached_property
@@ -338,7 +340,8 @@ class ValidationCase:
         query: The indices of the points.
         identity: The identity of the run; empty for a trace in memory.
         subject: The training that is repeated.
-        carried_out: A function that repeats trainings, and returns their outputs.
+        carried_out: A function that repeats the training without some examples, and returns
+            the outputs.
     """
 
     scores: Mapping[str, Scores]
@@ -572,7 +575,9 @@ def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
 
 
 def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) -> Validation:
-    """Retrain, and compare all scores with the outputs after retraining."""
+    """Retrain without groups of examples, and compare all scores with the outputs after
+    retraining.
+    """
     count = len(case.examples)
     shape = case.whole.shape
     sign = -1.0 if lower_is_better else 1.0
@@ -596,7 +601,7 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
     groups = dict.fromkeys([(), *removals, *top_groups])
     trainings = [TrainingWithout(group, seed) for group in groups for seed in seeds]
     outputs_of = dict(zip(trainings, case.carried_out(trainings), strict=True))
-    after = {}  # group → mean outputs over seeds [query]
+    after = {}  # group of removed examples → outputs [query], averaged over seeds
     for group in groups:
         of_seeds = [outputs_of[TrainingWithout(group, seed)] for seed in seeds]
         after[group] = np.mean(of_seeds, axis=0).reshape(-1)
@@ -612,7 +617,7 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
         fresh=design.fresh,
     )
 
-    # LDS and QLD of each method
+    # compute LDS and QLD of each method
     validated_scores = []
     for name, scores in case.scores.items():
         lds = linear_datamodeling_score(scores, truth.left_out, outputs)

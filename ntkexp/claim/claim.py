@@ -1,4 +1,5 @@
-"""A claim: its protocol (`claim.look`), its statement, its source, and the result that refutes it.
+"""A claim: its statement, its source, the result that refutes it, and the protocol of statistical
+tests (looks) that decides it (`claim.look`).
 
 The digest covers these four. A claim with a different threshold therefore has a different digest
 and folder. The digest covers neither the claim's picture nor the file that defines the class of a
@@ -21,7 +22,7 @@ from ntkexp.component import Component
 
 
 class Published(Component):
-    """The paper and the section that make a claim."""
+    """The source of a claim: the paper and the section."""
 
     paper: str = Field(min_length=1)
     section: str = ""
@@ -33,21 +34,23 @@ class Published(Component):
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim at one of its sizes (quick, default, full)."""
+    """A claim at one of its sizes (quick, default, full), which differ in seeds and ranges."""
 
     name: str
     statement: str
     source: Published
     refutes: str
     protocol: Protocol
-    picture: AbstractPicture  # not covered by the digest
+    picture: AbstractPicture  # the digest does not cover the picture
 
     @property
     def looks(self) -> dict[str, Look]:
         return self.protocol.looks
 
     def with_looks(self, looks: Mapping[str, Look]) -> Claim:
-        """Return a copy of the claim with these looks, for example at their next stages."""
+        """Return a copy of the claim with these statistical tests (looks), for example at their
+        next stages.
+        """
         return replace(self, protocol=Protocol(**looks))
 
     @property
@@ -62,7 +65,9 @@ class Claim:
 
     @property
     def registered_fields(self) -> dict[str, Any]:
-        """The `fields`, where control and second look list only differences from the main look."""
+        """The `fields` for the register. The control and the second look list only their
+        differences from the main look.
+        """
         fields = self.fields
         looks = dict(fields.pop("looks"))
         main = looks.pop(MAIN)

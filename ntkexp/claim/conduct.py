@@ -1,4 +1,5 @@
-"""Conduct a claim: register, plan and run it, then measure, judge and write the result.
+"""Test a claim from start to end: register it, plan and run its trainings, measure, judge, and
+write the result. A look is one statistical test: the main look, the control or the second look.
 
 register.jsonl                   next to the claim's file: statements and outcomes of all versions
 <name>-<digest>/claim.json       the fields that the digest covers
@@ -64,9 +65,8 @@ from ntkexp.sweep.plan import plan as sweep_plan
 
 
 def register_claim(name: str, builder: Builder, out: Path, reason: str = "") -> Register:
-    """Enter a claim at all its sizes, and return the register.
-
-    If the claim is already in the register with a different digest, `reason` must be given.
+    """Enter a claim at all its sizes into the register, and return the register. If the claim has
+    changed since its last entry, `reason` must be given.
     """
     sizes = read_sizes(name, builder)
     register = Register.beside(builder.choices.file("claim", name), out)
@@ -137,7 +137,7 @@ class TrialJob(AbstractJob):
 
     @property
     def rows(self) -> list[dict[str, Any]] | None:
-        """The rows of the file, or None if the file is missing or damaged."""
+        """The stored rows of the trial, or None if their file is missing or damaged."""
         try:
             rows: list[dict[str, Any]] = read_sealed(self.file, self.name)["rows"]
         except Mistake:
@@ -161,12 +161,13 @@ class TrialJob(AbstractJob):
         return "done"
 
 
-# --- Plan the runs and trials of all looks. Runs that several looks share are planned once.
+# --- Plan the runs and trials of all statistical tests (looks) of a claim. Runs that several looks
+# share are planned once.
 
 
 @dataclass(frozen=True)
 class PlannedLook:
-    """A look with its planned sweeps, by name, and the jobs of its trial."""
+    """A statistical test (look) with its planned sweeps, by name, and the jobs of its trial."""
 
     look: Look
     plans: Mapping[str, Plan]
@@ -182,7 +183,7 @@ class PlannedLook:
         return sum_timings([*runs, *(job.timings for job in self.trials)])
 
     def shares_all(self, other: PlannedLook) -> bool:
-        """Return whether another look reads the same runs and trials."""
+        """Return whether another statistical test (look) uses the same runs and trials."""
         mine = [(name, id(plan)) for name, plan in self.plans.items()]
         theirs = [(name, id(plan)) for name, plan in other.plans.items()]
         return mine == theirs and self.trials == other.trials
@@ -199,7 +200,7 @@ class PlannedClaim:
 
     @cached_property
     def whole(self) -> Plan:
-        """The runs of all looks as one sweep."""
+        """The runs of all statistical tests (looks) as one sweep."""
         name = self.claim.name
         everything = Definition(name, {}, (), (), (), (name,), self.options)
         plans = [plan for look in self.looks.values() for plan in look.plans.values()]
@@ -216,7 +217,9 @@ class PlannedClaim:
 
     @property
     def seconds(self) -> dict[str, Seconds]:
-        """The seconds of the claim and of each look. A shared run counts for each of its looks."""
+        """The seconds of the claim and of each statistical test (look). If several looks share a
+        run, it counts for each look.
+        """
         runs = [self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct]
         total = sum_timings([*runs, *(job.timings for job in self.trials)])
         return {WHOLE: total} | {name: look.seconds for name, look in self.looks.items()}
@@ -235,7 +238,8 @@ def plan_claim(
 ) -> PlannedClaim:
     """Compose all runs of a claim, and create a job for every seed of its trials.
 
-    Raise if a run is invalid, or if the runs cannot yield a look's quantity.
+    Raise if a run is invalid, or if the runs lack the numbers that a look (statistical test)
+    measures.
     """
     distinct_plans: list[Plan] = []
     looks = {}
@@ -263,7 +267,9 @@ def plan_claim(
 
 @dataclass(frozen=True)
 class Workshop:
-    """The engine and progress display for the runs of claims, and the trusted packages."""
+    """The engine that executes the runs of claims, the progress display, and the packages whose
+    code may run.
+    """
 
     engine: AbstractEngine
     progress: AbstractProgress
@@ -296,7 +302,9 @@ def look_as_planned(
     size: str,
     options: Sequence[str] = (),
 ) -> Iterator[ClaimRecord]:
-    """Run and judge a claim stage by stage until its looks are decided; yield each record."""
+    """Run and judge a claim stage by stage, with more seeds at each stage, until all its
+    statistical tests (looks) are decided. Yield the record of each stage.
+    """
     claim = claim.with_looks({name: look.at(0) for name, look in claim.looks.items()})
     while True:
         planned = plan_claim(claim, composer, out, workshop.trust, options)
@@ -338,7 +346,7 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
 
 
 def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str) -> ClaimRecord:
-    """Measure and judge all looks at a claim, and write the result."""
+    """Measure and judge all statistical tests (looks) of a claim, and write the result."""
     # Measure looks that share all runs and trials, such as main look and control, only once.
     measured = dict[str, Measured]()
     for name, look in planned.looks.items():
@@ -392,7 +400,7 @@ def judgement(look: Look, finding: Finding, draws: str) -> Judgement:
 
 
 def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured:
-    """Collect the runs and trials of a look in one table."""
+    """Collect the results of all runs and trials for one statistical test (look) in a table."""
     runs_by_folder: dict[str, Run] = {}
     frames = []
     for name, plan in planned.plans.items():
@@ -446,7 +454,9 @@ def drawn(
 
 
 def drawn_by(look: Look, composer: Composer, trust: Sequence[str] = ()) -> str:
-    """Describe the random draws of a seed of a look (`drawn`). Compose the runs of one seed."""
+    """Describe what a seed of a look (statistical test) draws at random, from the composed runs of
+    one seed.
+    """
     experiments = []
     for definition in look.runs.values():
         one_seed = replace(definition, seeds=look.seeds[:1])

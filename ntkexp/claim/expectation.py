@@ -34,7 +34,9 @@ from ntkexp.report.analysis.power_law import power_law
 from ntkexp.text import percent, short
 
 LATER_FIELDS = ("each", "within")
-"""Fields that were added to rules after digests of claims had been registered."""
+"""Fields that were added to rules after the first claims were registered. Digests omit them unless
+they are set.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,12 @@ class Errors:
 
     beyond: int  # the number of rows whose error exceeds its bound
     rows: int
-    least: float  # the largest error of the best seed
-    worst: float  # the largest error of the worst seed
+    least: float  # smallest over seeds of the largest error of a seed
+    worst: float  # largest error of all seeds
 
 
 class AbstractExpectation(Component, ABC):
-    """A rule for the figures that support a claim.
+    """A rule for the measured figures that support a claim.
 
     `where` selects rows by the values of their columns. `each` names columns. The rule must hold
     separately for every combination of values of these columns, so that opposite deviations cannot
@@ -78,10 +80,10 @@ class AbstractExpectation(Component, ABC):
     each: tuple[str, ...] = ()
 
     null: ClassVar[float | None] = None
-    """The figure to be expected if the claim is false. If None, the claim's file must name it."""
+    """The figure that is expected if the claim is false. If None, the claim's file must give it."""
 
     def fields(self) -> dict[str, Any]:
-        """Return the rule as plain data.
+        """Omit fields that were added later unless they are set, so that old digests stay valid.
 
         Omit fields that were added later unless they are set, so that old digests stay valid.
         """
@@ -93,10 +95,12 @@ class AbstractExpectation(Component, ABC):
 
     @abstractmethod
     def evidence(self, table: pd.DataFrame) -> Interval | Errors:
-        """Return the evidence of these rows, whose column `value` is finite."""
+        """Return the evidence from the rows of a table: the figure, its interval and its expected
+        range. All values in the column `value` are finite.
+        """
 
     def levels(self, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """Split the rows by the values of the columns `each`.
+        """Split the rows into levels: the combinations of values in the columns `each`.
 
         Without `each`, return all rows under the name "".
         """
@@ -117,11 +121,11 @@ class AbstractExpectation(Component, ABC):
     @property
     @abstractmethod
     def words(self) -> str:
-        """The expected range in a few words."""
+        """The expected range, as a few words for a table."""
 
     @property
     def whole_words(self) -> str:
-        """The expected range, the selected rows, and the columns of `each`."""
+        """The expected range, the selected rows, and the columns of `each`, as text."""
         rows = ", ".join(f"{key}={value}" for key, value in self.where.items())
         words = f"{self.words} where {rows}" if rows else self.words
         return f"{words} at each {' and '.join(self.each)}" if self.each else words
@@ -204,7 +208,7 @@ AGGREGATIONS = {"mean": "mean", "least": "min", "largest": "max"}
 
 
 class AbstractAverage(AbstractExpectation):
-    """A rule on the mean over seeds of one figure per seed.
+    """A rule for a mean over seeds, with one figure per seed.
 
     The figure of a seed is the mean, the least or the largest value of its rows. If `within` gives
     the possible range of the figures, such as [0, 1] for shares, the interval stays in this range.
@@ -269,7 +273,9 @@ class AbstractAverage(AbstractExpectation):
         return Interval(estimate, self.expected, strict=self.strict, log=self.is_log)
 
     def figures(self, table: pd.DataFrame) -> list[float]:
-        """Return the figure of each seed; for `scale: log`, the mean or extreme of logarithms."""
+        """Return the figure of each seed: the mean, minimum or maximum of its rows. For `scale:
+        log`, use the logarithms of the rows.
+        """
         return self.per_seed(table).tolist()
 
     def per_seed(self, table: pd.DataFrame) -> pd.Series[float]:
@@ -486,7 +492,9 @@ class Location(AbstractExpectation):
         return Interval(mean_of(inside), self.expected, log=True, doubt=doubt)
 
     def locate(self, rows: pd.DataFrame) -> float:
-        """Return the logarithm of the position of one seed's extreme, or NaN at an end."""
+        """Return the logarithm of the position of one seed's extreme. Return NaN if the extreme is
+        at an end of the axis.
+        """
         ordered = rows.sort_values(self.along)
         x = ordered[self.along].to_numpy(dtype=float)
         if len(x) < 3 or (x <= 0).any():

@@ -1,4 +1,4 @@
-"""The judge: compute the verdict on a claim from the tables of its looks.
+"""The judge: compute the verdict on a claim from the tables of its statistical tests (looks).
 
 1. One part (rule) of the expectation. Seeds are the independent units. The rows give one figure per
    seed, for n seeds with mean m and standard deviation s:
@@ -56,7 +56,8 @@ Word: TypeAlias = Literal["supported", "refuted", "undecided"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on a part or a look, with the figure and interval that decide it.
+    """The verdict on a look (a statistical test) or on a part of it (one rule), with the figure and
+    interval that decide it.
 
     Attributes:
         more: If undecided, the number of further seeds that would probably suffice to decide.
@@ -85,7 +86,9 @@ class Finding:
 
 
 def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LEVEL) -> Finding:
-    """Judge the rows that one part selects. With `each`, the part must hold at every level."""
+    """Judge the rows that one part (rule) of the expectation selects. With `each`, the rule must
+    hold at every level.
+    """
     rows = select_rows(table, part.where)
     findings = {name: judge_rows(part, group, level) for name, group in part.levels(rows).items()}
     if not part.each:
@@ -103,7 +106,9 @@ def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LE
 
 
 def judge_rows(part: AbstractExpectation, rows: pd.DataFrame, level: float = LEVEL) -> Finding:
-    """Judge rows by one part. If a row has no finite number, the part is undecided."""
+    """Judge rows by one part (rule) of the expectation. If a row has no finite number, the part is
+    undecided.
+    """
     finite = np.isfinite(rows["value"].to_numpy(dtype=float))
     try:
         finding = judge_evidence(part.evidence(rows[finite]), level)
@@ -165,11 +170,11 @@ def judge_errors(errors: Errors) -> Finding:
     return Finding("supported", errors.worst, errors.least, errors.worst)
 
 
-# --- 2. The parts of a look, which must all hold.
+# --- 2. The parts (rules) of a look (statistical test), which must all hold.
 
 
 def join_parts(findings: Sequence[Finding]) -> Finding:
-    """Join the m parts of a look.
+    """Combine the findings on the m parts (rules) of a look.
 
     Return the finding of the deciding part: the first refuted part, else the first undecided part,
     else the first part. `more` is the largest `more` of the undecided parts.
@@ -198,19 +203,18 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
     return replace(parts[0], p=max(chances) if chances else None)
 
 
-# --- 3. The looks: main, control and second.
+# --- 3. The three statistical tests (looks): main, control and second.
 
 
 def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
-    """Judge one look, and return the judged table and the finding.
-
-    If a run failed or is not finished, the look is undecided.
+    """Judge one statistical test (look), and return the judged table and the finding. If a run
+    failed or is not finished, the test is undecided.
     """
     table = look.quantity.of(measured)
     finding = judge_table(look, table)
     if "state" not in measured.table:
         return table, finding
-    states = measured.table["state"].fillna("done")  # the rows of a trial have no state
+    states = measured.table["state"].fillna("done")  # rows of a trial have no column `state`
     failed = measured.table[states != "done"]
     if len(failed):
         reason = next(filter(None, map(str, failed["reason"])), "they are not finished")
@@ -220,7 +224,7 @@ def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
 
 
 def judge_table(look: Look, table: pd.DataFrame) -> Finding:
-    """Judge all parts of a look, at the level of its current stage."""
+    """Judge all parts (rules) of a look, with the error probability of its current stage."""
     parts = [judge_part(part, table, look.level) for part in look.expectation]
     finding = note_supported_parts(join_parts(parts), look.expectation, parts)
     if not look.planned:
@@ -228,14 +232,14 @@ def judge_table(look: Look, table: pd.DataFrame) -> Finding:
     seeds = f"judged with {len(look.seeds_now)} of {len(look.seeds)} seeds"
     interval = f"{100 * (1 - look.level):.3g} % intervals"
     if look.after("undecided") is not look:
-        finding = replace(finding, more=None)  # the next stage is planned already
+        finding = replace(finding, more=None)  # the next stage already plans further seeds
     return finding.noting(f"{seeds}, {interval}", finding.note)
 
 
 def note_supported_parts(
     finding: Finding, expected: Sequence[AbstractExpectation], parts: Sequence[Finding]
 ) -> Finding:
-    """Unless a look is supported, list its supported parts in the note.
+    """If a look is not supported, list its supported parts in the note of the finding.
 
     >>> from ntkexp.claim.expectation import Bound
     >>> rules = [Bound(limit=1, margin=0, side=side) for side in ("upper", "lower")]
@@ -257,7 +261,9 @@ def note_supported_parts(
 def judge_protocol(
     protocol: Protocol, measured: Mapping[str, Measured]
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Finding]]:
-    """Judge all looks, and return the judged tables and the findings by name."""
+    """Judge all statistical tests (looks), and return the judged tables and the findings by
+    name.
+    """
     tables: dict[str, pd.DataFrame] = {}
     findings: dict[str, Finding] = {}
     for name, look in protocol.looks.items():
@@ -266,7 +272,7 @@ def judge_protocol(
 
 
 def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
-    """Set the main look to `undecided` if the control is supported as well.
+    """Set the finding on the main look (test) to `undecided` if the control is supported as well.
 
     Add a note to the control if its interval excludes the null value.
     """
@@ -279,7 +285,8 @@ def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[s
 
 
 def note_missed_null(control: Finding, protocol: Protocol) -> Finding:
-    """Add a note to the control if its interval excludes the null value of its deciding part.
+    """Add a note to the finding on the control if its interval excludes the null value of its
+    deciding part.
 
     Return the control unchanged if its number of parts differs from the main look's.
     """

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """The looks at a claim, the record of the verdict, and the judged tables."""
+    """The statistical tests (looks) of a claim, the record of the verdict, and the judged
+    tables.
+    """
 
     looks: Mapping[str, Look]
     record: ClaimRecord
@@ -31,11 +33,11 @@ class JudgedClaim:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The table of the main look."""
+        """The judged table of the main look (statistical test)."""
         return self.tables[MAIN]
 
     def rows(self, *columns: str, look: str = MAIN) -> pd.DataFrame:
-        """Return the rows of a look's table that have numbers in all of these columns.
+        """Return the rows of a look's judged table that have numbers in all of these columns.
 
         The judged table repeats a row for each of its judged numbers. Such a row appears once.
         """
@@ -47,7 +49,7 @@ class JudgedClaim:
 
 
 class PublishedNumber(Component):
-    """A number from a paper, to be shown next to our measurement of the same number.
+    """A number from a paper. It is shown next to the measurement of the same number.
 
     `what` describes the number and its data. The measurement is the mean over seeds of the rows
     that `where` selects. If `within` gives the possible range of the number, such as [0, 1] for
@@ -108,7 +110,9 @@ class AbstractPicture(Component, ABC):
         return ""
 
     def table(self, judged: JudgedClaim) -> pd.DataFrame | None:
-        """Return the paper's numbers next to our measurements, or None without such numbers."""
+        """Return a table of the paper's numbers next to the measurements, or None if the picture
+        has no such numbers.
+        """
         if not self.numbers:
             return None
         return pd.DataFrame([number.row(judged.table) for number in self.numbers])

@@ -1,4 +1,5 @@
-"""The protocol of a claim: three looks, stated before anything is measured.
+"""The protocol of a claim: three statistical tests (looks), which are fixed before anything is
+measured.
 
 Look        the runs or the trial, the seeds, the measured quantity, the expected range of the
             quantity, the null value that this range excludes, and the planned numbers of seeds
@@ -59,15 +60,15 @@ class Look:
 
     @property
     def level(self) -> float:
-        """The error probability that the current stage may spend.
+        """The error probability of the current stage.
 
         The total of 5 % is split over the K stages in proportion to their numbers of seeds:
 
             level of the stage with n_k seeds = 5 % · n_k/(n_1 + … + n_K)
 
-        Early stages therefore spend little. By Bonferroni's inequality, the total error probability
-        is at most 5 % for any dependence between the stages. The bounds of O'Brien and Fleming
-        would be less conservative, but they assume normal sums of known variance. Here, the
+        So early stages have a small error probability. By Bonferroni's inequality, the total error
+        probability is at most 5 % for any dependence between the stages. The bounds of O'Brien and
+        Fleming would be less conservative, but they assume normal sums of known variance. Here, the
         variance is estimated from few seeds, and several parts are combined.
 
         >>> look = Look({}, None, tuple(range(24)), None, (), planned=(6, 24))
@@ -78,7 +79,6 @@ class Look:
 
     @property
     def seeds_now(self) -> tuple[int, ...]:
-        """The seeds of the current stage."""
         return self.seeds[: self.sizes[self.stage]]
 
     @property
@@ -90,19 +90,21 @@ class Look:
         }
 
     def at(self, stage: int) -> Look:
-        """Return the look at this stage."""
+        """Return this test with `stage` as its current stage."""
         return replace(self, stage=stage)
 
     def after(self, verdict: str) -> Look:
-        """Return the look at its next stage, if `verdict` is undecided and there is one.
+        """Return this test at its next stage, if `verdict` is undecided and there is a next stage.
 
-        Otherwise, return the look unchanged.
+        Otherwise, return it unchanged.
         """
         last = self.stage in {-1, len(self.sizes) - 1}
         return self if last or verdict != "undecided" else self.at(self.stage + 1)
 
     def words(self, first: int) -> str:
-        """Describe all parts of the expectation, beginning with part number `first`."""
+        """Describe the parts (rules) of the expectation as text, beginning with part number
+        `first`.
+        """
         others = (*self.expectation[:first], *self.expectation[first + 1 :])
         return "; ".join(part.whole_words for part in (self.expectation[first], *others))
 
@@ -131,7 +133,7 @@ def sweep_fields(definition: Definition) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The three looks that decide a claim."""
+    """The three statistical tests (looks) that decide a claim."""
 
     main: Look
     control: Look
@@ -142,7 +144,8 @@ class Protocol:
         return {MAIN: self.main, CONTROL: self.control, SECOND: self.second}
 
 
-# Names of today → names at the time of registration. The registered digests depend on the latter.
+# Current names of components → their names when claims were registered. Digests are computed with
+# the old names.
 REGISTERED_NAMES = {
     r"\bpath\.queries\b": "path.probes",
     r"(?<![A-Za-z])query(?![A-Za-z_])": "probe",
@@ -153,7 +156,7 @@ REGISTERED_NAMES = {
 
 
 def registered_spelling(fields: dict[str, Any]) -> dict[str, Any]:
-    """Replace today's names in the fields of a look by the names that the register uses.
+    """Replace current names in the fields of a look by the old names, which digests use.
 
     >>> registered_spelling({"base": ["data.query=4", "path.queries=[query]"], "column": "accuracy_query"})
     {'base': ['data.probe=4', 'path.probes=[probe]'], 'column': 'accuracy_probe'}

@@ -1,4 +1,7 @@
-"""The default picture of a claim, and pictures with the axes of a paper's figure."""
+"""The default picture of a claim, and pictures with the axes of a paper's figure.
+
+A look is one statistical test of the claim. A part is one rule that the look tests.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class JudgedRows(AbstractPicture):
                 lines = style.wrapped(main_part.whole_words, 44 // len(pairs) * 2)
                 axes.set_title("\n".join(lines))
 
-        # The title: the name, the verdict, and the figure with its interval
+        # The title consists of the name, the verdict, and the figure with its interval
         record = judged.record
         name = record.name.replace("_", " ").capitalize()
         interval = f"95 % {short(record.main.low)} to {short(record.main.high)}"
@@ -69,7 +72,9 @@ class JudgedRows(AbstractPicture):
 
 
 def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
-    """Return the parts to draw as pairs (second look, main look), the deciding part first."""
+    """Return the parts (rules) to draw, as pairs from the second and the main look. The deciding
+    part comes first.
+    """
     pairs = zip(*(judged.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
     expected = judged.record.main.expected
     deciding_first = sorted(pairs, key=lambda pair: not expected.startswith(pair[-1].whole_words))
@@ -77,9 +82,8 @@ def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]
 
 
 def drawable_groups(part: AbstractExpectation, table: pd.DataFrame) -> Iterable[pd.DataFrame]:
-    """Return the rows that a part selects, split by its levels.
-
-    Return no rows if the part cannot judge them.
+    """Return the rows that a part (rule) selects, split by its levels. Return no rows if the rule
+    cannot judge them.
     """
     try:
         rows = select_rows(table, part.where)

@@ -34,7 +34,7 @@ from ntkexp.text import printable, short
 VERDICTS_FILE, PAGE, SUMS = "verdicts.json", "README.md", "SHA256SUMS"
 TABLES = tuple(f"{look}.csv" for look in (MAIN, CONTROL, SECOND))
 ALWAYS = ("runs", "seed", "value", "bound")
-"""Columns that every rule may read."""
+"""Columns that every rule may use."""
 
 # --- The schema of verdicts.json.
 
@@ -46,7 +46,7 @@ Ends = Annotated[list[float | None], Field(min_length=2, max_length=2)]
 
 
 class PublishedLook(BaseModel):
-    """The verdict on one look."""
+    """The verdict on one statistical test (look)."""
 
     model_config = STRICT
     verdict: Verdict
@@ -149,7 +149,7 @@ def read_digests(folder: Path) -> dict[str, str]:
 
 
 def files_of(names: Iterable[str]) -> list[str]:
-    """Return the names of all files in a publication of these claims."""
+    """Return the names of all files in a folder that publishes these claims."""
     claim_files = [f"{name}/{file}" for name in names for file in (*TABLES, PICTURE)]
     return [PAGE, VERDICTS_FILE, *claim_files]
 

@@ -1,4 +1,4 @@
-"""Publish verdicts, and check a publication.
+"""Publish verdicts, and check a publication. A look is one statistical test of a claim.
 
 `publish` writes the verdicts on claims that were judged at default size and whose digest is the
 latest in the register. It keeps published verdicts on other claims if their digest is the latest,
@@ -75,7 +75,8 @@ def publish(
     entries: Entries,
     trust: Sequence[str] = (),
 ) -> list[str]:
-    """Write the verdicts of the claims, and return the names of all published claims.
+    """Write the verdicts on claims into the published folder, and return the names of all published
+    claims.
 
     `records` are the judged claims, and `entries` are all entries of the register. Raise if there
     is nothing to publish, or if a published verdict contradicts its tables.
@@ -151,13 +152,13 @@ def remove_tables(folder: Path) -> None:
 
 
 def deciding_rows(look: Look, table: pd.DataFrame) -> list[Any]:
-    """Return the index of the rows that any rule of the look selects."""
+    """Return the index of the rows that at least one rule of the look selects."""
     index = {row for rule in look.expectation for row in select_rows(table, rule.where).index}
     return sorted(index)
 
 
 def columns_of(look: Look) -> set[str]:
-    """Return the columns that the rules of a look read."""
+    """Return the columns of the table that the rules of a look (statistical test) use."""
     columns = {*ALWAYS}
     for rule in look.expectation:
         columns |= {*rule.where, *rule.each, getattr(rule, "along", "")}
@@ -165,7 +166,9 @@ def columns_of(look: Look) -> set[str]:
 
 
 def draws_of(claim: Claim, composer: Composer, trust: Sequence[str]) -> dict[str, str]:
-    """Describe the random draws of a seed of each look. Omit looks whose data are missing."""
+    """Describe, for each look (statistical test), what a seed draws at random. Omit looks whose
+    data are missing.
+    """
     words: dict[str, str] = {}
     for name, look in claim.looks.items():
         equal = next((other for other in words if draws_equal(claim.looks[other], look)), None)
@@ -230,7 +233,7 @@ def verdict_fields(record: ClaimRecord, entry: RegisterEntry) -> dict[str, Any]:
 def look_on_record(
     looks: Mapping[str, Any], entry: RegisterEntry, **circumstances: Any
 ) -> Mapping[str, Any] | None:
-    """Return the last recorded outcome of a register entry that equals this outcome.
+    """Return the last outcome in a register entry that equals the outcome of this record.
 
     Only outcomes at default size count. `circumstances` are fields, such as the date, that must be
     equal as well. Return None if there is no such outcome.
@@ -423,7 +426,7 @@ def refuse_changed(
     files = [f"{claim.name}/{file}" for file in (*TABLES, PICTURE)]
     if contents is None and (folder / SUMS).is_file():
         contents = read_files(folder, files, read_digests(folder))
-    if contents is None:  # an old publication without SHA256SUMS
+    if contents is None:  # without SHA256SUMS, as in old publications
         contents = {file: read_bytes(folder / file) for file in files}
     refuse_active_picture(contents[files[-1]], folder / files[-1])
     tables = {}
@@ -463,12 +466,12 @@ def differences(
         findings[name] = judge_table(looks[name], table)
     findings = weigh_control(findings, claim.protocol)
 
-    # The verdict on the claim, from the main and the second look
+    # Compare the verdict on the claim, which follows from the main and the second look
     verdict = pair_verdict(findings["main"].verdict, findings["second"].verdict)
     if row["verdict"] != verdict:
         yield f"verdict is {row['verdict']}, and the tables say {verdict}"
 
-    # The verdict on each look
+    # Compare the fields of each look
     for name, finding in findings.items():
         numbers = (finding.figure, finding.low, finding.high)
         size = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
@@ -477,7 +480,7 @@ def differences(
                 published = row[name][key]
                 yield (f"{name} has the {key} {published}, and its table says {finite_json(value)}")
 
-    # The fields that repeat the main look and the claim
+    # Compare the fields that repeat values of the main look and of the claim
     repeated = {key: row["main"][key] for key in ("figure", "interval", "p", "expected")}
     repeated["statement"] = claim.statement
     repeated["source"] = claim.source.words
@@ -488,7 +491,9 @@ def differences(
 
 
 def look_fields(finding: Finding, look: Look) -> dict[str, Any]:
-    """Return the published fields of a look that can be recomputed from its table and the claim."""
+    """Return the published fields of a statistical test (look) that can be recomputed from its
+    table and the claim.
+    """
     return {
         "verdict": finding.verdict,
         "figure": finding.figure,

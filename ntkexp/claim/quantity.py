@@ -29,7 +29,7 @@ HEAD_COLUMNS = ("runs", "run", "seed", "state", "reason")
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements for one look.
+    """The measurements for one statistical test (look) of a claim.
 
     Attributes:
         table: A row per run or per row of the trial. Its columns are `runs`, `seed`, the axes of
@@ -52,13 +52,15 @@ class Measured:
 
     @property
     def runs(self) -> list[Run | None]:
-        """The run of each row, or None if the run has no result."""
+        """The run of each row of the table, or None if the run has no result."""
         return [self.known.get(folder) for folder in self.table["run"]]
 
     def by_run(
         self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]
     ) -> pd.DataFrame:
-        """Apply `measure` to each run, and return a row per run and name. Missing runs give NaN."""
+        """Apply `measure` to each run, and return a table with a row per run and per measured name.
+        A missing run gives NaN.
+        """
         missing = dict.fromkeys(names, math.nan)
         numbers = [missing if run is None else measure(run) for run in self.runs]
         parts = []

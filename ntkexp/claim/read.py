@@ -59,7 +59,7 @@ CLAIM_KEYS = ("base", "runs", "trial", "looks", *NEEDED, "null", "quick", "full"
 CHANGES = ("base", "axes", "runs", "seeds", "looks", "quantity", "expectation", "null", "trial")
 COLUMN = "ntkexp.claim.quantity.Column"
 SECOND_SEED_OFFSET = 1000
-"""The offset of the second look's seeds from the main look's seeds."""
+"""The offset between the seeds of the second look (test) and the seeds of the main look."""
 
 
 def claim_names(choices: Choices) -> list[str]:
@@ -159,11 +159,12 @@ def build_source(fields: object) -> Published:
         raise refusal(error, Published, "source", source) from None
 
 
-# --- Changes for another look or size.
+# --- Changes of a claim for its control, its second look, or another size.
 
 
 def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
-    """Return the content of a claim with the changes of a look or size.
+    """Return the content of a claim with the changes for its control, its second look, or another
+    size.
 
     >>> runs = {"mlp": {"base": ["steps=9"], "axes": {"seed": [1]}}}
     >>> claim = {"runs": runs, "quantity": "kernel_change", "seeds": 5}
@@ -186,7 +187,7 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
-        changed.pop("looks", None)  # the planned stages do not fit the new seeds
+        changed.pop("looks", None)  # the planned stages do not match the new number of seeds
     for key in ("looks", "null"):
         if key in change:
             changed[key] = change[key]
@@ -250,7 +251,7 @@ def merge_rules(before: Any, change: Any) -> Any:
 
 
 def build_look(tree: Tree, name: str, builder: Builder) -> Look:
-    """Build one look. Error messages name the control or the second look."""
+    """Build one statistical test (look). Error messages name the control or the second look."""
     with mistakes_in("" if name == MAIN else f"{name}: "):
         seeds = seeds_of(tree["seeds"])
         if len(seeds) < 2:
@@ -369,9 +370,8 @@ def mistakes_in(name: str) -> Iterator[None]:
 
 
 def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
-    """Build a sweep of single-threaded runs, whose results do not depend on the number of workers.
-
-    A setting `threads` in the base takes precedence.
+    """Build a sweep of single-threaded runs, so that results do not depend on the number of
+    workers. A setting `threads` in the base takes precedence.
     """
     if not isinstance(fields, Mapping):
         raise Mistake(f"runs.{name}={spell_value(fields)}: it takes axes and base, as a sweep does")

@@ -1,4 +1,4 @@
-"""Pictures of rules: the judged rows of a part, and its expected range."""
+"""Pictures of one rule of a claim: the judged rows and the expected range."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def _(rule: AbstractAverage, axes: Axes) -> None:
         log_axis(axes, "y")
         ends = [math.exp(end) for end in ends]
 
-    # Replace an infinite end of the band by the axis limit, or by the finite end if that is beyond.
+    # Replace an infinite end of the band by the axis limit, or by the band's finite end if this
+    # lies beyond the limit.
     low, high = axes.get_ylim()
     finite = [end for end in ends if math.isfinite(end) and end != 0]
     band = np.clip(ends, min([low, *finite]), max([high, *finite]))

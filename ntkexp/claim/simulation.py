@@ -1,7 +1,8 @@
 """Simulations of the judge: its error rate and its power.
 
 The judge receives random tables whose true value is known: inside the expected range of a rule, at
-its edge, or outside. A design is a look with several stages or parts, or a pair of looks.
+its edge, or outside. A design is a look (statistical test) with several stages or parts (rules), or
+a pair of looks.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ POSITIONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 def invent(
     rule: AbstractExpectation, offset: float, generator: np.random.Generator, seeds: int = SEEDS
 ) -> pd.DataFrame:
-    """Draw a table for a rule. `offset` sets the true value relative to the expected range.
+    """Draw a random table for a rule. `offset` sets the true value relative to the expected range.
 
     The true value lies inside the range (−1), at its edge (0) or outside (1).
     """
@@ -59,7 +60,7 @@ def offsets_of(rule: AbstractExpectation) -> tuple[float, ...]:
 def _(
     rule: Identity, offset: float, generator: np.random.Generator, seeds: int = SEEDS
 ) -> pd.DataFrame:
-    """Draw errors below the bound. For offset 1, one error is ten times the bound."""
+    """Draw a table of errors below the bound. For offset 1, one error is ten times the bound."""
     values = rule.tolerance * 10 ** -generator.uniform(0.01, 4, 10 * seeds)
     if offset > 0:
         values[generator.integers(len(values))] = 10 * rule.tolerance
@@ -70,9 +71,8 @@ def _(
 def _(
     rule: AbstractAverage, offset: float, generator: np.random.Generator, seeds: int = SEEDS
 ) -> pd.DataFrame:
-    """Draw one figure per seed, with standard deviation 0.4 margins.
-
-    If the margin is 0, use 1 instead.
+    """Draw one figure per seed, with a standard deviation of 0.4 times the margin, or 0.4 if the
+    margin is 0.
     """
     expected = rule.expected
     unit = rule.scaled_margin or 1.0
@@ -87,7 +87,7 @@ def _(
 
 
 def table_of(rule: AbstractAverage, figures: NDArray[np.float64]) -> pd.DataFrame:
-    """Return a table whose figures by `rule.figures` are `figures`."""
+    """Return a table for which `rule.figures` returns `figures`."""
     seeds = [*range(len(figures))]
     if not isinstance(rule, Order):
         return pd.DataFrame({"seed": seeds, "value": figures})
@@ -209,7 +209,8 @@ def try_judging(rule: AbstractExpectation, tables: int = TABLES_PER_RULE, seed: 
     )
 
 
-# --- Simulations of designs: several stages, several parts, or a pair of looks.
+# --- Simulations of designs: tests with several stages or parts, or a pair of tests (main and
+# second look).
 
 
 @dataclass(frozen=True)
@@ -228,9 +229,8 @@ class JudgingDesign:
     def judge(
         self, truths: Sequence[float], seconds: Sequence[float], generator: np.random.Generator
     ) -> str:
-        """Draw tables and return the verdict.
-
-        `truths` holds the offset of each part in the main look, and `seconds` in the second look.
+        """Draw random tables, and return the verdict of the judge. `truths` and `seconds` hold the
+        offset of each part's true value, in the main and in the second look.
         """
         main = self.judge_look(truths, generator)
         if not self.pair:
@@ -247,7 +247,7 @@ class JudgingDesign:
             tables.append(rows.assign(quantity=index))
         table = pd.concat(tables, ignore_index=True)
 
-        # Judge stage by stage, until the look is decided.
+        # Judge stage by stage, until the test is decided.
         look = self.look.at(0)
         while True:
             finding = judge_table(look, table[table["seed"].isin(look.seeds_now)])
@@ -258,7 +258,7 @@ class JudgingDesign:
 
 
 def look_of(*parts: AbstractExpectation, planned: tuple[int, ...] = (5,)) -> Look:
-    """Return a look for random tables, where each part selects its own rows."""
+    """Return a test (look) of random tables, whose parts (rules) each select other rows."""
     placed = tuple(
         part.model_copy(update={"where": {"quantity": index}}) for index, part in enumerate(parts)
     )

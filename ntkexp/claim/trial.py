@@ -1,4 +1,4 @@
-"""Trials: custom measurements for claims that cannot be tested with a sweep of runs."""
+"""Trials: measurements in Python code, for claims that cannot be tested with a sweep of runs."""
 
 from __future__ import annotations
 

@@ -205,7 +205,6 @@ def judged(
 def register(
     names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path, reason: str
 ) -> None:
-    """Register the current versions of claims."""
     from ntkexp.claim.conduct import register_claim
     from ntkexp.config.compose import composer
 
@@ -223,7 +222,9 @@ def register(
 def publish_or_check(
     names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path
 ) -> None:
-    """Write the tables and verdicts into a folder, or judge the tables in a folder again."""
+    """Publish the tables and verdicts in a folder, or check a publication by judging its tables
+    again.
+    """
     from ntkexp.claim.publish import check, publish
     from ntkexp.config.compose import composer
     from ntkexp.records.claim import claim_records
@@ -247,7 +248,9 @@ def publish_or_check(
 
 
 def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
-    """Return the register entries of each claim by its name, oldest first, with their results."""
+    """Return the registered versions of each claim by its name, the oldest first, with their
+    results.
+    """
     from ntkexp.records.register import Register
 
     registers: dict[Path, list[RegisterEntry]] = {}
@@ -261,7 +264,9 @@ def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
 
 
 def stands(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> bool:
-    """Return True if the record is of the latest registered version, or not registered."""
+    """Return True if the record belongs to the latest registered version of its claim, or if the
+    claim is not registered.
+    """
     return not attempts or record.digest in attempts[-1].sizes.values()
 
 
@@ -299,7 +304,7 @@ def show(records: Sequence[ClaimRecord], registered: int, *, quiet: bool, as_jso
 
 
 def line(record: ClaimRecord) -> str:
-    """Return the verdict of a claim in one line."""
+    """Return the verdict on a claim in one line."""
     from ntkexp.report.claims import interval, outlook, shortened
 
     main = record.main

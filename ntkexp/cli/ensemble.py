@@ -136,7 +136,7 @@ LEARNS = {"all layers": "where all layers learn", "readout": "where the readout 
 
 
 def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
-    """Describe, for each kind of networks, the processes that the test does not reject."""
+    """Describe, for each kind of networks, the Gaussian processes that the test does not reject."""
     kinds = dict.fromkeys(row.networks for row in table)
     each = [
         f"{LEARNS[kind]}, they {stand([row for row in table if row.networks == kind])}"
@@ -147,7 +147,7 @@ def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
 
 
 def stand(rows: Sequence[Comparison]) -> str:
-    """Describe the comparison of one kind of networks with each process."""
+    """Describe the comparison of one kind of networks with each Gaussian process."""
     kinds: dict[str, list[str]] = {
         "could be draws of": [],
         "are no draws of": [],

@@ -317,7 +317,7 @@ def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> N
 
 
 def order_of(run: Run) -> str:
-    """Describe the ranking for `top:N`, in words that follow 'examples'."""
+    """Describe the ranking for `--without=top:N`, in words that follow 'examples'."""
     from ntkexp.report.known_effects import effects_of_run
 
     if effects_of_run(run) is None:
@@ -326,7 +326,7 @@ def order_of(run: Run) -> str:
 
 
 def of_largest_outputs(entries: Sequence[BreakdownEntry]) -> list[BreakdownEntry]:
-    """Select the entry of the largest output at each query."""
+    """Select, at each query, the entry of the breakdown for the largest output."""
     largest: dict[int, BreakdownEntry] = {}
     for entry in entries:
         if entry.number not in largest or entry.before > largest[entry.number].before:

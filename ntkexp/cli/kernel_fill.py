@@ -129,7 +129,7 @@ class Filling:
     kernel: AbstractKernel
     path: Path
     engine: AbstractEngine
-    workers: int | None  # the user's --workers
+    workers: int | None  # number of workers by the option --workers
     force: bool
 
     @cached_property
@@ -215,7 +215,7 @@ def limit(
 
 
 class When(StrEnum):
-    """The choice of weights of a run: before or after training."""
+    """The weights of a run for which a kernel is computed: before or after training."""
 
     start = "start"
     end = "end"

@@ -162,7 +162,9 @@ def number(option: str, text: str, allowed: str) -> float:
 def outputs(
     entries: Entries, answers: Sequence[Answer]
 ) -> tuple[list[str], Iterable[Sequence[object]]]:
-    """Return the header and rows of the predictions: a row for each answer, split and point."""
+    """Return the header and rows of the predictions: a row for each kernel, training time, split
+    and point.
+    """
     columns = entries.targets.shape[1]
     names = [f"{what}_{k}" for what in ("target", "output") for k in range(columns)]
     header = ["kernel", "when", "ridge", "split", "index", "label", *names, "deviation"]

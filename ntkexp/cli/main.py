@@ -162,7 +162,9 @@ STDOUT = "stdout"
 
 
 class Output(io.FileIO):
-    """The file of stdout. Its errors contain the name stdout, unlike errors of result files."""
+    """The file of stdout. Its errors name stdout, to distinguish them from errors of result
+    files.
+    """
 
     def write(self, content: ReadableBuffer, /) -> int:
         try:
@@ -208,7 +210,7 @@ def show_warning(
 
 
 def refuse_unfit(arguments: Sequence[str]) -> None:
-    """Raise if no command can work in this environment or with these arguments."""
+    """Raise if the environment or the arguments prevent every command from working."""
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -230,7 +230,9 @@ class CommonOptions:
         return self.trust or []
 
     def compose(self, overrides: Sequence[str] | None) -> Experiment:
-        """Compose the experiment from the overrides of a command. This imports torch."""
+        """Compose the experiment from the overrides of a command. Importing torch makes this
+        slow.
+        """
         # Linear algebra libraries read the number of threads when torch is imported, so set it now,
         # before the overrides are validated.
         words = [text.lstrip("+") for text in overrides or []]

@@ -79,7 +79,9 @@ def resume_command(folder: Path, trust: Sequence[str], log: str | None = None) -
 
 
 def advice_for(folder: Path, advice: str) -> Callable[[], str]:
-    """Return a function for `interruptible`: the advice, or a remark if the run has not begun."""
+    """Return a function for `interruptible`, which returns the advice, or a remark if the run has
+    not begun.
+    """
     return lambda: f"; {advice}" if (folder / BEGUN).is_file() else " before the first step"
 
 

@@ -256,7 +256,9 @@ class Builder:
     def kind(
         self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str
     ) -> type[Component]:
-        """Return the class of a node. A node of a concrete class needs no `_target_`."""
+        """Return the component class of a mapping. If the expected class is concrete, `_target_`
+        may be missing.
+        """
         base = next((one for one in bases if class_path(one) == node.get("_target_")), bases[0])
         if "_target_" in node:
             return component_class(node["_target_"], base, key, self.trusted)
@@ -267,7 +269,7 @@ class Builder:
         return base
 
     def child(self, value: Any, field: FieldInfo | None, key: str) -> Any:
-        """Return the value of a field, with all components in it built."""
+        """Return the value of a field. Build all components in it."""
         if field is None:  # an unknown field: pydantic raises an error
             return value
         plain = set(plain_types(field.annotation))
@@ -323,12 +325,12 @@ def unknown_key(
     given = key
     parent, _, last = key.rpartition(".")
 
-    # a key of the same name in another group; prefer the one with the fewest dots
+    # suggest a key of the same name in another group; prefer the one with the fewest dots
     named = sorted((other for other in known if other.split(".")[-1] == last), key=nesting_depth)
     if named:
         return Mistake(f"{key}: there is no such key; did you mean '{named[0]}'?")
 
-    # a name from another library
+    # suggest this package's key for a name from another library
     meant = KEYS.get(last.lower(), "")
     if meant and parent in {"", meant.rpartition(".")[0]}:
         if meant in {*known, *chosen} or "=" in meant:
@@ -336,7 +338,8 @@ def unknown_key(
         key = meant
         parent, _, last = meant.rpartition(".")
 
-    # a key of another option; prefer an option named like the key, then the one with fewest keys
+    # suggest a key of another option; prefer an option named like the key, then the one with fewest
+    # keys
     elsewhere = [
         (group, option)
         for group, current in chosen.items()
@@ -352,7 +355,8 @@ def unknown_key(
             f"did you mean '{group}={option} {group}.{last}=…'?"
         )
 
-    # the nearest spelling: within the group, else by the last part of the key, else by the full key
+    # suggest the most similar spelling: within the group, else by the last part of the key, else by
+    # the full key
     beside = [other for other in known if other.rpartition(".")[0] == parent]
     candidates = {
         other.split(".")[-1]: other

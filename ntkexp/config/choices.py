@@ -67,7 +67,9 @@ NO_CHOICES = frozenset({"claim", "study", "sweep"})
 
 @dataclass(frozen=True)
 class Choices:
-    """The options in some folders. Files in earlier folders hide files of the same name."""
+    """The options (YAML files) in some folders. Files in earlier folders hide files of the same
+    name.
+    """
 
     folders: tuple[Path, ...]
 

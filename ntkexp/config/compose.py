@@ -64,7 +64,7 @@ MARKED = re.compile(r"""null|'.*'|".*"|.*\$\{.*\}.*""", re.DOTALL)
 
 @dataclass(frozen=True)
 class Override:
-    """A key, and the text of its value, which may be empty."""
+    """One override KEY=VALUE: the key, and the text of the value, which may be empty."""
 
     key: str
     value: str
@@ -275,7 +275,7 @@ class Resolved:
 
 
 def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return `tree` with missing keys filled from `fields`, the values with class defaults."""
+    """Return `tree`, with missing keys taken from `fields`, which contains default values."""
     return {
         key: completed(item, fields.get(key, {})) if isinstance(item, dict) else item
         for key, item in (fields | tree).items()
@@ -311,7 +311,7 @@ class Composer:
         given = {override.key: override for override in map(split, overrides)}
         picked = {key: read_option(given[key], choices) for key in self.groups if key in given}
 
-        # copy the merged tree of these options
+        # copy the cached tree of these options
         selection = tuple(sorted(picked.items()))
         if selection not in self.assembled:
             self.assembled[selection] = assemble(picked, choices)

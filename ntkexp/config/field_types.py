@@ -155,7 +155,7 @@ def refusal(
             (other for other in error.errors() if other["type"] == "extra_forbidden"), first
         )
     reason = str(first.get("ctx", {}).get("error", "")) if first["type"] == "value_error" else ""
-    if not first["loc"]:  # an error of several fields, whose message already names the keys
+    if not first["loc"]:  # pydantic's error concerns several fields, and its message names them
         return Mistake(reason or f"{key}: {first['msg']}".removeprefix(": "))
     name = str(first["loc"][0])
     full_key = f"{key}.{name}".removeprefix(".")

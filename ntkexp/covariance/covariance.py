@@ -40,8 +40,8 @@ Variances = tuple[Float[Tensor, "_ ..."], ...]
 
 @dataclass(frozen=True)
 class Signal:
-    """Properties of a signal in an infinitely wide network. Layers use them to check that a limit
-    exists.
+    """Properties of a signal (the values after a layer) in an infinitely wide network. Layers use
+    them to check that a limit exists.
 
     `gaussian`: the channels are independent Gaussians of equal variance at each pixel. This holds
     after weights; pointwise layers and norms require it. `fresh`: the signal is independent of the
@@ -170,7 +170,7 @@ class Covariance:
     in_pairs: bool = False
     """The left example k is paired only with the right example k; there is a single column."""
     carried: tuple[Tensor, Distances] | None = None
-    """The tensor `nngp` to which the distances belong, and the distances."""
+    """The distances, and the tensor `nngp` that they belong to."""
 
     @classmethod
     def alone(cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs) -> Covariance:
@@ -201,8 +201,8 @@ class Covariance:
     def of_pairs(
         cls, x1: Tensor, x2: Tensor, pairs: Pairs, left: Variances, right: Variances, same: bool
     ) -> Covariance:
-        """Return K and the distances between the k-th inputs in x₁ and x₂, for all k. Pairs have
-        equal pixels.
+        """Return K and the distances between the k-th inputs in x₁ and x₂, for all k. Each pair
+        consists of equal pixels.
         """
 
         def mean(values: Tensor) -> Tensor:
@@ -233,7 +233,9 @@ class Covariance:
 
     @property
     def distances(self) -> Distances | None:
-        """The distances; None if a layer has replaced `nngp` and gave no distances."""
+        """The distances that belong to `nngp`. None if the layer that computed `nngp` has no
+        formula for distances.
+        """
         if self.carried is None or self.carried[0] is not self.nngp:
             return None
         return self.carried[1]
@@ -244,7 +246,7 @@ class Covariance:
         return replace(self, carried=(self.nngp, distances))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Covariance:
-        """Apply a linear function to K, Θ and the distances."""
+        """Apply a linear function to the covariance K, the tangent kernel Θ and the distances."""
         mapped = replace(self, nngp=function(self.nngp), carried=None)
         if self.ntk is not None:
             mapped = replace(mapped, ntk=function(self.ntk))
@@ -299,8 +301,8 @@ class Covariance:
         return replace(vectors, pairs=Pairs((), ()))
 
     def following(self, branch: Covariance) -> Covariance:
-        """Return this covariance as the input of the next branch, with `left` and `met` after
-        `branch`.
+        """Return this covariance as the input of the next branch. Take `left` and `met` from the
+        result of `branch`.
         """
         return replace(self, left=branch.left, met=branch.met)
 
@@ -322,7 +324,7 @@ class Covariance:
 def split_portions(
     x: Float[Tensor, "example ..."], each: int
 ) -> Sequence[Float[Tensor, "few ..."]]:
-    """Split examples of `each` numbers into portions of at most about PORTION numbers.
+    """Split examples into portions of at most about PORTION numbers. An example has `each` numbers.
 
     >>> [len(portion) for portion in split_portions(torch.zeros(5, 3), 2**16)]
     [2, 2, 1]

@@ -140,7 +140,7 @@ class Pairs:
         return stored.view(shape)
 
     def restrict(self, values: Tensor, wanted: Pairs) -> Tensor:
-        """Select the values of a subset of the pairs."""
+        """Select the values of the pairs `wanted`, a subset of the pairs."""
         first = values.dim() - 2 * len(self.pixels)
         for axis, stored in enumerate(self.offsets):
             if stored != wanted.offsets[axis]:
@@ -207,12 +207,12 @@ def window_sum(
 
 
 class AbstractPixelMap(ABC):
-    """A linear map along one axis, from values at pairs of fine pixels to values at pairs of new
-    pixels.
+    """A linear map along one image axis, from values at pairs of input pixels (fine) to values at
+    pairs of output pixels (new).
     """
 
     members: tuple[tuple[int, ...], ...]
-    """The fine pixels of each new pixel."""
+    """The input (fine) pixels of each output (new) pixel."""
 
     @abstractmethod
     def fine(self, shift: int, pixels: int) -> set[int]:
@@ -273,8 +273,8 @@ class Coarse(AbstractPixelMap):
         return not self.equal and len(set(pixels)) == len(pixels)
 
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
-        """For each coarse pixel, return the fine pairs that are averaged at the coarse offset
-        `shift`.
+        """Return, for each coarse pixel, the pairs of fine pixels over which the kernel is averaged
+        at the coarse offset `shift`.
         """
         count = len(self.members)
         matches: list[list[tuple[int, int]]] = []
@@ -309,8 +309,8 @@ class Coarse(AbstractPixelMap):
 
 @dataclass(frozen=True)
 class Taps(AbstractPixelMap):
-    """For every new pixel, the fine pixel p_k that each weight k multiplies; −1 if outside the
-    image.
+    """For every output pixel, the input (fine) pixel p_k that each weight k of a window multiplies;
+    −1 if p_k is outside the image.
 
         K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|
 
@@ -457,7 +457,7 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
         dim = values.dim() - 2 * (len(coarse) - axis)  # axis of the offsets; pixels follow
         lead = values.shape[:dim]
         rest = values.shape[dim + 2 :]
-        if not after.offsets[axis]:  # no later layer needs any pair
+        if not after.offsets[axis]:  # no later layer needs a pair of pixels on this axis
             values = values.new_empty(*lead, 0, len(one.members), *rest)
             continue
         if one.trivial(pairs.pixels[axis]):
@@ -465,7 +465,7 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
         tables = stacked_tables(one, pairs, axis, after).to(values.device)
         flat = values.flatten(dim, dim + 1)
         columns = tables.flatten(0, 1).t()  # [averaged pair, coarse offset and pixel]
-        if len(columns) > columns.shape[1]:  # few means over many pairs
+        if len(columns) > columns.shape[1]:  # few means over many pairs of pixels
             picked = flat.index_select(dim, columns.t().flatten())
             mean = torch.unflatten(picked, dim, (-1, len(columns))).mean(dim + 1)
         else:
@@ -555,7 +555,7 @@ CLEANING = frozenset({BEND, CLEAR, ARC, NORM, SERIES})
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on a register."""
+    """An operation on the tile in a register (see the list above)."""
 
     kind: int
     register: int

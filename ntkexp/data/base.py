@@ -76,7 +76,9 @@ def require_file(path: Path) -> Path:
 
 
 def read_contents(path: Path) -> bytes:
-    """Return the contents of a file. Read at most its size: some special files never end."""
+    """Return the contents of a file. Read no more bytes than its size, because some special files
+    never end.
+    """
     try:
         with require_file(path).open("rb") as file:
             return file.read(path.stat().st_size)
@@ -173,8 +175,8 @@ def add_label_noise(
 
 
 def share(count: int, number: int, phases: int) -> int:
-    """Return the number of examples or steps in phase `number`. Shares are equal; the first are
-    rounded up.
+    """Return the number of examples or steps in phase `number`, if `count` are divided equally. The
+    first phases are rounded up.
 
     >>> [share(128, number, 3) for number in range(3)]
     [43, 43, 42]
@@ -347,8 +349,8 @@ class AbstractSource(Component):
 
     @final
     def cut(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
-        """Return the indices of the three splits in random order. Each phase has an equal share of
-        a split.
+        """Return the indices of the three splits in random order. Each phase gets an equal number
+        of examples of a split.
         """
         groups = phase_positions(examples.phase, len(examples.phases), len(examples.inputs))
         phases = len(groups)

@@ -61,7 +61,6 @@ def find_idx_file(folder: Path, names: tuple[str, ...], advice: str) -> Path:
 def read_idx_pictures(
     images: Path, labels: Path
 ) -> tuple[UInt8[Tensor, "example 1 row column"], UInt8[Tensor, " example"]]:
-    """Read greyscale images and their labels."""
     pictures = read_idx(images, axes=3)
     classes = read_idx(labels, axes=1)
     if len(pictures) != len(classes):

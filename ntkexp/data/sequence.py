@@ -207,7 +207,9 @@ class Sequence(AbstractSource):
 
     @property
     def sources(self) -> tuple[AbstractSource, ...]:
-        """The source of each phase: the given source, or `source` with the given classes."""
+        """The source of each phase: the phase itself if it is a source, or `source` restricted to
+        the classes that the phase lists.
+        """
         sources: list[AbstractSource] = []
         for phase in self.phases:
             if isinstance(phase, AbstractSource):
@@ -223,7 +225,8 @@ class Sequence(AbstractSource):
         return tuple(sources)
 
     def phase_steps(self, steps: int) -> tuple[int, ...]:
-        """Return `self.steps`, or equal shares of `steps`, of which the first are rounded up.
+        """Return the number of steps of each phase: `self.steps`, or equal parts of `steps`. The
+        first phases are rounded up.
 
         >>> Sequence().phase_steps(301), Sequence(steps=(1, 9)).phase_steps(10)
         ((151, 150), (1, 9))
@@ -282,7 +285,9 @@ class Sequence(AbstractSource):
 
 
 def shared_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]]:
-    """Return the joined names of the k-th classes of all phases, and the unchanged targets."""
+    """Return the names of shared outputs, which join the names of the k-th classes of all phases,
+    and the unchanged targets.
+    """
     by_output = zip(*(part.classes for part in parts), strict=True)
     names = tuple("/".join(dict.fromkeys(classes)) for classes in by_output)
     return names, [part.target for part in parts]
@@ -323,7 +328,7 @@ def distinct_names(names: Several[str]) -> tuple[str, ...]:
 
 
 def refuse_unlike(parts: Several[Examples], outputs: str) -> None:
-    """Raise unless one network fits the inputs and targets of all phases."""
+    """Raise if one network cannot take the inputs and targets of all phases."""
 
     def layout(part: Examples) -> tuple[object, ...]:
         values = () if part.classes else tuple(part.target.shape[1:])

@@ -91,9 +91,9 @@ class RecordedGradient:
     def curvature(
         self, vectors: Float[Tensor, "vector weight"], together: int | None = None
     ) -> tuple[Float[Tensor, "vector weight"], Float[Tensor, "vector row"]]:
-        """Return Hγ and γ·∇ℓᵢ for each γ in `vectors` and each row i of all batches.
-
-        The backward pass is vectorized over `together` vectors, by default all.
+        """Return the Hessian-vector product Hγ for each γ in `vectors`, and γ·∇ℓᵢ for each row i of
+        all batches. Run one vectorized backward pass for `together` vectors at a time, by default
+        for all.
         """
         with plain_kernels():
             return at_once(self.back, vectors, together=together)
@@ -176,9 +176,8 @@ def credit_of_rows(
     gradient: Float[Tensor, " weight"],
     flat: FlatWeights,
 ) -> Float[Tensor, " weight"] | None:
-    """Return the credit of a gradient: 0 where it is a rounding error, and 1 elsewhere.
-
-    Return None if it is nowhere a rounding error.
+    """Return the credit of a gradient: 0 where it is only rounding error, and 1 elsewhere. Return
+    None if the credit is 1 everywhere.
     """
     shares = torch.cat([batch.shares for batch in batches])
     squares = torch.zeros_like(weights)

@@ -32,7 +32,7 @@ class SweepMemory:
     adjoints: int  # adjoints per output: of the weights, and of each part of the optimizer's state
     tape_bytes: float  # bytes on the tape per example
     number_bytes: int
-    taken_out: int = 0  # rows whose gradients are formed one by one
+    taken_out: int = 0  # number of rows whose gradients are formed one by one
 
     @property
     def chunk(self) -> int:
@@ -96,8 +96,10 @@ class SweepMemory:
 #     F(w) = the outputs after training with the weight w for a random twentieth of the examples
 
 
-CHAOTIC_GROWTH = 1e3  # 12 measured runs: useless derivatives were above, all others below 3
-MIN_AGREEMENT = 0.8  # 12 measured runs: effects predicted removals above .86, but not below .73
+# in 12 runs, the growth was above 1e3 if derivatives were useless, and below 3 otherwise
+CHAOTIC_GROWTH = 1e3
+# in 12 runs, effects predicted removals if the agreement was above .86, but not below .73
+MIN_AGREEMENT = 0.8
 SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the gradient
 
 
@@ -131,7 +133,7 @@ class Caveats:
 
     @property
     def jumps(self) -> str:
-        """The caveat on gradients that jump, or an empty text.
+        """The caveat on discontinuous gradients, or an empty text.
 
         >>> Caveats(growth=1.0, agreement=0.37, kinks=["relu"], eps=1e-8).jumps
         'effects mean little: the two halves of a removal agree by 0.37 only, because relu has kinks \
@@ -155,7 +157,7 @@ optimizer.eps'
 
     @property
     def reasons(self) -> list[tuple[str, str]]:
-        """The reasons for jumps, each with its remedy."""
+        """The reasons for discontinuous gradients, each with a remedy."""
         reasons = []
         if self.kinks:
             reasons.append((f"{self.kinked} that no derivative sees", "tanh or gelu"))
@@ -165,6 +167,6 @@ optimizer.eps'
 
     @property
     def kinked(self) -> str:
-        """The beginning of a sentence: the operations, and that they have kinks."""
+        """The beginning of a sentence that names the operations with kinks."""
         verb = "has" if len(self.kinks) == 1 else "have"
         return f"{several(list(self.kinks))} {verb} kinks"

@@ -68,12 +68,14 @@ from ntkexp.optimizer.base import GUARD
 
 @dataclass(kw_only=True)
 class StateAdjoint:
-    """The adjoints a, b, d and e. The adjoints b, d and e are created when a step needs them."""
+    """The adjoints of the training state: a of the weights, and b, d and e of the optimizer's
+    state. b, d and e are created when a step needs them.
+    """
 
-    weights: Float[Tensor, "vector weight"]  # a
-    memory: Tensor | None = None  # b
-    latest: Tensor | None = None  # d
-    largest: Tensor | None = None  # e
+    weights: Float[Tensor, "vector weight"]  # a, for the weights θ
+    memory: Tensor | None = None  # b, for the momentum m
+    latest: Tensor | None = None  # d, for u of adaptive optimizers such as Adam
+    largest: Tensor | None = None  # e, for AMSGrad's running maximum t
 
     def back(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
@@ -124,7 +126,7 @@ class StateAdjoint:
         moved: Float[Tensor, "vector part"],
         p: Float[Tensor, " part"],
     ) -> Float[Tensor, "vector part"]:
-        """Pull the adjoints back through a denominator. Return its term of p̂.
+        """Pull the adjoints back through a denominator. Return the resulting term of p̂.
 
         `moved` is S⊙a.
         """
@@ -181,13 +183,15 @@ MeanName: TypeAlias = Literal["renormalised", "fixed"]
 
 
 class AbstractMean(ABC):
-    """The convention for the shares κ of the other examples if the weight of one changes."""
+    """The convention for the other examples' shares κ in the loss if the weight of one example
+    changes.
+    """
 
     @abstractmethod
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
     ) -> Float[Tensor, "group row"]:
-        """Return the share κ of each row, given the weights of the rows."""
+        """Return the share κ of each row in the loss, given the weights of the rows."""
 
     @abstractmethod
     def slopes(
@@ -206,7 +210,7 @@ class AbstractMean(ABC):
 
 
 class FixedMean(AbstractMean):
-    """The other examples keep their shares."""
+    """The other examples keep their shares in the loss."""
 
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
@@ -225,7 +229,9 @@ class FixedMean(AbstractMean):
 
 
 class RenormalisedMean(AbstractMean):
-    """The mean of a batch is over the other examples only, unless there are none."""
+    """If an example is left out, the mean of its batch is over the other examples only. A batch of
+    one example is an exception.
+    """
 
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
@@ -264,7 +270,7 @@ class RenormalisedMean(AbstractMean):
 
 @dataclass(frozen=True)
 class Infinitesimal(AbstractMean):
-    """A convention whose removals are replaced by the derivative in the weight of the example."""
+    """A convention with derivatives in the weight of an example in place of finite removals."""
 
     mean: AbstractMean
 
@@ -288,7 +294,7 @@ MEANS: dict[MeanName, AbstractMean] = {"renormalised": RenormalisedMean(), "fixe
 
 
 def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
-    """Return the convention for the shares, for effects of this kind."""
+    """Return the convention for the examples' shares in the loss, for a kind of effects."""
     return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
 
 
@@ -382,7 +388,9 @@ def change_of(
     p: Float[Tensor, " part"],
     left: Float[Tensor, "left part"],
 ) -> Change:
-    """Return the changes of an update if its input p is replaced by each row of `left`."""
+    """Return how weights and optimizer state change if an update gets each row of `left` as its
+    input p.
+    """
     linear, denominator = update.linear, update.denominator
     change = left - p
     momentum_change = linear.momentum_gain * change
@@ -432,7 +440,8 @@ def divided(denominator: Denominator, t: Tensor) -> Tensor:
 
 @dataclass(kw_only=True)
 class AdjointSweep:
-    """The sweep for some outputs. `left` is the number of remaining steps.
+    """The backward sweep through training for some outputs. `left` is the number of remaining
+    steps.
 
     The outputs are split into parts, so that the adjoints of a part stay in the CPU cache during a
     step.
@@ -544,7 +553,9 @@ def sweep_from(
     *,
     one_step: bool = False,
 ) -> AdjointSweep:
-    """Return a sweep that begins with `end` = ∂F/∂θ_T. Each part has `together` outputs, or all."""
+    """Return a sweep that begins with `end` = ∂F/∂θ_T. Each part of the sweep has `together`
+    outputs, or all outputs.
+    """
     adjoints = [
         StateAdjoint(weights=part.clone())
         for part in torch.split(end, together or max(1, len(end)))
@@ -568,7 +579,7 @@ def sweep_from(
 
 @dataclass(kw_only=True)
 class ChunkedSweep:
-    """The sweeps of all chunks of points."""
+    """The backward sweeps through training for all points, one sweep for each chunk of points."""
 
     training: AbstractTrajectory
     end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]  # ∂F/∂θ_T of some points

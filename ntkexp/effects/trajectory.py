@@ -54,7 +54,7 @@ class FlatWeights:
         return torch.cat(flat, dim=-1)
 
     def weights(self, vector: Float[Tensor, "*several weight"]) -> Weights:
-        """Return views of the vector, by name.
+        """Return the parameters as views of the vector, by name.
 
         >>> names = flat_like({"gain": torch.ones(1, 2)})
         >>> names.weights(torch.zeros(3, 2))["gain"].shape
@@ -88,13 +88,13 @@ def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class TakenBatch:
-    """The examples of one loss, such as a mean over a batch.
+    """The batch of one loss, such as a mean over examples.
 
     A step may have several batches. An example may have several rows.
     """
 
     examples: Int[Tensor, " row"]  # the index of the example of each row
-    shares: Float[Tensor, " row"]  # κ: 1/|B| in a mean
+    shares: Float[Tensor, " row"]  # κ, the shares in the loss: 1/|B| in a mean over a batch B
     # θ ↦ ℓᵢ(θ), twice differentiable
     losses: Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]
     is_mean: bool = True  # True for a mean: the other κ grow if an example is left out
@@ -108,7 +108,9 @@ class TakenBatch:
 
     @property
     def counted(self) -> Float[Tensor, " row"]:
-        """κm: the count of each row in the mean, up to a common factor."""
+        """κm: the share κ times the count m of each row in the mean (1, or for example its number
+        of tokens). Only ratios between rows matter.
+        """
         return self.shares * self.counts
 
     def times(self, factor: float) -> TakenBatch:
@@ -120,10 +122,10 @@ class TakenBatch:
 class Denominator:
     """The denominator n of an update, and the optimizer state before and after the step."""
 
-    second: float  # β₂
+    second: float  # β₂, the decay rate of u²
     root: float  # ρ = √(1 − β₂ˢ⁺¹)
     eps: float
-    mean: Tensor  # m
+    mean: Tensor  # m, the momentum
     latest: Tensor  # u²
     latest_before: Tensor
     largest: Tensor | None = None  # t² of AMSGrad; None: t = u
@@ -133,7 +135,9 @@ class Denominator:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """The linear step of the weights in the slice `place`, and the denominator of its S."""
+    """The optimizer's linear step for the weights in the slice `place`, and the denominator n in S
+    = σ/n.
+    """
 
     place: slice
     linear: LinearStep

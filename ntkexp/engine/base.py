@@ -67,7 +67,9 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Warned:
-    """A warning of a job, which continues. `work` collects these events for `Ended.warnings`."""
+    """An event: a job has given a warning, and continues. `work` collects these events for
+    `Ended.warnings`.
+    """
 
     name: str
     text: str
@@ -86,7 +88,7 @@ Tell: TypeAlias = Callable[[Event], None]
 
 
 class AbstractJob(ABC):
-    """A piece of work for a worker. Subclasses are frozen dataclasses that can be pickled."""
+    """A job for a worker. Subclasses are frozen dataclasses that can be pickled."""
 
     loads: ClassVar[tuple[str, ...]] = ()
     """Modules that the job imports lazily. A fork server imports them once for all workers."""
@@ -106,7 +108,8 @@ class Task:
     name: str
     job: AbstractJob
     logs: str  # the folder for scripts and logs of the engine
-    home: str = field(default_factory=os.getcwd)  # the working folder, for relative paths
+    # the working folder; workers resolve relative paths from here
+    home: str = field(default_factory=os.getcwd)
     threads: int = 1
 
 
@@ -194,8 +197,8 @@ class Unfinished(RuntimeError):
 def reason_of_loss(event: Event, place: Path) -> str:
     """Return the reason why a worker was lost, or "" if the event reports no loss.
 
-    Raise `Unfinished` if a job failed, because the other jobs for the result at `place` would fail,
-    too.
+    If a job failed, raise `Unfinished`, because the other jobs for the result at `place` would also
+    fail.
     """
     match event:
         case Ended(how="failed" | "broken"):
@@ -246,7 +249,7 @@ def blocked(number: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# --- Engines by their spelling on the command line, KIND[:WHERE].
+# --- Engines, as written on the command line: KIND[:WHERE].
 
 
 ENGINE_MODULES = {
@@ -258,7 +261,8 @@ SPELLINGS = "local, dask:ADDRESS, dask:scheduler.json or slurm:KEY=VALUE,…"
 
 
 def choose(spelling: str, workers: int | None) -> AbstractEngine:
-    """Return the engine with this spelling.
+    """Return the engine that a text such as `local` or `slurm:KEY=VALUE` on the command line
+    specifies.
 
     The engine's module is imported here, because some engines need an optional dependency. Raise
     if the engine is unknown or unavailable.
@@ -287,7 +291,9 @@ def ignore(event: Event) -> None:
 
 
 def work(task: Task, tell: Tell = ignore) -> Ended:
-    """Carry out a task, and return its end with its warnings. Turn exceptions into endings."""
+    """Carry out a task, and return its `Ended` event with all warnings. Convert an exception to an
+    ending.
+    """
     texts: list[str] = []
 
     def hear(event: Event) -> None:

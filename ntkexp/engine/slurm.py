@@ -43,7 +43,7 @@ from ntkexp.text import duration
 MAX_QUEUED_JOBS = 100  # default number of jobs in the queue at once
 QUEUE_POLL_SECONDS = 1.0  # interval between checks of the queue
 CANCEL_SECONDS = 60.0  # time to wait until cancelled jobs end
-REQUEUES = 1000  # how often a job may be queued again after its time limit; it advances each time
+REQUEUES = 1000  # how often a job may be queued again after its time limit; each time, it continues
 RESOURCES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "partition": ("slurm_partition", str),
     "account": ("slurm_account", str),
@@ -164,7 +164,9 @@ class Job:
 
 
 def open_engine(where: str, workers: int | None) -> Slurm:
-    """Return the engine for a spelling `slurm:KEY=VALUE,…`. Raise if a key or value is invalid."""
+    """Return the engine for the command line's `slurm:KEY=VALUE,…`. Raise if a key or value is
+    invalid.
+    """
     cluster = "slurm"
     parameters: dict[str, Any] = {}
     for entry in filter(None, where.split(",")):

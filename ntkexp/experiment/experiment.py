@@ -57,7 +57,8 @@ class Experiment(Component):
 
     def draw(self) -> Data:
         """Draw the data from the seed. Raise if they exceed the memory limit of the host."""
-        host = MemoryBudget.of_gb(self.memory_gb or DEFAULT_MEMORY_GB)  # not the device's memory
+        # limit for the host's memory, not the device's
+        host = MemoryBudget.of_gb(self.memory_gb or DEFAULT_MEMORY_GB)
         remedy = "data.train, data.query, data.test or the size of an example"
         with MemoryLimit(host, "the data", remedy):
             return self.data.split(self.seed)
@@ -145,7 +146,7 @@ class Experiment(Component):
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
         """Raise if leave-out effects are requested but cannot be computed."""
-        _ = self.integration  # raises if its settings contradict each other
+        _ = self.integration  # raises if the settings of the path contradict each other
 
         # Effects are computed by differentiating the optimizer's steps, or by retraining without
         # each example if there are few examples.

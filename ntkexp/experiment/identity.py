@@ -98,7 +98,7 @@ def digest(file: Path) -> str:
         ) from None
 
 
-@cache  # the runs of a sweep share their data
+@cache  # cached, because the runs of a sweep share their data files
 def contents(file: Path, state: tuple[int, int, int]) -> str:
     content = sha256()
     with file.open("rb") as stream:

@@ -171,7 +171,7 @@ def limit_kernels(
         return DoesNotApply(experiment.budget.refusal(needed, what, remedy))
     try:
         return infinite_kernels(network, inputs, train, experiment)
-    except Mistake as mistake:  # a variance is too large for an activation
+    except Mistake as mistake:  # for example, a variance is too large for an activation
         return DoesNotApply(str(mistake))
 
 

@@ -1,5 +1,5 @@
-"""Sketched kernels, with error bars: kernels of randomly projected Jacobians, for Jacobians that
-would not fit into memory.
+"""Sketched kernels: kernels of randomly projected Jacobians, with error bars. They are for
+Jacobians that would not fit into memory.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ntkexp.kernel.secant.uses import View
 from ntkexp.stream import stream
 
 # A parameter is treated as a matrix: its first axis is the rows, all other axes are the columns.
-# Each row and each column draws a bucket h from 0 … k − 1 and a sign σ. Element (i, j) is added to
-# the bucket h_i + h_j mod k with the sign σ_i σ_j:
+# Each row and each column gets a random bucket h from 0 … k − 1 and a random sign σ. Element (i, j)
+# is added to the bucket h_i + h_j mod k with the sign σ_i σ_j:
 #
 #     S[(i, j), r] = σ_i σ_j [h_i + h_j ≡ r mod k],        E SSᵀ = 1
 #
-# Two different elements differ in their row or in their column, whose signs are independent. So
-# E SSᵀ = 1 holds, and the sketch is unbiased.
+# Two different elements differ in their row or in their column, and the signs of different rows or
+# columns are independent. So E SSᵀ = 1 holds, and the sketch is unbiased.
 #
 # Literature: the count sketch (Charikar, Chen & Farach-Colton 2002), and the sketch of a product
 # (Pagh 2013; Pham & Pagh 2013).
 
 
 class Draw(NamedTuple):
-    """The buckets and signs of rows, columns or elements."""
+    """The random buckets and signs of rows, of columns, or of elements."""
 
     bucket: Int[Tensor, "..."]
     sign: Int[Tensor, "..."]
@@ -58,8 +58,8 @@ class SketchTable:
         return Draw((rows.bucket + columns.bucket) % self.size, rows.sign * columns.sign)
 
     def factors(self, view: View) -> tuple[Draw, Draw] | None:
-        """Return the draws along both axes of a view. Return None unless one axis runs over rows
-        and the other over columns.
+        """Return the buckets and signs along the two axes of a view. Return None unless one axis of
+        the view runs over the rows of the parameter, and the other over its columns.
 
         >>> table = draw_table("w", torch.Size([4, 3]), size=8, seed=0, device=torch.device("cpu"))
         >>> whole, transposed = View("w", (4, 3), (3, 1), 0), View("w", (3, 4), (1, 3), 0)
@@ -88,14 +88,14 @@ class SketchTable:
 def draw_table(
     name: str, shape: torch.Size, size: int, seed: int, device: torch.device
 ) -> SketchTable:
-    """Draw the table of a parameter. The random stream depends on the seed and the name, and not on
-    other parameters or their order.
+    """Draw the buckets and signs of a parameter. The random stream depends on the seed and the
+    name, and not on other parameters or their order.
     """
     generator = stream("sketch", seed, int.from_bytes(sha256(name.encode()).digest()[:8], "big"))
     rows = shape[0] if shape else 1
     sides = []
     for count in (rows, shape.numel() // max(1, rows)):
-        # a single row or column needs no draw
+        # a single row or column has bucket 0 and sign 1
         bucket, sign = (
             torch.zeros(1, dtype=torch.long),
             torch.ones(1, dtype=torch.long),
@@ -110,7 +110,7 @@ def draw_table(
 def scattered(
     values: Float[Tensor, "*batch element"], where: Draw, size: int
 ) -> Float[Tensor, "*batch size"]:
-    """Return the count sketch of vectors whose elements have the draws `where`.
+    """Return the count sketch of vectors whose elements have the buckets and signs `where`.
 
     >>> scattered(torch.tensor([[1.0, 2.0, 4.0]]), Draw(torch.tensor([1, 0, 1]), torch.tensor([1, 1, -1])), 3)
     tensor([[ 2., -3.,  0.]])
@@ -134,7 +134,7 @@ def scattered(
 
 
 MAX_FOURIER_NUMBERS = 2**22  # elements that are held in Fourier space at once
-SLOWER = 8  # cost of one element of a transform or a scatter, in multiplications
+SLOWER = 8  # cost of one element of a Fourier transform or a scatter, in multiplications
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,6 @@ class Sketch:
         return sum(rest, start=first)
 
     def of_block(self, block: Block) -> Float[Tensor, "example out size"]:
-        """Return the sketch of one block."""
         match block:
             case Factored():
                 return self.of_factors(block)
@@ -205,7 +204,7 @@ class Sketch:
         return scattered(gradients, self.table(view.name, gradients).at(places), self.size)
 
     def table(self, name: str, like: Tensor) -> SketchTable:
-        """Return the table of a parameter, drawn when it is first needed."""
+        """Return the buckets and signs of a parameter, drawn on first use."""
         if name not in self.tables:
             self.tables[name] = draw_table(
                 name, self.shapes[name], self.size, self.seed, like.device

@@ -66,7 +66,7 @@ def fill(
     force: bool = False,
     progress: AbstractProgress | None = None,
 ) -> KernelMatrix:
-    """Begin, continue or check the file of a kernel, and return the finished matrix.
+    """Begin or continue the file of a kernel, or check a finished file. Return the finished matrix.
 
     Args:
         kernel: The kernel to be computed.
@@ -328,7 +328,6 @@ class TileJob(AbstractJob):
         return "done" if left else "found"
 
     def kernel(self, threads: int) -> AbstractKernel:
-        """Rebuild the kernel on the worker."""
         experiment = build(self.fields, admit(self.trust))
         fix_circumstances(experiment, experiment.threads or 1)
         return self.kind(experiment, experiment.draw(), threads, **self.options)
@@ -398,8 +397,8 @@ def split_tiles(tiles: Sequence[Tile], seconds: float, workers: int) -> list[Seq
     return [tiles[start:end] for start, end in pairwise(bounds)]
 
 
-# --- Estimates: core seconds = remaining pairs of points · seconds per pair, where the latter are
-# measured on a few points.
+# --- Estimates: core seconds = remaining pairs of points · seconds per pair. The seconds per pair
+# are measured on a few points.
 
 
 LITTLE_WORK_SECONDS = 10.0
@@ -412,7 +411,9 @@ MAX_TIMED_POINTS = 32
 
 @dataclass(frozen=True)
 class WorkLeft:
-    """The remaining tiles, pairs of points and core seconds, and the file's size in bytes."""
+    """The remaining work for a kernel file: tiles, pairs of points, core seconds, and the file's
+    size in bytes.
+    """
 
     tiles: int
     pairs: int
@@ -452,7 +453,7 @@ def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> WorkLef
     """
     begun = None
     if not force:
-        with suppress(Mistake):  # the file does not exist, or is damaged
+        with suppress(Mistake):  # ignore a file that does not exist or is damaged
             begun = open_matrix(path)
     if begun is not None and begun.facts["identity"] != kernel.identity:
         begun = None

@@ -174,7 +174,9 @@ SECONDS_PER_PIXEL_PAIR_AND_LAYER = 1e-10
 
 @dataclass(frozen=True, eq=False)
 class InfiniteKernel(AbstractKernel):
-    """Both kernels of an infinitely wide network. Raise if the architecture has no known limit."""
+    """The NNGP kernel and the tangent kernel of an infinitely wide network. Raise if the
+    architecture has no known limit.
+    """
 
     @cached_property
     def network(self) -> Network:

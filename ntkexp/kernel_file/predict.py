@@ -92,7 +92,7 @@ class Entries:
 
     @property
     def share(self) -> float:
-        """The factor of the kernel: 1/(number of target columns) for a trace, else 1."""
+        """The factor of the stored kernel: 1/(number of target columns) for a trace, else 1."""
         return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
 
     @property
@@ -147,7 +147,7 @@ class Entries:
         return columns.reshape(-1, self.targets.shape[1])
 
 
-# --- A question: which training to predict (time, ridge), and with which solver
+# --- The training whose predictions are computed (time, ridge), and the solver
 
 
 Solver: TypeAlias = Literal["eigen", "cholesky", "cg"]
@@ -160,7 +160,9 @@ KERNEL_COPIES: dict[Solver, int] = {"eigen": 6, "cholesky": 4, "cg": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The training to predict: gradient flow for some `times`, or `steps` of gradient descent."""
+    """The training whose predictions are computed: gradient flow for some `times`, or `steps` of
+    gradient descent.
+    """
 
     times: tuple[float, ...] = (math.inf,)
     steps: int | None = None
@@ -197,7 +199,7 @@ class Question:
         return MemoryBudget.of_gb(self.memory_gb)
 
     def ways(self, examples: int) -> dict[str, AbstractGain]:
-        """Return the gain of each kind of training (`closed_form`), by name.
+        """Return the gain (`closed_form`) for each training time or number of steps, by name.
 
         The loss is the mean over `examples` training examples.
         """
@@ -246,7 +248,7 @@ PRODUCTS_PER_REMARK = 25
 
 @dataclass(frozen=True)
 class SolvedKernel:
-    """The coefficients g(R) y of one kind of training.
+    """The coefficients g(R) y for one training time or number of steps.
 
     y are the targets, R is the kernel matrix with ridge, and g is the gain of the training
     (`closed_form`). For t = ∞, g(R) = R⁻¹.
@@ -260,13 +262,15 @@ class SolvedKernel:
     """The maps y ↦ g(R) y for this training time and for twice this time. None for `cg`, where they
     would be too expensive."""
     left_out: Float[Tensor, "entry column"] | None = None
-    """Cross-validated predictions: for each training example, from the examples of other folds."""
+    """Cross-validated predictions: each training example is predicted from the examples of other
+    folds.
+    """
 
 
 def solve(
     entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]
 ) -> Iterator[SolvedKernel]:
-    """Yield the coefficients of each kind of training."""
+    """Yield the coefficients for each training time or number of steps."""
     targets = entries.columns(entries.targets[: entries.train])
     solver = question.way_to_solve(entries)
     if solver == "eigen":
@@ -338,7 +342,9 @@ def solve_by_modes(
     question: Question,
     targets: Float[Tensor, "entry column"],
 ) -> Iterator[SolvedKernel]:
-    """Yield the coefficients of each kind of training, from one eigendecomposition."""
+    """Yield the coefficients for each training time or number of steps, from one
+    eigendecomposition.
+    """
     matrix = entries.among(kernel)
     modes = modes_of(matrix)
     parts = folds(entries.train, question.folds or entries.train, entries.matrix.layout.outputs)
@@ -370,7 +376,7 @@ def solve_by_modes(
 
 @dataclass(frozen=True)
 class Score:
-    """A row of the table of scores, for one kernel, kind of training and split."""
+    """A row of the table of scores, for one kernel, one training time and one split."""
 
     kernel: str
     when: str
@@ -409,7 +415,7 @@ LEFT_OUT = "left out"
 
 @dataclass(frozen=True)
 class Answer:
-    """The scores and predictions of one kernel and one kind of training."""
+    """The scores and predictions of one kernel, for one training time or number of steps."""
 
     kernel: str
     solved: SolvedKernel
@@ -418,7 +424,8 @@ class Answer:
 
 
 def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
-    """Yield the answer for each kernel in the file and each kind of training.
+    """Yield scores and predictions for each kernel in the file, and each training time or number of
+    steps.
 
     Iterative solvers report their progress to `tell`.
     """
@@ -429,7 +436,6 @@ def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -
 
 
 def answer_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
-    """Predict and score all splits."""
     predicted = {
         split: predict_at(entries, kernel, solved, points)
         for split, points in entries.matrix.splits.items()
@@ -447,7 +453,7 @@ def score_of(
     is_left_out = split == LEFT_OUT
     points = entries.matrix.splits["train" if is_left_out else split]
     targets = entries.targets[points]
-    labels = entries.labels[points]  # −1 for regression
+    labels = entries.labels[points]  # class labels; −1 for regression
     error = outputs.mean - targets
     classifies = bool((labels >= 0).all())
     chances = None
@@ -455,7 +461,8 @@ def score_of(
         chances = probabilities(outputs.mean, outputs.deviation)
     return Score(
         kernel=kernel,
-        when="t=∞" if is_left_out else solved.when,  # left-out predictions exist for t = ∞ only
+        # cross-validated predictions exist for t = ∞ only
+        when="t=∞" if is_left_out else solved.when,
         ridge=solved.ridge,
         split=split,
         points=len(targets),
@@ -481,11 +488,11 @@ def predict_at(
     for block in entries.blocks(points):
         cross = entries.rows(kernel, block)
         means.append(entries.values(cross @ solved.coefficients))
-        if learned and prior is not None:  # all layers are trained
+        if learned and prior is not None:  # networks with all layers trained
             start = Kernels(prior, entries.rows("nngp", block))
             ensemble = Ensemble(cross, start, learned[0])
             variances.append(ensemble.variance(entries.own("nngp", block)))
-        elif learned:  # only the readout is trained
+        elif learned:  # networks with only the readout trained
             variances.append(Posterior(cross, *learned).variance(entries.own("nngp", block)))
     deviation = torch.cat(variances).clamp(min=0).sqrt() if variances else None
     return MeanAndDeviation(torch.cat(means), deviation)

@@ -164,7 +164,7 @@ class AbstractAffine(AbstractLayer):
     `W_std` and `b_std` scale the weights and the bias. A `frozen` layer is not trained.
     """
 
-    features: int = Field(ge=1, le=100 * MAX_COUNT)  # more than the network's width is allowed
+    features: int = Field(ge=1, le=100 * MAX_COUNT)  # may exceed the network's width
     W_std: Positive = 1.0
     b_std: NotNegative = 0.0
     param: Parametrisation = "ntk"
@@ -260,8 +260,8 @@ class AbstractAffine(AbstractLayer):
         return inputs * mixed + float(self.b_std > 0)
 
     def weighed(self, shape: Shape, register: int, windows: tuple[int, int, int]) -> Operation:
-        """Return the operation on tiles. It uses sums over windows instead of means: s =
-        W_std²/|window|.
+        """Return this layer as an operation on tiles (`covariance.pairs`). The operation sums over
+        windows, so the mean over a window gives the factor s = W_std²/|window|.
         """
         scale = detached_number(self.W_std) ** 2 / prod(windows)
         shift = detached_number(self.b_std) ** 2

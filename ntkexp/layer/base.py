@@ -119,8 +119,8 @@ class AbstractLayer(Component):
         """Return a module for examples of this shape, with weights from the generator."""
 
     def carry(self, signal: Signal) -> Signal:
-        """Return the properties of the signal after this layer. Raise if the layer has no
-        infinite-width limit.
+        """Return the properties of the signal after this layer, given its properties before. Raise
+        if the layer has no infinite-width limit.
         """
         raise Mistake(f"{type(self).__name__} has no known limit of infinite width")
 

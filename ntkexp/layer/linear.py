@@ -134,7 +134,7 @@ class Dropout(AbstractLayer):
         pairs = covariance.pairs
         keep = 1 - self.rate
         if any(0 not in offsets for offsets in pairs.offsets):
-            return covariance  # no pixel is paired with itself
+            return covariance  # no pixel of an example is paired with itself, so nothing changes
         if covariance.ntk is not None and not covariance.same:
             return covariance.with_distances(None)  # the distances change with the variances
 
@@ -305,7 +305,7 @@ class LayerNorm(AbstractNorm):
 
 
 class ChannelNorm(nn.LayerNorm):
-    """Layer norm over the first axis of an example."""
+    """Layer norm over the channels, the first axis of an example."""
 
     def __init__(self, channels: int, eps: float, affine: bool) -> None:
         super().__init__(channels, eps, affine, dtype=torch.float64)

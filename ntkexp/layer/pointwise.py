@@ -51,8 +51,8 @@ class PairMoments:
 
 
 class NearKernels(NamedTuple):
-    """κ, κ̇ and the distances after a layer; the distances are None if the layer has no formula for
-    them.
+    """The kernels κ and κ̇ (see `AbstractPointwise`) and the distances after a layer. The distances
+    are None if the layer has no formula for them.
     """
 
     value: Tensor
@@ -76,7 +76,8 @@ class AbstractPointwise(AbstractLayer):
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         """Return κ and κ̇. The arguments are broadcast."""
-        raise NotImplementedError(type(self).__name__)  # `carry` has raised before
+        # not reached, because `carry` raises for such layers
+        raise NotImplementedError(type(self).__name__)
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """Return κ(q, q, q) and κ̇(q, q, q), if possible by a formula without cancellation."""

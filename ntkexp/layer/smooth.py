@@ -171,7 +171,9 @@ class AbstractSmooth(AbstractPointwise):
     def in_portions(
         self, q: Tensor, of: Callable[[Tensor], Tensor]
     ) -> tuple[Float[Tensor, "row ..."], Float[Tensor, "row ..."]]:
-        """Return `expectations(q, of)` for all variances, computed in portions."""
+        """Return `expectations(q, of)` for all variances q, computed for a few of them at a
+        time.
+        """
         values = []
         slopes = []
         for portion in torch.split(q.flatten().double(), VARIANCES_AT_ONCE):

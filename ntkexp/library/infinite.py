@@ -31,7 +31,9 @@ METHODS = ("closed_form", "monte_carlo")
 
 
 class EstimatedKernels(InfiniteKernels):
-    """Means of both kernels over random networks, and their standard errors."""
+    """The NNGP kernel and the tangent kernel as means over random networks, with standard
+    errors.
+    """
 
     error: InfiniteKernels
 
@@ -39,7 +41,9 @@ class EstimatedKernels(InfiniteKernels):
     def of(
         cls, nngp: Float[Tensor, "draw row column"], ntk: Float[Tensor, "draw row column"]
     ) -> EstimatedKernels:
-        """Return the means and standard errors of both kernels over draws."""
+        """Return the means and standard errors of the NNGP and the tangent kernel over random
+        networks.
+        """
         root = len(nngp) ** 0.5
         means = cls(nngp.mean(0), ntk.mean(0))
         means.error = InfiniteKernels(nngp.std(0) / root, ntk.std(0) / root)

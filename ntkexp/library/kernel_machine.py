@@ -45,8 +45,8 @@ Form = Literal["matrix", "diagonal", "blocks"]
 
 @dataclass(frozen=True)
 class LearnedMachine:
-    """The result of `fit`: for each matrix K of the kernel, the modes of K and a = g(K + ridge) (y
-    − f_0).
+    """The result of `fit`: for each matrix K of the kernel, the eigendecomposition (modes) of K and
+    a = g(K + ridge) (y − f_0).
     """
 
     x: Any
@@ -54,8 +54,8 @@ class LearnedMachine:
     modes: Sequence[Modes]
     coefficients: Sequence[Float[Tensor, "entry column"]]
     targets: Float[Tensor, "train out"]
-    labels: Any  # the classes, or None
-    is_vector: bool  # the targets had one axis
+    labels: Any  # class labels, or None for targets that are numbers
+    is_vector: bool  # True if the targets had one axis
     is_tensor: bool
 
 
@@ -220,7 +220,9 @@ class KernelMachine:
     # --- Values of the kernel, and of f_0
 
     def gain(self, examples: int) -> AbstractGain:
-        """Return g for a loss that is the mean over the examples."""
+        """Return the gain g of the chosen training, for a loss that is the mean over `examples`
+        examples.
+        """
         if self.steps is not None and self.step_size is not None:
             return DescentGain(self.step_size / examples, self.steps)
         return FlowGain(self.time / examples)
@@ -265,7 +267,8 @@ class KernelMachine:
             others = x
         form, matrices = as_matrices(kernel(x, others), width)
         if is_tangent_kernel and kernel.outputs == "trace":
-            matrices = [matrix / width for matrix in matrices]  # average over the columns
+            # for a trace, divide by the number of target columns
+            matrices = [matrix / width for matrix in matrices]
         return form, matrices
 
     def outputs_at_start(self, x: Any, count: int, width: int) -> Float[Tensor, "example out"]:
@@ -320,7 +323,8 @@ class KernelMachine:
 
 
 def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row column"]]]:
-    """Return the form of a kernel, and its matrices in double precision.
+    """Return the form of a kernel ("matrix", "diagonal" or "blocks"), and its matrices in double
+    precision.
 
     >>> form, matrices = as_matrices(torch.ones(4, 2, 3, 2), width=2)
     >>> form, [list(matrix.shape) for matrix in matrices]
@@ -365,7 +369,7 @@ def as_doubles(given: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
 
 
 def split(values: Float[Tensor, "train out"], form: Form) -> list[Float[Tensor, "entry column"]]:
-    """Split the values into the right-hand sides of these systems."""
+    """Split the values into the right-hand sides of the independent systems of equations."""
     match form:
         case "matrix":
             return [values]

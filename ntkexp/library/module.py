@@ -39,8 +39,8 @@ INPUTS = ("x1", "x2", "queries", "train")
 def of_module(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function of a user's module and inputs with checks of its arguments.
 
-    The arguments are checked before the call. If the call fails, the module alone is run on the
-    inputs; if it fails too, the error says so.
+    The arguments are checked before the call. If the call fails, run the module alone on the
+    inputs. If the module fails too, the error message says so.
     """
     parameters = signature(function)
 
@@ -50,7 +50,7 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
         module = arguments["module"]
         refuse_uncallable(module)
         hook = next(hooked(module), None)
-        if hook is not None:  # hooks are called only in backward
+        if hook is not None:  # hooks on weights act only in `backward`, which kernels do not call
             warn(
                 f"the parameter '{hook}' has a hook, which kernels leave out: they are of the "
                 "derivative, and if the hook changes the gradient, training takes another",
@@ -244,7 +244,7 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
     first_names = {parameter: name for name, parameter in module.named_parameters()}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    given_names: dict[str, str] = {}  # first name ↦ given name
+    given_names: dict[str, str] = {}  # first name of a parameter ↦ the name that the user gave
     for name, weight in weights.items():
         if name not in parameters:
             if name not in buffers:

@@ -35,10 +35,8 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class SegmentSide:
-    """Examples with two sets of weights, which yield secant Jacobians.
-
-    `closures` collects, for each Jacobian that was read, how well it explains the change of the
-    outputs.
+    """Examples with the weights at both ends of a segment, whose secant Jacobians are computed.
+    `closures` collects the error of J̄Δθ = Δf for each Jacobian.
     """
 
     reader: Reader

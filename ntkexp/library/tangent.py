@@ -116,7 +116,7 @@ def kernel(
 
     def both(
         chosen: Sequence[int],
-    ) -> tuple[Jacobian, Jacobian]:  # reads equal sides once
+    ) -> tuple[Jacobian, Jacobian]:  # compute the Jacobian once if left and right are equal
         one = in_few_uses(left.read(chosen))
         return one, one if left is right else in_few_uses(right.read(chosen))
 
@@ -169,8 +169,9 @@ def tangent_in_turns(
         return None
 
     def looks_small() -> bool:
-        """Judge by the first examples. Return True if an operation has no rule, because only
-        assembled Jacobians work then.
+        """Return whether the assembled Jacobians probably fit into memory, judging by the first
+        examples. Return True if an operation has no rule, because only assembled Jacobians work
+        then.
         """
         few = one.places[0] if len(one.places) > 1 else slice(0, min(2, one.examples))
         try:

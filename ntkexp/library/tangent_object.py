@@ -143,7 +143,7 @@ class TangentKernel:
                 kernel[self.place(rows, columns)] = block
                 if right is None and not is_diagonal:
                     kernel[self.place(columns, rows)] = self.mirrored(block)
-        assert kernel is not None  # both sides have at least one example
+        assert kernel is not None  # `left` and `right` have at least one example
         return kernel
 
     def empty(self, block: Tensor, counts: tuple[int, int]) -> Float[Tensor, "query *kernel"]:

@@ -35,7 +35,9 @@ from ntkexp.mistake import Mistake, in_short, nearest
 ENGINES = ("auto", "torch", "fused")
 Engine: TypeAlias = Literal["auto", "torch", "fused"]
 Run: TypeAlias = Callable[[Side, Side, bool], Kernels]
-"""An engine: `run(left, right, same)` returns both kernels of a block, with finite entries."""
+"""An engine: `run(left, right, same)` returns the NNGP and the tangent kernel of a block, with
+finite entries.
+"""
 MIN_FUSED_WORK = 3e7
 """`auto` uses the fused engine from this work on (pixel pairs times layers).
 
@@ -104,7 +106,7 @@ class BlockSlices:
 
 @dataclass(frozen=True)
 class KernelBlock:
-    """Both kernels of a block."""
+    """The NNGP kernel and the tangent kernel of a block."""
 
     place: BlockSlices
     nngp: Float[Tensor, "row column"]
@@ -120,7 +122,7 @@ class KernelBlock:
 def block_slices(
     net: Network, rows: int, columns: int | None, side: int | None = None
 ) -> list[BlockSlices]:
-    """Return all blocks row by row, or those on and above the diagonal if `columns` is None.
+    """Return all blocks row by row. If `columns` is None, omit blocks below the diagonal.
 
     `side` sets the number of examples on each side of a block.
 
@@ -152,8 +154,8 @@ def compute(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> KernelBlock:
-    """Compute one block of both kernels between `x1` and `x2` (by default `x1`), within about
-    `budget` of memory.
+    """Compute one block of the NNGP kernel and the tangent kernel between `x1` and `x2` (by default
+    `x1`), within about `budget` of memory.
     """
     left = net.side(x1[place.rows])
     right = left
@@ -181,7 +183,7 @@ def blocks(
     threads: int | None = None,
     side: int | None = None,
 ) -> Iterator[KernelBlock]:
-    """Compute all blocks of both kernels, one at a time."""
+    """Compute all blocks of the NNGP kernel and the tangent kernel, one at a time."""
     columns = None if x2 is None else len(x2)
     for place in block_slices(net, len(x1), columns, side):
         yield compute(net, place, x1, x2, budget=budget, engine=engine, threads=threads)
@@ -191,7 +193,7 @@ MAX_THREADS = 10**9
 
 
 class InfiniteKernels(NamedTuple):
-    """Both kernels of an infinitely wide network."""
+    """The NNGP kernel and the tangent kernel of an infinitely wide network."""
 
     nngp: Float[Tensor, "row column"]
     """The covariance of the outputs before training."""
@@ -208,7 +210,7 @@ def infinite_kernel(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> InfiniteKernels:
-    """Compute both kernels of a specification of layers.
+    """Compute the NNGP kernel and the tangent kernel of a specification of layers.
 
     The public function `ntkexp.infinite_kernel` documents the arguments, and also accepts modules.
 

@@ -100,8 +100,8 @@ class BlockSides:
     same: bool
 
     def fill(self, kernels: Kernels, places: Places) -> bool:
-        """Write the kernels of the given pairs, and of the mirrored pairs if both sides are the
-        same.
+        """Write the kernels of the given pairs. If rows and columns are the same examples, also
+        write the mirrored pairs.
 
         Return False if there are no pairs.
         """
@@ -127,8 +127,8 @@ class BlockSides:
 def near_pairs(
     x1: Float[Tensor, "row number"], x2: Float[Tensor, "column number"], same: bool, rest: float
 ) -> Iterator[Places]:
-    """Yield groups of pairs with 1 − |ρ| ≤ rest. If both sides are the same, yield only pairs above
-    the diagonal.
+    """Yield groups of pairs with 1 − |ρ| ≤ rest. If rows and columns are the same examples, yield
+    only pairs above the diagonal.
     """
     generator = stream("near pairs")
     axes = torch.randn(PROJECTIONS, x1.shape[1], generator=generator, dtype=torch.float64).to(x1)

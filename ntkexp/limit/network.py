@@ -63,7 +63,7 @@ def network(layers: tuple[AbstractLayer, ...], shape: Shape) -> Network:
 
 @dataclass(frozen=True)
 class Network:
-    """Layers, and the shape of an example."""
+    """The layers of an infinitely wide network, and the shape of an example."""
 
     layers: tuple[AbstractLayer, ...]
     shape: Shape
@@ -106,7 +106,7 @@ class Side:
     variances: Variances
 
     def part(self, rows: slice | Int[Tensor, " row"]) -> Side:
-        """Select these examples."""
+        """Select the examples `rows`."""
         return Side(self.x[rows], tuple(variance[rows] for variance in self.variances))
 
 
@@ -138,7 +138,7 @@ On several architectures, 19 to 29 were measured.
 
 
 def kernels(network: Network, left: Side, right: Side, same: bool, budget: MemoryBudget) -> Kernels:
-    """Compute both kernels of a block."""
+    """Compute the NNGP kernel and the tangent kernel of a block."""
     rows, columns = chunk(network, left, right, budget)
     shape = (len(left.x), len(right.x))
     if same:

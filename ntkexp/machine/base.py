@@ -37,7 +37,7 @@ The third argument is the term that weight decay shrinks. The function may raise
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Properties of the training of a run."""
+    """Properties of a run's training, which kernel machines need to repeat it."""
 
     time: float  # Σ_s η_s
     weight: float  # wᵢℓ″ for full-batch training, if it is constant (weight wᵢ of example i)
@@ -50,7 +50,7 @@ class Training:
 
     @property
     def manner(self) -> str:
-        """A description of the training, for kernel machines that repeat it."""
+        """A description of the training, for the table rows of kernel machines that repeat it."""
         return f"flow to t={self.time:.4g}" if self.is_flow else "same steps"
 
 
@@ -66,7 +66,7 @@ class PathKernel:
     kernel: Float[Tensor, "read integrated kept out_"]
     contributions: Float[Tensor, "read integrated train"]
     decay: Float[Tensor, "read integrated"]
-    # The effect of rounding errors in gradients
+    # change of the outputs by gradients that are only rounding error
     rounding: Float[Tensor, "read integrated"] | None = None
     detail: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Evidence:
     paths: Mapping[str, PathKernel]
     kernel_start: Float[Tensor, "query out kept out_"]
     kernel_end: Float[Tensor, "query out kept out_"]
-    start_pull: Float[Tensor, "query out"]  # J(θ_0)·θ_0, if weights decay
+    start_pull: Float[Tensor, "query out"]  # J(θ_0)·θ_0 if there is weight decay
     read: slice  # the points for which 𝒦 and 𝒮 have rows: all, or all but the training examples
     attributed: Bool[Tensor, " query"]  # points at which 𝒦 and 𝒮 were computed
     integrated: Sequence[int]  # outputs for which 𝒦 and 𝒮 were computed
@@ -118,7 +118,9 @@ class Evidence:
     # The measure whose path was integrated, or None for the outputs
     measured: MeasuredPoints | None = None
     measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None
-    """A function that returns another measure at these points, or raises a `Mistake`."""
+    """A function that returns a given measure with the targets of these points, or raises a
+    `Mistake`.
+    """
 
     @property
     def keeps_kernels(self) -> bool:
@@ -142,7 +144,7 @@ class Evidence:
         return self.limit
 
     def elsewhere(self, rule: str) -> Float[Tensor, "point integrated train"]:
-        """Return 𝒮 by a rule at all points except the training examples."""
+        """Return the contributions 𝒮 by a path rule, at all points except the training examples."""
         return self.paths[rule].contributions[self.train - self.read.start :]
 
     def explained(self, outputs: Float[Tensor, "query out"]) -> Float[Tensor, "query explained"]:
@@ -181,10 +183,8 @@ class Prediction:
 
 
 class AbstractMachine(Component):
-    """A kernel machine, which is one row of the comparison.
-
-    A `control` is not an explanation of the network, so it is never named as the nearest kernel
-    machine.
+    """A kernel machine, which is one row of the comparison. A `control` does not explain the
+    network, so reports never name it as the nearest kernel machine.
     """
 
     control: ClassVar[bool] = False

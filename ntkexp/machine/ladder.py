@@ -61,10 +61,10 @@ class Rung:
 
 @dataclass(frozen=True)
 class Region:
-    """A split: its points, and the norms that determine rounding."""
+    """A split: its points, and the norms that determine the size of rounding errors."""
 
     points: slice
-    norms: Float[Tensor, "term point"]  # norms of the terms of f at each point
+    norms: Float[Tensor, "term point"]  # norms of the terms that add up to f, at each point
 
 
 def try_machine(

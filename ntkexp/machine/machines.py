@@ -82,7 +82,7 @@ class Left(AbstractPathSum):
 
 
 def describe_parts(facts: Mapping[str, float]) -> str:
-    """Return a description of the accuracy of single contributions. Their sum may be more accurate.
+    """Describe the accuracy of single contributions. Their sum may be more accurate.
 
     >>> describe_parts({"cancellation": 20.3, "error_bar": 1.2e-4})
     'contributions cancel: Σ|c| = 20.3 × |Σc|; relative error of each 1e-4'
@@ -206,7 +206,9 @@ class KernelRegression(AbstractMachine):
 def regression_prediction(
     kernel: Float[Tensor, "query out train out_"], evidence: Evidence
 ) -> Prediction:
-    """Return the kernel regression on f_T − f_0 at the training examples."""
+    """Return the prediction of kernel regression, whose targets are f_T − f_0 at the training
+    examples.
+    """
     matrix = train_matrix(kernel)
     if kernel.shape[1] < kernel.shape[3]:
         raise DoesNotApply("the path was not read at every output: needs path.outputs=all")
@@ -355,12 +357,12 @@ class NNGP(AbstractMachine):
 #     k(x, x′) = exp(−‖x − x′‖²/2h²),  h the median distance between training examples;
 #     k = (A Aᵀ/r + I)[x, xᵢ],         A ~ N(0, 1) of points × r, r the number of points.
 #
-# The identities replace 𝒦 in "divide 𝒮 by the kernel, then multiply by it":
+# The controls named "identity" replace 𝒦 in "divide 𝒮 by the kernel, then multiply by it":
 #
 #     f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ),
 #
-# This is exact for any kernel, which is the criticism of such sums as explanations. The regressions
-# must predict; a random kernel predicts new points no better than chance.
+# This is exact for any kernel, which is the criticism of such sums as explanations. The controls
+# named "regression" must predict; a random kernel predicts new points no better than chance.
 
 
 class RBFIdentity(AbstractMachine):

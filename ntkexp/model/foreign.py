@@ -28,7 +28,7 @@ from ntkexp.model.base import LearningTask
 from ntkexp.model.functional import hooked, training_modes
 from ntkexp.records.atomic import read_object
 
-# --- Adapt a foreign module to the inputs of the data and the outputs of the loss.
+# --- Adapt a foreign module to the data's inputs, and to the outputs that the loss needs.
 #
 #     tokens → integers      outputs [example] → [example, 1]      new tensors → dtype of inputs
 #
@@ -49,7 +49,7 @@ class Adapted(nn.Module):
         return outputs[:, None] if outputs.dim() == 1 else outputs
 
     def answer(self, x: Float[Tensor, "example *shape"]) -> object:
-        """Return the output of the foreign module, whatever its type."""
+        """Return the output of the foreign module, of any type."""
         with default_dtype(x.dtype):
             return self.module(x.long() if self.tokens else x)
 
@@ -71,7 +71,8 @@ def adapt_module(
         module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
         for layer in module.modules():
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-                layer.sparse = False  # dense gradients are equal, and can be differentiated twice
+                # dense gradients have the same values, and can be differentiated twice
+                layer.sparse = False
         with one_line(f"{given}: {task.description}, and the module says", file):
             refuse_unfit(given, module, task)
     return module
@@ -179,7 +180,7 @@ def refuse_chance(given: str, module: Adapted, again: Adapted) -> None:
             )
 
 
-# --- Load Python files of the user, and let them import their neighbours.
+# --- Load Python files of the user, and let them import other files in their folder.
 #
 # Loading a file runs its code. The command line asks the user for permission first.
 
@@ -296,7 +297,8 @@ Option = bool | int | float | str | None
 """The value of a setting of a library."""
 
 
-def import_library(package: str, extra: str) -> Any:  # the type is known only to the library
+# returns a module whose types are unknown here
+def import_library(package: str, extra: str) -> Any:
     """Import an optional package. If it is missing, raise with the command that installs it."""
     if find_spec(package) is None:
         raise Mistake(
@@ -329,7 +331,7 @@ def load_torchvision() -> None:
         return
     try:
         import_module("torchvision")
-    except RuntimeError:  # its operators are missing
+    except RuntimeError:  # torchvision's compiled operators are missing
         for name, schema in DECLARED.items():
             torch.library.define(name, schema)
         import_module("torchvision")
@@ -344,8 +346,8 @@ ELSEWHERE = frozenset(
         "backbone_kwargs",
         "checkpoint_path",
         "custom_pipelines",
-        "model_args",  # timm's, including the path of a checkpoint
-        "quantization_config",  # own kernels and packages
+        "model_args",  # arguments of timm, including the path of a checkpoint
+        "quantization_config",  # may load further kernels and packages
         "transformers_weights",
         "trust_remote_code",
         "use_pretrained_backbone",

@@ -281,7 +281,7 @@ class Body(nn.Module):
 
     def forward(self, x: Tensor) -> Float[Tensor, "example width"]:
         hidden: Tensor = self.model(**{self.key: self.entrance(x)}).last_hidden_state
-        if hidden.dim() == 4:  # the pixels of a convolutional model
+        if hidden.dim() == 4:  # a convolutional model returns pixels
             return hidden.flatten(2).mean(2)
         return hidden[:, -1] if self.last else hidden.mean(1)
 

@@ -38,7 +38,6 @@ class AbstractScalar(AbstractArchitecture):
 
 
 def parameter(*values: float) -> nn.Parameter:
-    """Return a parameter with these initial values."""
     return nn.Parameter(torch.tensor(values, dtype=torch.float64))
 
 

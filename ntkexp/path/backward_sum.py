@@ -44,10 +44,11 @@ from ntkexp.shapes import Weights
 class BackwardStep:
     """The quantities of one step that the backward sum needs, of a run or a followed loop."""
 
-    start: Weights  # θ_s
+    start: Weights  # θ_s, the weights before the step
     difference: Weights  # θ_{s+1} − θ_s
-    linear: Mapping[str, LinearStep]  # the update of each parameter that the step changed
-    right: Sequence[Jacobian]  # Jᵢ, or Jᵢᵀℓ′ᵢ as the Jacobian of one output, at the call's weights
+    linear: Mapping[str, LinearStep]  # the optimizer's linear step for each parameter that changed
+    # Jᵢ at the weights of the model call, or Jᵢᵀℓ′ᵢ as the Jacobian of one output
+    right: Sequence[Jacobian]
     factor: Mapping[str, float] | None = None  # c; None: 1
     rounding: Weights = field(default_factory=dict)  # e
     # mask: 0 where g is a rounding error, 1 elsewhere
@@ -55,7 +56,9 @@ class BackwardStep:
 
 
 class StepTerms(NamedTuple):
-    """The terms of one step: inner products over all parameters, or over those of one component."""
+    """The terms of one step: inner products over all parameters, or over the parameters of one
+    component.
+    """
 
     kernel: Float[Tensor, "query out train out_"]  # ⟨V, c Jᵢ⟩
     decay: Float[Tensor, "query out"]
@@ -66,21 +69,22 @@ class StepResult(NamedTuple):
     """The terms of one step, and the change of the outputs along the step."""
 
     terms: StepTerms
-    change: Float[Tensor, "query out"]  # J̄Δθ, which is f(θ_{s+1}) − f(θ_s) if J̄ closes the step
-    by_component: Sequence[StepTerms] = ()  # whose sum is `terms`
+    # J̄Δθ, which is f(θ_{s+1}) − f(θ_s) if J̄ is the secant Jacobian
+    change: Float[Tensor, "query out"]
+    by_component: Sequence[StepTerms] = ()  # the terms of each component; `terms` is the sum
 
 
 @dataclass(kw_only=True)
 class BackwardSum:
-    """The recursion for U.
-
-    With `components`, each step also returns the terms of each component.
+    """The recursion for the adjoint U. With `components`, each step also returns the terms of each
+    component.
     """
 
-    adjoint: Adjoint | None = None  # U; None before the first Jacobian
-    momentum_decay: Mapping[str, float] = field(default_factory=dict)  # β of the last step added
+    adjoint: Adjoint | None = None  # U; None before the first step is added
+    # β of the step that was added last
+    momentum_decay: Mapping[str, float] = field(default_factory=dict)
     mixed: set[str] = field(default_factory=set)  # parameters with a map M in any step so far
-    saved: Sequence[Tensor] = ()  # U from a checkpoint
+    saved: Sequence[Tensor] = ()  # the tensors of U from a checkpoint
     components: Sequence[Collection[str]] = ()
 
     def take(self, step: BackwardStep, substeps: Iterable[tuple[float, Jacobian]]) -> StepResult:
@@ -94,7 +98,7 @@ class BackwardSum:
         sums = [TermSums.at_zero(step, coefficients, names, change) for names in names_of_all]
         beta = self.decay_by_one_number()
         for weight, secant in substeps:
-            # U ← S ⊙ J̄ + β U
+            # U ← S ⊙ MᵀJ̄ + β U
             jacobian = self.mixed_back(secant, step, coefficients)
             self.adjoint = self.adjoint or self.first_adjoint(jacobian, step.start)
             self.adjoint = self.adjoint.covering(jacobian, step.start)
@@ -104,8 +108,8 @@ class BackwardSum:
             # J̄Δθ
             change = torch.add(change, secant.applied(step.difference), alpha=weight)
 
-            # N ⊙ J̄, the second term of V: store it, or multiply it with the other factor right
-            # away
+            # N ⊙ J̄, the second term of V: store it to form V, or add its products to the sums
+            # right away
             if forms_v:
                 gradient_part = gradient_part or self.adjoint.zeros()
                 scale = spread_all(coefficients.gradient_scale, step.start)
@@ -180,7 +184,9 @@ class BackwardSum:
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """The coefficients of a step by parameter, and the weight vectors that V and J̄ multiply."""
+    """The coefficients of a step by parameter, and the weight vectors whose inner products with V
+    and J̄ are terms.
+    """
 
     momentum_scale: dict[str, Tensor]  # S
     gradient_scale: dict[str, Coefficient]  # N
@@ -234,7 +240,9 @@ class StepCoefficients:
     def adjoint_of_gradient(
         self, adjoint: Adjoint, gradient_part: Adjoint | None, weights: Weights
     ) -> ScaledAdjoint:
-        """Return V = α U + N ⊙ J̄, or U with the numbers α if `gradient_part` is None."""
+        """Return V = α U + N ⊙ J̄. If `gradient_part` (N ⊙ J̄) is None, return U with the numbers α
+        as scale.
+        """
         if gradient_part is None:
             return ScaledAdjoint(adjoint, in_numbers(self.momentum_gain))
         v = adjoint.scaled(spread_all(self.momentum_gain, weights))
@@ -276,7 +284,6 @@ class TermSums:
         names: Collection[str] | None,
         zero: Float[Tensor, ""],
     ) -> TermSums:
-        """Return sums of zero."""
         return cls(step, coefficients, names, zero, zero, zero)
 
     @property
@@ -362,12 +369,12 @@ def decayed(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
 
 
 def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
-    """Return the coefficients that are numbers, without those that are tensors."""
+    """Return only the coefficients that are numbers, not the tensors."""
     return {name: each for name, each in coefficients.items() if not isinstance(each, Tensor)}
 
 
 def common(numbers: Mapping[str, float]) -> float | None:
-    """Return the number that all parameters share, or None if they differ.
+    """Return the coefficient that all parameters share, or None if they differ.
 
     >>> common({"a": 0.9, "b": 0.9}), common({"a": 0.9, "b": 1.0}), common({})
     (0.9, None, 1.0)

@@ -50,24 +50,26 @@ class RunMemory:
     budget: MemoryBudget
     parameters: int
     points: int
-    read: int  # number of points with path integrals
+    read: int  # number of points that have path kernels or contributions
     train: int
     outputs: int
-    integrated: int  # number of outputs with path integrals
+    integrated: int  # number of outputs that have path kernels or contributions
     rules: int
-    tangents: int  # tangent kernels, or their traces, in memory
-    path_kernels: int  # 𝒦 of each rule, and snapshots
-    errors: int = 0  # error arrays in the shape of contributions
-    tapes: int  # positions in a step at which a block is evaluated, including both ends
-    tape_bytes: float  # bytes on the tape per point
+    tangents: int  # number of tangent kernels, or of their traces, in memory
+    # number of path kernels (one for each quadrature rule) and of kernel snapshots
+    path_kernels: int
+    errors: int = 0  # number of error arrays in the shape of contributions
+    # number of positions in a step at which a block is evaluated, including start and end
+    tapes: int
+    tape_bytes: float  # bytes on the tape of one point
     number_bytes: int
     copies: int = 0  # copies of the weights in the optimizer during a step
     kernels: Kernels = "all"
     steps: int = 0
-    phases: int = 1  # contributions at the end of each phase are in memory
+    phases: int = 1  # number of phases; contributions at the end of each are in memory
     doubled: bool = False  # True if a second backward pass measures the error
     disk: bool = False  # True if contributions may be stored on disk
-    components: int = 0  # contributions of each component are in memory
+    components: int = 0  # number of components; contributions of each are in memory
 
     @property
     def fixed(self) -> float:
@@ -78,7 +80,7 @@ class RunMemory:
     def spills(self) -> bool:
         """True if contributions are stored on disk.
 
-        This requires that no kernels are summed and that the contributions do not fit into memory.
+        This is the case if no kernels are summed and the contributions do not fit into memory.
         """
         may = self.disk and self.kernels == "none"
         return may and not self.budget.holding(self.always).fits(self.sums + 2 * self.per_point)
@@ -115,12 +117,14 @@ class RunMemory:
 
     @property
     def read_outputs(self) -> int:
-        """The number of outputs of a point that have gradients: all, if kernels are computed."""
+        """The number of outputs with gradients at a point. If kernels are computed, it is the
+        number of all outputs.
+        """
         return self.outputs if self.kernels == "all" else self.integrated
 
     @property
     def kernel_outputs(self) -> int:
-        """The number of gradients per training example, which is the length of the axis out_."""
+        """The number of gradients per training example: the length of the kernel's axis out_."""
         return self.outputs if self.kernels == "all" else 1
 
     @property
@@ -149,14 +153,14 @@ class RunMemory:
     def chunk(self, wanted: int) -> int:
         """Return the number of points in a chunk of the backward sum, at most `wanted`.
 
-        Each point has an adjoint for each rule and output.
+        Each point has an adjoint for each quadrature rule and output.
         """
         adjoint = (
             (self.rules + 1 + self.doubled) * self.integrated * self.parameters * self.number_bytes
         )
         halves = STRETCHES * self.rules * wanted * self.integrated * self.train * self.number_bytes
         held = 2 * self.train * self.tape_bytes + halves
-        products = self.integrated * self.train * self.tape_bytes  # adjoint times all examples
+        products = self.integrated * self.train * self.tape_bytes  # ⟨U, J(xᵢ)⟩ for all examples
         reading = self.per_point + 2 * self.tape_bytes + 2 * products
         per_point = adjoint + (1 + self.doubled) * reading
         budget = self.budget.holding(self.fixed + held)
@@ -166,7 +170,9 @@ class RunMemory:
 
     @property
     def fewer(self) -> str:
-        """The advice to name fewer components, or an empty text if there are no components."""
+        """Advice to use fewer components, for an error message. It is empty if there are no
+        components.
+        """
         return ", or name fewer components by path.by" if self.components else ""
 
     @property
@@ -195,7 +201,7 @@ class RunMemory:
 START_SECONDS = 3.0
 POSITION_SECONDS = 0.003
 SECONDS_PER_WORK = 8e-11
-WORK_PER_NUMBER = 64  # products of the features of a number with those of the training examples
+WORK_PER_NUMBER = 64  # multiplications with all training examples per number on a tape
 MAX_CORE_YEARS = {"cpu": 10.0, "cuda": 10_000.0}  # a GPU counts as a thousand cores
 
 

@@ -1,4 +1,4 @@
-"""The state of sums along a path, for a checkpoint."""
+"""Save and restore the sums along a path, for checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class Resumable:
         return {name: state_of(getattr(self, name)) for name in self.checkpointed}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the fields. Copy saved tensors into the present ones, in memory or on disk."""
+        """Restore the fields. Copy saved tensors into the existing tensors, which are in memory or
+        on disk.
+        """
         for name in self.checkpointed:
             value = getattr(self, name)
             if value is None:  # older checkpoints may lack this field

@@ -19,7 +19,8 @@ By: TypeAlias = Literal["module", "parameter"] | Mapping[str, Sequence[str]]
 Components: TypeAlias = Mapping[str, frozenset[str]]
 """Ordered components: the name of each component, with the names of its parameters."""
 
-PARAMETRISED = ".parametrizations."  # marks parameters of torch.nn.utils.parametrize
+# part of the names of parameters under torch.nn.utils.parametrize
+PARAMETRISED = ".parametrizations."
 ROOT = "(root)"  # the component of parameters that the root module owns
 
 
@@ -53,7 +54,8 @@ def components_of(by: By, parameters: Iterable[str], key: str = "by") -> dict[st
 
 
 def owner(parameter: str) -> str:
-    """Return the name of the module that owns a parameter, which may be parametrised.
+    """Return the name of the module that owns a parameter, without the suffix of
+    `torch.nn.utils.parametrize`.
 
     >>> owner("block.1.weight"), owner("scale"), owner("head.parametrizations.weight.original0")
     ('block.1', '(root)', 'head')
@@ -67,7 +69,9 @@ def owner(parameter: str) -> str:
 def matched(
     by: Mapping[str, Sequence[str]], parameters: Sequence[str], key: str
 ) -> dict[str, frozenset[str]]:
-    """Return the components given by patterns. Raise unless each parameter is in exactly one."""
+    """Return the components defined by shell patterns. Raise unless each parameter is in exactly
+    one component.
+    """
     patterns = {str(name): patterns_of(value) for name, value in by.items()}
     for name, own in patterns.items():
         if not own or not all(isinstance(pattern, str) for pattern in own):

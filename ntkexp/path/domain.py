@@ -1,4 +1,4 @@
-"""The points, outputs and steps of the integrals along a path, and the arrays of their sums."""
+"""The points, outputs and steps of path kernels 𝒦 and contributions 𝒮, and arrays for the sums."""
 
 from __future__ import annotations
 
@@ -22,29 +22,32 @@ PATH_KERNEL_AXES = 4  # [point, out, train, out_]
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """The points and outputs of the integrals along a path.
+    """The points and outputs that have path kernels or contributions.
 
     If the run attributes a measure of the outputs, such as the loss, then `explained` computes that
     measure at the points. Otherwise it computes the outputs.
     """
 
     points: Points
-    explained: Points  # the same points; their outputs are the measure, if there is one
-    reads_train: bool  # True if the training examples also have integrals
+    # the same points; their output is the explained measure, or the output itself
+    explained: Points
+    # True if training examples also have path kernels or contributions
+    reads_train: bool
     attributed: Int[Tensor, " attributed"]  # indices of the points with contributions
-    integrated: tuple[int, ...]  # the outputs with integrals
+    integrated: tuple[int, ...]  # the outputs that have path kernels or contributions
     outputs: int
     steps: int  # maximum number of training steps
     switches: tuple[int, ...] = ()  # the first step of each phase after the first phase
-    chunk: int  # attributed points per backward pass
+    chunk: int  # number of attributed points per backward pass
     like: Tensor  # a tensor with the dtype and device of kernels
-    components: Components = field(default_factory=dict)  # contributions are split by component
+    # the components by which contributions are split
+    components: Components = field(default_factory=dict)
     spills: bool = False  # True if the contributions do not fit into memory
     scratch: Path | None = None  # the folder for contributions that do not fit into memory
 
     @property
     def read(self) -> slice:
-        """The points with integrals, as a slice of all points."""
+        """The points that have path kernels or contributions, as a slice of all points."""
         return slice(self.first, None)
 
     @property
@@ -55,18 +58,18 @@ class Domain:
 
     @property
     def rows(self) -> Int[Tensor, " attributed"]:
-        """The rows of the attributed points in the integrals."""
+        """The rows of the attributed points in the arrays of sums."""
         return self.attributed - self.first
 
     @property
     def places(self) -> list[slice]:
-        """The points with integrals, cut into blocks."""
+        """The points that have path kernels or contributions, cut into blocks."""
         if self.reads_train:
             return self.points.train_blocks + self.points.other_blocks
         return self.points.other_blocks
 
     def blocks(self, segment: Segment) -> Iterator[StepBlock]:
-        """Yield the blocks of points during a step."""
+        """Yield the blocks of points, with their values along the segment of a step."""
         return (StepBlock(self.explained, segment, place, self.first) for place in self.places)
 
     @property

@@ -1,4 +1,6 @@
-"""Forward sums: over every step, or over time along a flow, with an estimate of their error."""
+"""Forward sums: path kernels and contributions, summed over every step or integrated over time
+along a gradient flow, with an error estimate.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ from ntkexp.shapes import Weights
 
 
 class Error(NamedTuple):
-    """The estimated error ‖𝒮 − 𝒮_integral‖ of the contributions (`parts`).
+    """The estimated error of the contributions 𝒮. `parts` is ‖𝒮 − 𝒮_integral‖, over all single
+    contributions.
 
     `sums` is the estimated error of Σᵢ 𝒮(x, xᵢ), or None if that sum is exact.
     """
@@ -43,9 +46,8 @@ class Error(NamedTuple):
 
 
 class AbstractAccumulator(Resumable, ABC):
-    """Sums over the steps of a path.
-
-    The integrals are complete after the last step, and after the backward pass if there is one.
+    """The base class of methods that sum over the steps of a path. The results 𝒦 and 𝒮 are complete
+    after the last step, and after the backward pass if there is one.
     """
 
     @property
@@ -55,13 +57,14 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        """Add a step. Return its tally by rule, if tallies are measured at this step.
+        """Add a step. Return the norms of its terms (a `Tally`) by rule, if they are measured at
+        this step.
 
         `due` is True if a kernel snapshot is due at the step.
         """
 
     def close(self, step: Step) -> None:
-        """Complete the sums if training ends before this step, earlier than planned."""
+        """Complete the sums when training ends before `step`, earlier than planned."""
         return
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
@@ -73,12 +76,14 @@ class AbstractAccumulator(Resumable, ABC):
 
     @property
     def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
-        """The tallies of all steps by rule, if the backward pass computes them, else None."""
+        """The tallies (norms of the terms) of all steps by rule, if the backward pass computes
+        them, else None.
+        """
         return None
 
     @property
     def marks(self) -> Sequence[Mark]:
-        """The sums at the end of each phase except the last."""
+        """The sums 𝒮 and 𝒟 at the end of each phase except the last."""
         return ()
 
     def recorded(self) -> Recording | None:
@@ -87,7 +92,9 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def error(self, rule: str, steps: int) -> Error | None:
-        """Return the estimated error of a rule's contributions after `steps` steps, or None."""
+        """Return the estimated error of a quadrature rule's contributions after `steps` steps, or
+        None.
+        """
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
         """Return the fraction of the path time at which half of each contribution has accumulated.
@@ -130,7 +137,7 @@ class ErrorBar(Resumable):
     checkpointed: ClassVar[tuple[str, ...]] = ("total", "squares")
 
     def measures(self, step: int) -> bool:
-        """Return True if the step belongs to the sample."""
+        """Return True if the error is measured at this step."""
         return step % self.every == self.every // 2
 
     def add(self, rows: slice, error: Float[Tensor, "chosen out train"]) -> None:
@@ -155,7 +162,7 @@ class ErrorBar(Resumable):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSum(AbstractAccumulator):
-    """The sum over all steps, by several rules that share the tapes of a step."""
+    """The sum over all steps, by several quadrature rules that share the tapes of a step."""
 
     domain: Domain
     rules: Mapping[str, Integrals]
@@ -169,13 +176,13 @@ class StepSum(AbstractAccumulator):
         return self.rules
 
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        """Add one step at all blocks of points, by all rules."""
+        """Add one step at all blocks of points, for all quadrature rules."""
         tallies = {name: Tally() for name in self.rules}
         bar = self.error_bar
         for block in self.domain.blocks(step.segment):
             for name, integrals in self.rules.items():
                 kernel, parts, shrunk = integrals.add(step, block)
-                # Σᵢ Δ𝒮ᵢ + Δ𝒟, which is f(θ_{s+1}) − f(θ_s) if J̄ closes the step
+                # Σᵢ Δ𝒮ᵢ + Δ𝒟, which is f(θ_{s+1}) − f(θ_s) if J̄ is the secant Jacobian
                 summed = parts.sum(2)
                 change = summed - shrunk
                 tallies[name].add(block, kernel, parts, summed, expected=change)

@@ -25,7 +25,7 @@ from ntkexp.path.rule.base import Substep
 from ntkexp.path.step import Step
 from ntkexp.path.step_kernel import StepBlock
 
-# --- Norms of the terms of one step, and the error of its closure Σᵢ Δ𝒮ᵢ = Δf.
+# --- Norms of the terms of one step, and the error of the equation Σᵢ Δ𝒮ᵢ = Δf (closure).
 
 
 class Rounding(NamedTuple):
@@ -41,7 +41,9 @@ class Rounding(NamedTuple):
 
 @dataclass
 class Tally:
-    """Norms of the terms of one step, summed over the blocks of points."""
+    """Norms of the terms of one step, summed over the blocks of points, for metrics and for the
+    check of closure.
+    """
 
     missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖²
     changed: float = 0.0  # ‖Δf‖²
@@ -82,7 +84,7 @@ class Tally:
         self.kernels = kernel.numel() > 0
 
     def miss(self, rounding: Rounding) -> Closure | None:
-        """Return the error of the closure if it exceeds the bound on the rounding error, else None.
+        """Return the error of Σᵢ Δ𝒮ᵢ = Δf if it exceeds the bound on the rounding error, else None.
 
         The bound is relative to the sizes of the outputs and of the contributions. If the outputs
         are not finite, return None, because the run is reported as diverged elsewhere.
@@ -130,14 +132,15 @@ def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
 
 @dataclass(frozen=True)
 class Integrals(Resumable):
-    """𝒦, 𝒮 and 𝒟 by one rule, with NaN at points that are not attributed."""
+    """𝒦, 𝒮 and 𝒟 by one quadrature rule, with NaN at points that are not attributed."""
 
     substeps: tuple[Substep, ...]
     kernel: Float[Tensor, "query out kept out_"]
     contributions: Float[Tensor, "query out train"]
     decay: Float[Tensor, "query out"]
     by_component: ComponentSums | None = field(default=None, kw_only=True)
-    # the change by gradients that are rounding errors, which Adam and similar optimizers amplify
+    # the change of the outputs by gradients that are only rounding error, which Adam and similar
+    # optimizers amplify
     rounding: Float[Tensor, "query out"] | None = field(default=None, kw_only=True)
 
     checkpointed: ClassVar[tuple[str, ...]] = (
@@ -176,9 +179,8 @@ class Integrals(Resumable):
     def add_components(
         self, sums: ComponentSums, step: Step, block: StepBlock
     ) -> tuple[Tensor, Tensor]:
-        """Add the shares of the components.
-
-        Return the sums of products and decay over components.
+        """Add the terms of each component. Return the products and the decay, summed over
+        components.
         """
         components = sums.components.values()
         terms = block.kernels(self.substeps, step.side, step.decay, components)
@@ -197,7 +199,9 @@ class Integrals(Resumable):
 
     @property
     def without_examples(self) -> Float[Tensor, "query out"]:
-        """𝒟(x) plus the change by gradients that are rounding errors: the change by no example."""
+        """The change that no example caused: 𝒟(x), plus the change by gradients that are only
+        rounding error.
+        """
         if self.rounding is None:
             return self.decay.clone()
         return self.decay + self.rounding
@@ -227,7 +231,7 @@ class ContributionIntegrals(Integrals):
 
 
 def integrals_at_zero(substeps: tuple[Substep, ...], domain: Domain, rules: int = 1) -> Integrals:
-    """Return integrals of zero for the rule with these substeps.
+    """Return integrals of zero for the quadrature rule with these substeps.
 
     `rules` is the number of all rules.
     """
@@ -282,7 +286,7 @@ class StepTotals(Resumable):
     ((0, 2, 3), [3.0, 3.0])
     """
 
-    zero: Float[Tensor, "query out *component"]  # NaN at points without integrals
+    zero: Float[Tensor, "query out *component"]  # zeros, and NaN at points without contributions
     most: int  # maximum number of stretches; even, so that all can be merged in pairs
     every: int = 1  # steps per stretch
     edges: list[int] = field(default_factory=lambda: [0])
@@ -294,7 +298,7 @@ class StepTotals(Resumable):
         rows: slice | Int[Tensor, " chosen"],
         added: Float[Tensor, "chosen out *component"],
     ) -> None:
-        """Add the change by a step at the points in `rows`."""
+        """Add the change of the outputs in a step, at the points in `rows`."""
         self.reach(step + 1)
         self.sums[bisect_right(self.edges, step) - 1][rows] += added
 
@@ -319,7 +323,7 @@ class StepTotals(Resumable):
         self.sums.append(self.zero.clone())
 
     def until(self, steps: int) -> tuple[int, ...]:
-        """Return the edges, clipped to a path of `steps` steps."""
+        """Return the edges of the stretches, clipped to a path of `steps` steps."""
         return tuple(min(edge, steps) for edge in self.edges)
 
     def stacked(self) -> Float[Tensor, "stretch query out *component"]:
@@ -352,14 +356,14 @@ def most_stretches(domain: Domain, rules: int) -> int:
     return max(MIN_STRETCHES, MAX_TOTALS // max(1, rules * numbers) // 2 * 2)
 
 
-# --- The shares of the components in 𝒮, in 𝒟, and in the change by each step.
+# --- 𝒮, 𝒟 and the change by each step, split by component.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentSums(Resumable):
-    """The shares of the components on the last axis.
+    """𝒮, 𝒟 and the totals by step, split by component on the last axis.
 
-    Their sum over this axis is 𝒮, 𝒟 or the total.
+    The sum over the last axis is 𝒮, 𝒟 or the total.
     """
 
     components: Components
@@ -376,10 +380,10 @@ class ComponentSums(Resumable):
         shares: Sequence[tuple[Float[Tensor, "chosen out train"], Float[Tensor, "chosen out"]]],
         rounding: Sequence[Float[Tensor, "chosen out"]] = (),
     ) -> None:
-        """Add the shares of one step at the points in `rows`.
+        """Add the terms of one step at the points in `rows`, split by component.
 
         `shares` are the changes of 𝒮 and 𝒟 by each component. `rounding` is the change by gradients
-        that are rounding errors.
+        that are only rounding error.
         """
         parts = torch.stack([parts for parts, _ in shares], -1)
         decay = torch.stack([decay for _, decay in shares], -1)
@@ -392,7 +396,7 @@ class ComponentSums(Resumable):
 
 
 def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
-    """Return shares of zero for one of `rules` rules."""
+    """Return sums of zero, split by component, for one of `rules` rules."""
     count = len(domain.components)
     parts = domain.sums(3)[..., None].repeat(1, 1, 1, count)
     zero = domain.sums(2)[..., None].repeat(1, 1, count)
@@ -412,7 +416,7 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
 
 
 class Sums(NamedTuple):
-    """𝒮 and 𝒟 up to some step, by one rule."""
+    """𝒮 and 𝒟 up to some step, by one quadrature rule."""
 
     contributions: Float[Tensor, "point out train"]
     decay: Float[Tensor, "point out"]
@@ -432,7 +436,7 @@ def mark_of(integrals: Mapping[str, Integrals]) -> Mark:
 
 
 def states(marks: Sequence[Mark]) -> list[dict[str, tuple[Tensor, Tensor]]]:
-    """Return the marks as plain data and tensors, for a checkpoint."""
+    """Return the sums at the ends of phases as plain data and tensors, for a checkpoint."""
     return [
         {name: (sums.contributions, sums.decay) for name, sums in mark.items()} for mark in marks
     ]
@@ -455,28 +459,29 @@ def marks_from(
 
 
 class Share(NamedTuple):
-    """The sums of one phase by one rule: the sums at its end minus those at its beginning."""
+    """The sums of one phase by one quadrature rule: the sums at its end minus those at its
+    beginning.
+    """
 
     end: Sums
     begin: Sums | None  # None: zero, in the first phase
 
     @property
     def contributions(self) -> RowsOfArray:
-        """The contributions of the phase."""
         if self.begin is None:
             return RowsOfArray(self.end.contributions, None)
         return RowsOfArray(self.end.contributions, self.begin.contributions)
 
     @property
     def decay(self) -> Float[Tensor, "point out"]:
-        """The decay of the phase."""
         if self.begin is None:
             return self.end.decay
         return self.end.decay - self.begin.decay
 
 
 def by_phase(marks: Sequence[Mark], end: Mark, rule: str, phases: int) -> list[Share]:
-    """Return the sums of each phase by one rule. They are zero for phases that were not reached.
+    """Return the sums of each phase by one quadrature rule. They are zero for phases that were not
+    reached.
 
     >>> import torch
     >>> ones = Sums(torch.ones(1, 1, 1), torch.zeros(1, 1))

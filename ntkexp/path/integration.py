@@ -21,12 +21,15 @@ from ntkexp.shapes import Weights
 
 
 class Costs(NamedTuple):
-    """The numbers of arrays in memory at once, and of tapes per step."""
+    """The number of arrays that a method holds in memory at once, and the number of tapes per
+    step.
+    """
 
-    rules: int  # arrays of contributions, one per rule
-    kernels: int  # path kernels and snapshots
-    errors: int  # error arrays in the shape of contributions
-    tapes: int  # positions in a step at which a block is evaluated, including both ends
+    rules: int  # number of arrays of contributions: one for each quadrature rule
+    kernels: int  # number of path kernels and kernel snapshots
+    errors: int  # number of error arrays in the shape of contributions
+    # number of positions in a step at which a block is evaluated, including start and end
+    tapes: int
     doubled: bool = False  # True if the error estimate needs a second set of adjoints
 
 
@@ -37,7 +40,7 @@ class AbstractIntegration(ABC):
     """
 
     path: Path
-    passes: ClassVar[int] = 1  # passes over the path; with one pass, additional points are cheap
+    passes: ClassVar[int] = 1  # number of passes over the path; if 1, additional points are cheap
 
     @property
     @abstractmethod
@@ -46,11 +49,13 @@ class AbstractIntegration(ABC):
 
     @property
     def details(self) -> Mapping[str, str]:
-        """The description of the settings of each rule, by the name of the rule."""
+        """The description of the settings of each quadrature rule, by the name of the rule."""
         return self.path.details
 
     def facts(self, memory: Memory) -> dict[str, float]:
-        """Return named facts about the path, from the optimizer's state after training."""
+        """Return facts about the path for the report, by name, from the optimizer's state after
+        training.
+        """
         return {}
 
     @abstractmethod
@@ -234,7 +239,7 @@ class Backward(AbstractIntegration):
 
 
 def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
-    """Divide `count` attributed points evenly among groups of these sizes.
+    """Divide `count` attributed points evenly among groups with the given sizes.
 
     If a group has fewer points than its share, the other groups get the remaining points.
 

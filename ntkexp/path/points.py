@@ -41,8 +41,8 @@ class Points:
     targets: Float[Tensor, "point out"] | None = None  # set if the explained measure needs targets
     train: int
     block: int
-    keep: bool  # True: cache the tapes at the latest two sets of weights (both ends of a step)
-    chosen: tuple[int, ...] | None = None  # outputs with integrals; None: all
+    keep: bool  # True: cache the tapes at the start and the end of the latest step
+    chosen: tuple[int, ...] | None = None  # outputs with path kernels and contributions; None: all
     kernels: Kernels = "all"
     cache: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
 
@@ -83,7 +83,9 @@ class Points:
         )
 
     def refuse_without_rules(self, tape: Tape) -> None:
-        """Raise if the secant Jacobian has no difference rule for an operation on this tape."""
+        """Raise if an operation on this tape has no difference rule, which the secant Jacobian
+        needs.
+        """
         try:
             replace(self.reader, programs=None).secant(tape, tape, (0,))
         except NoRule as error:

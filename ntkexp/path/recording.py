@@ -38,7 +38,7 @@ from ntkexp.shapes import Weights
 
 
 class Recorded(NamedTuple):
-    """A row of a recording."""
+    """One step in a recording: weights, optimizer state and ℓ′."""
 
     weights: Weights
     memory: Memory
@@ -65,7 +65,6 @@ class Recording:
     pull: Float[Tensor, "train out"]  # a tensor in the shape of ℓ′
 
     def write(self, step: Step) -> None:
-        """Write the row of a step."""
         groups = [step.view.weights]
         groups += [step.memory[part] for part in self.records]
         tensors = [group[name] for group in groups for name in self.like]
@@ -83,7 +82,6 @@ class Recording:
         self.rows.write(row, np.concatenate([*numbers, padding]))
 
     def read(self, step: int) -> Recorded:
-        """Read the row of a step."""
         row = torch.from_numpy(self.rows.read(step))
         groups: list[dict[str, Tensor]] = []
         start = 0
@@ -108,7 +106,6 @@ def new_recording(
     pull: Float[Tensor, "train out"],
     room: Room,
 ) -> Recording:
-    """Allocate a recording of `steps` steps."""
     rows = room(steps + 1, row_length(like, records, pull))
     return Recording(rows=rows, like=like, records=records, pull=pull)
 
@@ -263,7 +260,7 @@ class RecordedTraining(AbstractRecordedTraining):
     def losses(
         self, rows: Int[Tensor, " row"], weights: Float[Tensor, " weight"]
     ) -> Float[Tensor, " row"]:
-        """Return the losses of these examples, times the scale of the loss."""
+        """Return the losses of the given examples, times the scale of the loss."""
         descent = self.descent
         points = descent.points
         outputs = points.reader.function(self.flat.weights(weights), points.inputs[rows])
@@ -347,9 +344,8 @@ STRETCHES = 20
 
 @dataclass(frozen=True)
 class Halves(Resumable):
-    """The mass of each stretch of the path.
-
-    Stretch k contains the steps from edges[k] to edges[k + 1] − 1.
+    """The magnitude (mass) of each contribution in each stretch of the path. Stretch k contains the
+    steps from edges[k] to edges[k + 1] − 1.
     """
 
     edges: tuple[int, ...]

@@ -40,7 +40,7 @@ class Kernel(Component):
     sketch: int | None = Field(None, ge=1, le=MAX_COUNT)
 
 
-# --- The steps with kernels: planned before the first step, or adapted to the kernel's change.
+# --- The steps with a stored kernel: planned before training, or adapted to kernel change.
 #
 # An adaptive timetable measures the kernel change δ = ‖K_s − K_r‖/‖K_r‖ among the training examples
 # between consecutive kernels, at steps r < s. The next waiting time is s − r, multiplied by
@@ -54,7 +54,7 @@ MAX_KERNELS = 10**5  # each kernel is a file
 
 
 class AbstractTimetable(Resumable, ABC):
-    """The steps with a kernel, from step 0 to the end of training."""
+    """The steps with a stored kernel, from step 0 to the end of training."""
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class AbstractTimetable(Resumable, ABC):
 
     @abstractmethod
     def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
-        """Receive the kernel of a step that was due."""
+        """Receive the kernel of a step, if it was due."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Adaptive(AbstractTimetable):
     count: int
     change: float
     switches: tuple[int, ...] = ()
-    wait: int = 0  # steps from the latest kernel to the next
+    wait: int = 0  # number of steps from the latest stored kernel to the next
     next: int = 0
     taken: int = 0
     latest: Float[Tensor, "train out train out_"] | None = None
@@ -252,16 +252,15 @@ class Path(Component):
 
     @property
     def closing(self) -> AbstractRule | None:
-        """The first rule that closes every step: its contributions add up to the change of the
-        outputs.
-
-        The error of the contributions is estimated for this rule. None if no rule closes.
+        """The first rule that closes every step, or None. Closing means that the contributions add
+        up to the change of the outputs. The error of single contributions is estimated for this
+        rule.
         """
         return next((rule for rule in self.rule if rule.closes), None)
 
     @property
     def finer(self) -> tuple[Substep, ...]:
-        """The closing rule with twice the substeps, for the error estimate of its contributions."""
+        """The closing rule's quadrature with twice as many substeps, for the error estimate."""
         if self.closing is None or not self.error_samples:
             return ()
         return self.closing.quadrature(self.quadrature_points, 2 * self.substeps, self.romberg)
@@ -296,7 +295,7 @@ class Path(Component):
         (0, 2)
         """
         if not self.explains_outputs:
-            return (0,)  # the measure is the one output
+            return (0,)  # a measure has a single value
         if self.outputs == "all":
             return tuple(range(count))
         if max(self.outputs) >= count:
@@ -308,7 +307,7 @@ class Path(Component):
 
     @property
     def details(self) -> dict[str, str]:
-        """The description of the settings of each rule, by the name of the rule."""
+        """The description of the settings of each quadrature rule, by the name of the rule."""
         return {
             rule.option: rule.detail(self.quadrature_points, self.substeps, self.romberg)
             for rule in self.rule

@@ -44,7 +44,9 @@ from ntkexp.path.step_kernel import StepBlock
 
 
 class Weight(NamedTuple):
-    """The factors of a snapshot: `size` = Σ φη for 𝒦, and `pull` = Σ φηℓ′ for 𝒮."""
+    """The factors of a kernel snapshot in the sums: `size` = Σ φη for 𝒦, and `pull` = Σ φηℓ′ for
+    𝒮.
+    """
 
     size: float
     pull: Float[Tensor, "train out_"]
@@ -52,7 +54,9 @@ class Weight(NamedTuple):
 
 @dataclass(kw_only=True)
 class Moments(Resumable):
-    """The four sums over the steps since the latest snapshot. `elapsed` is the time since then."""
+    """The four sums over the steps since the latest kernel snapshot. `elapsed` is the time since
+    this snapshot.
+    """
 
     pull: Float[Tensor, "train out_"]  # Σ_s η_s ℓ′(s)
     late_pull: Float[Tensor, "train out_"]  # Σ_s (t_s − t_k) η_s ℓ′(s)
@@ -63,7 +67,6 @@ class Moments(Resumable):
     checkpointed: ClassVar[tuple[str, ...]] = ("size", "late_size", "elapsed", "pull", "late_pull")
 
     def add(self, step: Step) -> None:
-        """Add one step to the sums."""
         late = self.elapsed * step.step_size
         self.size += step.step_size
         self.pull += step.step_size * step.output_gradient
@@ -103,7 +106,9 @@ class SnapshotInterval(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Resumable):
-    """The latest two snapshots by one rule, the sums, and their estimated error."""
+    """The latest two kernel snapshots for one quadrature rule, the sums, and their estimated
+    error.
+    """
 
     integrals: Integrals
     totals: StepTotals  # one stretch per interval between snapshots
@@ -165,7 +170,7 @@ class SnapshotSum(AbstractAccumulator):
     moments: Moments
     arriving: Float[Tensor, "train out_"]  # Σ φηℓ′ of the latest snapshot, over the steps before it
     last: int  # the last step of the path
-    taken: int = 0  # number of snapshots
+    taken: int = 0  # number of kernel snapshots so far
     span: float = 0.0  # time between the latest two snapshots
 
     checkpointed: ClassVar[tuple[str, ...]] = ("tracks", "moments", "arriving", "taken", "span")
@@ -238,7 +243,9 @@ def add_step(
     kernel: Float[Tensor, "chosen out train out_"],
     pulled: Float[Tensor, "chosen out"],
 ) -> None:
-    """Add the contributions of one step, not of the interval that it ends, to its tally."""
+    """Add the contributions of one step to its tally (norms of its terms). Do not add the interval
+    between snapshots that ends at this step.
+    """
     parts = contract(kernel, step.output_gradient).mul_(-step.step_size)
     summed = parts.sum(2)
     change = summed - step.step_size * pulled

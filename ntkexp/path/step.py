@@ -39,7 +39,9 @@ IMPULSE_POINTS = 3  # Gauss points per arc: order 6, higher than the order of th
 
 
 class Curve(NamedTuple):
-    """The arcs of a step along a gradient flow, and ℓ′ as a function of the training outputs."""
+    """A step along a gradient flow: its arcs (polynomial pieces of the path), and ℓ′ as a function
+    of the training outputs.
+    """
 
     arcs: tuple[Arc, ...]
     output_gradient: Callable[[Float[Tensor, "train out"]], Float[Tensor, "train out"]]
@@ -47,18 +49,21 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The network before the step, the weights after it, ℓ′, and the optimizer's state."""
+    """One training step: the network before the step, the weights after it, ℓ′, and the optimizer's
+    state.
+    """
 
     index: int
     view: NetworkView  # network at θ_s
     end: Weights
     output_gradient: Float[Tensor, "train out"]
     step_size: float
-    factors: Mapping[str, float] = field(default_factory=dict)  # step-size factors; default 1
+    # factor of each parameter's step size; 1 if missing
+    factors: Mapping[str, float] = field(default_factory=dict)
     weight_decay: float = 0.0
     memory: Memory = field(default_factory=dict)  # state of the optimizer, after the step
     clipping: float = 1.0
-    curve: Curve | None = None  # None: the step is a straight line
+    curve: Curve | None = None  # arcs of a gradient flow; None: the step is a straight line
 
     @cached_property
     def segment(self) -> Segment:
@@ -153,7 +158,7 @@ class Phase:
 
 
 def phases_of(steps: Sequence[int], examples: Sequence[int]) -> tuple[Phase, ...]:
-    """Return consecutive phases with these numbers of steps and examples."""
+    """Return consecutive phases with the given numbers of steps and examples."""
     phases: list[Phase] = []
     step = example = 0
     for length, learned in zip(steps, examples, strict=True):
@@ -199,7 +204,7 @@ class Descent(TrainingRecipe):
     """A training run of the network in `points`, on its training examples."""
 
     points: Points
-    phases: tuple[Phase, ...] = ()  # empty: one phase with all examples
+    phases: tuple[Phase, ...] = ()  # training phases; empty: one phase with all examples
 
     def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
         """Train from these weights, after `done` earlier steps, and yield each step."""

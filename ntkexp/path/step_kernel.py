@@ -45,12 +45,12 @@ class StepBlock:
     points: Points
     segment: Segment  # segment from θ₀ to θ₁
     place: slice  # the block, as a slice of all points
-    first: int = 0  # index of the first point with integrals
+    first: int = 0  # index of the first point that has sums
     tapes: dict[float, Tape] = field(default_factory=dict)
 
     @property
     def rows(self) -> slice:
-        """The rows of the block in the integrals."""
+        """The rows of the block in the arrays of sums."""
         return slice(self.place.start - self.first, self.place.stop - self.first)
 
     def kernel(
@@ -113,7 +113,7 @@ class StepBlock:
         return self.tapes[position]
 
     def outputs(self, position: float) -> Float[Tensor, "point out"]:
-        """Return the outputs that have integrals, at θ₀ + uΔθ, where u is `position`."""
+        """Return the integrated outputs at θ₀ + uΔθ, where u is `position`."""
         outputs = self.tape(position).outputs
         if self.points.chosen is None:
             return outputs

@@ -58,12 +58,14 @@ from ntkexp.shapes import Weights
 
 @dataclass(kw_only=True)
 class RulePass:
-    """The integrals by one rule, and the backward sum of the current chunk."""
+    """The path integrals for one quadrature rule, and the backward sum of the current chunk of
+    points.
+    """
 
     integrals: Integrals
     totals: StepTotals
-    tallies: list[Tally]  # tallies by step
-    halves: Halves  # halves at the attributed points
+    tallies: list[Tally]  # norms of the terms of each step
+    halves: Halves  # masses by stretch of the path, at the attributed points
     sum: BackwardSum = field(default_factory=BackwardSum)
 
     def take(
@@ -174,7 +176,7 @@ def add_step(
 
 
 def rounding_of(step: Step) -> tuple[Weights, Weights]:
-    """Return the credit of a step's gradient, and the part of the gradient that is a rounding
+    """Return the credit of a step's gradient, and the part of the gradient that is only rounding
     error.
 
     The credit is 0 where the gradient is a rounding error, and 1 elsewhere. Return two empty dicts
@@ -196,7 +198,9 @@ def rounding_of(step: Step) -> tuple[Weights, Weights]:
 
 @dataclass(kw_only=True)
 class SecondPass:
-    """The passes from the last step to the first, one per chunk. `done` counts their steps."""
+    """The passes from the last step to the first, one per chunk of points. `done` is the number of
+    completed steps in all passes.
+    """
 
     steps: Playback
     optimizer: AbstractOptimizer
@@ -269,7 +273,7 @@ class SecondPass:
         return points
 
     def take(self, step: Step, points: Points, chunk: slice) -> None:
-        """Add one step at the points of a chunk, by all rules."""
+        """Add one step at the points of a chunk, for all quadrature rules."""
         credited: Weights = {}
         rounding: Weights = {}
         if self.optimizer.divides:
@@ -375,7 +379,7 @@ class TwoPasses(AbstractAccumulator):
         )
 
     def rule_pass(self, rule: AbstractRule, steps: int) -> RulePass:
-        """Return sums of zero for one rule and a path of `steps` steps."""
+        """Return sums of zero for one quadrature rule and a path of `steps` steps."""
         domain = self.domain
         rules = len(self.path.rule)
         totals = totals_at_zero(domain, rules)
@@ -392,9 +396,10 @@ class TwoPasses(AbstractAccumulator):
         )
 
     def finer_pass(self) -> FinerPass | None:
-        """Return sums of zero for the error estimate.
+        """Return the sums for the error estimate, which start at zero.
 
-        Return None if no rule closes the steps, or if no error estimate is requested.
+        Return None if no quadrature rule closes the steps (gives the exact change of the outputs),
+        or if no error estimate is requested.
         """
         path = self.path
         domain = self.domain

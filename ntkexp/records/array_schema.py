@@ -118,7 +118,7 @@ class RunAxes:
 
 
 def data_fault(headers: Mapping[str, Header], read: Sequence[str]) -> str | None:
-    """Return the first fault in the arrays of data.npz, or None."""
+    """Return a description of the first invalid array in data.npz, or None."""
     faults = list[str]()
     if not is_like(headers.get("classes"), 1, TEXT_KINDS):
         faults.append("'classes' is missing, or no names")
@@ -131,7 +131,7 @@ def data_fault(headers: Mapping[str, Header], read: Sequence[str]) -> str | None
 
 
 def split_faults(headers: Mapping[str, Header], split: str) -> list[str]:
-    """Return the faults in the arrays of one split."""
+    """Return a description of each invalid array in one split."""
     index = headers.get(f"{split}_index")
     if index is None or not is_like(index, 1, INTEGER_KINDS):
         return [f"it has no '{split}_index', a number for each example"]
@@ -214,13 +214,13 @@ DESCRIBED = {
 }
 """The zarr.json of an array, for doctests."""
 
-MAX_UNSTORED_NUMBERS = 1 << 27  # largest size of an array without any stored chunk
+MAX_UNSTORED_NUMBERS = 1 << 27  # an array up to this size may have no stored chunk
 MIN_STORED_FRACTION = 1 / 16  # minimum fraction of stored numbers in a larger array
 MAX_MISSING_CHUNKS = 1 << 16
 
 
 class Store(NamedTuple):
-    """The attributes of a store, and the zarr.json of each array."""
+    """The attributes of a zarr store, and the zarr.json of each array."""
 
     attributes: dict[str, Any]
     arrays: dict[str, ArrayRecord]
@@ -252,7 +252,7 @@ def read_store(path: Path) -> Store:
 
 
 def array_fault(array: ArrayRecord, place: Path) -> str | None:
-    """Return a description of the fault in the sizes of an array's chunks, or None."""
+    """Return a description of an error in the sizes of an array's chunks, or None."""
     chunk = array.chunk_grid.configuration.chunk_shape
     if not len(array.shape) == len(chunk) == len(array.dimension_names):
         return "its axes are not as many as their names"

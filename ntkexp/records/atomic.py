@@ -64,7 +64,7 @@ def being_written(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())  # else a power cut after the renaming could leave an empty file
         partial.replace(path)
-    except BaseException:  # if the disk is full, the partial file must not keep it full
+    except BaseException:  # also if the user interrupts or the disk is full
         partial.unlink(missing_ok=True)
         raise
 
@@ -86,7 +86,9 @@ def make_folder(folder: Path) -> None:
 
 
 def cannot_write(folder: Path) -> PermissionError:
-    """Return a PermissionError. In folders such as /proc, the system reports a missing file."""
+    """Return a PermissionError that names the folder. For folders such as /proc, the system's own
+    error would report a missing file.
+    """
     return PermissionError(errno.EACCES, "Nothing can be written there", str(folder))
 
 
@@ -106,12 +108,12 @@ def cannot_write(folder: Path) -> PermissionError:
 
 try:
     import fcntl
-except ImportError as error:  # not a POSIX system
+except ImportError as error:  # not a POSIX system, such as Windows
     raise Mistake(
         "run folders are locked with flock, which this system lacks; use Linux, macOS or WSL"
     ) from error
 
-# retry, because `is_held` briefly takes a shared lock, which would make `acquire` fail
+# `is_held` briefly takes a shared lock, which makes `acquire` fail: try again
 LOCK_ATTEMPTS = 10
 LOCK_PAUSE_SECONDS = 0.01
 
@@ -144,7 +146,7 @@ def release(descriptor: int, lock: Path) -> None:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Return True if an open file is still the file at this path."""
+    """Return True if the path still leads to this open file, which was not removed or replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:
@@ -191,12 +193,12 @@ def is_held(lock: Path) -> bool:
 # Equal bytes at another location have a different seal.
 
 
-BLOCK = 1 << 20  # bytes per read
-WIDTH = 32  # bytes of a seal
+BLOCK = 1 << 20  # bytes that are read at once
+WIDTH = 32  # bytes of a digest (seal)
 NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 Seals: TypeAlias = Mapping[str, tuple[int, str]]
-"""The size in bytes and the seal of each file, by its path relative to a folder."""
+"""The size in bytes and the digest (seal) of each file, by its path relative to a folder."""
 
 
 class Damaged(Mistake):
@@ -204,7 +206,9 @@ class Damaged(Mistake):
 
 
 class Sealing:
-    """The seal of a stream of bytes, updated block by block. `position` is the number of bytes."""
+    """The digest (seal) of a stream of bytes, updated block by block. `position` is the number of
+    bytes so far.
+    """
 
     def __init__(self, of: str = "") -> None:
         self.hash = sha256(of.encode() + b"\0")
@@ -230,7 +234,7 @@ def seal(content: ReadableBuffer, of: str = "") -> bytes:
 
 
 def sealing_of(path: Path | str, size: int, of: str = "") -> Sealing:
-    """Return the `Sealing` of the first `size` bytes of a file."""
+    """Return the digest (`Sealing`) of the first `size` bytes of a file."""
     sealing = Sealing(of)
     with open(path, "rb", buffering=0) as file:
         while sealing.position < size:
@@ -242,7 +246,9 @@ def sealing_of(path: Path | str, size: int, of: str = "") -> Sealing:
 
 
 def sealed(folder: Path, names: Iterable[str]) -> Seals:
-    """Return the seals of the named files, and of all files in the named folders."""
+    """Return the sizes and digests (seals) of the named files, and of all files in the named
+    folders.
+    """
     paths = (path for name in names for path in (folder / name, *(folder / name).rglob("*")))
     files = sorted(path for path in paths if path.is_file())
     return {
@@ -252,7 +258,7 @@ def sealed(folder: Path, names: Iterable[str]) -> Seals:
 
 
 def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
-    """Return the files that do not match their seals.
+    """Return the files whose bytes do not match their digests (seals).
 
     For files larger than `largest` bytes, only the size is checked.
     """
@@ -275,7 +281,7 @@ def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
 
 
 class SealedFile:
-    """A file that computes the seal of the bytes written to it."""
+    """A file that computes the digest (seal) of the bytes written to it."""
 
     def __init__(self, file: BinaryIO, of: str) -> None:
         self.file = file
@@ -291,7 +297,9 @@ class SealedFile:
 
 @contextmanager
 def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
-    """Yield a write-only file. Store it atomically, followed by its seal."""
+    """Yield a write-only file. At the end, append the digest (seal) of its bytes, and rename it to
+    `path`.
+    """
     with being_written(path) as file:
         content = SealedFile(file, of)
         yield cast(BinaryIO, content)
@@ -299,7 +307,7 @@ def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
 
 
 def sealed_for(path: Path, of: str) -> bool:
-    """Return True if a file that `being_sealed` wrote matches its seal."""
+    """Return True if a file that `being_sealed` wrote matches the digest (seal) at its end."""
     size = path.stat().st_size - WIDTH
     with path.open("rb") as file:
         file.seek(max(0, size))
@@ -314,7 +322,7 @@ def sealed_for(path: Path, of: str) -> bool:
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 MAX_JSON_BYTES = 1 << 30
-MAX_JSON_DEPTH = 64  # nested objects and lists
+MAX_JSON_DEPTH = 64  # largest nesting depth of objects and lists
 SEAL = "seal"
 RUN_AGAIN = "run the command that wrote it again"
 
@@ -388,15 +396,16 @@ def finite_json(value: Json) -> Json:
 
 
 def sealed_text(value: Mapping[str, Json], of: str) -> str:
-    """Return an object as JSON text, with its seal as the last key.
-
-    The seal covers the JSON text without this key.
+    """Return an object as JSON text, with a digest (seal) of the text as the last key. The digest
+    covers the JSON text without this key.
     """
     return to_text({**value, SEAL: seal(to_text(value).encode(), of).hex()})
 
 
 def read_sealed(path: Path, of: str) -> dict[str, Any]:
-    """Read an object from a JSON file, check its seal, and return it without the seal."""
+    """Read an object from a JSON file, compare the text with its digest (seal), and return the
+    object without the seal.
+    """
     content = read_bytes(path)  # read once, so that the checked bytes are the parsed bytes
     value = as_object(content, path)
     mark = value.pop(SEAL, None)
@@ -425,7 +434,7 @@ def size_of_folder(path: str) -> int:
     total = 0
     with os.scandir(path) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # a broken link
+            with suppress(FileNotFoundError):  # ignore broken links
                 if entry.is_dir(follow_symlinks=False):
                     total += size_of_folder(entry.path)
                 else:

@@ -34,7 +34,7 @@ WHOLE = "runs"
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The result of one look (test) at a claim."""
+    """The result of one statistical test (look) of a claim."""
 
     verdict: str
     figure: float
@@ -86,7 +86,7 @@ def number_of(value: float | None) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
-    """A claim with the results of its looks."""
+    """A claim with the results of its statistical tests (looks)."""
 
     path: Path
     name: str
@@ -104,7 +104,7 @@ class ClaimRecord:
         return self.minutes_of(WHOLE)
 
     def minutes_of(self, part: str) -> float:
-        """Return the CPU minutes of the runs of a look, or of all runs."""
+        """Return the CPU minutes of the runs of one look, or of all runs if `part` is `WHOLE`."""
         return read_timings(self.path / TIMINGS).get(part, Seconds(math.nan)).processor / 60
 
     @property
@@ -113,15 +113,16 @@ class ClaimRecord:
 
     @property
     def verdict(self) -> str:
-        """The verdict of both looks (see `pair_verdict`)."""
+        """The verdict from the main and the second look (see `pair_verdict`)."""
         return pair_verdict(self.main.verdict, self.looks["second"].verdict)
 
     @property
     def p(self) -> float | None:
         """The p-value of the verdict.
 
-        If the claim is supported, it is the larger p-value of both looks. If it is refuted, it is
-        the p-value of the main look. It is None if the looks are deterministic, and 1 otherwise.
+        If the claim is supported, this is the larger p-value of the main and the second look. If it
+        is refuted, this is the p-value of the main look. It is None if both looks are
+        deterministic, and 1 otherwise.
         """
         if self.verdict not in {"supported", "refuted"}:
             return 1.0
@@ -146,7 +147,7 @@ class ClaimRecord:
         """The fields for JSON: the fields of the claim and of its main look, then all looks by
         name.
 
-        `verdict` is the verdict of both looks.
+        `verdict` follows from the main and the second look.
         """
         looks = {name: look.fields for name, look in self.looks.items()}
         about = {key: value for key, value in self.fields.items() if key != "looks"}
@@ -172,9 +173,8 @@ def pair_verdict(main: str, second: str) -> str:
 
 
 def of_claim(path: Path, name: str) -> str:
-    """Return the text that identifies a claim's file in its seal.
-
-    It contains the name of the folder, and so the digest of the claim.
+    """Return the text that identifies a claim's file, which its digest (seal) covers too. The text
+    contains the name of the folder, and so the digest of the claim.
     """
     return f"{name} of {Path(os.path.abspath(path)).name} by {results_version}"
 

@@ -115,7 +115,8 @@ class ByStep(NamedTuple):
 
 
 class ByComponent(NamedTuple):
-    """The shares of the components in contributions, decay and stretches of steps.
+    """The shares of groups of parameters (components) in the contributions, in the decay, and in
+    each stretch of steps.
 
     The last axis of each array is the component.
     """
@@ -128,7 +129,9 @@ class ByComponent(NamedTuple):
 
 @dataclass(frozen=True)
 class ContributionsByRule:
-    """The arrays of one rule, and the attributes of its contributions."""
+    """The arrays computed with one quadrature rule, and the attributes of the array of
+    contributions.
+    """
 
     parts: ManyRows
     decay: NDArray[np.float64] | None = None
@@ -245,7 +248,8 @@ def explained_rule(rules: Iterable[str]) -> str | None:
 
 
 def called(kind: str, rule: str, explained: str) -> str:
-    """Return the name of the array of a kind by a rule. `explained` is the preferred rule.
+    """Return the name of the array with this kind and quadrature rule. `explained` is the preferred
+    rule.
 
     >>> called("contribution", "left", "secant"), called("contribution", "left", "left")
     ('contribution_left', 'contribution')
@@ -259,7 +263,7 @@ def write_contributions(
     examples: list[int] | list[str],
     outs: Sequence[int],
 ) -> None:
-    """Write the arrays of each rule for these examples and outputs."""
+    """Write the arrays of each quadrature rule for these examples and outputs."""
     store = create_store(path, {"example": examples, "out": list(outs)})
     explained = explained_rule(rules) or ""
     edges = None
@@ -267,7 +271,7 @@ def write_contributions(
         if by_rule.by_component is not None:
             store.attrs[COMPONENT] = list(by_rule.by_component.names)
         if by_rule.by_step is not None and edges is None:
-            edges = np.array(by_rule.by_step.edges, dtype=np.int64)  # equal for all rules
+            edges = np.array(by_rule.by_step.edges, dtype=np.int64)  # edges are equal for all rules
         for kind, array in by_rule.arrays.items():
             if array is None:
                 continue
@@ -368,7 +372,7 @@ class LeaveOut:
     actual: NDArray[np.float64]
 
     def alone(self, examples: int) -> NDArray[np.float64] | None:
-        """Return the actual change without each example, [query, out, example].
+        """Return the measured change of the outputs without each example, [query, out, example].
 
         Return None if not every example was left out alone.
         """
@@ -483,7 +487,7 @@ class Removal:
     by_step: NDArray[np.float64]
     growth: float  # growth of the adjoint in the backward pass
     repeated: float  # difference of an exact repetition from the run, relative to the change
-    emptied: int  # number of steps whose batch has no remaining example
+    emptied: int  # number of steps with an empty batch, because all its examples are left out
 
     @property
     def closure(self) -> float:
@@ -509,7 +513,7 @@ def key(example: Sequence[int], query: Sequence[int]) -> str:
 
 
 def write_removal(run: Path, removal: Removal) -> None:
-    """Write a removal into a run folder. It counts only when it is complete."""
+    """Write a removal into a run folder. Write the file that marks it as complete last."""
     folder = run / REMOVAL_FOLDER
     name = key(removal.example, removal.query)
     folder.mkdir(exist_ok=True)

@@ -75,7 +75,9 @@ def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A file of `rows` rows of `size` numbers with the dtype `kind`. `of` is the run's identity."""
+    """A file with `rows` rows of `size` numbers with the dtype `kind`. `of` is the run's
+    identity.
+    """
 
     path: Path
     rows: int
@@ -89,7 +91,7 @@ class Trajectory:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row and its seal."""
+        """The bytes of a row, including the digest (seal) at its end."""
         return self.size * np.dtype(self.kind).itemsize + WIDTH
 
     def allocate(self) -> None:

@@ -215,9 +215,8 @@ NAMED = re.compile(r"-w\d+-s\d+-([0-9a-f]{12})")
 """A pattern for the end of a run's default name, which is the beginning of its identity."""
 
 EVENTS = r"events\.out\.tfevents\.(\d{16,}|[0-9a-f]{12}|run)"
-"""A pattern for this package's TensorBoard files.
-
-It does not match the files of other writers, whose names contain the name of the machine.
+"""A pattern for this package's TensorBoard files. TensorBoard files of other programs have the name
+of the machine in their names, and do not match.
 """
 
 OURS = re.compile(
@@ -256,7 +255,9 @@ class RunFolder:
 
     @property
     def state(self) -> State:
-        """The state of the folder. A process that itself holds the lock must use `done` instead."""
+        """The state of the folder, such as `done`. A process that holds the lock itself must use
+        the property `done` instead.
+        """
         return self.state_by(self.defect)
 
     def state_by(self, defect: str | None) -> State:
@@ -277,12 +278,14 @@ class RunFolder:
 
     @property
     def whole(self) -> bool:
-        """True if the run is finished and all its files match their seals."""
+        """True if the run is finished and all its files match their digests (seals)."""
         return self.find_defect() is None
 
     @property
     def defect(self) -> str | None:
-        """The reason why the run is not `done`, as a sentence without its subject; None if done."""
+        """The reason why the run is not `done`, as a sentence without its subject. None if the run
+        is done.
+        """
         return self.find_defect(MAX_READ_FOR_STATE)
 
     def find_defect(self, largest: float = inf, *, surplus: bool = True) -> str | None:
@@ -313,20 +316,22 @@ class RunFolder:
             wrong = [name for name in unlisted if (self.path / name).exists()]
         return f"is damaged: {several(wrong)} not as {DONE} says" if wrong else None
 
-    # --- Identity and seals
+    # --- Identity and digests (seals)
 
     @property
     def seal_file(self) -> str | None:
-        """The name of the file with the seals of other files: DONE.json, BEGUN.json or None."""
+        """The name of the file that holds the digests (seals) of other files: DONE.json, BEGUN.json
+        or None.
+        """
         return next((name for name in (DONE, BEGUN) if (self.path / name).is_file()), None)
 
     @property
     def sealed_facts(self) -> dict[str, Any]:
-        """The content of the seal file."""
+        """The content of DONE.json or BEGUN.json."""
         return self.checked_facts(self.seal_file or BEGUN)
 
     def checked_facts(self, name: str) -> dict[str, Any]:
-        """Return the content of a sealed JSON file.
+        """Return the content of a JSON file, after checking its digest (seal).
 
         Raise if the content does not have the format that runs write.
         """
@@ -363,7 +368,6 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """The identity of the experiment."""
         return str(self.sealed_facts["identity"])
 
     @property
@@ -379,7 +383,7 @@ class RunFolder:
         return f"has the name of another run than the one in it, …-{identity[:12]}; give it that name, or move it away"
 
     def broken(self, *names: str) -> list[str]:
-        """Return the damaged files among the named files, and in the named folders."""
+        """Return the damaged files, among the named files and the files in the named folders."""
         try:
             seals: Seals = self.sealed_facts["seals"]
         except Mistake:
@@ -429,15 +433,14 @@ class RunFolder:
         self.write(name, to_text(value))
 
     def sealed_for(self, name: str) -> str:
-        """Return the text that identifies a file in its seal: its name and the run's identity.
-
-        BEGUN.json and DONE.json are identified by their names only, because they contain the
-        identity.
+        """Return the text that identifies a file, which its digest (seal) covers too: its name and
+        the run's identity. BEGUN.json and DONE.json are identified by their names only, because
+        they contain the identity.
         """
         return name if name in (BEGUN, DONE) else f"{name} of {self.identity}"
 
     def write_sealed(self, name: str, value: Mapping[str, Json]) -> None:
-        """Write a JSON file with its seal atomically."""
+        """Write a JSON file atomically, with a digest (seal) of its content."""
         self.write(name, sealed_text(value, self.sealed_for(name)))
 
     def read_sealed(self, name: str) -> dict[str, Any]:
@@ -448,15 +451,17 @@ class RunFolder:
         return read_object(self.path / name)
 
     def begin(self, names: Iterable[str], identity: str = "") -> None:
-        """Write BEGUN.json, which seals the files that are written before the first step."""
+        """Write BEGUN.json, with the digests (seals) of the files that are written before the first
+        step.
+        """
         record: dict[str, Json] = {"identity": identity, "seals": sealed(self.path, names)}
         self.write_sealed(BEGUN, record)
 
     def finish(self, names: Iterable[str], *others: str, identity: str = "", **facts: Json) -> None:
         """Write DONE.json, which marks the run as finished.
 
-        It contains the sizes of the reproducible files `names`, the seals of `names` and `others`,
-        and `facts`.
+        It contains the sizes of the reproducible files `names`, the digests (seals) of `names` and
+        `others`, and `facts`.
         """
         names = list(names)
         sizes = {name: size_of(self.path / name) for name in names}
@@ -488,7 +493,7 @@ class RunFolder:
 
     @property
     def pictures(self) -> Seals:
-        """The seals of the pictures that BEGUN.json or DONE.json list."""
+        """The digests (seals) of the pictures that BEGUN.json or DONE.json list."""
         listed = dict[str, tuple[int, str]]()
         for name in (BEGUN, DONE):
             with suppress(Mistake):
@@ -527,7 +532,7 @@ class RunFolder:
         return False
 
     def refuse_strangers(self) -> None:
-        """Raise if the folder contains a file that runs do not write, or a changed picture."""
+        """Raise if the folder contains a file that no run writes, or a picture that has changed."""
         pictures = self.pictures
         changed = set(broken(self.path, pictures))
         refuse_strangers(
@@ -536,7 +541,9 @@ class RunFolder:
         )
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove all files except the lock and `names`. The resumed run writes them again."""
+        """Remove all files except the lock and `names`. The resumed run writes the removed files
+        again.
+        """
         self.refuse_strangers()
         kept = {LOCK, *names}
         remove_files(self.path, [name for name in files_in(self.path) if name not in kept])
@@ -552,13 +559,13 @@ class RunFolder:
                 self.path.rmdir()
 
     def clear(self) -> None:
-        """Remove all files except the lock. Raise if the folder contains other files than a run's.
+        """Remove all files except the lock. Raise if the folder contains files that no run writes.
 
         Pictures are removed first, while a file lists them, then DONE.json, and config.json last.
         After a kill during the removal, the run is damaged or dead.
         """
         entries = {entry.name for entry in self.path.iterdir() if entry.name != LOCK}
-        # if config.json is missing, a run still has DONE.json or BEGUN.json
+        # each of these files marks a run folder
         is_run = not entries.isdisjoint((CONFIG, DONE, BEGUN))
         if not is_run and not all(name.endswith(PARTIAL) for name in entries):
             raise NoPlace(f"{self.path} holds files that no run wrote; choose another place")

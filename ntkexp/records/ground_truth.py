@@ -67,11 +67,12 @@ class TrainingStore:
         path = self.path(training)
         if not path.is_file() or not sealed_for(path, self.seal(training)):
             return None
-        outputs: Outputs = np.load(path, allow_pickle=False)  # ignores the seal after the array
+        # `np.load` ignores the digest after the array
+        outputs: Outputs = np.load(path, allow_pickle=False)
         return outputs
 
     def missing(self, trainings: Sequence[TrainingWithout]) -> list[TrainingWithout]:
-        """Return the distinct retrainings without stored outputs."""
+        """Return the retrainings whose outputs are not stored, without repetitions."""
         return [training for training in dict.fromkeys(trainings) if self.read(training) is None]
 
 
@@ -110,7 +111,6 @@ class GroundTruth:
         return digest.hexdigest()[:12]
 
     def write(self, path: Path) -> None:
-        """Write an `.npz` file atomically."""
         with being_written(path) as file:
             np.savez(
                 file,

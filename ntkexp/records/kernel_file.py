@@ -57,7 +57,8 @@ MIN_TILE_SIDE = 32  # points
 MAX_TILE_SIDE = 1024
 TILES_ACROSS = 32  # the usual number of tiles along the training examples
 MAX_TILES_ACROSS = 256
-MAX_TILE_SECONDS = 300.0  # a lower bound on the time; an hour if pairs take twelve times as long
+# estimated time of one tile; if pairs take twelve times as long as estimated, it is an hour
+MAX_TILE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,13 @@ SELF = "_self"
 DONE_ARRAY = "done"
 GROUP_FILE = "zarr.json"
 SEALS = f"{DONE_ARRAY}/seals.json"
-"""The path of the seals of all files that are written before the first tile.
-
-It is in the folder of an array, because zarr warns about unknown files next to the arrays.
+"""The path of the digests (seals) of all files that are written before the first tile. The file is
+in the folder of an array, because zarr warns about unknown files next to the arrays.
 """
 MARK = np.dtype("<u8")
-"""The dtype of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
+"""The dtype of the array `done`. Its entry for a finished tile (the mark) is the beginning of the
+tile's digest (seal), which is not 0.
+"""
 
 
 class DamagedKernel(Damaged, Useless):
@@ -200,7 +202,7 @@ def create(
         store,
         DONE_ARRAY,
         tiling.shape,
-        chunks=(1, 1),  # one file per tile, so that several processes can mark tiles
+        chunks=(1, 1),  # one file per tile, so that several processes can mark tiles as finished
         dims=("row", "column"),
         fill=MARK.type(0),
     )
@@ -237,7 +239,9 @@ def refuse_foreign_files(path: Path) -> None:
 
 
 def refuse_damaged(path: Path) -> None:
-    """Raise if a store is not a kernel file, or if a file other than tiles and marks is damaged."""
+    """Raise if a store is not a kernel file, or if one of its files is damaged. Do not check the
+    tiles and their entries in `done`.
+    """
     if not ((path / DONE_ARRAY / GROUP_FILE).is_file() or any(path.glob(f"*{SELF}/{GROUP_FILE}"))):
         raise Mistake(
             f"{path} is not a kernel file: it is not a store of arrays with marks of what is done"
@@ -272,7 +276,7 @@ def refuse_damaged(path: Path) -> None:
 
 @dataclass(frozen=True)
 class KernelMatrix:
-    """A kernel file."""
+    """An open kernel file."""
 
     path: Path
 
@@ -316,11 +320,13 @@ class KernelMatrix:
         return {name: slice(*ends[k : k + 2]) for k, (name, count) in enumerate(sizes) if count}
 
     def mark(self, row: int, column: int) -> Path:
-        """Return the path of the mark of a tile. The file exists if the tile was finished."""
+        """Return the path of the chunk of `done` that marks a tile as finished. The file exists if
+        the tile is finished.
+        """
         return self.path / DONE_ARRAY / "c" / str(row) / str(column)
 
     def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the tiles without a mark."""
+        """Return the tiles that are not marked as finished."""
         return [tile for tile in tiles if not self.mark(*tile).is_file()]
 
     def missing(self) -> list[tuple[int, int]]:
@@ -333,9 +339,8 @@ class KernelMatrix:
         return mark.is_file() and mark.read_bytes() == self.seal(row, column)
 
     def seal(self, row: int, column: int) -> bytes:
-        """Compute the mark of a tile from its files.
-
-        The mark also covers the identity of the kernel and the indices of the tile.
+        """Compute the entry of `done` for a tile: a digest of its files, the identity of the
+        kernel, and the indices of the tile.
         """
         sealing = Sealing(f"{self.facts['identity']} {row} {column}")
         tiling = self.layout.tiling
@@ -357,9 +362,8 @@ class KernelMatrix:
         tile: Mapping[str, NDArray[Any]],
         own: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Write a tile, its transpose, and the kernel of points with themselves (`own`).
-
-        The mark is written last.
+        """Write a tile, its transpose, and the kernel of points with themselves (`own`). Mark the
+        tile as finished at the end.
         """
         tiling = self.layout.tiling
         for name, block in tile.items():

@@ -229,7 +229,7 @@ def snapshot_chunks(path: Path, index: int) -> list[str]:
 def write_path_kernel(
     path: Path, rule: str, kernel: Kernel, points: Sequence[int], outs: Sequence[int]
 ) -> None:
-    """Write the path kernel of a rule at some points and outputs (axis `out`).
+    """Write the path kernel of a quadrature rule at some points and outputs (axis `out`).
 
     All other entries are NaN. Chunks that contain only NaN are not stored.
     """
@@ -273,7 +273,7 @@ def refuse_odd_kernels(path: Path, lengths: Mapping[str, int]) -> None:
 
 
 def read_steps(path: Path) -> NDArray[np.int64]:
-    """Return the step of each snapshot, or −1 for snapshots that are not written."""
+    """Return the step of each kernel snapshot, or −1 for snapshots that are not written."""
     return np.asarray(get_array(open_store(path), "step")[...], dtype=np.int64)
 
 

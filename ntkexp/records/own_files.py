@@ -15,7 +15,7 @@ from ntkexp.mistake import NoPlace
 from ntkexp.text import several
 
 HALF_WRITTEN = r"(\.[^/]+\.[0-9a-f]{8}|[^/]+\.[0-9a-f]{32})\.partial"
-"""A pattern for the temporary files of `records.atomic` and zarr."""
+"""A pattern for the names of temporary files of `records.atomic` and of zarr."""
 
 STORED = rf"(.*/)?(zarr\.json|c(/\d+)*|{HALF_WRITTEN})"
 """A pattern for the files of a zarr store: zarr.json, chunks, and temporary files of chunks."""
@@ -52,7 +52,6 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
 
 
 def remove_empty_folders(folder: Path) -> None:
-    """Remove the empty folders in a folder."""
     for parent, _, _ in os.walk(folder, topdown=False):
         if Path(parent) != folder:
             with suppress(OSError):  # raised if the folder is not empty

@@ -51,12 +51,14 @@ FIRST_REASON = "first version that was registered"
 """The default reason of a claim's first entry."""
 MIN_REASON_WORDS = 4
 MAX_UNSEALED_LINES = 1  # number of complete lines that a killed process may leave unsealed
-SAME_FIGURE_TOLERANCE = 1e-6  # relative; repetitions of a look differ by rounding
+SAME_FIGURE_TOLERANCE = 1e-6  # relative; repetitions of a test differ by rounding
 
 
 @dataclass(frozen=True)
 class RegisterEntry:
-    """An entry of the register, with the looks at this version of the claim in order of time."""
+    """An entry of the register: a version of a claim, with the results of its statistical tests
+    (looks) in order of time.
+    """
 
     name: str
     date: str
@@ -68,7 +70,7 @@ class RegisterEntry:
     replaces: str | None
     changed: Mapping[str, Json]
     removed: tuple[str, ...]
-    entered: str = ""  # time and source, if the entry was added later
+    entered: str = ""  # if the entry was added later: the time and the source
     looks: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -175,13 +177,13 @@ class Register:
     # --- Reading entries.
 
     def attempts(self, name: str | None = None) -> list[RegisterEntry]:
-        """Return all entries, or all entries of one claim, with their looks."""
+        """Return all entries, or all entries of one claim, with the results of their tests."""
         entries: list[RegisterEntry] = []
         for line in self.lines:
             if "entry" in line and name in {None, line["entry"]}:
                 entries.append(entry_of_line(line))
             elif "look" in line:
-                # a look belongs to the latest entry with its digest
+                # the result of a look belongs to the latest entry with the same digest
                 key = (line["look"], line["digest"])
                 matching = [entry for entry in entries if (entry.name, entry.digest) == key]
                 if matching:
@@ -189,7 +191,7 @@ class Register:
         return entries
 
     def standing(self, name: str) -> RegisterEntry | None:
-        """Return the last entry of a claim, or None."""
+        """Return the latest entry of a claim, or None."""
         return next(reversed(self.attempts(name)), None)
 
     def fields_of(self, name: str) -> dict[str, Json]:
@@ -201,7 +203,7 @@ class Register:
             fields |= attempt.changed
         return fields
 
-    # --- Adding entries and looks.
+    # --- Adding versions of claims (entries) and test results (looks).
 
     def enter(
         self,
@@ -253,7 +255,9 @@ class Register:
             return self.attempts(name)[-1]
 
     def record(self, claim: ClaimRecord, about: Mapping[str, Json]) -> None:
-        """Add the results of the looks at a claim, unless an equal line already exists."""
+        """Add the results of a claim's statistical tests (looks), unless an equal line already
+        exists.
+        """
         with waited_for(self.path):
             self.read()
             entries = [
@@ -302,7 +306,9 @@ def entry_of_line(line: Mapping[str, Any]) -> RegisterEntry:
 
 
 def refuse_spent_seeds(name: str, changed: Mapping[str, Json], then: Mapping[str, Json]) -> None:
-    """Raise if only the seeds of a claim changed after a look, and a seed was already used."""
+    """Raise if only the seeds of a claim have changed since it was tested, and the new version uses
+    a seed again.
+    """
     if any(key.rpartition(".")[2] not in {"seeds", "planned"} for key in changed):
         return  # other fields changed, so this is a different claim
     for key, seeds in changed.items():
@@ -318,7 +324,8 @@ def refuse_spent_seeds(name: str, changed: Mapping[str, Json], then: Mapping[str
 
 
 def same_outcome(first: Any, second: Any) -> bool:
-    """Return True if the results of two looks are equal up to rounding. NaN equals null.
+    """Return True if two recorded results of a claim's tests are equal up to rounding. NaN equals
+    null.
 
     >>> same_outcome({"figure": 1.0, "interval": [0, None]}, {"figure": 1.0 + 1e-9, "interval": [0, float("nan")]})
     True

@@ -53,7 +53,8 @@ class MetricsWriter:
     def __init__(self, path: Path, columns: Sequence[str], keep_bytes: int | None = None) -> None:
         self.sealing = Sealing() if keep_bytes is None else sealing_of(path, keep_bytes)
         if keep_bytes is None:
-            path.unlink(missing_ok=True)  # so that a link at this path is not followed
+            # remove the file first, so that a link at this path is not followed
+            path.unlink(missing_ok=True)
         self.file = path.open("xb" if keep_bytes is None else "ab")
         self.file.truncate(self.sealing.position)
         self.line = io.StringIO(newline="")
@@ -78,7 +79,9 @@ class MetricsWriter:
 
     @property
     def mark(self) -> tuple[int, str]:
-        """The number of bytes in the file, to be used as `keep_bytes`, and their seal."""
+        """The number of bytes in the file, and their digest (seal). A resumed run passes this
+        number as `keep_bytes`.
+        """
         return self.sealing.mark
 
     def __enter__(self) -> Self:

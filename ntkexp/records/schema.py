@@ -1,8 +1,8 @@
 """The schemas of the files in a run folder.
 
-A run folder may come from an untrusted source. Its seals show that files are unchanged, but not
-that a run wrote them. So readers validate files against these schemas, which raise an error of one
-line for a file that does not have the format that runs write.
+A run folder may come from an untrusted source. Its digests (seals) show that files are unchanged,
+but not that a run wrote them. So readers validate files against these schemas, which raise an error
+of one line for a file that does not have the format that runs write.
 
     JSON files                    a pydantic model each
     metrics.csv, retraced.csv     `refuse_odd_metrics`
@@ -69,14 +69,14 @@ class Record(BaseModel):
 
 
 class Begun(Record):
-    """BEGUN.json."""
+    """The schema of BEGUN.json."""
 
     identity: Name
     seals: dict[FileName, tuple[Count, Digest]]
 
 
 class Done(Begun):
-    """DONE.json."""
+    """The schema of DONE.json."""
 
     sizes: dict[FileName, Count]
     outcome: Text = ""
@@ -86,7 +86,7 @@ class Done(Begun):
 
 
 class Progress(Record):
-    """progress.json."""
+    """The schema of progress.json."""
 
     step: Count
     steps: Count
@@ -94,7 +94,7 @@ class Progress(Record):
 
 
 class Provenance(Record):
-    """provenance.json."""
+    """The schema of provenance.json."""
 
     results_version: Count | None = None
     ntkexp: Text = ""
@@ -135,7 +135,7 @@ class Config(Record):
 
 
 class RemovalFacts(Record):
-    """removal/KEY.json."""
+    """The schema of removal/KEY.json."""
 
     growth: Number
     repeated: Number
@@ -144,7 +144,7 @@ class RemovalFacts(Record):
 
 
 class SweepRunRecord(Record):
-    """A run in sweeps/NAME.json."""
+    """The schema of a run in sweeps/NAME.json."""
 
     folder: Annotated[str, Field(strict=True, min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
     axes: dict[Name, Any]
@@ -154,7 +154,7 @@ class SweepRunRecord(Record):
 
 
 class SweepRecord(Record):
-    """sweeps/NAME.json."""
+    """The schema of sweeps/NAME.json."""
 
     name: Annotated[Text, Field(min_length=1)]
     command: Text = ""
@@ -205,7 +205,7 @@ Row = TypeVar("Row", bound=BaseModel)
 
 
 def checked_row(cells: Mapping[str, Any], model: type[Row]) -> Row:
-    """Validate the cells of a row, and return the row. Raise ValueError with the first fault."""
+    """Validate the cells of a row, and return the row. Raise ValueError with the first error."""
     try:
         return model.model_validate(cells)
     except ValidationError as error:

@@ -1,6 +1,5 @@
-"""Sealed logs: append-only files, whose entries are
-
-    length (8 bytes)   mark (8 bytes)   content   seal (32 bytes)
+"""Sealed logs: append-only files with digests, so that damage is detected. Each entry is length (8
+bytes) mark (8 bytes) content seal (32 bytes)
 
     length   number of bytes of the content
     mark     digest of the log's name, the entry's number, and the length
@@ -9,8 +8,8 @@
 
 Each entry is complete before the next one begins. So a killed process leaves at most one unfinished
 entry, at the end. Readers ignore it. The next writer removes it before appending. Any other change
-is an error. The mark protects the length. Otherwise, if a length were damaged and too large, all
-later entries would look like one unfinished entry.
+is an error. The mark detects a damaged length. Otherwise, a length that is too large would make all
+later entries look like one unfinished entry.
 
 >>> from tempfile import TemporaryDirectory
 >>> with TemporaryDirectory() as folder:
@@ -31,14 +30,13 @@ from ntkexp.mistake import NoPlace
 from ntkexp.records.atomic import WIDTH, Damaged, Sealing, seal
 
 LENGTH = 8  # bytes
-HEAD = 2 * LENGTH  # bytes of a length and its mark
+HEAD = 2 * LENGTH  # bytes of a length and the digest (mark) that protects it
 
 
 @dataclass
 class SealedLog:
-    """A log in a file.
-
-    `of` is its name, `ends` and `seals` are the ends and seals of its entries.
+    """A log in a file. `of` is its name; `ends` and `seals` hold the position of the end, and the
+    digest, of each entry.
     """
 
     path: Path
@@ -67,7 +65,9 @@ class SealedLog:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
     def next_end(self, content: memoryview) -> int | None:
-        """Return the end of the next entry, or None if it is unfinished. Raise if it is damaged."""
+        """Return the position of the next entry's end, or None if the entry is unfinished. Raise if
+        it is damaged.
+        """
         begin = self.end + HEAD
         head = bytes(content[self.end : begin])
         size = int.from_bytes(head[:LENGTH], "little")
@@ -89,7 +89,7 @@ class SealedLog:
 
     @property
     def end(self) -> int:
-        """The end of the last complete entry."""
+        """The position of the end of the last complete entry."""
         return self.ends[-1] if self.ends else 0
 
     def __len__(self) -> int:
@@ -141,7 +141,9 @@ class SealedLog:
             os.truncate(self.path, self.end)
 
     def head(self, size: int) -> bytes:
-        """Return the length and mark of the next entry, for a content of `size` bytes."""
+        """Return the first bytes of the next entry: the length of its content, `size`, and the
+        digest that protects this length.
+        """
         length = size.to_bytes(LENGTH, "little")
         return length + seal(length, f"length {len(self)} of {self.of}")[: HEAD - LENGTH]
 

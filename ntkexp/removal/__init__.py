@@ -1,4 +1,4 @@
-"""Training again without some examples, and splitting the change over them.
+"""Train again without some examples, and split the change of the outputs over these examples.
 
 Each module imports only from the modules listed before it:
 

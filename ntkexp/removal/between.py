@@ -67,7 +67,8 @@ class Pair(NamedTuple):
 
 
 def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
-    """Return φ[x, x′], or `derivative` where x and x′ are equal up to rounding.
+    """Return the difference quotient φ[x, x′], or `derivative` where x and x′ are equal up to
+    rounding.
 
     `at` is the pair x, x′, and `value` is the pair φ(x), φ(x′).
 
@@ -109,7 +110,7 @@ def secant(
 def along(
     missed: Float[Tensor, " row"], change: Float[Tensor, " weight"]
 ) -> Float[Tensor, "row weight"]:
-    """Return the smallest matrix whose product with `change` is `missed`."""
+    """Return the matrix of least norm whose product with `change` is `missed`."""
     return missed[:, None] * change / (change @ change)
 
 
@@ -323,7 +324,7 @@ def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) 
 
 
 LARGEST_CLOSURE = 1e-2
-"""Maximum relative error of the summed shares. Raise if it is larger, for whatever reason."""
+"""Maximum relative error of the sum of all shares. A larger error raises, whatever its cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +337,7 @@ class Breakdown:
     by_step: Float[Tensor, "chosen step"]
     magnitude: Float[Tensor, " chosen"]  # M
     growth: float  # largest norm of the adjoint, relative to its norm at the end of training
-    emptied: int  # number of steps whose batch has no remaining example
+    emptied: int  # number of steps with an empty batch, because all its examples are left out
 
     @property
     def missed(self) -> float:
@@ -409,7 +410,9 @@ class TrainingPair:
     mean: AbstractMean
     together: int | None = None  # vectors per backward pass; None: all
     begun: int = 0  # the first step at which the runs differ
-    emptied: int = 0  # steps whose batch has no remaining example, in the last backward pass
+    # number of steps with an empty batch, because all its examples are left out, in the last
+    # backward pass
+    emptied: int = 0
 
     def breakdown(self, outputs: Jacobian, tell: Callable[[int], None]) -> Breakdown:
         """Split the change of the outputs among examples and steps.
@@ -498,7 +501,9 @@ class TrainingPair:
         return replace(one, shares=(one.shares + other.shares) / 2)
 
     def has_other_shares(self, one: TakenBatch, other: TakenBatch) -> bool:
-        """Return True if the example weights do not explain the difference of the shares."""
+        """Return True if the runs' shares in the loss differ for another reason than the example
+        weights.
+        """
         unweighted = replace(one, shares=one.by_weight)
 
         def shares(weights: Tensor) -> Tensor:
@@ -517,9 +522,8 @@ class TrainingPair:
         pulled: Float[Tensor, "vector weight"],
         shares: Float[Tensor, "vector example"],
     ) -> Float[Tensor, " vector"]:
-        """Add this step to the shares of the examples whose weight differs.
-
-        Return the sum added.
+        """Add the terms of this step to the shares of the examples whose weight differs between
+        both runs. Return the sum of these terms.
         """
         batches = list(zip(pair.first.batches, pair.second.batches, strict=True))
         weights = [Pair(*(at[one.examples] for at in self.weights)) for one, _ in batches]
@@ -548,7 +552,7 @@ def row_shares(
     `weight` are the weights of the examples in both training runs, and `rows` is γ·∇ℓ̄ᵢ.
     """
     per_weight = Pair(one.by_weight, other.by_weight)
-    # an empty batch has no mean: use the factor of the other training run
+    # without examples, a batch has no mean: use the factor of the other training run
     if not weight.second.any():
         per_weight = Pair(one.by_weight, one.by_weight)
     elif not weight.first.any():

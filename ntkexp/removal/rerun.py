@@ -44,7 +44,7 @@ from ntkexp.removal.retraining import AbstractRetraining, OutputsAt, split_chang
 from ntkexp.shapes import Function, Weights
 from ntkexp.text import short
 
-# --- Training that can be repeated with other weights of the examples.
+# --- Training that can be repeated with other example weights.
 #
 # The initial weights, batches and
 # step sizes remain the same.
@@ -104,7 +104,7 @@ class Rerun(TrainingRecipe):
 
     @cached_property
     def everyone(self) -> Float[Tensor, " train"]:
-        """The weights of the examples in the original training."""
+        """The example weights in the original training: ones."""
         return self.targets.new_ones(self.examples)
 
     def without(self, group: list[int]) -> Float[Tensor, " train"]:
@@ -120,7 +120,6 @@ class Rerun(TrainingRecipe):
         return self.budget.largest_batch(2 * bytes_each)
 
     def batch(self, step: int) -> Drawn:
-        """Return the batch of a step."""
         drawn = self.optimizer.batch_indices(step, self.examples, self.seed)
         if drawn is None:
             return Drawn(torch.arange(self.examples, device=self.inputs.device), self.everyone)
@@ -130,7 +129,9 @@ class Rerun(TrainingRecipe):
     def mean_factor(
         self, drawn: Drawn, weighted: Float[Tensor, "*run row"]
     ) -> Float[Tensor, "*run"]:
-        """Return c, given `weighted` = tᵢwᵢ. For an empty batch, the value does not matter."""
+        """Return the factor c, given `weighted` = tᵢwᵢ. If all weights are zero, the value does not
+        matter.
+        """
         total = weighted.sum(-1)
         if self.loss.reduction == "sum":
             return torch.full_like(total, self.scale)
@@ -178,7 +179,9 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class Film:
-    """Storage for the frames of two training runs. Each frame has `parts`, in this order."""
+    """Storage for the steps (frames) of two training runs. Each frame consists of `parts`, in this
+    order.
+    """
 
     parts: tuple[str, ...]
     frames: NDArray[Any]  # [frame, part, run, weight]
@@ -199,7 +202,9 @@ class Film:
 def film_for(
     parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"], folder: Path
 ) -> Film:
-    """Create an empty film in a folder. Raise if the disk is too full."""
+    """Create an empty `Film` (stored weights of two training runs) in a folder. Raise if the disk
+    is too full.
+    """
     needed = bytes_of(parts, frames, like)
     require_disk(folder, needed, "two recorded trainings")
     shape = (frames, len(parts), 2, len(like))
@@ -210,7 +215,7 @@ def film_for(
 
 
 def bytes_of(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]) -> int:
-    """Return the size of a film in bytes."""
+    """Return the size in bytes of the file of a `Film`."""
     return frames * len(parts) * 2 * like.numel() * like.element_size()
 
 
@@ -221,7 +226,7 @@ def bytes_of(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]
 
 
 class Taken(NamedTuple):
-    """A step of all training runs."""
+    """One step of several training runs that are retrained in parallel."""
 
     step: int
     recorded: Mapping[str, Float[Tensor, "run weight"]]  # θ before, optimizer state after the step
@@ -370,7 +375,9 @@ class RerunAt(AbstractRetraining):
 def drifted(
     missed: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
 ) -> list[str]:
-    """Return a remark if the error `missed` of a repetition is too large relative to `changes`."""
+    """Return a remark if an exact repetition of training differs by `missed`, and this is too large
+    relative to `changes`.
+    """
     changed = float(changes.square().mean().sqrt())
     off = float(missed.square().mean().sqrt())
     if off <= LARGEST_REPEATED_ERROR * changed or off == changed == 0.0:
@@ -382,12 +389,12 @@ def drifted(
     ]
 
 
-# --- One training run on a film, as a recorded training run for backward passes.
+# --- One of the two training runs on a `Film`, as a recorded training run for backward passes.
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilmedTraining(AbstractRecordedTraining):
-    """Training run number `run` on a film, with the weights of its examples."""
+    """Training run number `run` of a `Film`, with its example weights."""
 
     rerun: Rerun
     film: Film
@@ -445,7 +452,7 @@ def losses(
 
 
 def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress) -> Film:
-    """Train with both sets of example weights, and record all steps on a film in `folder`.
+    """Train with both sets of example weights, and store all steps in a `Film` in `folder`.
 
     Raise if there are no exact difference rules for the optimizer.
     """
@@ -469,7 +476,7 @@ def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress)
 
 
 def pair_of(rerun: Rerun, film: Film, weight: Pair) -> TrainingPair:
-    """Return both training runs on a film. Raise if one diverged."""
+    """Return both training runs of a `Film`. Raise if one diverged."""
     first = FilmedTraining(rerun=rerun, film=film, run=0, weight=weight.first)
     second = FilmedTraining(rerun=rerun, film=film, run=1, weight=weight.second)
     for name, training in (("as it was", first), ("without these examples", second)):

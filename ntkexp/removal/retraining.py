@@ -44,7 +44,7 @@ class AbstractRetraining(ABC):
     @property
     @abstractmethod
     def whole(self) -> Float[Tensor, "point out"]:
-        """The outputs after the original training with all examples."""
+        """The outputs after the original training, with all examples."""
 
     @abstractmethod
     def ends(
@@ -69,7 +69,8 @@ class AbstractRetraining(ABC):
     def doubts(
         self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
     ) -> list[str]:
-        """Return reasons to doubt these changes, or raise if they are meaningless.
+        """Return reasons to doubt the changes of the outputs. Raise if rounding errors dominate the
+        changes.
 
         `repeated` are the outputs after an exact repetition of the original training.
         """
@@ -104,7 +105,9 @@ EXAMPLES_PER_REMOVED = 20
 
 
 def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
-    """Return two rows of example weights: a random group has the weights ½ and 0, others 1."""
+    """Return two rows of example weights. A random group has weight ½ in the first row and 0 in the
+    second; all other weights are 1.
+    """
     count = len(training.everyone)
     removed = max(1, count // EXAMPLES_PER_REMOVED)
     chosen = torch.randperm(count, generator=stream("half", training.seed))[:removed]
@@ -115,7 +118,9 @@ def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
 
 
 def agreement(training: AbstractRetraining) -> float:
-    """Return the cosine between the changes of the outputs by both halves of a removal."""
+    """Return the cosine between the changes of the outputs by the first and the second half of a
+    removal.
+    """
     half, none = training.outputs(halving(training))
     first = (half - training.whole).flatten()
     second = (none - half).flatten()
@@ -300,13 +305,14 @@ def effects_retrained(
 
 @dataclass(frozen=True)
 class OutputsAt:
-    """The chosen outputs as a function of the weights, concatenated from `parts`."""
+    """A function of the weights that returns the chosen outputs, concatenated from `parts`."""
 
     parts: Sequence[Callable[[Float[Tensor, " weight"]], Float[Tensor, " some"]]]
-    at_once: int | None = None  # gradients per backward pass; None: all gradients of a part
+    # number of gradients per backward pass; None: all gradients of a part
+    at_once: int | None = None
 
     def __call__(self, weights: Float[Tensor, " weight"]) -> tuple[Tensor, Tensor]:
-        """Return the outputs, and their gradients as rows."""
+        """Return the outputs, and the gradient of each output as a row."""
         with plain_kernels():
             values = [part(weights).detach() for part in self.parts]
             slopes = [jacrev(part, chunk_size=self.at_once)(weights) for part in self.parts]

@@ -40,7 +40,9 @@ STRETCHES_OF_STEPS = 10  # intervals of steps, one per row of the table of steps
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BreakdownEntry:
-    """One output at one query, before and after retraining without the group of examples."""
+    """The breakdown for one output at one query: the output before and after retraining without the
+    group of examples, and the shares of examples and steps.
+    """
 
     split: str
     number: int

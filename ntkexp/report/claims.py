@@ -99,17 +99,18 @@ def interval(judged: Judgement) -> str:
     >>> spell(0.1, 0.2, 1e-3), spell(31.0, 31.0, 0.0), spell(1e-16, 2e-15)
     ('0.1 to 0.2', 'exact, no interval', 'errors 1e-16 to 2e-15')
     """
-    if judged.low == judged.high:  # the same number for every seed
+    if judged.low == judged.high:  # every seed gave the same number
         return "exact, no interval"
     ends = f"{short(judged.low)} to {short(judged.high)}"
-    identity = judged.p is None and judged.verdict != "undecided"  # decided without a p-value
+    # an identity, which has no p-value
+    identity = judged.p is None and judged.verdict != "undecided"
     if identity:
         return f"errors {ends}"
     return ends
 
 
 def shortened(expected: str) -> str:
-    """Return the first of several expectations, and the number of further ones.
+    """Shorten a list of expectations to the first one and the number of others.
 
     >>> shortened("slope −1 ± 0.1; slope −0.5 ± 0.1"), shortened("≤ 2 ± 0.1")
     ('slope −1 ± 0.1, and 1 more', '≤ 2 ± 0.1')
@@ -121,7 +122,7 @@ def shortened(expected: str) -> str:
 
 
 def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
-    """Count the verdicts of each size, and those that survive Holm's correction.
+    """Count the verdicts of each size, and the verdicts that survive Holm's correction.
 
     >>> summarise_claims([])
     'No claim was judged.'
@@ -236,7 +237,9 @@ def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
 
 
 def describe_attempt(attempt: RegisterEntry, stands: bool) -> str:
-    """Describe an entry of the register: its date, its reason, and the verdict of each test."""
+    """Describe an entry of the register in one line: its date, its reason, and the verdict of each
+    test.
+    """
     since = "Stands since" if stands else "Said on"
     sentence = f"{since} {attempt.date[:10]} under {attempt.digest}: {attempt.reason.rstrip('.')}."
     if attempt.replaces:

@@ -42,7 +42,7 @@ MAX_SETTINGS_LETTERS = 60  # length of the text that lists the settings of a run
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs with the same components.
+    """Runs with the same components (data, model, optimizer, loss).
 
     `table` has a row for each run; `title` names the components.
     """
@@ -126,7 +126,9 @@ def compare_results(first: Run, second: Run) -> pd.DataFrame:
 
 
 def numbers_of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
-    """Return the names of quantities that only the first run has, and that only the second has."""
+    """Return the names of quantities that only the first run has, and the names that only the
+    second has.
+    """
     first_names = list(quantities(first))
     second_names = list(quantities(second))
     return (

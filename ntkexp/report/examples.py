@@ -23,7 +23,8 @@ class Example:
     index: int  # index in the data source
     name: str  # class name, target values or id
     shown: NDArray[np.generic]  # pixels, tokens or features
-    text: str | None = None  # words or first features of a followed loop's example; else None
+    # for an example of a followed loop, its words or first features; else None
+    text: str | None = None
     phase: int | None = None  # training phase, counted from 1; None if data come in no phases
 
     @property

@@ -161,7 +161,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     out = run.outs[column]
     parts = OutputParts(run.contributions, query, column)
 
-    # f_T = f_0 + Σᵢ 𝒮(x, xᵢ) + Σ parts of no example + rest
+    # collect the terms of f_T = f_0 + Σᵢ 𝒮(x, xᵢ) + Σ parts of no example + rest
     contributions = by_output[column]
     start = float(outputs_of(run, "f_0")[query, out])
     total = float(contributions.sum())
@@ -317,7 +317,9 @@ def format_explanation(explanation: Explanation, top: int) -> str:
 
 
 def notes(explanation: Explanation) -> list[str]:
-    """Return the remarks below the tables, which explain the output and easily confused columns."""
+    """Return the remarks below the tables. They explain the output, and columns that are easily
+    confused.
+    """
     remarks = [explanation.sharing]
     if explanation.movement is not None:
         remarks.append(explanation.movement.sentence)

@@ -104,7 +104,7 @@ class LaterPhase:
     before: Array  # outputs before the phase, [point, out]
     change: Array  # change of the outputs, [point, out]
     parts: xr.DataArray  # contributions, [point, out, example]; may exceed the memory
-    decay: Array  # part of weight decay, [point, out]
+    decay: Array  # change of the outputs by weight decay, [point, out]
 
     @cached_property
     def attributed(self) -> NDArray[np.bool_]:
@@ -125,8 +125,10 @@ class LaterPhase:
         return total
 
     def to(self, task: int) -> Forgetting | None:
-        """Return the effect on the attributed queries of a task, or None without such queries."""
-        # outputs at the queries of the task, before and after the phase
+        """Return the effect on the attributed queries of a task, or None if the task has no
+        attributed query.
+        """
+        # select the outputs at the queries of the task, before and after the phase
         run = self.run
         contributions = run.contributions
         points = run.points[self.split]
@@ -323,7 +325,7 @@ def describe_causes(forgetting: Forgetting) -> str:
 
 
 def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
-    """Return a row for each harmful example, the largest harm first."""
+    """Return a row for each harmful example, the most harmful first."""
     measure, sign = measure_and_sign(forgetting)
     columns = (
         text_column(f"harm to {forgetting.names[0]} by"),

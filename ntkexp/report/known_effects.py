@@ -58,7 +58,7 @@ class KnownEffects:
     def credible_at(self, query: int, out: int) -> tuple[Array | None, bool, str]:
         """Return the effects on one output, True if retraining measured them, and a warning.
 
-        Predicted effects are withheld (None) if the run's retrainings contradict them.
+        If the run's retrainings contradict predicted effects, return None in place of the effects.
         """
         known = self.at(query, out)
         if known is None:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import LeaveOut
 from ntkexp.text import counted, percent, short
 
-MIN_CORRELATION = 0.5  # effects with a smaller correlation are not believed
-# If small differences of the weights grow more than this during training, chance dominates effects.
+MIN_CORRELATION = 0.5  # effects with a smaller correlation are shown only with a warning
+# If training amplifies small differences of the weights by more than this factor, leave-out effects
+# are dominated by chance.
 MAX_GROWTH = 1e3
 
 REMEDY = (

@@ -55,7 +55,7 @@ def ladder_name(split: str, machine: str) -> str:
 
 
 class AbstractLog(ABC):
-    """A destination of measured numbers.
+    """A service or file that receives the measured numbers of a run.
 
     Callers call `begin`, `write` for each step, `conclude`, and `end`. Each method may raise any
     error.
@@ -207,7 +207,7 @@ class TensorBoard(AbstractLog):
         if key is None:  # a new log replaces the logs of earlier runs in this folder
             for other in event_files(folder):
                 (folder / other).unlink()
-        path = place / f"{NAME}{time.time_ns()}"  # sorts after earlier files
+        path = place / f"{NAME}{time.time_ns()}"  # the name sorts after the names of earlier files
         self.file = path.open("xb")
         self.records = RecordWriter(self.file)
         self.add(file_version=EVENT_VERSION)
@@ -241,7 +241,7 @@ LOGS: Mapping[str, type[AbstractLog]] = {
 
 
 def check_log(name: str) -> None:
-    """Raise if there is no log of this name, or if its package is not installed.
+    """Raise if no log has this name, or if the log's package is not installed.
 
     >>> check_log("wadnb")
     Traceback (most recent call last):
@@ -288,7 +288,7 @@ class LiveLog:
         self.survive("with the ladder", lambda: self.log.conclude(errors, step))
 
     def survive(self, when: str, act: Callable[[], None]) -> None:
-        """Call `act`. If it raises, warn and never use the log again."""
+        """Call `act`. If it raises, show a warning, and never use the log again."""
         try:
             if self.works:
                 act()

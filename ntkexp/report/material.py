@@ -1,4 +1,4 @@
-"""The content of a report: runs and sweeps, two sentences about them, and short tables."""
+"""The content of a report on several runs and sweeps: two sentences and short tables."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def tabulate_points(analysis: Analysis) -> pd.DataFrame:
         *(name for name in quantities if name in SHOWN_MEASURES and name not in errors),
     ]
     points = table[list(analysis.sweep.axes)].copy()
-    # the number of runs may differ between quantities
+    # the quantities of one point may come from different numbers of runs
     counts = table[[f"{name}.count" for name in shown]].to_numpy(dtype=int).tolist()
     ranges = [(min(row, default=0), max(row, default=0)) for row in counts]
     points["runs"] = [str(low) if low == high else f"{low} to {high}" for low, high in ranges]
@@ -110,16 +110,16 @@ def format_ends(low: float, high: float) -> str:
     return f"{short(low)} to {short(high)}"
 
 
-# --- Reading the material of a report.
+# --- Read the runs and sweeps of a report.
 
 
 class NothingLeft(Mistake):
-    """Raised if a report has no readable run."""
+    """Raised if a report would contain no run, because none can be read."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """Readable runs, their sweeps, and the reasons why other folders were left out."""
+    """The runs and sweeps of a report, and the reasons why other folders were left out."""
 
     runs: tuple[Run, ...]
     analyses: tuple[Analysis, ...]
@@ -138,7 +138,7 @@ class Material:
 
 
 def gather(named: Sequence[str], outputs: Path) -> Material:
-    """Read runs and sweeps.
+    """Read the runs and sweeps of a report.
 
     A name is a run folder, a sweep (its name or file), or a folder of runs. Without names, read
     everything inside `outputs`. Raise `NothingLeft` if no run can be read.

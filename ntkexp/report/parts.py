@@ -205,7 +205,7 @@ def halfway(run: Run, parts: OutputParts) -> Array:
     if gradients is None or gradients.sizes["snapshot"] < 2:
         return fractions
 
-    # mᵢ at the steps of the stored kernels, [snapshot, example]
+    # compute mᵢ at the steps of the stored kernels, [snapshot, example]
     steps = run.kernels["step"].to_numpy()
     times = run.metrics.set_index("step")["time"].reindex(steps).to_numpy(dtype=float)
     kernel = run.kernels["tangent"].isel(query=parts.query, out=run.outs[parts.out]).to_numpy()
@@ -258,7 +258,7 @@ class ComponentPart:
     added: float  # Σᵢ 𝒮(x, xᵢ; component)
     mass: float  # Σᵢ |𝒮(x, xᵢ; component)|
     decay: float
-    movement: Movement  # `together`, by steps
+    movement: Movement  # `together`, split by steps
 
     @property
     def together(self) -> float:

@@ -28,7 +28,7 @@ STEP_COLUMNS = 4
 """The columns of a bar before the time left."""
 
 LONG_TASK_SECONDS = 10.0
-"""Shorter tasks are not displayed."""
+"""The progress of shorter tasks is not displayed."""
 
 
 def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:

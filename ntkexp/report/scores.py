@@ -68,9 +68,8 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
     _find: FindExample
 
     def showing(self, find: FindExample) -> Attribution:
-        """Set the callback that supplies the examples shown in a notebook.
-
-        A selection of this data set has no callback. It shows the names of examples only.
+        """Set the callback that returns the examples for the table in a notebook. A selection of
+        this data set has no callback, so its table shows only the names of examples.
         """
         self._find = find
         return self
@@ -206,7 +205,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         sign, unlike in `to_scores`.
         """
         columns = {name: self[name] for name in self._scores if set(self[name].dims) == set(DIMS)}
-        if not columns:  # a selection or reduction without scores
+        if not columns:  # the data set was reduced and has no scores
             return super().to_pandas()
         for name in self._components:
             columns[f"{BY_COMPONENT}.{name}"] = self[BY_COMPONENT].sel(component=name)
@@ -235,7 +234,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         return []
 
     def _one_score(self, score: str, component: str | None) -> xr.DataArray:
-        """Return the array of a score, or its part that acts through one component."""
+        """Return the array of a score, or the part of the score that acts through one component."""
         names = self._scores
         if score not in names:
             existing = f"there are {listed(names)}" if names else "there are none"

@@ -166,8 +166,8 @@ def main_split(results: Sequence[Result]) -> str:
 class Likeness(StrEnum):
     """The result of comparing a kernel machine with the network on one split."""
 
-    EXACT = "exact"  # the error is at most the rounding error
-    MISSES = "misses"  # the error is larger
+    EXACT = "exact"  # the error is at most the bound on the rounding error
+    MISSES = "misses"  # the error is larger than the bound on the rounding error
     BROKEN = "broken"  # outputs of the kernel machine are not finite
     LOST = "lost"  # outputs of the network are not finite
     STILL = (
@@ -203,7 +203,7 @@ SPOKEN = {
     "left": "the textbook sum",
     "frozen_start": "the frozen kernel",
 }
-"""The kernel machines that the sentence mentions, in this order, with their names."""
+"""The kernel machines that the sentence mentions, in this order, with their names in words."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,8 @@ class Spoken:
 
     @property
     def where(self) -> str:
-        """The compared splits in words, and the number of points if some were not compared.
+        """The splits on which the kernel machine was compared, in words, and the number of points
+        if some were not compared.
 
         The text ends with a blank, because the name of the kernel machine follows.
         """
@@ -270,7 +271,7 @@ def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str
 
 
 def comparison(results: Sequence[Result]) -> str:
-    """Return the sentence, without a remark on divergence."""
+    """Return the sentence of `ladder_sentence`, without a remark on divergence."""
     splits = tuple(dict.fromkeys(row.split for row in results))
     names = SPOKEN
     if not any(row.machine in SPOKEN and likeness(row) is not Likeness.SILENT for row in results):
@@ -302,7 +303,8 @@ def comparison(results: Sequence[Result]) -> str:
 
 
 def compared(spoken: Sequence[Spoken]) -> list[str]:
-    """Return clauses for the kernel machines that equal the network, then for those that miss it.
+    """Return clauses for kernel machines that equal the network, then for kernel machines that miss
+    it.
 
     Kernel machines that were compared on different splits or points have separate clauses.
     """
@@ -390,7 +392,8 @@ def on_splits(here: Sequence[str], splits: Sequence[str]) -> str:
 
 
 def name_splits(here: Sequence[str], splits: Sequence[str]) -> str:
-    """List the splits `here`, or write "both splits" or "all N splits" if these are all.
+    """List the splits `here` in words. If these are all splits, write "both splits" or "all N
+    splits".
 
     >>> name_splits(["train"], ["train", "test"]), name_splits(["train", "test"], ["train", "test"])
     ('train', 'both splits')
@@ -413,13 +416,13 @@ CLAUSES = {
     Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
     Likeness.SILENT: "has no result for {}",
 }
-"""Templates of the clause, by likeness and in this order.
-
-The fields are the networks and their errors.
+"""The template of the clause for each `Likeness`, in the order of the sentence. The fields are the
+number of networks and their errors.
 """
 
 DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Likeness.STILL)
-"""Priorities for combining splits: a run gets the first likeness of these that one of its rows has.
+"""Priorities to combine splits: a run gets the first `Likeness` in this list that one of its rows
+has.
 """
 
 

@@ -63,7 +63,8 @@ class Column:
     spell: Callable[[Any], str] = format_value  # formats the numbers
     heading: str | None = None  # heading on a terminal; the name if None
     adds: bool = False  # True if the sum of several rows is meaningful
-    others: str = ""  # cell for the omitted rows, if the column has no meaningful sum
+    # text in the row that replaces the omitted rows, if the column has no meaningful sum
+    others: str = ""
 
 
 def text_column(name: str, heading: str | None = None) -> Column:
@@ -71,7 +72,7 @@ def text_column(name: str, heading: str | None = None) -> Column:
 
 
 def signed_column(name: str) -> Column:
-    """Return a column of signed parts, such as contributions. Their sum is meaningful."""
+    """Return a column of signed numbers that add up, such as contributions."""
     return Column(name, spell=format_signed, adds=True)
 
 
@@ -117,7 +118,6 @@ def tabulate(
 
 
 def table_of_frame(frame: pd.DataFrame) -> Table:
-    """Convert a data frame to a table."""
     numeric = [dtype.kind in "biuf" for dtype in frame.dtypes]
     columns = tuple(
         Column(str(name), number) for name, number in zip(frame.columns, numeric, strict=True)

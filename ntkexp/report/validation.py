@@ -35,7 +35,7 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class DatamodelingScore:
-    """An LDS with its 95 % interval.
+    """A linear datamodeling score (LDS) with its 95 % interval.
 
     `by_query` is NaN for queries whose scores or outputs are constant.
     """
@@ -102,11 +102,14 @@ def top_examples(scores: Scores, count: int, *, lower_is_better: bool) -> list[t
 
 @dataclass(frozen=True)
 class ValidatedScore:
-    """The LDS and QLD of one attribution method."""
+    """The linear datamodeling score (LDS) and the decrease of outputs after removals (QLD) of one
+    attribution method.
+    """
 
     name: str
     lds: DatamodelingScore
-    harm: Estimate | None = None  # the QLD
+    # the QLD: the decrease of the outputs without the highest-scored examples
+    harm: Estimate | None = None
 
     @property
     def constant_queries(self) -> int:
@@ -128,8 +131,9 @@ class Validation:
 
     truth: GroundTruth
     scores: tuple[ValidatedScore, ...]
-    harm_by_chance: Estimate | None = None  # QLD of the same number of random examples
-    top: int | None = None  # number of examples that the QLD removes
+    # the decrease of the outputs (QLD) after the same number of random removals
+    harm_by_chance: Estimate | None = None
+    top: int | None = None  # number of examples that are removed for the QLD
     metasmoothness: float | None = None
     lower_is_better: bool = False
     doubts: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ def commit() -> str | None:
         answer = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # if this file is missing, the package is installed inside the checkout of another project
+    # without pyproject.toml, the package is installed inside the checkout of another project
     if not (folder.parent / "pyproject.toml").is_file():
         return None
     return answer.stdout.strip() or None
@@ -65,7 +65,7 @@ def fix_circumstances(experiment: Experiment, threads: int | None = None) -> Non
     keep_full_precision()
     # cuBLAS needs this variable to be deterministic
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # has the effect of use_deterministic_algorithms(True), but does not import a compiler
+    # as use_deterministic_algorithms(True), but does not import a compiler
     torch.set_deterministic_debug_mode("error")
 
 
@@ -137,12 +137,13 @@ def processor_seconds() -> float:
 
 @dataclass
 class Clock:
-    """The times of the parts of a run, measured by two replaceable clocks."""
+    """The wall time and the processor time of each part of a run. Both clocks can be replaced."""
 
     wall: Callable[[], float] = time.perf_counter
     processor: Callable[[], float] = processor_seconds
     parts: dict[str, Seconds] = field(default_factory=dict)
-    since: tuple[float, float] | None = None  # both clocks at the start of the current part
+    # wall and processor time at the start of the current part
+    since: tuple[float, float] | None = None
 
     @contextmanager
     def times(self, name: str) -> Iterator[None]:
@@ -154,7 +155,7 @@ class Clock:
 
     @property
     def current(self) -> Seconds:
-        """The time of the current part so far."""
+        """The wall and processor time of the current part so far."""
         if self.since is None:
             return Seconds(0.0, 0.0)
         wall, processor = self.since
@@ -162,5 +163,5 @@ class Clock:
 
     @property
     def total(self) -> Seconds:
-        """The time of all parts, including the current one."""
+        """The wall and processor time of all parts, including the current one."""
         return sum([*self.parts.values(), self.current], start=Seconds(0.0, 0.0))

@@ -70,7 +70,7 @@ class RunRequest:
     repeat: str  # the command that repeats the run
     progress: AbstractProgress
     pictures: bool = True
-    most_threads: int | None = None  # None: the number of cores
+    most_threads: int | None = None  # largest number of threads; None: the number of cores
     log: str | None = None  # name of the logger in `LOGS` that receives metrics during the run
 
 
@@ -90,7 +90,7 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     finally:
         request.progress.stop()
 
-    # write the timings, then the seals that mark the run as finished
+    # write the timings, then DONE.json, which marks the run as finished
     machines = {MACHINE + rung.name: Seconds(rung.seconds) for rung in outcome.rungs}
     write_timings(folder.path / "timings.csv", clock.parts | machines)
     optional = [name for name in OPTIONAL if (folder.path / name).exists()]
@@ -115,7 +115,8 @@ def carry_through(
     folder = request.folder
     with clock.times("prepare"):
         of = identity(experiment)
-        fix_circumstances(experiment, 1)  # one thread is enough for the survey
+        # use one thread for the survey, a forward pass at two points
+        fix_circumstances(experiment, 1)
         surveyed = survey(experiment)
         threads = threads_of(request, saved, surveyed)
         torch.set_num_threads(threads)
@@ -341,9 +342,8 @@ def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experimen
 
 
 def state_left(request: RunRequest) -> Checkpoint | None:
-    """Return the checkpoint of an earlier attempt, or None.
-
-    If there was an attempt without a usable checkpoint, warn with the reason.
+    """Return the checkpoint of an earlier attempt, or None. If an earlier attempt left no usable
+    checkpoint, warn with the reason.
     """
     folder = request.folder
     progress = request.progress
@@ -413,7 +413,7 @@ def train_without(
     problem = draw_problem(experiment)
     rerun = again(experiment, problem, *folder.steps_taken)
 
-    # the inputs of the queries, and all pairs [query, out]
+    # select the inputs of the queries, and all pairs [query, out]
     first = 0 if "train" in problem.places else problem.train
     outs = experiment.path.chosen_outputs(problem.outputs)
     inputs = problem.inputs[[first + point for point in points]]

@@ -62,13 +62,15 @@ from ntkexp.shapes import Weights
 
 @dataclass
 class Interrupt:
-    """The state of interrupts."""
+    """The Ctrl-C and SIGTERM signals that were received."""
 
-    asked: bool = False  # True after a signal
+    asked: bool = False  # True after the first signal was received
     over: bool = False  # True after the last step, when signals are no longer deferred
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: request a stop, or raise KeyboardInterrupt at the second signal."""
+        """Handle a signal. The first signal requests a stop after the current step, the second
+        raises KeyboardInterrupt.
+        """
         if self.asked or self.over:
             raise KeyboardInterrupt
         self.asked = True
@@ -102,13 +104,13 @@ def deferred_interrupt() -> Iterator[Interrupt]:
 
 
 def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
-    """Write all results of a run."""
     path = folder.path
     read = setting.domain.read
     write_kernels(path / "kernels.zarr", setting, outcome)
     write_contributions_of_run(path, setting, outcome)
 
-    # f_0, f_T and the prediction of each kernel machine, or the explained measure of these outputs
+    # predictions: f_0, f_T and the outputs of each kernel machine, or the explained measure of
+    # these outputs
     evidence = outcome.evidence
     outputs = {
         "f_0": evidence.explained(evidence.start),
@@ -126,10 +128,10 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
 
 
 def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
-    """Add the path kernel of each rule to the store of snapshots."""
+    """Add the path kernel of each quadrature rule to the store of snapshots."""
     evidence = outcome.evidence
     finish_kernels(path)
-    # the path of an explained measure has no kernel between pairs of outputs
+    # if a measure is explained, there is no path kernel between pairs of outputs
     if not evidence.keeps_kernels or evidence.measured is not None:
         return
     attributed = evidence.attributed[setting.domain.read].nonzero()[:, 0].tolist()
@@ -139,7 +141,9 @@ def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
 
 
 def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -> None:
-    """Write the contributions of each rule, in total and by phase, and the leave-out effects."""
+    """Write the contributions of each quadrature rule, in total and by phase, and the leave-out
+    effects.
+    """
     store = path / "contributions.zarr"
     evidence = outcome.evidence
     read = setting.domain.read
@@ -167,8 +171,8 @@ def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -
 def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
     """Return the weights before and after training, with identical string objects as names.
 
-    pickle stores each string object once. If the names were equal but different objects, the file
-    of a resumed run would have other bytes.
+    pickle stores each string object once. With equal names in different objects, the file of a
+    resumed run would have other bytes.
     """
     return {"start": start, "end": {name: end[name] for name in start}}
 
@@ -181,7 +185,7 @@ def contributions_by_rule(
     *,
     decays: bool,
 ) -> ContributionsByRule:
-    """Return the arrays of a rule at the queries, for a path of `steps` steps."""
+    """Return the arrays of a quadrature rule at the queries, for a path of `steps` steps."""
     by_component = None
     if shares is not None:
         by_component = ByComponent(

@@ -25,7 +25,9 @@ Way: TypeAlias = Literal["back", "effects"]
 
 
 class AbstractListener(ABC):
-    """Callbacks of a run, for files, logs and progress. By default, callbacks do nothing."""
+    """Callbacks of a run, for example to write files and to show progress. By default, they do
+    nothing.
+    """
 
     @property
     @abstractmethod
@@ -39,7 +41,7 @@ class AbstractListener(ABC):
         return trajectory
 
     def on_remark(self, text: str) -> None:
-        """Announce a computation."""
+        """Announce a long computation to the user."""
 
     def on_row(self, row: Row) -> None:
         """Receive the metrics of a step."""
@@ -99,7 +101,7 @@ def run(
     reverse_pass(state, listener)
     listener.on_end()
 
-    # the network after the last step
+    # record the metrics of the network after the last step
     observer = Observer(setting)
     view = NetworkView(setting.points, state.weights)
     outputs = view.outputs
@@ -127,7 +129,7 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
             state.accumulator.close(step)
             return ending
 
-        # the tangent kernel, if it is due
+        # compute the tangent kernel, if it is due
         due = state.timetable.due(step.index)
         if due:
             kernel = step.view.kept_kernel() if step.index else setting.start.kernel

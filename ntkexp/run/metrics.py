@@ -98,7 +98,7 @@ class KernelObserver:
         start = setting.start.kernel[: points.train]
         targets = setting.problem.targets[: points.train]
 
-        # the change of K_s since K_0, and its distance from K_∞
+        # compute the change of K_s since K_0, and the distance of K_s from K_∞
         changed = activation_pattern(points, view.weights) != self.pattern
         row: Row = {
             "kernel_change": kernel_change(here, start),
@@ -188,7 +188,7 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
             activity(module.network, partial(called, module, weights, (part,))) for part in parts
         ]
         units = [part for part in activities if part is not None]
-        # a standard deviation needs two points
+        # selectivity needs the standard deviation over at least two points
         if not units or phase.stop - phase.start < 2:
             return None
         deviations.append(torch.cat(units).std(0))
@@ -230,7 +230,6 @@ class Observer:
 
     @cached_property
     def kernels(self) -> KernelObserver:
-        """The observer of kernel snapshots."""
         return KernelObserver(self.setting)
 
     def splits(self, step: int) -> dict[str, slice]:
@@ -343,7 +342,8 @@ class Observer:
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
     """Return the columns `SHARE_COLUMNS` of a step, or an empty row if there are no tallies.
 
-    The sums are computed by the first rule. The closure is the error of the closing rule.
+    The sums are computed by the first quadrature rule. The closure is the error of the first rule
+    whose contributions add up to the change of the outputs.
     """
     if not tallies:
         return {}

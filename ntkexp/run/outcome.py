@@ -1,5 +1,8 @@
 """The outcome of a run: its ending, the comparison of kernel machines, the changes by phase, error
 bars, and leave-out effects.
+
+The closing rule is a quadrature rule of the path whose contributions add up to the change of the
+outputs in every step, such as the secant rule.
 """
 
 from __future__ import annotations
@@ -98,15 +101,18 @@ def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -
 
 # --- The training steps of the run, repeated in function space with a fixed kernel Θ = J Jᵀ.
 #
-# If the step size is equal for all weights, the weights of a linear model remain of the form
-# θ_s = ρ_s θ_0 + J(X)ᵀ a_s. The optimizer updates ρ and a like weights with the gradients 0 and ℓ′:
+# If the step size is equal for all weights, the weights of a linear model remain of the form θ_s =
+# ρ_s θ_0 + J(X)ᵀ a_s. The optimizer updates ρ and a in the same way as weights whose gradients are
+# 0 and ℓ′:
 #
 #     f_s(X) = f_0(X) + Θ(X, X) a_s + (ρ_s − 1) J(X)·θ_0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SameSteps:
-    """The steps of a training run, with their step sizes and clipping factors."""
+    """The step sizes and clipping factors of a training run, to repeat the run with a fixed
+    kernel.
+    """
 
     descent: Descent
     step_sizes: Sequence[float]
@@ -155,9 +161,12 @@ class SameSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesByPhase:
-    """The changes of the integrated outputs in each phase, which are zero if it was not reached."""
+    """The changes of the integrated outputs in each phase. They are zero for phases that were not
+    reached.
+    """
 
-    shares: Mapping[str, Sequence[Share]]  # shares of the phases, by rule
+    # contributions and decay of each phase, by quadrature rule
+    shares: Mapping[str, Sequence[Share]]
     change: Float[Tensor, "phase point out"]
 
 
@@ -225,8 +234,8 @@ def effects_from_sweeps(
 ) -> EffectsFound:
     """Return the effects from the backward sweeps.
 
-    They are checked by retraining if their convention for the mean is "renormalised", as retraining
-    renormalises.
+    If they assume that the mean is over the remaining examples ("renormalised"), compare them with
+    retraining, which does the same.
     """
     path = state.setting.experiment.path
     divisor = state.setting.experiment.optimizer.spread_at(0)
@@ -260,8 +269,9 @@ class Outcome:
     sentence: str
     effects: EffectsFound | None
     phases: ChangesByPhase | None
-    by_step: Mapping[str, StepTotals]  # totals by rule
-    by_component: Mapping[str, ComponentSums]  # sums by rule, if split by component
+    by_step: Mapping[str, StepTotals]  # changes of the outputs by step, for each quadrature rule
+    # sums split by component, for each quadrature rule; empty without components
+    by_component: Mapping[str, ComponentSums]
 
 
 def outcome_of(
@@ -341,7 +351,8 @@ def kernel_of_pairs(
 
 
 def miss_remarks(steps: Mapping[int, Closure]) -> list[str]:
-    """Return a remark if the closing rule misses the change of steps by more than rounding errors.
+    """Return a remark if the contributions of the closing rule differ from the change of the
+    outputs by more than rounding errors, at some steps.
 
     >>> (remark,) = miss_remarks({3: Closure(1e-3, 1e-9), 7: Closure(1e-2, 1e-9)})
     >>> remark.partition("; ")[0]
@@ -423,8 +434,8 @@ def split_regions(state: RunState) -> dict[str, Region]:
 
 
 def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
-    """Return summary statistics of a rule's contributions, including their estimated relative
-    error.
+    """Return summary statistics of a quadrature rule's contributions, including their estimated
+    relative error.
 
     Return an empty dict if the contributions are not finite.
     """

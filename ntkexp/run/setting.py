@@ -1,4 +1,4 @@
-"""Preparation of an experiment: data, initial weights, memory plan and step size.
+"""Prepare an experiment: draw data and initial weights, plan memory, and choose the step size.
 
 Runs that need too much memory or time are rejected here.
 """
@@ -46,20 +46,23 @@ def refuse_sketch(experiment: Experiment) -> None:
         )
 
 
-# --- A survey: a forward pass at two points gives the shapes that determine block sizes and memory.
+# --- A survey: a forward pass on two examples gives the shapes that determine block sizes and
+# memory.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """A problem, its points in blocks that fit into memory, and the tape of two points."""
+    """A problem (data and network), its points in blocks that fit into memory, and the tape of a
+    forward pass on two examples.
+    """
 
     problem: Problem
     points: Points
     explained: Points  # `points`, with outputs replaced by the measure, if any
     measured: MeasuredPoints | None
     memory: RunMemory
-    tape: Tape  # forward pass of the outputs at two points
-    explained_tape: Tape  # forward pass of the explained measure at two points
+    tape: Tape  # the tape for the outputs, recorded on two examples
+    explained_tape: Tape  # the tape for the explained measure, recorded on two examples
 
     @property
     def operations(self) -> float:
@@ -69,7 +72,9 @@ class Survey:
 
 
 def survey(experiment: Experiment) -> Survey:
-    """Draw the problem, and record the network at two points. Raise if memory does not suffice."""
+    """Draw data and initial weights, and record a forward pass on two examples. Raise if memory
+    does not suffice.
+    """
     refuse_sketch(experiment)
     least_memory(experiment).require()
     problem = draw_problem(experiment)
@@ -77,13 +82,13 @@ def survey(experiment: Experiment) -> Survey:
     if experiment.path.effects:
         experiment.loss.refuse_unlike_second_differences(problem.targets)
 
-    # the network at two points
+    # record the forward pass of the network on two examples
     function = with_casts(function_of(problem.module), experiment.path.casts)
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])
     tape_bytes = tape.bytes_per_example
 
-    # the explained measure of the outputs
+    # record the explained measure on the same examples
     try:
         measured = measured_points(experiment.loss, problem, experiment.path.measure)
     except Mistake as mistake:
@@ -97,7 +102,7 @@ def survey(experiment: Experiment) -> Survey:
         explained_tape = explained_reader.record(problem.weights, two)
         tape_bytes += explained_tape.bytes_per_example
 
-    # blocks of points
+    # cut the points into blocks that fit into memory
     memory = memory_of_run(experiment, problem, tape_bytes)
     outputs = experiment.path.chosen_outputs(problem.outputs)
     chooses_outputs = measured is None and len(outputs) < problem.outputs
@@ -233,7 +238,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     sizes = [split.stop - split.start for split in splits]
     points = first_points(splits, fair_counts(path.attributed, sizes))
 
-    # the cost of a backward sweep
+    # estimate the cost of a backward sweep
     batch = optimizer.batch_indices(0, train, experiment.seed)
     rows = train if batch is None else len(batch)
     plan = SweepMemory(
@@ -299,7 +304,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The complete setting of a run before its first training step."""
+    """All data of a run that are known before its first training step."""
 
     experiment: Experiment
     problem: Problem
@@ -383,7 +388,7 @@ def start_of(
             f"{len(finite)} points; {experiment.model.remedy}"
         )
 
-    # λ_max of the kernel among the examples of each phase
+    # compute λ_max of the kernel among the examples of each phase
     kernel = view.kept_kernel()
     keeps = experiment.path.keeps_kernels
     tops = [
@@ -448,8 +453,8 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
 def setting_remarks(experiment: Experiment, survey: Survey) -> tuple[str, ...]:
     """Return remarks on casts, and on operations whose Jacobians need one pass per example.
 
-    The second remark is omitted if a rule closes every step, because such a rule already raises if
-    an operation is not supported.
+    The second remark is omitted if a quadrature rule gives the exact change of the outputs, because
+    this rule already raises if an operation is not supported.
     """
     remarks = []
     casts = remark(function_of(survey.problem.module), survey.tape, experiment.path.casts)

@@ -1,4 +1,8 @@
-"""The state of an unfinished run: weights, accumulated sums, and the checkpoint."""
+"""The state of an unfinished run: weights, accumulated sums, and the checkpoint.
+
+The closing rule is a quadrature rule of the path whose contributions add up to the change of the
+outputs in every step, such as the secant rule.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +61,8 @@ class EffectsPass:
     setting: Setting
     asked: SweepSetting
     recording: Recording
-    writes: bool  # False if the path integrals write the recording
+    # True if this pass writes the recording; False if the pass of the path integrals writes it
+    writes: bool
     effects: Float[Tensor, "attributed integrated train"]
     sweeps: ChunkedSweep | None = None
     saved: Mapping[str, Any] | None = None  # state from a checkpoint, until the sweeps begin
@@ -138,8 +143,8 @@ FILE_KEY = "kept in"
 def save_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
     """Copy the arrays of a state that are on disk to files of the checkpoint at this step.
 
-    Return the state with the names of these files in place of the arrays, and the seals of the
-    files.
+    Return the state with the names of these files in place of the arrays, and the digests (seals)
+    of the files.
     """
     seals: dict[str, tuple[int, str]] = {}
 
@@ -154,7 +159,9 @@ def save_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
 
 
 def write_rows(path: Path, numbers: Tensor) -> tuple[int, str]:
-    """Write an array to a file, block by block. Return the seal of the file."""
+    """Write an array to a file, block by block. Return the size and the digest (seal) of the
+    file.
+    """
     sealing = Sealing()
     with being_written(path) as file:
         for block in blocks(numbers):
@@ -203,13 +210,15 @@ BEGINNING = (CONFIG, OVERRIDES, "data.npz")
 CHECKPOINT_KEYS = {"run", "threads", "snapshots", "seals", "sums"}
 
 Checkpoint: TypeAlias = Mapping[str, Any]
-"""The content of a checkpoint: the state of a run as plain data and tensors, and seals of files."""
+"""The content of a checkpoint: the state of a run as plain data and tensors, and digests (seals) of
+files.
+"""
 
 
 def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
     """Write a checkpoint of the run with identity `of`.
 
-    `state["seals"]` must contain the seals of the files that the rest of the run uses.
+    `state["seals"]` must contain the digests (seals) of the files that the rest of the run uses.
     """
     run, sums = save_sums(folder.path, step, state["run"])
     with being_sealed(folder.path / CHECKPOINT, of) as file:
@@ -220,7 +229,7 @@ def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
 def load(folder: RunFolder, of: str) -> Checkpoint | None:
     """Return the checkpoint, or None, and remove everything that was written after it.
 
-    Raise `Damaged` if a file does not match its seal.
+    Raise `Damaged` if a file does not match its digest (seal).
     """
     path = folder.path / CHECKPOINT
     if not path.is_file():
@@ -265,8 +274,10 @@ class RunState:
     memory: Memory = field(default_factory=dict)
     step_sizes: list[float] = field(default_factory=list)
     clippings: list[float] = field(default_factory=list)
-    misses: dict[int, Closure] = field(default_factory=dict)  # steps that the closing rule misses
-    turns: list[Float[Tensor, "point out"]] = field(default_factory=list)  # f when a phase begins
+    # steps where the closing rule misses the change of the outputs
+    misses: dict[int, Closure] = field(default_factory=dict)
+    # the outputs f at the beginning of each phase
+    turns: list[Float[Tensor, "point out"]] = field(default_factory=list)
     effects: EffectsPass | None = None
 
     @property
@@ -279,7 +290,8 @@ class RunState:
         return sum(self.step_sizes, start=0.0)
 
     def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
-        """Add one training step. Return its tally by rule, if tallies are measured at this step.
+        """Add one training step. Return the norms of its terms (a `Tally`) by rule, if they are
+        measured at this step.
 
         `due` is True if a kernel snapshot is due at the step.
         """
@@ -335,7 +347,6 @@ class RunState:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from a checkpoint."""
         device = self.summed_gradient.device
         self.weights, self.memory = tree_map(
             lambda leaf: leaf.to(device), (state["weights"], state["memory"])

@@ -262,7 +262,7 @@ def define(words: Sequence[str], choices: Choices) -> Definition:
             f"there is nothing to sweep; name one of {', '.join(names)}, or write, for example, "
             "model.width=64,128"
         )
-    if "=" in words[0]:  # a sweep without a file is named after its axes
+    if "=" in words[0]:  # without the name of a file, the sweep is named after its axes
         sweep = with_overrides(Definition("", {}, (0,), (), ()), words)
         axes = list(sweep.axes)
         if len(sweep.seeds) > 1:

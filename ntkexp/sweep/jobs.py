@@ -45,7 +45,7 @@ from ntkexp.text import counted, duration
 
 
 TRAINING_SHARE = 0.9  # training's share of a run's time; the rest is for files and pictures
-PRIOR_SECONDS = 20.0  # weight of the prior speed 1, as worker seconds of measurements
+PRIOR_SECONDS = 20.0  # weight of the assumed speed 1 in the estimate, in worker seconds
 
 
 @dataclass
@@ -54,7 +54,8 @@ class RemainingTime:
 
     costs: Mapping[str, float]
     workers: int
-    # weight of the prior speed, in worker seconds; 0 if costs have no known unit
+    # weight of the assumed speed 1 in the estimate, in worker seconds; 0 if costs have no known
+    # unit
     believed: float = PRIOR_SECONDS
     shares: dict[str, float] = field(default_factory=dict)  # the completed share of each begun job
     begun: dict[str, float] = field(default_factory=dict)  # start times of the running jobs
@@ -107,7 +108,6 @@ class JobProgress:
     done: int
 
     def start(self, name: str) -> None:
-        """Start the display."""
         workers = f"with {counted(self.clock.workers, 'worker')}"
         note = f"{self.time_ahead()} {workers}".strip()
         self.progress.start(name, self.runs, self.done, "run", note)
@@ -272,7 +272,9 @@ class Conductor:
 
     @property
     def over(self) -> bool:
-        """True if the sweep must stop early: the machine failed, or a run with `fail_fast`."""
+        """True if the sweep must stop early: the machine failed, or a run failed and `fail_fast` is
+        set.
+        """
         hows = {ended.how for ended in self.ended.values()}
         return "broken" in hows or (self.fail_fast and bool(hows & UNFINISHED))
 

@@ -308,8 +308,8 @@ def predict_by_gain(
 ) -> list[float]:
     """Predict the accuracies of a kernel at the sizes `at` (see `LearningCurve`).
 
-    `accuracies` and `beside` are the accuracies of both kernels at `sizes`. `known` are the
-    accuracies of the second kernel at the sizes `at`.
+    `accuracies` (first kernel) and `beside` (second kernel) were measured at `sizes`. `known` are
+    the accuracies of the second kernel at the sizes `at`.
 
     >>> predicted = predict_by_gain([0.5, 0.7], [0.5, 0.5], [10, 100], [100, 10], [0.5, 0.25])
     >>> [round(accuracy, 12) for accuracy in predicted]

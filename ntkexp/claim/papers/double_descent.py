@@ -92,7 +92,7 @@ class WidthSweep(AbstractTrial):
                     float((outputs(minimum, at) - to[:, 0]).square().mean())
                     for at, to in ((x, y), (new, truth))
                 ]
-            # The condition number of J Jᵀ before training
+            # Compute the condition number of J Jᵀ before training
             jacobian = jacrev(lambda vector: outputs(vector, x))(first)
             return {
                 "width": width,
@@ -198,7 +198,7 @@ class InterpolationPeak(AbstractPicture):
             f"training examples are fitted, to {FITTED}, {beyond}."
         )
 
-        # The smallest test errors below and above the threshold
+        # Find the smallest test errors below and above the interpolation threshold
         errors = means["test_error"]
         before = errors[errors.index < self.threshold]
         after = errors[errors.index > self.threshold]

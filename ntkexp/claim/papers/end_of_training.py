@@ -88,7 +88,7 @@ class EndOfTraining(AbstractTrial):
         if not self.curvature:
             return numbers
 
-        # λ_min/λ_max of the Hessian of L
+        # Compute λ_min/λ_max of the Hessian of L
         def loss(vector: Tensor) -> Tensor:
             return learner.loss(unflat(vector, end))
 
@@ -149,7 +149,6 @@ class Learner:
 
 
 def flat(weights: Weights) -> Float[Tensor, " weight"]:
-    """Return all weights as one vector."""
     return torch.cat([weight.detach().flatten() for weight in weights.values()])
 
 

@@ -180,7 +180,7 @@ class GrokkingByComponent(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         generator = stream("weights", seed)
-        # All pairs with a ≤ b
+        # Enumerate all pairs (a, b) with a ≤ b
         pairs = torch.combinations(torch.arange(self.modulus), with_replacement=True)
         pairs = pairs[torch.randperm(len(pairs), generator=stream("order", seed))]
         sums = pairs.sum(1) % self.modulus

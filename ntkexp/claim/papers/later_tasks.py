@@ -51,7 +51,7 @@ class LaterTask(AbstractQuantity):
         return measured.by_run(self.measure, self.facts)
 
     def measure(self, run: Run) -> Mapping[str, float]:
-        # The later phase, and the points of the earlier task
+        # Select the training phase of the later task, and the points of the earlier task
         if BY_PHASE not in run.contributions or self.split not in run.points:
             raise Mistake(
                 f"quantity: {run.name} has no tasks with {self.split} points; use data=sequence"

@@ -399,7 +399,7 @@ class SilentAlignment(AbstractTrial):
             self.until * first,
             self.stride,
         )
-        # The weights at `early` and at T
+        # Find the weights at the steps `early` and T
         early = None
         last = None
         for step in path:
@@ -478,7 +478,7 @@ class LateGeneralising(AbstractTrial):
     The same network learns the same examples at each α, with f = α (g(θ) − g(θ₀)), the loss
     ½‖f − y‖², and targets y one-hot minus 1/C. A large α makes training lazy, a small α rich.
 
-    There is a row for each α and for each `station`:
+    There is a row for each α and for each `station` of training:
 
         fitted           when all training examples are first classified correctly
         generalised      when the accuracy on test examples first reaches `level`
@@ -544,7 +544,7 @@ class LateGeneralising(AbstractTrial):
                 break
         times = [station.time if station else math.nan for station in (fitted, generalised)]
         if not fitted or not moment.outputs.isfinite().all():
-            accuracy = math.nan  # training failed
+            accuracy = math.nan  # NaN, since training failed
         some = x[: self.points]
         first = tangent_kernel(module, some, weights=scaled.start, outputs="trace")
         for name, station in (("fitted", fitted), ("generalised", generalised), ("end", moment)):

@@ -36,7 +36,9 @@ from ntkexp.stream import stream
 
 @dataclass(frozen=True)
 class Retraining:
-    """A finished training, and its `rerun`, which repeats it with different example weights."""
+    """A finished training run, and its `rerun`, which repeats the training with different example
+    weights.
+    """
 
     setting: Setting
     outcome: Outcome
@@ -111,7 +113,8 @@ def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, 
 def would_change(retrained: Retraining, *, one_step: bool = False) -> Float[Tensor, "point train"]:
     """Return the leave-out effects of all examples at the points outside the training set.
 
-    With `one_step`, the effect of an example is computed from optimizer steps taken without it.
+    With `one_step`, each optimizer step is repeated exactly without the example, instead of
+    linearised.
     """
     mean = MEANS[retrained.setting.experiment.path.mean]
     with TemporaryDirectory() as folder:
@@ -149,7 +152,7 @@ def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
 
 
 FAMILY = 10**6
-"""The offset of the seeds of runs with different randomness. It exceeds any seed of a look."""
+"""The offset of seeds for runs with different randomness. It exceeds every seed of a claim."""
 
 
 class LeftOutKernel(AbstractTrial):
@@ -364,7 +367,7 @@ EXAMPLES_PER_DIMENSION = 4
 
 
 def all_scores(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
-    """Return all scores of the comment above, at the points outside the training set."""
+    """Return all scores in the list above, at the points outside the training set."""
     added = attributions(retrained)
     effect = would_change(retrained)
     return {
@@ -426,9 +429,9 @@ class RemovalScores(AbstractTrial):
                        change of f_T(x) when G is left out; mean over points x
         miss           ‖Σᵢ 𝒮(·, xᵢ) − (f_T − f_0)‖/‖f_T − f_0‖, for contributions
 
-    The column `score` names τ, one of the scores in the comment above. The column `left_out` is
-    `one` for single examples, or the relative size of the random groups. `base` holds settings as
-    for `ntkexp train`.
+    The column `score` names τ, one of the scores in the list above. The column `left_out` is `one`
+    for single examples, or the relative size of the random groups. `base` holds settings as for
+    `ntkexp train`.
     """
 
     base: tuple[str, ...]

@@ -55,7 +55,7 @@ class MachineError(AbstractQuantity):
         if row is None or row.relative_error is None:
             return math.nan, math.nan
         cancellation = 0.0
-        if self.machine in run.rules:  # a sum of contributions
+        if self.machine in run.rules:  # the kernel machine is a sum of contributions
             cancellation = float(run.parts(self.machine).attrs.get("cancellation", 0.0))
         return row.relative_error, max(row.tolerance, 10 * EPS * cancellation)
 

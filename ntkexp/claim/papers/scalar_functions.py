@@ -109,7 +109,9 @@ class ScalarCurve(AbstractTrial):
     def curve(
         self, module: nn.Module, weights: Weights, x: Tensor, here: int
     ) -> Iterator[dict[str, Level]]:
-        """Yield the rows of one curve, at these weights. `here` is the index of x′ in `x`."""
+        """Yield the rows for all points x, at the given weights. `here` is the index of x′ in
+        `x`.
+        """
         point = x[here : here + 1]
         kernel = tangent_kernel(module, x, point, weights=weights)[:, 0, 0, 0]
         share = kernel / kernel[here]
@@ -363,7 +365,9 @@ class ScalarStep(AbstractPicture):
 
 
 def curve(judged: JudgedClaim, look: str = MAIN) -> ScalarCurve:
-    """Return the trial of a look. Raise unless it is a `ScalarCurve`."""
+    """Return the settings of the trial that this look (statistical test) measures. Raise unless it
+    is a `ScalarCurve`.
+    """
     trial = judged.looks[look].trial
     if not isinstance(trial, ScalarCurve):
         raise Mistake(
@@ -387,7 +391,7 @@ def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
 
 
 def moved(rows: pd.DataFrame, trial: ScalarCurve) -> str:
-    """Describe the changes of f by the step, at the observation and elsewhere."""
+    """Describe how the step changes f, at the observation and elsewhere, as text."""
     here = rows[rows["place"] == "observed"].iloc[0]
     others = rows[rows["place"] != "observed"]
     moving = others[others["moved"].abs() > ROUNDING * abs(here["moved"])]
@@ -402,7 +406,7 @@ def moved(rows: pd.DataFrame, trial: ScalarCurve) -> str:
 
 
 def at(share: pd.Series[float], extreme: float) -> str:
-    """Describe the position and value of an extreme of `share`.
+    """Describe the position and value of an extreme of `share`, as text.
 
     >>> at(pd.Series([0.0, 0.0, 1.0], index=[3, 4, 5]), 0.0)
     'at 2 places, 0'
@@ -463,7 +467,9 @@ def ascents(judged: JudgedClaim) -> pd.DataFrame:
 
 
 def changed_range(rows: pd.DataFrame) -> str:
-    """Describe the ranges of k(x, x′)/k(x′, x′) for the fewest and the most ascent steps."""
+    """Describe the ranges of k(x, x′)/k(x′, x′) after the fewest and the most ascent steps, as
+    text.
+    """
     first = rows["ascended"].min()
     last = rows["ascended"].max()
     before, after = (rows.loc[rows["ascended"] == steps, "share"] for steps in (first, last))

@@ -147,7 +147,7 @@ class FirstOutputs(AbstractTrial):
 def moments(
     outputs: Float[Tensor, "network point"], process: Float[Tensor, "point point_"]
 ) -> Mapping[str, float]:
-    """Return the numbers of `FirstOutputs`, for outputs with mean zero.
+    """Return the measured numbers of `FirstOutputs`, for outputs with mean zero.
 
     `process` is the covariance of the Gaussian process.
 

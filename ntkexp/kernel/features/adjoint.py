@@ -66,11 +66,11 @@ class Adjoint:
         return Adjoint({**zero_adjoint(jacobian, weights).parts, **self.parts})
 
     def zeros(self) -> Adjoint:
-        """Return an adjoint of zeros for the same parameters."""
+        """Return U = 0 in the shape of this adjoint."""
         return Adjoint({name: torch.zeros_like(part) for name, part in self.parts.items()})
 
     def of(self, names: Collection[str] | None) -> Adjoint:
-        """Restrict U to these parameters. If `names` is None, return U itself."""
+        """Restrict U to the parameters `names`. If `names` is None, return U itself."""
         if names is None:
             return self
         chosen = {name: part for name, part in self.parts.items() if name in names}
@@ -107,8 +107,9 @@ class Adjoint:
         some = next(iter(self.parts.values()))
         kernel = some.new_zeros(*some.shape[:2], right.examples, right.outputs)
 
-        # Contract a block in its own form if no other block uses its parameters
-        multiplied_out: dict[str, None] = {}  # keeps the order of blocks: results repeat bit by bit
+        # Keep a block in factored form if no other block uses its parameters
+        # an ordered set: a fixed order gives bitwise equal results
+        multiplied_out: dict[str, None] = {}
         for place, block in right.placed():
             is_only_use = all(len(right.uses[name]) == 1 for name in block.names)
             columns = kernel[:, :, place]
@@ -128,8 +129,8 @@ class Adjoint:
         return kernel
 
     def left_first_is_cheaper(self, right: Factored) -> bool:
-        """Return true if Σ_u a_uᵀ U β_u takes fewer multiplications than forming the layer's
-        gradients first.
+        """Return whether Σ_u a_uᵀ U β_u takes fewer multiplications than the multiplied-out
+        gradients Σ_u a_u ⊗ β_u.
         """
         some = next(iter(self.parts.values()))
         rows = some.shape[:2].numel()
@@ -146,7 +147,8 @@ class Adjoint:
         assert right.weight is not None
         inputs = right.inputs.flatten(0, 1)  # [train·use, in]
         beta = right.outputs.reshape(train, outputs, -1).mT  # [train, use·features, out_]
-        if not beta.numel():  # no example reached the layer, such as an expert
+        # no example reached the layer, for example an expert in a mixture of experts
+        if not beta.numel():
             return beta.new_zeros(queries, out, train, outputs)
         kernel = beta.new_empty(queries, out, train, outputs)
         step = max(1, CACHED_NUMBERS // (out * train * uses * features))
@@ -186,8 +188,8 @@ def shown(part: Float[Tensor, "query out size"], view: View) -> Float[Tensor, "r
 def times_copies(
     part: Float[Tensor, "query out size"], right: Copies
 ) -> Float[Tensor, "query out train out_"]:
-    """Return ⟨U, J(x′)⟩ = Σ_e U[place_e] gradient_e, a sum over the table elements e that each
-    training example read.
+    """Return ⟨U, J(x′)⟩ = Σ_e U[place_e] gradient_e, a sum over the elements e of a table (such as
+    an embedding) that each training example read.
     """
     kernels = []
     for places, values in zip(right.places, right.values, strict=True):
@@ -198,6 +200,6 @@ def times_copies(
 def inner(
     left: Float[Tensor, "query out size"], right: Float[Tensor, "train out_ size"]
 ) -> Float[Tensor, "query out train out_"]:
-    """Return all inner products by one matrix product."""
+    """Return ⟨left row, right row⟩ for all pairs of rows, by one matrix product."""
     products = left.flatten(0, 1) @ right.flatten(0, 1).t()
     return products.view(*left.shape[:2], *right.shape[:2])

@@ -1,7 +1,9 @@
 """Assemble a Jacobian: back-propagate from the outputs to every use of a weight, and form blocks.
 
 The network may also be the surrogate of a step (`secant/replay`), which gives the secant Jacobian.
-The tap of a use is the tensor with respect to which the outputs are differentiated there.
+A use is an operation that combines a weight with a value that depends on the inputs. Its tap is a
+tensor: the result of a product, or the expanded weight of an elementwise operation. The outputs are
+differentiated with respect to taps.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ from ntkexp.kernel.secant.uses import Element, Grouped, Product, Source, Use, Vi
 from ntkexp.shapes import Weights
 
 Cotangent: TypeAlias = Float[Tensor, "out ..."]
-"""∂f_c/∂tap for each output c, or each mixture of outputs."""
+"""∂f_c/∂tap for each output c, or for each weighted sum of outputs."""
 
 Owner: TypeAlias = Int[Tensor, "..."]
-"""The example that owns each element, or -1 if the element reaches no output."""
+"""The index of the example that each element belongs to, or -1 if the element reaches no output."""
 
 
 @dataclass(frozen=True)
 class PulledBack:
-    """β = ∂f/∂tap at every use of a weight. `owners` holds the example to which each element of a
-    tap belongs. For a product, it holds the example of each row.
+    """β = ∂f/∂tap at every use of a weight. `owners` holds the example that each element of a tap
+    belongs to. If the use is a product, it holds the example of each row.
     """
 
     uses: Sequence[Use]
@@ -44,7 +46,7 @@ class PulledBack:
     owners: Sequence[Owner]
     examples: int
     outputs: int
-    leaves: Weights  # the trained weights, or their differences
+    leaves: Weights  # the trained weights, or their changes Δθ in a step
 
     def by_use(self) -> Iterator[tuple[Use, Cotangent, Owner]]:
         """Yield each use with its β and the owners of its elements."""
@@ -63,7 +65,7 @@ def pull_back(
     at_once: bool = False,
 ) -> PulledBack:
     """Back-propagate mixtures (weighted sums) of outputs to every use. With `at_once`, run one
-    vectorized backward pass for all mixtures, instead of one pass for each.
+    vectorized backward pass for all mixtures, otherwise one pass for each.
     """
     taps = [use.tap for use in uses]
     cotangents: list[Tensor] = []
@@ -84,12 +86,16 @@ def pull(
 def pull_at_once(
     output: Float[Tensor, "*shape"], taps: list[Tensor], mixtures: Float[Tensor, "mixture *shape"]
 ) -> list[Float[Tensor, "mixture ..."]]:
-    """Return ∂f/∂tap for all mixtures, by one back-propagation under `vmap`."""
+    """Return ∂f/∂tap for all mixtures (weighted sums of outputs), by one back-propagation under
+    `vmap`.
+    """
     return list(vmap(partial(pull, output, taps))(mixtures))
 
 
 def stack_outputs(parts: tuple[Tensor, ...]) -> Cotangent:
-    """Stack along a new first axis, in the memory order [example, out, …] in which kernels read."""
+    """Stack along a new first axis, in the memory order [example, out, …], which kernels read
+    fastest.
+    """
     if len(parts) == 1:
         return parts[0][None]
     if not parts[0].dim():
@@ -100,7 +106,7 @@ def stack_outputs(parts: tuple[Tensor, ...]) -> Cotangent:
 def select_outputs(
     output: Float[Tensor, "example out"], chosen: Sequence[int]
 ) -> Float[Tensor, "chosen example out"]:
-    """Return one-hot mixtures, one for each chosen output."""
+    """Return one-hot weights of the outputs, which select one chosen output each."""
     index = torch.tensor(chosen, device=output.device)[:, None]
     one_hot = output.new_zeros(len(chosen), output.shape[1]).scatter(1, index, 1.0)
     return one_hot[:, None].expand(-1, *output.shape)
@@ -130,7 +136,7 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = F
     products: dict[ProductKey, list[Factored]] = defaultdict(list)
     sums = RowSums(pulled.leaves)
 
-    # The gradient at each use: copies, rows, or factors
+    # The gradient at each use, as one of the three block formats
     for use, cotangent, owner in pulled.by_use():
         if isinstance(use, Element):
             if isinstance(use.source, View) and use.source.name in tables:
@@ -148,7 +154,7 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = F
             product = factored(use, cotangent, owner, examples)
             products[use.weight, use.bias].append(product)
 
-    # Products keep their factors if their parameters are used in no other way
+    # Keep the factors of a product if its parameters have no other kind of use
     factored_alone = factored_keys(pulled.uses)
     for key, parts in products.items():
         joined = join_uses(parts)
@@ -188,7 +194,9 @@ class RowSums:
     def carried_back(
         self, source: Source, gradient: Gradients
     ) -> dict[str, Float[Tensor, "example out _"]]:
-        """Convert the gradient with respect to a source to gradients of its parameters."""
+        """Convert the gradient with respect to a value computed from parameters to gradients of
+        these parameters.
+        """
         if isinstance(source, View):
             size = self.leaves[source.name].numel()
             if not source.is_whole(size):
@@ -232,8 +240,8 @@ def assemble_uses(pulled: PulledBack) -> Jacobian:
 
 
 def tables_read_once(pulled: PulledBack) -> frozenset[str]:
-    """Return the parameters with a single use that reads fewer elements than dense gradient rows
-    would have.
+    """Return the tables with a single use, if an average example reads fewer elements than the
+    table has.
     """
     count = Counter[str]()
     tables = set[str]()
@@ -272,7 +280,7 @@ def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
 
 
 def is_plain(source: Source | None) -> bool:
-    """Return whether the source is None or a view of a parameter without repeated elements."""
+    """Return whether the weight is a view of a parameter without repeated elements, or is None."""
     return source is None or (isinstance(source, View) and source.shows_once)
 
 
@@ -285,8 +293,8 @@ def names(source: Source | None) -> frozenset[str]:
 
 
 def row_index(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example use"] | None:
-    """Return the row indices of each example, or None if rows are sorted by example and all
-    examples have equally many.
+    """Return the row indices of each example. Return None if rows are sorted by example and every
+    example has the same number of rows.
 
     Pad shorter lists with len(owner), an out-of-range row index.
 
@@ -337,7 +345,7 @@ def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
 
 
 def example_axis(owner: Owner, examples: int, among: Sequence[int]) -> int | None:
-    """Return the first of these axes along which index k belongs to example k, or None."""
+    """Return the first of the axes `among` along which index k belongs to example k, or None."""
     for axis in among:
         index = torch.arange(examples, device=owner.device)
         index = index.view(-1, *[1] * (owner.dim() - axis - 1))
@@ -397,7 +405,7 @@ def multiply_groups(
     Compute one matrix product for each example and group, for a few examples at a time. Write the
     gradients of the weight into the buffer `room` if its memory order allows.
     """
-    # β [example, out, features, use], and a for some examples at a time
+    # Arrange β as [example, out, features, use]; read a for some examples at a time
     is_window = isinstance(use.factor, Window) and cotangent.shape[1] == examples
     if is_window and row_index(owner, examples) is None:
         assert isinstance(use.factor, Window)
@@ -423,7 +431,7 @@ def multiply_groups(
         beta = left[part].flatten(0, 1)
         patches = shown.reshape(len(shown) * groups, shown.shape[1] // groups, uses).mT
         if gradients is None and part == slice(None):
-            # not in place, since programs consist of operations that overwrite nothing
+            # not in place: compiled programs consist of operations that overwrite nothing
             gradients = torch.bmm(beta, patches).view(*shape, patches.shape[2])
             break
         if gradients is None:
@@ -553,8 +561,8 @@ def copies(
         places = with_zeros(positions_in(source, positions).reshape(-1), 0)
         return Copies(values.transpose(0, 1), places[index], source.name)
 
-    # Sum over axes along which an example reads the same elements again. Store indices that all
-    # examples share only once
+    # Sum over axes along which an example reads the same elements again. If all examples read the
+    # same elements, store the indices once
     for d in range(positions.dim()):
         if use.positions.stride(d) == 0:
             positions = positions.narrow(d, 0, min(1, positions.shape[d]))

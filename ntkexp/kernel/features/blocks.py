@@ -8,7 +8,7 @@ A block has one of three formats, each the most compact one for a kind of operat
     Copies      the gradients of the table elements that each example read, and their indices
 
 A linear layer has one use for each example, a convolution has one for each output position. To
-multiply gradients out means to compute all their elements from the factors.
+multiply gradients out means to compute all elements Σ_u a_u ⊗ β_u from the factors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
 Key: TypeAlias = tuple[View | str | None, View | None]
-"""The parameters and the format of a block: views for factors, otherwise a name."""
+"""The key of a block: views of the weight and bias for factors, otherwise the parameter's name."""
 
 Gradients: TypeAlias = Float[Tensor, "example out size"]
 """∂f_c(x_n)/∂θ_p for each element p of a parameter."""
@@ -55,7 +55,7 @@ class Factored:
 
     @property
     def rows(self) -> int:
-        """The number of inputs, plus one if there is a bias."""
+        """The number of inputs of the layer, plus one if there is a bias."""
         return self.inputs.shape[2] + (self.shift is not None)
 
     @property
@@ -74,12 +74,12 @@ class Factored:
 
     @property
     def numbers(self) -> Tensor:
-        """A tensor with the dtype and device of the gradients."""
+        """A tensor of the block, which tells the dtype and device of the gradients."""
         return self.outputs
 
     @property
     def extents(self) -> dict[str, int]:
-        """One plus the largest flat index that is used, for each parameter."""
+        """One plus the largest flat index with a gradient, for each parameter."""
         views = [view for view in (self.weight, self.bias) if view is not None]
         return {
             name: max(view.extent for view in views if view.name == name) for name in self.names
@@ -87,7 +87,9 @@ class Factored:
 
     @property
     def line(self) -> int:
-        """The length of a line: neighbours in the weight whose gradients share a factor element."""
+        """The length of a line: consecutive weight elements whose gradients share an element of one
+        factor.
+        """
         if self.weight is None:
             return 1
         axis = 0 if self.weight.stride[0] == 1 else 1
@@ -246,7 +248,7 @@ class Factored:
 
 
 class OneParameter(ABC):
-    """The properties of a block with the gradients of a single parameter."""
+    """The base class of blocks with the gradients of a single parameter."""
 
     name: str
     line = 1
@@ -272,7 +274,7 @@ class OneParameter(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """One plus the largest flat index that is used."""
+        """One plus the largest flat index with a gradient."""
 
     @property
     def extents(self) -> dict[str, int]:
@@ -330,8 +332,8 @@ class Rows(OneParameter):
 
 @dataclass(frozen=True)
 class Copies(OneParameter):
-    """Gradients of the table elements that each example read. `places` are their flat indices in
-    the parameter.
+    """Gradients of the table elements that each example read, as rows of an embedding. `places`
+    holds the flat index of each element in the parameter.
     """
 
     values: Float[Tensor, "example out copy"]
@@ -390,13 +392,15 @@ def add_rows(
     gradients: Float[Tensor, "example out size_"],
     elements: range,
 ) -> None:
-    """Add the gradients of some elements to `rows`. `gradients` may end before the last element."""
+    """Add the gradients of some elements to `rows`. Elements beyond the end of `gradients` have
+    none.
+    """
     chunk = gradients[:, :, elements.start : elements.stop]
     rows[:, :, : chunk.shape[2]] += chunk
 
 
 def only_or_sum(values: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:
-    """Sum over an axis, without a copy if its length is 1."""
+    """Sum over an axis. If its length is 1, return a view."""
     if values.shape[axis] == 1:
         return values.select(axis, 0)
     return values.sum(axis)
@@ -412,7 +416,7 @@ def times_vector(rows: Gradients, vector: Float[Tensor, " size"]) -> Outputs:
 def inner_of_uses(
     left: Float[Tensor, "example use size"], right: Float[Tensor, "example out use size"]
 ) -> Outputs:
-    """Return Σ_u ⟨left, right⟩."""
+    """Return Σ_u ⟨left_u, right_u⟩, a sum over the uses u of a weight."""
     return torch.bmm(right.flatten(2), left.flatten(1)[:, :, None])[:, :, 0]
 
 

@@ -6,14 +6,14 @@ error,
 
     |g| ≤ c · eps · Σ |terms|,        c = 64
 
-then none of its digits is known. This happens, for example, if the loss depends only on differences
-of outputs. The exact gradient of the last bias is then zero, and the computed gradient is a
-rounding error. Adam and similar optimizers divide a gradient by its own magnitude, so they move
-this bias by a full step. The step is real. But the contributions of single examples are about 1/eps
-times larger than the step and cancel, so they carry no information.
+then all its digits are rounding error. This happens, for example, if the loss depends only on
+differences of outputs. The exact gradient of the last bias is then zero, and the computed gradient
+is only rounding error. Adam and similar optimizers divide a gradient by its own magnitude, so they
+move this bias by a full step. The step is real. But the contributions of single examples are about
+1/eps times larger than the step and cancel, so they carry no information.
 
-Terms may also cancel inside the network, for example before a norm, where this test does not see
-their sizes. Then two sums of the same terms in different orders differ by as much as the gradient.
+Terms may also cancel inside the network, for example before a norm. Their sizes are then unknown.
+But two sums of the same terms in different orders differ by as much as the gradient.
 
 Vectors are tested element by element, since every element of a bias has its own sum. Matrices are
 tested as a whole, by their norms.
@@ -31,7 +31,8 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.shapes import Weights
 
 ROUNDING_EPS = 64  # c: covers the rounding of the terms, and of their sum in any order
-UNKNOWN_DIFFERENCES = 8  # a known gradient exceeds 8 × the difference of two summation orders
+# a gradient up to 8 × the difference of two summation orders counts as rounding error
+UNKNOWN_DIFFERENCES = 8
 
 
 def term_sizes(jacobians: Iterable[Jacobian], weights: Weights) -> Weights:
@@ -100,7 +101,7 @@ def add_copies(size: Tensor, block: Copies) -> None:
 
 def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> Weights:
     """Return a mask for each parameter: 1 where the gradient is known, 0 where it is only rounding
-    error. Omit parameters without such elements.
+    error. Omit parameters whose gradients are all known.
 
     `other` is the same gradient, summed in another order. An element also counts as rounding error
     if the two sums differ by an eighth of it or more.
@@ -118,7 +119,7 @@ def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> W
         bound = ROUNDING_EPS * torch.finfo(part.dtype).eps * size
         masks[name] = (magnitude <= bound) & (size > 0)
 
-        # |g| ≤ 8 |g − other|
+        # |g| ≤ 8 |g − other|: rounding error too
         if other and name in other:
             difference = absolute(part - other[name])
             is_unknown = magnitude <= UNKNOWN_DIFFERENCES * difference

@@ -33,8 +33,8 @@ from ntkexp.mistake import Mistake
 
 
 def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_"]:
-    """Return K = J J′ᵀ, summed over the parameters. If both sides are the same object, compute half
-    of K and mirror it.
+    """Return K = J J′ᵀ, summed over the parameters. If `left` and `right` are the same object,
+    compute half of K and mirror it.
     """
     if not left.blocks or not right.blocks:
         raise Mistake(
@@ -43,7 +43,8 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
         )
     plan = arrange_products(left, right)
     like = left.blocks[0].numbers
-    # Add chunks of a cut parameter in double precision, since there may be many
+    # If a parameter is cut into chunks, add their products in double precision, since there may be
+    # many
     is_cut = any(isinstance(one, ParameterChunk) for one, _ in plan.columns)
     kind = torch.float64 if is_cut else like.dtype
     shape = (left.examples * left.outputs, right.examples * right.outputs)
@@ -71,7 +72,7 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
 
 def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "query 1 train 1"]:
     """Return Σ_c K[x, c, x′, c], without computing the blocks [out, out_] of K."""
-    if set(left.keys) != set(right.keys):  # the blocks of both sides differ in form
+    if set(left.keys) != set(right.keys):  # the left and right blocks have different formats
         both = shared_extents(left, right)
         left = left.as_rows(both)
         right = right.as_rows(both)
@@ -82,7 +83,9 @@ def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "query 1 train 1"]:
 
 
 def shared_extents(left: Jacobian, right: Jacobian) -> dict[str, int]:
-    """Return the number of leading elements that both sides cover, for each parameter of both."""
+    """Return, for each parameter of both Jacobians, the number of leading elements that both
+    contain.
+    """
     extents = {}
     for name, size in left.extents.items():
         if name in right.extents:
@@ -101,7 +104,7 @@ def contributions(
 
 @dataclass(frozen=True)
 class ParameterChunk:
-    """Some elements of one parameter."""
+    """A range of elements of one parameter."""
 
     name: str
     elements: range
@@ -128,16 +131,18 @@ PIECE_ELEMENTS = 2**11  # least elements of a chunk; matrix products are slower 
 class ProductPlan:
     """The products that add up to a kernel."""
 
-    single_uses: list[tuple[Factored, Factored]]  # ⟨a, a′⟩⟨β, β′⟩, with one use for each example
-    several_uses: list[tuple[Factored, Factored]]  # double sums over uses
-    spread: list[Key]  # weights with several factored blocks on a side
+    # weights with one use for each example: ⟨a, a′⟩⟨β, β′⟩
+    single_uses: list[tuple[Factored, Factored]]
+    # weights with several uses: double sums over uses
+    several_uses: list[tuple[Factored, Factored]]
+    spread: list[Key]  # weights with several factored blocks in one Jacobian
     columns: list[Column]  # gradients that are multiplied out
 
 
 def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
-    """Choose the products with the fewest operations for each parameter."""
+    """Choose the cheapest kind of product for each parameter."""
     plan = ProductPlan([], [], [], [])
-    finished = set[str]()  # parameters whose products are chosen
+    finished = set[str]()  # parameters for which a product is already chosen
     for key, size in alone(left, right).items():
         left_blocks = [block for block in left.blocks if block.key == key]
         right_blocks = [block for block in right.blocks if block.key == key]
@@ -154,7 +159,7 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
                     plan.several_uses.append((one, other))
                 finished |= one.extents.keys()
                 continue
-            # the size of the larger side's gradients, multiplied out
+            # rows of the larger Jacobian, if its gradients are multiplied out
             rows = max(size.query * size.out, size.train * size.out_)
             row_bytes = size.inputs * size.features * one.numbers.element_size()
             single = single and rows * row_bytes <= MAX_ROWS_BYTES
@@ -175,8 +180,8 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
 
 
 def alone(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
-    """Return the keys that both sides have and whose parameters occur under no other key. Their
-    values are the sizes of factored blocks, and None for other blocks.
+    """Return the block keys that both Jacobians have and whose parameters occur under no other key.
+    The values are the sizes of factored blocks, and None for other blocks.
     """
     keys_of: dict[str, set[Key]] = {}
     for side in (left, right):
@@ -249,7 +254,8 @@ def side_by_side(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the factors of two Jacobians, and the cost of their kernel.
+    """The sizes of the factors of one weight in two Jacobians, and the cost of its part of the
+    kernel.
 
     The kernel can be computed as one product, as a double sum over uses, or from multiplied-out
     gradients. The cost is a number of multiplications.
@@ -272,7 +278,7 @@ class Sizes:
 
     @property
     def multiplied_out(self) -> int:
-        """Multiplications of the gradients of both sides and their inner products."""
+        """Multiplications to form the gradients of both Jacobians, and for their inner products."""
         left = self.query * self.out
         right = self.train * self.out_
         return (left * self.uses + right * self.uses_ + left * right) * self.inputs * self.features
@@ -294,7 +300,9 @@ class Sizes:
 
     @property
     def numbers(self) -> int:
-        """The number of elements of all intermediate results of the cheaper way."""
+        """The number of elements of all intermediate results, if the kernel is computed the cheaper
+        way.
+        """
         if self.way == "multiplied out":
             return (self.query * self.out + self.train * self.out_) * self.inputs * self.features
         return self.query * self.uses * self.train * self.uses_ * (1 + self.out * self.out_)
@@ -307,8 +315,8 @@ def sizes(left: Factored, right: Factored) -> Sizes:
 
 
 def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
-    """Return the sizes of two Jacobians, with all uses of one weight counted. Assume that every
-    example has the same number of uses as the first.
+    """Return the sizes of one weight's factors in two Jacobians. Count all its uses, and assume
+    that every example has the same number of uses as the first.
     """
 
     def uses_of_first(side: Jacobian) -> int:
@@ -360,20 +368,20 @@ def add_double_sums(
 # start at the diagonal. It is mirrored once at the end.
 
 
-MIN_STRIP_ROWS = 64  # thinner strips cost more than they save
+MIN_STRIP_ROWS = 64  # rows of a strip; thinner strips cost more than they save
 MAX_STRIPS = 12
 BLOCK_NUMBERS = 2**17  # elements of a block of the kernel that stays in the cache
 
 
 @dataclass
 class Total:
-    """A running sum of the kernel. `outputs` are the numbers of rows of each left example and of
-    columns of each right example.
+    """A running sum of the kernel. `outputs` holds the number of outputs of a left example and of a
+    right example.
     """
 
     matrix: Float[Tensor, "row row_"]
     outputs: tuple[int, int]
-    halved: bool  # whether both sides are the same Jacobian
+    halved: bool  # whether left and right are the same Jacobian
     begun: bool = False
 
     @cached_property
@@ -413,8 +421,8 @@ class Total:
         """Add Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩ over weights l that each example uses once.
 
         With ten outputs, the matrix of ⟨β, β′⟩ is a hundred times larger than that of ⟨a, a′⟩. If
-        it were added weight by weight, memory traffic would take longer than arithmetic. So each
-        block of the kernel is summed over all weights while it is in the cache.
+        that matrix were added to the kernel weight by weight, memory traffic would take longer than
+        arithmetic. So each block of the kernel is summed over all weights while it is in the cache.
         """
         if not pairs:
             return
@@ -443,7 +451,7 @@ class Total:
         *,
         begun: bool,
     ) -> None:
-        """Add (⟨a, a′⟩ + s s′)⟨β, β′⟩ of one layer to a block of the kernel at these rows and
+        """Add (⟨a, a′⟩ + s s′)⟨β, β′⟩ of one layer to the block of the kernel at the given rows and
         columns.
         """
         rows, columns = place
@@ -464,7 +472,7 @@ class Total:
             features = features.view(block.shape)
             repeated = inputs[:, None, :, None].expand(-1, 1, -1, out_)
             inputs = repeated.reshape(len(inputs), 1, -1)
-        # K += their product
+        # K += (⟨a, a′⟩ + s s′)⟨β, β′⟩
         if block.dtype != features.dtype:
             write(block, features * inputs, begun=begun)
         elif begun:
@@ -490,7 +498,7 @@ class Total:
 
 
 def write(place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, begun: bool) -> None:
-    """Add a term to a block of the sum in place. The first term overwrites the block."""
+    """Add a term to a block of the kernel in place. The first term overwrites the block."""
     if begun:
         place.add_(share)
     else:
@@ -499,8 +507,8 @@ def write(place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, begun: bo
 
 @dataclass(frozen=True)
 class Layer:
-    """The factors of a weight that each example uses once, as matrices. The right factors (with an
-    underscore) are transposed.
+    """The factors a and β of a weight that each example uses once, as matrices. Names of right
+    factors end in an underscore; right factors are transposed.
     """
 
     inputs: Float[Tensor, "query in_"]

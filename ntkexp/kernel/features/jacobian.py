@@ -22,7 +22,7 @@ from ntkexp.shapes import Weights
 
 @dataclass(frozen=True)
 class Jacobian:
-    """J = Σ blocks: ∂f_c(x_n)/∂θ for outputs c and examples n."""
+    """The Jacobian ∂f_c(x_n)/∂θ for outputs c and examples n, as a sum of blocks."""
 
     blocks: tuple[Block, ...]
     examples: int
@@ -40,7 +40,7 @@ class Jacobian:
 
     @cached_property
     def extents(self) -> Mapping[str, int]:
-        """One plus the largest flat index that is used, for each parameter."""
+        """One plus the largest flat index with a gradient, for each parameter."""
         extents: dict[str, int] = {}
         for block in self.blocks:
             for name, size in block.extents.items():
@@ -63,7 +63,9 @@ class Jacobian:
             yield slice(start, start + block.gradients[0]), block
 
     def of(self, names: Collection[str] | None) -> Jacobian:
-        """Restrict the Jacobian to these parameters. If `names` is None, return it unchanged."""
+        """Restrict the Jacobian to the parameters `names`. If `names` is None, return it
+        unchanged.
+        """
         if names is None:
             return self
         blocks: list[Block] = []
@@ -118,7 +120,9 @@ class Jacobian:
         return Jacobian(tuple(blocks), self.examples, self.outputs)
 
     def with_rows(self, names: Set[str], weights: Weights) -> Jacobian:
-        """Replace the blocks of these parameters by `Rows` over all their elements."""
+        """Replace the blocks of the parameters `names` by `Rows` over all elements of the
+        parameters.
+        """
         others: list[Block] = []
         starts: list[int] = []
         sizes: dict[str, int] = {}
@@ -134,8 +138,8 @@ class Jacobian:
         return replace(self, blocks=(*others, *rows), starts=(*starts, *[0] * len(rows)))
 
     def chunk(self, name: str, elements: range) -> Float[Tensor, "row size"]:
-        """Return the gradients of some elements of a parameter, summed over uses. The result has
-        one row for each example and output.
+        """Return the gradients of some elements of a parameter, summed over uses. Each row of the
+        result belongs to one example and output.
         """
         uses = self.uses[name]
         first = uses[0][1]
@@ -174,7 +178,7 @@ class Assembly:
     """A preallocated Jacobian of `examples` examples, filled batch by batch in order."""
 
     examples: int
-    read: int = 0  # examples filled so far
+    read: int = 0  # number of examples that are filled so far
     outputs: int = 0
     room: tuple[Block, ...] = ()
 
@@ -213,7 +217,6 @@ class Assembly:
 
 
 def empty_block(like: Block, examples: int) -> Block:
-    """Return an uninitialized block for `examples` examples."""
     empty: dict[str, Any] = {}
     for name, value in arrays(like).items():
         empty[name] = value.new_empty(examples, *value.shape[1:])
@@ -221,18 +224,17 @@ def empty_block(like: Block, examples: int) -> Block:
 
 
 def tails(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """Return the shape of each tensor without the axis of examples."""
+    """Return the shape of each tensor, without the axis of examples."""
     return {name: value.shape[1:] for name, value in values.items()}
 
 
-# Uses with the same β can be merged into one use. Examples are the positions before a mean over
-# positions, and the single position that a readout selects.
+# Uses with the same β can be merged into one use. For example, a mean over positions gives all
+# positions the same β, and a readout at one position gives the others β = 0.
 #
 #     Σ_u a_u ⊗ w_u β = (Σ_u w_u a_u) ⊗ β        with w_u = 1 or 0
 #
-# In a kernel, such a layer then costs as much as a layer with one use. The values of β decide
-# whether uses can be merged. On a GPU, this test waits for the device. A single kernel can afford
-# that, the steps of a run cannot.
+# In a kernel, such a layer then costs as much as a layer with one use. To test the values of β, the
+# CPU must wait for the GPU. So uses are merged for a single kernel, but not at every step of a run.
 
 
 def in_few_uses(jacobian: Jacobian) -> Jacobian:
@@ -269,8 +271,8 @@ def gathered(block: Factored) -> Factored:
 def shares(
     outputs: Float[Tensor, "example out use features"],
 ) -> Float[Tensor, "example use"] | None:
-    """Return w: 1 for each use with the common β of its example, 0 for each use with β = 0. Return
-    None if an example has two different nonzero β.
+    """Return the weight w_u of each use: 1 if it has the common β of its example, 0 if its β is
+    zero. Return None if an example has two different nonzero β.
     """
     # Fast case: all uses of an example have the same β
     if torch.equal(outputs[:, :, :1].expand_as(outputs), outputs):

@@ -1,10 +1,11 @@
 """Check a function before its Jacobian is read: its gradients are the derivatives of its values,
 its examples are independent, and every element belongs to one example.
 
-Each answer is cached by the structure of the tape and the values on which the answer depends.
+The result of each check is cached. The key is the structure of the tape (operations and shapes) and
+a digest of the values on which the result depends.
 
 A module with `detach`, a straight-through estimator or a custom autograd.Function may be trained by
-gradients that are not its derivatives. Difference rules see only values. So one random
+gradients that are not its derivatives. Difference rules depend only on the values. So one random
 vector-Jacobian product is computed twice: by the rules on a segment of length zero, and by autograd
 through the module.
 """
@@ -51,13 +52,14 @@ class Unfaithful(NoRule):
 
 @dataclass(frozen=True)
 class Findings:
-    """Cached answers about one function, by the structure of tapes and by values (`question`)."""
+    """Cached results of the checks of one function. `question` computes the keys."""
 
     routes: Answers[Routes] = field(default_factory=Answers)
     owners: Answers[Owners] = field(default_factory=Answers)
-    # sets of operations that did not couple examples
+    # programs whose examples are independent
     independent: Answers[bool] = field(default_factory=Answers)
-    structures: Answers[Owners] = field(default_factory=Answers)  # owners by structure alone
+    # owners, if they depend only on the tape's structure
+    structures: Answers[Owners] = field(default_factory=Answers)
     graphs: Answers[bool] = field(default_factory=Answers)
     faithful: Answers[Owners | None] = field(default_factory=Answers)
     sizes: Answers[float] = field(default_factory=Answers)
@@ -75,14 +77,16 @@ class Checks:
     fixed: bool
 
     def owners(self, tape: Tape) -> Owners:
-        """Return the example that owns each element, computed once for each structure and routing."""
+        """Return the example that each element belongs to. Compute it once for all tapes with equal
+        operations, shapes and routing values (indices and masks that select rows).
+        """
         question = self.question(tape)
         known = self.findings.owners.kept
         if question in known:
             return self.findings.owners.keep(question, known[question])
         self.refuse_dependence(tape)
         owned = owners(tape, self.trained)
-        # Share one object with every routing that has the same owners
+        # If other routing values gave the same owners, share one object
         for other in known.values():
             if other.digest == owned.digest:
                 owned = other
@@ -107,11 +111,9 @@ class Checks:
         return owned
 
     def plain_uses(self, tape: Tape) -> tuple[Owners, list[Use] | None]:
-        """Return the owners, and the uses if autograd can differentiate at all uses on the tape
-        itself (otherwise None).
-
-        For a new routing, try the owners of another routing first. They are right if the gradients
-        on this tape agree with them (`hold_at`).
+        """Return the owners. Also return the uses of weights if autograd can differentiate at all
+        of them on the tape itself, otherwise None. If routing values changed, try the owners of an
+        earlier tape first, and test them by the gradients on this tape (`hold_at`).
         """
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         owned: Owners | None = None
@@ -139,11 +141,11 @@ class Checks:
         return owned, uses if self.runs_so(tape, uses, owned) else None
 
     def runs_so(self, tape: Tape, uses: list[Use], owned: Owners) -> bool:
-        """Return whether autograd's graph on the tape equals that of the module.
+        """Return whether autograd computes the same gradients on the tape as through the module.
 
         Test whether every element has an owner, and whether the gradients at the uses add up to the
-        module's gradients. The graphs differ, for example, after a write under no_grad, which the
-        recorder rewrites.
+        module's gradients. They differ, for example, if the module writes in place under no_grad,
+        since the recorder replaces this write.
         """
 
         def runs_so() -> bool:
@@ -160,8 +162,8 @@ class Checks:
         return self.findings.graphs.to(self.question(tape, masks=True), runs_so)
 
     def refuse_dependence(self, tape: Tape) -> None:
-        """Raise if examples depend on each other. If the same operations have passed before, run
-        fewer tests.
+        """Raise if examples depend on each other. If a tape with the same operations has passed,
+        run fewer tests.
         """
         known = tape.operations in self.findings.independent.kept
         refuse_dependence(self.function, tape, known=known)
@@ -172,11 +174,10 @@ class Checks:
         return self.findings.routes.to(tape.form, lambda: routes(tape))
 
     def question(self, tape: Tape, *, masks: bool = False) -> tuple[bytes, bytes]:
-        """Return the key of an answer: the structure of a tape, and a digest of the values on which
-        the answer depends.
-
-        These are values that choose rows of data (`steering`), and constants unless they are fixed.
-        If `masks` is set, add masks. Otherwise add all inputs if Python may have branched on them.
+        """Return a cache key: the structure of a tape, and a digest of some of its values. The
+        digest covers values that choose rows of data (`steering`), and constants unless they are
+        fixed. With `masks`, it also covers masks. Without, it covers all inputs if Python may have
+        branched on them.
         """
         known = self.routes(tape)
         slots = [*known.steering]
@@ -212,7 +213,7 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
         longer = record(
             function, *both, differentiable=differentiable, known=bool(tape.drawn), whole=tape.whole
         )
-    except (RuntimeError, Mistake) as error:  # such as buffers that stay in single precision
+    except (RuntimeError, Mistake) as error:  # for example, a buffer stays in single precision
         if is_out_of_memory(error):
             raise
         return False
@@ -223,7 +224,7 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
 
 def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
     """Compare a random vector-Jacobian product by the difference rules with the one by autograd."""
-    # nan has no differences: name the operation that made the first nan
+    # Differences of nan are nan. Name the operation that made the first nan
     if tape.outputs.isnan().any():
         has_nan = [not is_whole(value) and bool(value.isnan().any()) for value in tape.values]
         made = (entry.op for entry in tape.entries if any(has_nan[slot] for slot in entry.results))
@@ -298,7 +299,7 @@ def by_autograd(
         for slot, name in tape.weights.items()
     }
     leaves = {name: weight for name, weight in weights.items() if name in trained}
-    # Unfused, since cuDNN cannot differentiate an RNN in evaluation mode
+    # Run RNNs unfused, since cuDNN cannot differentiate an RNN in evaluation mode
     with (
         torch.enable_grad(),
         plain_kernels(),

@@ -1,4 +1,4 @@
-"""Choose the outputs that are read at a time, and the number of threads.
+"""Choose how many outputs are differentiated together, and the number of threads.
 
 A kernel has one block [out, out_] for each pair of examples. `all` selects complete blocks. A list
 of indices selects rows and columns of each block. `trace` selects the sum Σ_c K[x, c, x′, c]. The
@@ -35,8 +35,8 @@ Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
 
 @dataclass(frozen=True)
 class Mixtures:
-    """The functions of the outputs that are differentiated: either some outputs, or one mixture (a
-    weighted sum of outputs) for each example.
+    """The scalar functions that are differentiated: either some of the outputs, or one mixture (a
+    weighted sum of all outputs) for each example.
 
     >>> import torch
     >>> Mixtures(torch.tensor([[0.5, -0.5]]), None).columns.shape  # a mixture of two outputs, of one example
@@ -61,7 +61,8 @@ class Mixtures:
     def columns(self) -> Float[Tensor, "mixture example out"]:
         """The weight of every output in each mixture.
 
-        An expanded mixture is copied for each example, so that one program works for all mixtures.
+        If all examples share one row of weights (stride 0), copy it for each example, so that one
+        program works for all mixtures.
         """
         if self.chosen is None:
             return self.numbers[None].contiguous()
@@ -69,7 +70,9 @@ class Mixtures:
 
 
 def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
-    """Return the indices of the outputs to read. Raise Mistake if `outputs` is invalid."""
+    """Return the indices of the outputs that the user selected. Raise Mistake if `outputs` is
+    invalid.
+    """
     if isinstance(outputs, str):
         if outputs not in ("all", "trace"):
             raise Mistake(
@@ -93,8 +96,8 @@ def chunks(
 ) -> Iterator[range]:
     """Yield all outputs, in groups whose gradients take at most OUTPUT_GRADIENT_BYTES.
 
-    Count the gradients of values on the tape, and of weights that are multiplied out. Unless all
-    outputs fit in any case, read one output to find which weights are multiplied out.
+    Count the gradients of values on the tape, and of weights that are multiplied out. To find these
+    weights, read one output, unless all outputs fit in any case.
     """
     values = tape.bytes_per_example
     weights = sum(tape[slot].nbytes for slot in tape.weights)
@@ -119,11 +122,11 @@ def chunks(
 #     operations   2 N (1 + C) Σ_z d_z |z|   +   2 N₁ N₂ C² Σ_z |z|        over products z = a W of one example
 #
 # N = N₁ + N₂ is the number of examples, C the number of outputs, d_z the number of inputs of z, and
-# |z| the number of elements of z. The first term counts the forward pass and the backward passes.
-# The second term counts the kernel, for one use of each weight.
+# |z| the number of elements of z. The first term counts the forward pass and C backward passes. The
+# second term counts the kernel, if each example uses each weight once.
 
 
-# a few milliseconds on one core; from 2e8 to 7e8 operations on, a second core makes runs faster
+# a few milliseconds on one core; a second core helps only above 2e8 to 7e8 operations
 FEW_OPERATIONS = 2e8
 MATRIX_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 
@@ -164,8 +167,8 @@ class Work:
     multiplications: float
 
     def of_kernel(self, counts: tuple[int, int], outputs: int) -> float:
-        """Return the approximate number of operations of a kernel. `counts` are the numbers of
-        examples on both sides.
+        """Return the approximate number of operations of a kernel. `counts` holds the numbers of
+        rows and columns in examples.
         """
         left, right = counts
         return (

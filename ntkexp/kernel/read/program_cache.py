@@ -2,18 +2,20 @@
 operation.
 
 To record a function and to replay its differences costs Python time at every operation. For small
-networks, this is far more than the arithmetic. At other weights, the same operations run on other
+networks, this is far more than the arithmetic. At each step, the same operations run on other
 numbers. So two programs are compiled: one from weights and inputs to the values on a tape, and one
 from the values at both ends of a step to a Jacobian.
 
-A program is compared with the ordinary computation when it is made, and again at the next values.
-The second comparison detects values that are wrongly treated as constant. A program that fails
-is never used again. For large tapes, where Python's overhead does not matter, no program is made.
+A new program is compared with the ordinary computation twice: on its first values, and on the next
+ones. The second comparison detects values that are wrongly treated as constant. A program that
+fails is never used again. For large tapes, where Python's overhead does not matter, no program is
+compiled.
 
 The key of a program is a digest of the tape's operations, shapes and constants, and of the owners
-of its rows. If values choose rows (routing), each step may have other owners. Then a program is
-compiled when a routing occurs for the second time, and the oldest programs are dropped. Programs
-run the same operations as the ordinary computation, so a resumed run gives bitwise equal results.
+of its rows. If indices or masks choose rows of data (routing), the owners may differ at each step.
+Then a program is compiled only when the same owners occur for the second time, and the oldest
+programs are dropped. Programs run the same operations as the ordinary computation, so a resumed run
+gives bitwise equal results.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.shapes import Function, Inputs, Weights
 
-MAX_ANSWERS = 64  # answers in a cache; with routing, each block of a run needs its own
+MAX_ANSWERS = 64  # capacity of a cache of results; with routing, each block of a run needs an entry
 
 A = TypeVar("A")
 
@@ -57,7 +59,7 @@ class Answers(Generic[A]):
     kept: OrderedDict[Hashable, A] = field(default_factory=OrderedDict, repr=False)
 
     def to(self, question: Hashable, find: Callable[[], A]) -> A:
-        """Return the cached answer to a question, or compute it with `find`."""
+        """Return the cached value under this key, or compute it with `find`."""
         return self.keep(question, self.kept[question] if question in self.kept else find())
 
     def keep(self, question: Hashable, answer: A) -> A:
@@ -70,7 +72,9 @@ class Answers(Generic[A]):
 
 @dataclass(frozen=True)
 class Request:
-    """A Jacobian to be read between two tapes, or at one, for some mixtures of outputs."""
+    """A request for the secant Jacobian between two tapes, or for the Jacobian at one tape, of some
+    weighted sums of outputs.
+    """
 
     start: Tape
     end: Tape
@@ -92,7 +96,7 @@ class Request:
 
     def read_at_once(self) -> Jacobian:
         try:
-            # torch warns if it would loop over outputs instead
+            # raise if torch warns that it would loop over outputs instead
             with warnings.catch_warnings(action="error"):
                 return self.read(at_once=True)
         except (RuntimeError, UserWarning) as error:
@@ -127,11 +131,11 @@ T = TypeVar("T", Tape, Jacobian)
 
 @dataclass
 class Written(Generic[T]):
-    """A compiled program, and a template (a tape or a Jacobian) that its results fill."""
+    """A compiled program, and a template (a tape or a Jacobian) into which its results are put."""
 
     program: Program
     template: T
-    trials: int = TRIALS  # comparisons left
+    trials: int = TRIALS  # number of remaining comparisons with the ordinary computation
 
     def run(self, fed: Sequence[Tensor]) -> T | None:
         """Return the result of the program for these values, or None if it fails."""
@@ -140,7 +144,7 @@ class Written(Generic[T]):
                 return filled(self.template, fed, self.program.run(fed))
         except DoesNotHold:
             return None
-        except RuntimeError as error:  # a recorded view may not exist for other strides
+        except RuntimeError as error:  # a recorded view may be impossible for other strides
             if is_out_of_memory(error):
                 raise
             return None
@@ -148,7 +152,7 @@ class Written(Generic[T]):
 
 @dataclass
 class Programs(Generic[T]):
-    """The latest programs by key. None marks a program that failed."""
+    """The latest compiled programs by key. None in place of a program means that it failed."""
 
     latest: Answers[Written[T] | None] = field(default_factory=Answers)
 
@@ -172,7 +176,7 @@ class Programs(Generic[T]):
             return expected
         written.trials -= 1
         result = written.run(fed)
-        if result is not None:  # equal up to the order of summation
+        if result is not None:  # both may differ in the order of summation
             one = parts(result)
             other = parts(expected)
             if len(one) == len(other) and all(map(close, one, other)):
@@ -187,7 +191,8 @@ class ProgramCache:
 
     tapes: Programs[Tape] = field(default_factory=Programs)
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
-    once: Answers[bool] = field(default_factory=Answers)  # routed keys that were read once
+    # keys of routed Jacobians after the first read
+    once: Answers[bool] = field(default_factory=Answers)
 
     def record(
         self, function: Function, weights: Weights, inputs: Inputs, *, whole: bool = False
@@ -207,14 +212,15 @@ class ProgramCache:
     def read(self, request: Request, *, routed: bool) -> Jacobian:
         """Return the requested Jacobian. Run a program if one was compiled.
 
-        Set `routed` if values choose rows, so that the owners may differ next time.
+        Set `routed` if indices or masks choose rows of data, so that the owners may differ next
+        time.
         """
         start = request.start
         end = request.end
         mixtures = request.mixtures
         if is_large(start, mixtures.count):
             return request.read(at_once=False)
-        request = replace(request, as_copies=False)  # programs fill templates with rows
+        request = replace(request, as_copies=False)  # a program returns rows, not copies
         key = (start.program, start is end, mixtures.chosen, request.owned.digest)
         if start.program != end.program:
             return request.read_at_once()
@@ -258,7 +264,7 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 
 def is_large(tape: Tape, outputs: int) -> bool:
-    """Return whether the operations take so long that Python's overhead does not matter."""
+    """Return whether a tape is so large that Python's overhead does not matter."""
     return tape.nbytes * (1 + outputs) > MAX_PROGRAM_BYTES
 
 
@@ -305,10 +311,10 @@ def fed_slots(tape: Tape) -> list[Slot]:
 
 
 def parts(made: Tape | Jacobian) -> list[Tensor]:
-    """Return the tensors to compare: those of a Jacobian, or the outputs of a tape.
+    """Return the tensors to compare: all tensors of a Jacobian, or the outputs of a tape.
 
-    The outputs of a tape suffice, since the other values lead to them. Some of the other values may
-    contain uninitialized memory.
+    For a tape, comparing its outputs suffices, because every other value affects them. Some of the
+    other values may contain uninitialized memory.
     """
     if isinstance(made, Tape):
         return [made.outputs]
@@ -316,9 +322,7 @@ def parts(made: Tape | Jacobian) -> list[Tensor]:
 
 
 def filled(template: T, fed: Sequence[Tensor], found: Sequence[Tensor]) -> T:
-    """Return the template with other values: a tape of the same program, or a Jacobian of the same
-    form.
-    """
+    """Replace the values in the template, a tape or a Jacobian."""
     if isinstance(template, Jacobian):
         left = iter(found)
         blocks = tuple(

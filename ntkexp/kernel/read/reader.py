@@ -3,12 +3,12 @@ points.
 
 There are three ways to read it. The first valid one is used:
 
-1. At one point, autograd differentiates the recorded operations. This requires that the network
+1. At one point, autograd differentiates the recorded operations. This works if the network
    combines weights with inputs only in products, norms and sums.
 2. The difference rules are applied to the tapes (a replay). On a segment of length zero, this
    gives the tangent Jacobian too, and the tests compare both ways.
-3. A tangent is read example by example, if an operation has no rule, or if the gradients of the
-   module are not the derivatives of its values.
+3. The Jacobian at a point is computed example by example, if an operation has no rule, or if the
+   gradients of the module are not the derivatives of its values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class Reading:
-    """The Jacobian J̄ of a segment, and J̄Δθ from the replay's forward pass (zero at a point)."""
+    """The secant Jacobian J̄ of a segment, and J̄Δθ from the forward pass of the difference rules.
+    At a point, J̄Δθ is zero.
+    """
 
     jacobian: Jacobian
     push: Float[Tensor, "example out"]
@@ -52,9 +54,9 @@ class Reading:
 class Reader:
     """A reader of the Jacobian of a function with respect to the weights named in `trained`.
 
-    Set `known` if a function that draws random numbers draws the same ones every time it runs on a
-    batch. Set `whole` if it runs only on its whole batch. With `of_values`, read secants even if
-    the gradients of the module are not the derivatives of its values.
+    Set `known` if the function's random numbers are the same every time it runs on a batch. Set
+    `whole` if the function runs only on its whole batch. With `of_values`, read secants even if the
+    gradients of the module are not the derivatives of its values.
     """
 
     function: Function
@@ -81,7 +83,7 @@ class Reader:
                 known=self.known,
                 whole=self.whole,
             )
-        if self.known:  # no program computes random numbers from the inputs
+        if self.known:  # a program cannot draw the random numbers
             return record(self.function, weights, inputs, known=True, whole=self.whole).pruned()
         return self.programs.record(self.function, weights, inputs, whole=self.whole)
 
@@ -95,7 +97,8 @@ class Reader:
     def assembled(
         self, tape: Tape, chosen: Sequence[int] | None = None, room: Weights = NOWHERE
     ) -> Jacobian:
-        """Return J(θ; x) by the operations on the tape. Raise NoRule if that is impossible.
+        """Return J(θ; x) with one block for each parameter, from the operations on the tape. Raise
+        NoRule if that is impossible.
 
         `room` may hold buffers for the gradients (see `assemble`).
         """
@@ -105,8 +108,8 @@ class Reader:
         return assemble(self.pulled_back(tape, mixtures), room)
 
     def use_by_use(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
-        """Return J(θ; x) with one block for each use, so that no gradient row is as long as a large
-        table.
+        """Return J(θ; x) with one block for each use of a weight, so that no gradient row is as
+        long as a whole embedding table.
         """
         return assemble_uses(self.pulled_back(tape, Mixtures.of(tape, chosen)))
 
@@ -131,7 +134,8 @@ class Reader:
                 return self.by_program(tape, tape, mixture, as_copies=as_copies)
             return assemble(self.pulled_back(tape, mixture), as_copies=as_copies)
         except Unfaithful:
-            if self.programs is not None:  # autograd can follow the operations without a program
+            # Record again without programs, so that autograd can differentiate the tape
+            if self.programs is not None:
                 weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
                 plain = replace(self, programs=None)
                 return plain.weighted(plain.record(weights, tape.given), output_gradient)
@@ -140,8 +144,8 @@ class Reader:
             return jacobian_one_by_one(self.function, tape, self.trained, mixture.columns)
 
     def applied(self, tape: Tape, weights: Weights) -> Float[Tensor, "example out"]:
-        """Return J(θ; x)v for a vector v in the shape of the weights, by one forward pass of
-        differences.
+        """Return J(θ; x)v for a vector v in the shape of the weights, by one forward pass of the
+        difference rules.
         """
         try:
             constants = self.checks.faithful_owners(tape).constants
@@ -150,7 +154,9 @@ class Reader:
             return self.one_by_one(tape).applied(weights)
 
     def obstacle(self, tape: Tape) -> str | None:
-        """Return the reason why a tangent must be read example by example, or None."""
+        """Return the reason why the Jacobian at a point must be read example by example, or
+        None.
+        """
         try:
             replace(self, programs=None).assembled(tape, (0,))
         except NoRule as error:
@@ -158,8 +164,8 @@ class Reader:
         return None
 
     def pulled_back(self, tape: Tape, mixtures: Mixtures) -> PulledBack:
-        """Return ∂f/∂tap at every use, by autograd through the tape or through a replay of
-        differences.
+        """Return ∂f/∂tap at every use of a weight, by autograd through the tape, or through the
+        difference rules.
         """
         owned, uses = self.checks.plain_uses(tape)
         if uses is not None:
@@ -175,7 +181,7 @@ class Reader:
         *,
         as_copies: bool = False,
     ) -> Jacobian:
-        """Return J̄(x) of a segment, by a program if there are programs.
+        """Return J̄(x) of a segment, by a compiled program if compilation is enabled.
 
         With `as_copies`, tables of a large network may have `Copies` blocks (see `assemble`).
         """
@@ -191,14 +197,16 @@ class Reader:
     def replayed(
         self, start: Tape, end: Tape, mixtures: Mixtures
     ) -> tuple[PulledBack, Float[Tensor, "example out"]]:
-        """Return ∂f/∂tap of the replay of a segment's differences, and J̄Δθ."""
+        """Return ∂f/∂tap and J̄Δθ of a segment, by the difference rules."""
         replay = Replay(start, end, self.trained, self.checks.owners(start).constants)
         owned = self.owners(start)
         pulled = pull_back(replay.delta, replay.uses, owned, replay.leaves, mixtures.columns)
         return pulled, replay.delta.detach()
 
     def owners(self, tape: Tape) -> Owners:
-        """Return the example that owns each element of a segment, or raise Unfaithful."""
+        """Return the example that each element of a segment's taps belongs to. Raise Unfaithful if
+        the module's gradients are not its derivatives.
+        """
         try:
             return self.checks.faithful_owners(tape)
         except Unfaithful:
@@ -214,7 +222,7 @@ class Reader:
     def by_program(
         self, start: Tape, end: Tape, mixtures: Mixtures, *, as_copies: bool = False
     ) -> Jacobian:
-        """Return the Jacobian by a compiled program of the replay (see `program_cache`)."""
+        """Return the Jacobian by a compiled program (see `program_cache`)."""
         assert self.programs is not None
         request = Request(start, end, self.trained, self.owners(start), mixtures, as_copies)
         return self.programs.read(request, routed=bool(self.checks.routes(start).steering))
@@ -222,8 +230,8 @@ class Reader:
     def closures(
         self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None
     ) -> list[Closure]:
-        """Return the closure of J̄Δθ from the replay. If only trained weights change, also return
-        the closure of the assembled Jacobian times Δθ.
+        """Compare J̄Δθ with f(θ₁) − f(θ₀), with J̄Δθ from the forward pass of the difference rules.
+        If only trained weights change, also compare the assembled Jacobian times Δθ.
         """
         step = {
             name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()
@@ -243,8 +251,8 @@ def jacobian_one_by_one(
     trained: frozenset[str],
     mixtures: Float[Tensor, "mixture example out"],
 ) -> Jacobian:
-    """Return the Jacobian at a point for mixtures of outputs. This works for any module, and is
-    slow.
+    """Return the Jacobian at a point for weighted sums of outputs. This works for any module, and
+    is slow.
 
     Every example runs alone. If its outputs differ from those in the batch, the module couples
     examples: raise Mistake. A module that draws random numbers for a whole batch runs on all
@@ -289,8 +297,9 @@ def jacobian_one_by_one(
 # The cost of a kernel of many examples is estimated from the Jacobian of a few, read use by use.
 
 
-FITS = 2e9  # bytes of an assembled Jacobian; assembled is faster if it fits
-TIMES = 3  # copies of rows while they are multiplied out, transposed and added
+FITS = 2e9  # assemble Jacobians up to this many bytes, since assembled ones are faster
+# copies of gradient rows that exist at once while they are multiplied out, transposed and added
+TIMES = 3
 
 
 def fits(some: Jacobian, query: int, train: int) -> bool:
@@ -313,8 +322,8 @@ def kernel_bytes(some: Jacobian, query: int, train: int) -> float:
 
 
 def kept_factors(some: Jacobian, query: int, train: int) -> tuple[dict[Key, Sizes], int]:
-    """Return the sizes of weights that may keep their factors, and the number of elements of all
-    other parameters.
+    """Return the sizes of weights that may stay factored, and the number of elements of all other
+    parameters.
     """
     sizes_of = alone(some, some)
     factors = {
@@ -327,8 +336,8 @@ def kept_factors(some: Jacobian, query: int, train: int) -> tuple[dict[Key, Size
 
 
 def kernel_operations(some: Jacobian, query: int, train: int) -> float:
-    """Return the multiplications of the exact kernel. If `train` is 0, both sides are equal and
-    half of the kernel is computed.
+    """Return the multiplications of the exact kernel. If `train` is 0, the kernel is between
+    `query` examples and themselves, and half of it is computed.
     """
     other = train or query
     factors, length = kept_factors(some, query, other)

@@ -1,5 +1,5 @@
-"""Read the examples of one side of a kernel batch by batch: assembled, or use by use if an
-assembled Jacobian does not fit into memory.
+"""Compute the Jacobian of many examples batch by batch: assembled, or with one block for each use
+of a weight if an assembled Jacobian does not fit into memory.
 
 Batches are so small that every tape reuses memory that the process already holds. The system
 provides new memory page by page and clears each page, which takes longer than most operations on
@@ -46,7 +46,7 @@ UNMEASURED_EXAMPLES = 16  # up to this many examples, the size of a tape is not 
 
 @dataclass(frozen=True)
 class Batches:
-    """Inputs that are cut into batches, at some weights. `tape` is the tape of the first batch."""
+    """Inputs that are cut into batches, and the weights. `tape` is the tape of the first batch."""
 
     reader: Reader
     weights: Weights
@@ -81,7 +81,7 @@ class Batches:
             return self.reader.assembled(self.tape, chosen)
         assembly = Assembly(self.examples)
         for tape in self.tapes():
-            # If the blocks differ in form from earlier batches, read all examples at once
+            # If the blocks have other formats than in earlier batches, read all examples at once
             if not assembly.add(self.reader.assembled(tape, chosen, assembly.rows)):
                 return self.reader.assembled(self.reader.record(self.weights, self.inputs), chosen)
         return assembly.jacobian
@@ -122,18 +122,22 @@ def even_slices(total: int, count: int) -> tuple[slice, ...]:
 
 
 READ_BYTES = 0.2e9  # bytes of the values on the tape of one batch
-MAX_JACOBIAN_BYTES = 2e9  # bytes of Jacobians that are kept, on each side
+# bytes of Jacobians that are kept in memory, for left and for right examples
+MAX_JACOBIAN_BYTES = 2e9
 
 
 @dataclass(frozen=True)
 class InTurns:
-    """Examples that are read use by use, in batches. Jacobians are kept as long as they fit."""
+    """Examples whose Jacobian has one block for each use, and is computed batch by batch. Jacobians
+    are kept while they fit into memory.
+    """
 
     reader: Reader
     weights: Weights
     inputs: Inputs
     chosen: Sequence[int]
-    any_module: bool = False  # whether modules without difference rules are read example by example
+    # whether to read example by example if an operation has no difference rule
+    any_module: bool = False
     kept: dict[tuple[int, int], Jacobian] = field(default_factory=dict)
 
     @property
@@ -162,7 +166,7 @@ class InTurns:
         )
 
     def jacobian(self, place: slice) -> Jacobian:
-        """Return the Jacobian of a batch, and keep it if it fits."""
+        """Return the Jacobian of a batch, and keep it if it fits into memory."""
         key = place.start, place.stop
         jacobian = self.kept.get(key)
         if jacobian is None:
@@ -183,10 +187,9 @@ class InTurns:
 
 
 def kernel_in_turns(left: InTurns, right: InTurns) -> Float[Tensor, "query out train out_"]:
-    """Return the exact kernel of two sides, or of one side with itself, if their assembled
-    Jacobians would not fit.
-
-    Hold one group on the left at a time, and read all groups on the right again for it.
+    """Return the exact kernel between left and right examples, whose assembled Jacobians would not
+    fit into memory. Hold the Jacobian of one group of left examples at a time, and compute the
+    Jacobians of all right groups again for it.
     """
     kernel: Tensor | None = None
     for k, group in enumerate(left.groups):
@@ -222,7 +225,7 @@ class SketchedKernel(NamedTuple):
 def sketched_kernel(
     left: InTurns, right: InTurns, weights: Weights, size: int, seed: int
 ) -> SketchedKernel:
-    """Return the sketched kernel of two sides, or of one side with itself, and its error bar."""
+    """Return the sketched kernel between left and right examples, and its error bar."""
     sketch = Sketch(size, seed, {name: weight.shape for name, weight in weights.items()})
     other = sketch_of(right, sketch)
     one = other if left is right else sketch_of(left, sketch)
@@ -250,7 +253,8 @@ def products(
     if all(has_few_uses(side.jacobian(side.places[0])) for side in (left, right)):
         rows_of_vectors = []
         for vector in vectors:
-            gradient = {name: zeros(weight) for name, weight in weights.items()}  # Jᵀ v
+            # Jᵀ v for each vector v
+            gradient = {name: zeros(weight) for name, weight in weights.items()}
             for place in right.places:
                 for name, part in (
                     right.jacobian(place).weighted(vector[place]).total(weights).items()
@@ -263,7 +267,7 @@ def products(
     results = vectors.new_zeros(len(vectors), left.examples, vectors.shape[2])
     for some in together(weights, GRADIENT_CHUNK_BYTES // (len(vectors) * vectors.element_size())):
         gradients = [vectors.new_zeros(len(vectors), piece.size) for piece in some]
-        for group in right.groups:  # V J for these weights
+        for group in right.groups:  # V J for this chunk of the weights
             examples, jacobian = right.together(group)
             for total, piece in zip(gradients, some, strict=True):
                 for place, rows in thin_pieces(jacobian, piece):
@@ -281,7 +285,7 @@ def products(
 def thin_pieces(
     jacobian: Jacobian, piece: ParameterChunk
 ) -> Iterator[tuple[slice, Float[Tensor, "row size"]]]:
-    """Cut a chunk of a parameter into thinner chunks whose gradients stay in the cache. Yield their
+    """Cut a chunk of a parameter into smaller chunks whose gradients stay in the cache. Yield their
     slices and gradients.
     """
     if piece.name in jacobian.uses:
@@ -344,7 +348,7 @@ def remark(some: Jacobian, query: int, train: int, size: int) -> str | None:
     The kernel is between `query` and `train` examples, or between `query` examples and themselves
     if `train` is 0. `some` is the Jacobian of a few examples.
     """
-    # The sketch of each example, and its error bar
+    # multiplications of the sketches and of the error bar
     sketched = 0.0
     for block in some.blocks:
         if isinstance(block, Factored):

@@ -48,12 +48,12 @@ class Uncast(DispatchMode):
         return func(*args, **kwargs)
 
 
-# least bits of floating-point numbers whose rounding is small enough for proofs
+# the proofs need floating-point numbers of at least this many bits
 SHORTEST_PROVED_BITS = 32
 
 
 def is_short(tensor: Tensor) -> bool:
-    """Return whether a tensor has floating-point numbers of less than 32 bits, too few for proofs.
+    """Return whether a tensor has floating-point numbers of less than 32 bits.
 
     >>> is_short(torch.ones(1)), is_short(torch.ones(1, dtype=torch.float16)), is_short(torch.ones(1, dtype=torch.int8))
     (False, True, False)
@@ -81,8 +81,8 @@ def with_casts(function: Function, casts: Casts) -> Function:
 
 
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
-    """Return one line on the error that the choice `casts` causes, or None if it causes none.
-    `tape` was recorded with this choice.
+    """Return one line about the error caused by the casts, or by ignoring them. Return None if
+    there is no error. `tape` was recorded with the choice `casts`.
     """
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     if casts == "keep":

@@ -2,9 +2,9 @@
 for products with a weight.
 
 In double precision, torch copies the patches of all examples before it multiplies them with the
-kernel. For a 3×3 kernel this takes nine times the memory of the input, which the system has to
-clear first. The patches of a few examples stay in the cache instead. The results are bitwise equal,
-since torch multiplies one example after the other.
+kernel. For a 3×3 kernel, the patches take nine times the memory of the input, and the system has to
+clear this memory first. The patches of a few examples stay in the cache instead. The results are
+bitwise equal, since torch multiplies one example after the other.
 
 If the stride is 1, the gradient x with respect to the input is a convolution of the output gradient
 w (padded with zeros) with the reversed kernel k, over features o and offsets r in the window:
@@ -78,9 +78,9 @@ def convolve_back(
     """Compute the gradient with respect to the input from the gradient w of the result. `shape` is
     the shape of one input image.
 
-    The products of `convolve_turned` are small, so several threads would wait for each other. With
-    more than one thread, and for strided, grouped and transposed convolutions, call torch's
-    backward pass.
+    With more than one thread, and for strided, grouped and transposed convolutions, call torch's
+    backward pass: the products of `convolve_turned` are so small that threads would wait for each
+    other.
 
     >>> w, kernel = torch.ones(1, 1, 1, 2, dtype=torch.float64), torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64)
     >>> convolve_back(w, [1, 1, 3], kernel, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
@@ -135,7 +135,7 @@ def convolve_turned(
         part = w[at : at + step]
         result = images[at : at + step]
         for column in range(columns):
-            # pixel p of the copy is pixel p + moved of w
+            # pixel p of the copy is pixel p + `moved` of w
             moved = column * across - side
             seen = slice(max(0, -moved), max(0, -moved, min(width, wide - moved)))
             copy = copies[: len(part), :, column, before : before + high, seen]
@@ -149,8 +149,8 @@ def convolve_turned(
     return images.view(len(w), channels, height, width)
 
 
-# Register the function as one torch operation. It writes into memory that it allocates, and
-# programs consist of operations that overwrite nothing.
+# Register the function as one torch operation, because compiled programs consist of operations that
+# overwrite nothing, and the function writes into a buffer that it allocates.
 OPERATORS = torch.library.Library("ntkexp", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 OPERATORS.define(  # type: ignore[no-untyped-call]  # torch's own
     "convolve_back(Tensor w, int[] shape, Tensor kernel, int[] stride, int[] padding, int[] "
@@ -161,8 +161,8 @@ CONVOLVE_BACK = torch.ops.ntkexp.convolve_back.default
 
 
 # As a function of its weight, a convolution is a matrix product of patches (one row for each output
-# pixel) with the kernel. Pixels are neighbours in memory, as in x, because patches are then faster
-# to copy, and copying takes longer than multiplying.
+# pixel) with the kernel. Pixels are adjacent in memory, as in x: patches are then faster to copy,
+# and copying takes longer than multiplying.
 
 
 def sliding_windows(

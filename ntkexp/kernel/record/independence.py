@@ -1,15 +1,15 @@
 """Test whether the outputs of an example depend on the other examples of its batch.
 
 The search for owners (`secant/ownership`) detects coupling after the first use of a trained weight.
-Earlier coupling, such as centring the batch by its mean or sorting it, shows only in the outputs.
-So the function also runs on parts of the batch, in random orders. For every binary digit of the
-example numbers, it runs on the examples with digit 0, and then on those with digit 1. Any two
-examples differ in some digit, so each runs without the other. This takes as long as log₂ n runs of
-the whole batch.
+Earlier coupling, such as centring the batch by its mean or sorting it, affects only the outputs. So
+the function also runs on parts of the batch, in random orders. For every binary digit of the
+example numbers, it runs on the examples with digit 0, and then on the examples with digit 1. Any
+two examples differ in some digit, so each runs at least once without the other. This takes as long
+as log₂ n runs of the whole batch.
 
 Some functions couple examples only at certain values, for example if a norm exceeds a bound. So a
-few examples also run next to copies, zeros, and very large numbers. A function that has passed all
-tests gets fewer tests on other batches: it runs on a random half, and on the rest.
+few examples also run in one batch with copies, zeros, and very large numbers. A function that has
+passed all tests gets fewer tests on other batches: it runs on a random half, and on the rest.
 """
 
 from __future__ import annotations
@@ -66,21 +66,22 @@ arguments.
 ALLOWED_ROUNDINGS = 100.0
 # differences up to this multiple of the effect of a relative noise of eps may be allowed
 ALLOWED_NOISE = 64.0
-FEW_EXAMPLES = 8  # examples that run alone, and next to strange ones
+FEW_EXAMPLES = 8  # number of examples that run alone, and in one batch with strange inputs
 STRANGE = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
-"""The values that fill the inputs of strange examples, in units of the largest input. Each key is a
-factor that scales the inputs of the tested examples, to move them beyond a bound. Infinities and
-nan are not used, since a mask that multiplies them by zero gives nan without coupling.
+"""For each factor that scales the tested examples, the values of the strange inputs in their batch,
+in units of the largest input. Infinities and nan are not used, since a mask that multiplies them by
+zero gives nan even if examples are independent.
 """
 
 
 def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) -> None:
-    """Raise Mistake if outputs change when the batch runs again, in parts, or beside other inputs.
+    """Raise Mistake if outputs change when the batch runs again, in parts, or together with other
+    inputs.
 
     A function that is `known` to have passed on another batch runs only on a random half and on the
     rest. If Python may have branched on numbers that depend on inputs, a few examples also run
-    alone: several examples may then have the same effect on others, so that removing half of them
-    does not show it.
+    alone. Several examples may then have the same effect on a branch, and removing half of them
+    does not change it.
     """
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     everyone = range(len(tape.outputs))
@@ -111,8 +112,8 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
 
 @dataclass(frozen=True)
 class Trial:
-    """A function at some weights, and its outputs on the batch of a tape, to compare with its
-    outputs on other batches.
+    """A function at fixed weights, and its outputs on the batch of a tape. They are compared with
+    its outputs on other batches.
     """
 
     function: Function
@@ -149,10 +150,13 @@ class Trial:
         self.refuse_coupling(outputs[list(places)], among, self.tape.given, self.outputs)
 
     def run_beside_strangers(self) -> None:
-        """Run a few examples next to copies of themselves and next to strange numbers. Raise
-        Mistake if their outputs differ. Repeat this at several scales of the inputs.
+        """Run a few examples in one batch with copies, and in one batch with strange inputs.
+
+        Raise Mistake if the outputs of the examples differ. Repeat this at several scales of the
+        inputs.
         """
-        # Inputs that become integers may index a table, and strange ones would lie outside it
+        # Inputs that are cast to integers may index a table, and strange inputs would exceed its
+        # length
         if any(
             entry.name in ("_to_copy", "copy", "bucketize", "searchsorted")
             and any(
@@ -189,10 +193,10 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> None:
-        """Raise Mistake if the outputs of examples that run apart and among the others differ.
+        """Raise Mistake if examples have different outputs in two batches.
 
-        The message differs if coupling cannot be detected, because outputs are not finite or
-        rounding error dominates. `usual` are the outputs on the inputs `given`.
+        If outputs are not finite or rounding error dominates, the message says that coupling cannot
+        be detected. `usual` are the outputs on the inputs `given`.
         """
         if self.are_same(apart, among, given, usual):
             return
@@ -213,8 +217,7 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> bool:
-        """Return whether the outputs of examples that run apart and among the others are equal up
-        to rounding.
+        """Return whether examples have the same outputs in two batches, up to rounding.
 
         Rounding is ALLOWED_ROUNDINGS · eps of the largest term of the outputs. If half of the
         digits agree, it is also ALLOWED_NOISE times the effect of a relative noise of eps.
@@ -222,7 +225,8 @@ class Trial:
         if not apart.numel():
             return True
         farthest = float(torch.sub(apart, among).abs_().max())
-        if not isfinite(farthest):  # nan and infinities must be the same on both sides
+        # nan and infinities must be at the same elements of both outputs
+        if not isfinite(farthest):
             apart_by = torch.where(
                 (apart == among) | (apart.isnan() & among.isnan()), 0.0, (apart - among).abs()
             )
@@ -269,7 +273,8 @@ class Trial:
             return None
 
     def at_moved_weights(self) -> Trial:
-        """Return the trial at weights with 10 % noise, or this trial if the function fails there.
+        """Return a `Trial` at weights with 10 % noise. If the function fails at these weights,
+        return this trial.
 
         Without noise, a readout that is initialized to zero would hide coupling in earlier layers.
         """
@@ -322,8 +327,8 @@ def with_noise(tensor: Tensor, eps: float) -> Tensor:
 
 
 def with_strangers(inputs: Inputs, size: float, number: float | None = None) -> Inputs:
-    """Multiply inputs by `size`. Fill every second example with `number` times the largest
-    input.
+    """Multiply inputs by `size`. If `number` is given, replace every second example by `number`
+    times the largest input.
     """
 
     def replaced(tensor: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """Compute float32 products in full precision.
 
 Torch may round the factors of a float32 product to TF32 (by default in convolutions on a GPU) or to
-bfloat16. These keep three of the seven digits. A secant would then not be exact, and a tangent
-kernel would have errors of 1e-3. So kernels are computed with torch's settings for full precision.
-Products are also measured, since a device may ignore the settings and a module may change them in
-its forward.
+bfloat16. TF32 and bfloat16 keep at most three of the seven digits. A secant would then not be
+exact, and a tangent kernel would have errors of 1e-3. So kernels are computed with torch's settings
+for full precision. Products are also measured, since a device may ignore the settings and a module
+may change them in its forward.
 
 Torch has two interfaces for these settings. The older one raises an error if the two disagree, so
 both are set:
@@ -155,8 +155,8 @@ def shortened(operations: Iterable[OpOverload], device: torch.device) -> str | N
 
 
 def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
-    """Raise Mistake if a device of these tensors computes float32 products in lower precision,
-    although torch is set to full precision.
+    """Raise Mistake if the device of one of the tensors computes float32 products in lower
+    precision, although torch is set to full precision.
     """
     for device in {
         value.device

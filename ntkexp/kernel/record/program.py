@@ -4,7 +4,7 @@ The recording is a sequence of operations that overwrite nothing. It becomes a p
 steps:
 
     simplify     run the same operation on the same values once; do not recompute known values
-    prune        run only operations that results need; values that no input changes are constants
+    prune        run only operations that results need; values independent of inputs are constants
     overwrite    let a sum or a product overwrite an argument that no later operation needs
     compile      write one line of Python for each operation; free a value after its last use
 
@@ -87,8 +87,8 @@ def program(
     results: Sequence[Slot],
     known: Sequence[Entry] = (),
 ) -> Program:
-    """Compile a program that computes `results` from the slots `fed`. `known` are operations whose
-    results are fed.
+    """Compile a program that computes `results` from the slots `fed`. `known` are operations with
+    results in `fed`.
     """
     # Run no operation twice
     simplifier = Simplifier(values)
@@ -131,7 +131,7 @@ RETURNS_ARGUMENT = (
     "lift_fresh",
 )
 RESHAPED = (aten.view.default, aten._unsafe_view.default)
-# operations that return their argument if its shape stays the same
+# operations that return their argument if they keep its shape
 OF_ONE_SHAPE = (
     *RESHAPED,
     aten.reshape.default,
@@ -148,13 +148,15 @@ class Simplifier:
 
     values: Sequence[Tensor]
     same: dict[Slot, Slot] = field(default_factory=dict)
-    # results, by operation and arguments
+    # result slots of earlier operations, by operation and arguments
     earlier: dict[tuple[OpOverload, str], tuple[Slot, ...]] = field(default_factory=dict)
-    # the tensor that each reshaped view shows
+    # the tensor whose elements each reshaped view contains
     bases: dict[Slot, Slot] = field(default_factory=dict)
 
     def slot(self, leaf: Any) -> Any:
-        """Return the first slot with the same value. Return any other argument unchanged."""
+        """Return the first slot that has the same value as this slot. Return arguments that are not
+        slots unchanged.
+        """
         if isinstance(leaf, Slot):
             return self.same.get(leaf, leaf)
         return leaf
@@ -209,7 +211,8 @@ IN_PLACE = {
     aten.neg.default: "neg_",
     aten.sub.Tensor: "sub_",
 }
-COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)  # unless `add` has a factor alpha
+# operations that are commutative, unless `add` has a factor alpha
+COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)
 # operations that return views without declaring it in their schemas
 PERHAPS_VIEWS = (
     "_unsafe_view",
@@ -222,9 +225,9 @@ def overwritten(
     entries: Sequence[Entry], values: Sequence[Tensor], others: Iterable[Slot]
 ) -> dict[Slot, Slot]:
     """Return the argument that each operation may overwrite, by the slot of its result. `others`
-    are inputs, constants and results, which must not be overwritten.
+    holds inputs, constants and results, which must not be overwritten.
     """
-    # The home of a slot is the first slot that has, or may have, the same memory
+    # The home of a slot is the first slot that shares its memory, or may share it
     homes: dict[Slot, Slot] = {}
     for entry in entries:
         declared = any(result.alias_info is not None for result in entry.op._schema.returns)
@@ -248,7 +251,7 @@ def overwritten(
             home = homes.get(slot, slot)
             made = values[entry.results[0]]
             argument = values[slot]
-            # whether the argument fills its storage in order
+            # the argument occupies its whole storage, in order
             fills = (
                 argument.is_contiguous()
                 and argument.untyped_storage().nbytes() == argument.nbytes > 0
@@ -351,7 +354,7 @@ class Source:
             forgotten.append(
                 "; " + "".join(f"v{slot:d} = " for slot in gone) + "None" if gone else ""
             )
-        # a tensor that is fed twice has its last name
+        # if a tensor is an input twice, use its last name
         last = {slot: k for k, slot in enumerate(fed)}
         inputs = ", ".join(
             f"v{slot:d}" if last[slot] == k else f"_{k}" for k, slot in enumerate(fed)

@@ -55,7 +55,7 @@ READS = frozenset(
 
 
 class NotPure(Exception):
-    """Raised if the module is about to write into a tensor, or to read a number from a tensor."""
+    """Raised before the module writes into a tensor, or reads a number from a tensor."""
 
 
 class PureOnly(TorchFunctionMode):
@@ -66,10 +66,11 @@ class PureOnly(TorchFunctionMode):
 
 
 class NoteReads(TorchFunctionMode):
-    """A mode that notes which numbers leave torch as lists or arrays. They may return as constants.
+    """A mode that detects numbers that leave torch as lists or arrays. They may come back as
+    constants.
 
-    No operation is recorded for such a read. So record a call of `torch.equal` that compares the
-    tensor with the numbers. A program made from the tape is valid while they are equal. Without
+    Torch runs no operation for such a read. So record a call of `torch.equal` that compares the
+    tensor with the numbers. A program compiled from the tape is valid while they are equal. Without
     `in_memory`, raise RuntimeError instead: the tensors of `functionalize` have no memory to read.
     """
 
@@ -217,7 +218,7 @@ class Recorder(DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is aten._embedding_bag_forward_only.default:
-            func = aten._embedding_bag.default  # the same operation, with gradients
+            func = aten._embedding_bag.default  # the variant that supports gradients
         # In evaluation mode, rrelu draws nothing
         if func is aten.rrelu_with_noise.default and not any(args[4:5]):
             bounds = (*args[2:4], *(1 / 8, 1 / 3)[len(args[2:4]) :])
@@ -231,7 +232,8 @@ class Recorder(DispatchMode):
                 return self.write_in_place(func, twin, args, kwargs)
             # The operation changes the shape of its first argument and none of its elements
             result = self.apply(twin, *args)
-            self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])  # its shape before
+            # restore the shape that the argument had before
+            self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])
             target: Tensor = func(*args, **kwargs)
             self.slots[id(target)] = self.slots[id(result)]
             return target
@@ -286,8 +288,8 @@ class Recorder(DispatchMode):
         return drawn
 
     def write_in_place(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
-        """Run an operation that writes into its first argument. Record its twin, the operation that
-        returns a new tensor.
+        """Run an operation that writes into its first argument. Record the variant that returns a
+        new tensor (`twin`).
         """
         target: Tensor = args[0]
         if not target.numel():
@@ -300,7 +302,7 @@ class Recorder(DispatchMode):
         flat = self.flats[home] if home in self.flats else self.flat_content(target)
         for slot, value in enumerate(self.values):
             if storage(value) == home:
-                self.values[slot] = value.clone()  # the numbers before the write
+                self.values[slot] = value.clone()  # the content of the argument before the write
         func(*args, **kwargs)
         # Views that overlap with the written elements lose their slot, so that `slot` reads them
         # from the flat value
@@ -322,8 +324,8 @@ class Recorder(DispatchMode):
         return target
 
     def flat_content(self, target: Tensor) -> Tensor:
-        """Return the content of a storage before the first write, from a recorded tensor that shows
-        all of it in order. Raise Mistake if there is none.
+        """Return the content of a storage before the first write, from a recorded tensor that
+        contains all elements in order. Raise Mistake if there is none.
         """
         size = target.untyped_storage().nbytes() // target.element_size()
         for value in [target, *self.seen.values()]:
@@ -372,7 +374,9 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 
 
 def refuse_other_kind(written: Tensor, value: Tensor) -> None:
-    """Raise Mistake if a storage is viewed in two dtypes, since its elements are counted in one."""
+    """Raise Mistake if a storage is viewed in two dtypes, since element positions assume one
+    dtype.
+    """
     if written.dtype != value.dtype or value.is_conj() or value.is_neg():
         raise Mistake(
             "the module writes complex numbers in place and sees them by their parts as well; let "

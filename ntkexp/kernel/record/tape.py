@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 
-# Inputs are one tensor, several tensors by position, or several tensors by name. The first axis of
-# every tensor is the axis of examples.
+# Inputs are one tensor, a tuple of tensors, or a dict of tensors. The first axis of every tensor is
+# the axis of examples.
 
 
 def as_inputs(inputs: object) -> Inputs:
@@ -163,7 +163,7 @@ class Entry:
 
     @cached_property
     def makes(self) -> frozenset[Slot]:
-        """The slots of the results that are not arguments too."""
+        """The slots of new results. An operation may also return one of its arguments."""
         return frozenset(self.results) - frozenset(self.slots)
 
     @cached_property
@@ -208,7 +208,7 @@ class Tape:
     weights: dict[Slot, str]
     arguments: Any  # the inputs, with slots for tensors
     output: Slot
-    # whether torch wrote in place, so that autograd cannot differentiate at every slot
+    # whether an operation wrote in place, so that autograd cannot differentiate at every slot
     overwrites: bool
     drawn: tuple[Slot, ...] = ()  # random numbers, drawn for the whole batch
     # whether the function runs on this batch only, with every example at its index
@@ -219,7 +219,7 @@ class Tape:
 
     @property
     def keeps_places(self) -> bool:
-        """True if the function must always run on all examples, in order."""
+        """True if the function can only run on the whole batch, with the examples in order."""
         return self.whole or bool(self.drawn)
 
     @cached_property
@@ -261,8 +261,8 @@ class Tape:
 
     @cached_property
     def structure(self) -> str:
-        """All properties that two comparable runs share, as text: operations, slots, numbers,
-        shapes, dtypes and devices.
+        """The operations, slots, numbers, shapes, dtypes and devices, as text. Two runs can be
+        compared if their structures are equal.
         """
         wiring = [(entry.op, entry.args, entry.kwargs, entry.scalars) for entry in self.entries]
         kinds = [(tuple(value.shape), value.dtype, value.device) for value in self.values]
@@ -278,7 +278,7 @@ class Tape:
 
     @cached_property
     def constants(self) -> tuple[Slot, ...]:
-        """Slots that no operation made and that are neither weights nor inputs, such as buffers."""
+        """Slots that are neither weights, inputs, nor results of operations, such as buffers."""
         return tuple(
             slot for slot in self.outside if slot not in self.weights and slot not in self.inputs
         )
@@ -300,12 +300,13 @@ class Tape:
         )
 
     def pruned(self) -> Tape:
-        """Drop all entries except those that lead to the output or returned Python numbers. Drop
-        the values that no remaining entry uses.
+        """Keep only the entries that affect the output or returned Python numbers, and the values
+        that these entries use.
         """
         needed = {*self.weights, *self.inputs, self.output}
         entries = []
-        # slots that later entries need; of several operations with one result, the last is kept
+        # slots that later entries need; if several operations have the same result slot, keep the
+        # last
         awaited = {self.output}
         for entry in reversed(self.entries):
             if entry.reads or not awaited.isdisjoint(entry.results):
@@ -333,7 +334,7 @@ class Tape:
 
     @cached_property
     def outside(self) -> tuple[Slot, ...]:
-        """Slots that no operation made: weights, inputs, buffers and constants."""
+        """Slots that are not the result of an operation: weights, inputs, buffers and constants."""
         made = {slot for entry in self.entries for slot in entry.makes}
         used = {slot for entry in self.entries if entry.makes for slot in entry.slots}
         return tuple(sorted({*self.weights, *self.inputs, self.output, *used} - made))
@@ -344,7 +345,9 @@ class Tape:
 
     @cached_property
     def chooses(self) -> bool:
-        """Whether Python read numbers that depend on the inputs, and may have branched on them."""
+        """True if Python read numbers that depend on the inputs. The function may have branched on
+        them.
+        """
         return any(
             entry.reads and not self.from_inputs.isdisjoint(entry.slots) for entry in self.entries
         )
@@ -365,7 +368,7 @@ OF_A_PROGRAM = (
     *("structure", "form", "program", "nbytes", "inputs", "made", "is_complex"),
     *("outside", "constants", "from_inputs", "from_weights"),
 )
-"""Properties that all tapes of a program share."""
+"""Properties that are equal for all tapes with the same digest `program`."""
 
 
 def is_whole(value: Tensor) -> bool:

@@ -36,7 +36,7 @@ CELLS = (
     aten._thnn_fused_gru_cell.default,
 )
 FUSED = (aten.mkldnn_rnn_layer.default, *CELLS)
-"""Fused operations without a difference rule: recurrent layers, and on GPUs their cells."""
+"""Fused operations without a difference rule: recurrent layers, and recurrent cells on GPUs."""
 
 
 def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
@@ -119,7 +119,8 @@ class Taping:
 
     def pure_program(self, run: Callable[[Weights, Inputs], Tensor]) -> Tape:
         """Record the function as operations that overwrite nothing."""
-        # A module that writes nothing in place and reads no numbers needs no change
+        # First try to record the module unchanged: it may write nothing in place and read no
+        # numbers
         with suppress(NotPure), PureOnly():
             return self.tape(run, rewrites=False)
         # `functionalize` replaces writes in place by operations that return new tensors. It fails
@@ -189,7 +190,7 @@ def unfused() -> Iterator[None]:
     torch.backends.cudnn.enabled = False
     try:
         with warnings.catch_warnings():
-            # torch warns about its own default
+            # torch warns about its default setting
             warnings.filterwarnings("ignore", message=".*TF32", category=UserWarning)
             with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):
                 yield
@@ -257,7 +258,8 @@ class MemoryLimit(DispatchMode):
         values = dict(zip(names, args, strict=False))
         size: list[int] | None = None
         if "device" in names and not any(isinstance(value, torch.Tensor) for value in args):
-            count = values.get("n", values.get("end"))  # of randperm and arange
+            # length of the result of randperm and arange
+            count = values.get("n", values.get("end"))
             size = (
                 list(values["size"])
                 if "size" in values

@@ -1,4 +1,5 @@
-"""One operation of a network at both ends of a step, and the helpers of the difference rules.
+"""One operation of a network, with its values before and after a step, and helpers of the
+difference rules.
 
 Every value v of the network is v₀ at the start of the step and v₁ at its end. A rule
 is a function of a `Call` that returns the exact difference Δv = v₁ − v₀ of the operation's result,
@@ -10,14 +11,14 @@ coefficients:
 
 Rules get coefficients from the methods of `Call`. The search for owners (`ownership`) sets
 `scramble`, which replaces each coefficient that depends on inputs or weights by a random number in
-[1, 2]. Then no gradient is zero because of a dead unit, a black pixel, or a cancellation.
+[1, 2]. Then a gradient is never zero because of a dead unit, a black pixel, or a cancellation.
 
-If an operation combines a weight with a value that depends on the inputs, the network is cut there.
-The difference of the weight, as the operation uses it, becomes the tap of a `Use`. A tap is a leaf
-of autograd's graph, at which autograd computes β̄.
+A use of a weight is an operation that combines it with a value that depends on the inputs. The
+network is cut at each use: the difference of the weight, in the shape that the operation needs,
+becomes a leaf of autograd's graph, called the tap. Autograd computes β̄ = ∂f/∂tap.
 
-Some rules pass a difference through a pair of linear maps: `there`, and its transpose `back`. This
-takes less time than autograd's backward pass through each operation.
+Some rules apply a linear map to a difference: `there`, and its transpose `back`. This takes less
+time than autograd's backward pass through each operation.
 
     ⟨w, there(v)⟩ = ⟨back(w), v⟩
 
@@ -44,8 +45,8 @@ Way: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def passed(delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None = None) -> Tensor:
-    """Return there(delta), with a backward pass that calls `back`. If the shape `nothing` is given,
-    return zeros of that shape and skip `there`.
+    """Return there(delta), with a backward pass that calls `back`. If `nothing` is a shape, return
+    zeros of this shape instead of calling `there`.
 
     >>> v = torch.ones(2, requires_grad=True)
     >>> total = passed(v, lambda v: v.sum(-1, keepdim=True), lambda w: w.expand(*w.shape[:-1], 2))
@@ -59,8 +60,8 @@ def passed(delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None =
 
 
 def once(back: Way, axis: int) -> Way:
-    """Wrap a map so that it runs once if all examples share one vector (stride 0), as the gradients
-    next to a readout do.
+    """Wrap a map so that it runs once if all examples share one vector (stride 0). The output
+    gradients of a readout are an example.
 
     >>> once(lambda w: 2 * w, -2)(torch.ones(1, 3).expand(4, 3)).stride()
     (0, 1)
@@ -117,7 +118,7 @@ class LinearMap(torch.autograd.Function):
 
 
 class NoRule(Mistake):
-    """Raised if a difference cannot be passed exactly through an operation."""
+    """Raised if an operation has no exact difference rule for its arguments."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -125,26 +126,26 @@ class NoRule(Mistake):
 
     @property
     def remark(self) -> str:
-        """The reason and its consequence for a tangent kernel."""
+        """The reason, and the consequence for a tangent kernel, as text."""
         return f"{self.reason}: the tangent is read from plain Jacobians, which is correct but slow"
 
 
 class ChoiceChanged(NoRule):
-    """Raised if a discrete choice, such as an index, an order or a mask, differs between the ends
-    of a step.
+    """Raised if a discrete choice, such as an index, an order or a mask, differs between the start
+    and the end of a step.
     """
 
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """A tensor at both ends of a step, and its difference. `delta` is None if the step does not
-    change the tensor, as for inputs and constants.
+    """A tensor at the start and at the end of a step, and its difference. `delta` is None if the
+    step does not change the tensor, as for inputs and constants.
     """
 
     start: Tensor
     end: Tensor
     delta: Tensor | None
-    from_weights: bool = False  # whether it depends on trained weights and not on inputs
+    from_weights: bool = False  # True if the tensor depends on trained weights and not on inputs
     from_inputs: bool = True
 
     @property
@@ -153,7 +154,9 @@ class Ends:
         return self.delta
 
     def view(self, function: Callable[[Tensor], Tensor]) -> Ends:
-        """Apply a linear rearrangement, such as `Tensor.t`, to both ends and to the difference."""
+        """Apply a linear rearrangement, such as `Tensor.t`, to the values at start and end and to
+        the difference.
+        """
         delta = None if self.delta is None else function(self.delta)
         return Ends(
             function(self.start), function(self.end), delta, self.from_weights, self.from_inputs
@@ -165,15 +168,16 @@ class Ends:
 
 @dataclass(frozen=True)
 class Chord:
-    """A step between two tapes of one program, with the differences computed so far and the uses of
-    weights found so far.
+    """The state of a replay: two tapes with equal operations (start and end of a step), the
+    differences computed so far, and the uses of weights found so far.
     """
 
     start: Tape
     end: Tape
     trained: Trained
     scramble: torch.Generator | None = None  # draws every coefficient, in the search for owners
-    pullback_only: bool = False  # only gradients are needed: all differences are set to zero
+    # only gradients at taps are needed, so all differences are set to zero
+    pullback_only: bool = False
     deltas: dict[Slot, Tensor] = field(default_factory=dict)
     leaves: dict[str, Tensor] = field(default_factory=dict)  # Δθ of the trained weights
     uses: list[Use] = field(default_factory=list)
@@ -182,7 +186,7 @@ class Chord:
 
     @property
     def is_point(self) -> bool:
-        """Whether both ends are the same tape, so that differences are derivatives."""
+        """True if start and end are the same tape, so that differences are derivatives."""
         return self.start is self.end
 
     @cached_property
@@ -197,7 +201,9 @@ class Chord:
         return selected
 
     def ends(self, slot: Any) -> Any:
-        """Return the value of a slot at both ends. Return any other argument unchanged."""
+        """Return the tensor of a slot at the start and at the end of the step. Return any other
+        argument unchanged.
+        """
         if not isinstance(slot, Slot):
             return slot
         v0 = self.start[slot].detach()
@@ -219,8 +225,8 @@ class Chord:
         return coefficient
 
     def widen(self, value: Tensor) -> Tensor:
-        """Convert the value to double precision if coefficients are random: the ratios that
-        identify owners must be integers up to rounding.
+        """If coefficients are random, convert the value to double precision. The search for owners
+        needs ratios that are integers up to rounding.
         """
         if self.scramble is None or is_whole(value):
             return value
@@ -228,7 +234,9 @@ class Chord:
 
 
 class Call:
-    """One operation of a step: its arguments at both ends, their differences, and coefficients."""
+    """One operation of a step: its arguments at the start and the end, their differences, and
+    coefficients.
+    """
 
     def __init__(self, chord: Chord, entry: Entry) -> None:
         self.chord = chord
@@ -267,7 +275,9 @@ class Call:
         return self.chord.is_point
 
     def is_use(self, value: Ends) -> bool:
-        """Return whether this argument depends only on weights and the result also on inputs."""
+        """Return whether the operation uses this argument as a weight: the argument depends only on
+        weights, and the result also on inputs.
+        """
         carries = value.delta is None or (value.delta.requires_grad and value.delta.numel() > 0)
         return value.from_weights and self.meets_inputs and carries
 
@@ -290,7 +300,9 @@ class Call:
         return slope(value.start, value.end)
 
     def coefficient(self, value: Tensor) -> Tensor:
-        """Return a coefficient that is equal at both ends."""
+        """Return a coefficient that the step does not change, randomized in the search for
+        owners.
+        """
         return self.slope(Ends(value, value, None), lambda v, _: v)
 
     def delta(
@@ -321,7 +333,6 @@ class Call:
         return Ends(start, end, delta, from_inputs=value.from_inputs)
 
     def both(self) -> tuple[Ends, Ends]:
-        """Return the first two arguments in the shape of the result."""
         left, right = (self.wide(value, self.start.shape) for value in self.args[:2])
         return left, right
 
@@ -351,7 +362,7 @@ class Call:
 
         A (`left`) and B (`right`) are matrices, and b is an optional bias.
         """
-        if self.is_use(left):  # W a = (aᵀ Wᵀ)ᵀ: the weight of a use is on the right
+        if self.is_use(left):  # W a = (aᵀ Wᵀ)ᵀ: put the weight on the right
             if self.is_use(right):
                 raise NoRule(f"{self.entry.op} adds a product of weights to something else")
             turned = self.product(right.view(Tensor.t), left.view(Tensor.t), gain).t()
@@ -368,7 +379,8 @@ class Call:
             )
             zero = (len(left.delta), matrix.shape[1]) if self.chord.pullback_only else None
             terms.append(passed(left.delta if gain == 1 else gain * left.delta, *ways, zero))
-        if self.is_use(right):  # gain · Ā ΔW, with the bias if it has one element for each feature
+        # gain · Ā ΔW, and shift · Δb if the bias has one element for each feature
+        if self.is_use(right):
             wide = self.start.shape[1:]
             joined: Ends | None = None
             if bias is not None and self.is_use(bias) and bias.start.shape == wide:
@@ -450,8 +462,8 @@ class Call:
         return tap
 
     def source(self, value: Ends) -> Source:
-        """Return the value as a view of a parameter. If it was computed from parameters, return
-        its difference and their names.
+        """Return the value as a view of a parameter. If the value was computed from parameters,
+        return its difference and the names of these parameters.
         """
         view = self.chord.trained.view(value.start)
         if view is not None:
@@ -472,8 +484,8 @@ def real_part(value: Tensor, part: int) -> Tensor:
 
 
 Result: TypeAlias = Tensor | tuple[Tensor | str | None, ...]
-"""The difference of the first result, or of each result. A result without a difference has None, or
-the reason as text.
+"""The difference of an operation's first result, or a tuple with an entry for each result. None or
+a text (the reason) marks a result without a difference.
 """
 
 Rule: TypeAlias = Callable[[Call], Result]
@@ -485,8 +497,8 @@ def total(terms: list[Tensor], shape: torch.Size) -> Tensor:
 
 
 def fold(value: Ends, pair: Callable[[Ends, Ends], Ends]) -> Ends:
-    """Reduce the last axis to one value by `pair`. Each round combines the first half of the axis
-    with the second half, element by element.
+    """Reduce the last axis to one value by the function `pair`. Each round combines the first half
+    of the axis with the second half, element by element.
     """
     while (n := value.start.shape[-1]) > 1:
         half = n // 2

@@ -1,4 +1,5 @@
-"""Find the owner of each element at a use: the example to which the element belongs.
+"""Find the owner of each element of each tap: the example that the element belongs to. (A tap is a
+tensor that combines a weight with the inputs; see `uses`.)
 
 An output of example n may depend only on elements that belong to n. To find n, draw a random
 cotangent u of the outputs. Multiply row n of u by n, to get n·u. Back-propagate both:
@@ -9,8 +10,8 @@ If a ratio is not an integer, the module couples the examples of a batch. All co
 surrogate are random here, so that elements behind a dead unit or a zero weight are found as well.
 
 A constant with a row for every example, such as the initial state of an LSTM, counts as an input,
-so its products with weights are uses. Owners are valid for every tape with the same structure and
-routing (see below).
+so its products with weights are uses of these weights. Owners are valid for every tape with the
+same operations, shapes, and routing values (see below).
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from ntkexp.stream import stream
 
 # relative tolerance for a ratio of two sums of positive terms to be an integer
 INTEGER_TOLERANCE = 1e-6
-# in eps of a row's largest element: the rounding of sums in the backward pass
+# rounding of sums in the backward pass, in eps of a row's largest element
 ROW_SUM_EPS = 1000
 LOOKUPS = ("embedding", "_embedding_bag")
 BY_FREQUENCY = "scale_grad_by_freq"
-# in eps of the largest element: the rounding after cancellation in the norms of many layers
+# rounding after cancellation in the norms of many layers, in eps of the largest element
 CANCELLATION_EPS = 10**6
 BLOCK_ELEMENTS = 2**16  # elements whose owners are computed together, in the cache of a core
 
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """The owner (the number of an example) of each element of each use's tap. A product has one
+    """The owner (the index of an example) of each element of each tap. The tap of a product has one
     owner for each row.
     """
 
@@ -65,11 +66,11 @@ class Owners:
 def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     """Return the owners of a tape, in the order of its uses.
 
-    Try first whether row n of each constant that is multiplied with weights belongs to example n.
+    First assume that row n of each constant that is multiplied with weights belongs to example n.
     """
-    # Refuse tables with scale_grad_by_freq, which divides gradients by the number of times that a
-    # batch contains each row. The gradient of an example then depends on the other examples. A
-    # batch without repeated rows does not show this
+    # Refuse embeddings with scale_grad_by_freq, which divides the gradient of a row by the number
+    # of times that the batch contains this row. The gradient of an example then depends on the
+    # other examples. A batch without repeated rows would pass the test
     tables = {name: tape.reached([slot]) for slot, name in tape.weights.items() if name in trained}
     for entry in tape.entries:
         place = (
@@ -99,7 +100,9 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
 
 
 def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot]) -> Owners:
-    """Return the owners of a tape, where row n of each of these constants belongs to example n."""
+    """Return the owners of a tape, if row n of each constant in `constants` belongs to example
+    n.
+    """
     with Uncast(torch.float64):
         replay = Replay(tape, tape, trained, constants, scramble=stream("ownership"))
     if not replay.uses:
@@ -113,20 +116,22 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
     of_uses = []
     for use, a, b in zip(replay.uses, above, below, strict=True):
         if isinstance(use, Element):
-            # Store the numbers once along every axis on which they are constant
+            # Store the owners once along every axis on which they are constant
             numbers = owner(a, b)
             once = numbers
             for axis in range(numbers.dim()):
                 first = once.narrow(axis, 0, min(1, once.shape[axis]))
                 once = first if torch.equal(first.expand_as(once), once) else once
             of_uses.append(once.clone().expand_as(numbers))
-        else:  # one number for each row of a product
+        else:  # one owner for each row of a product
             of_uses.append(owner_of_rows(rows_of(a, batch=0), rows_of(b, batch=0)))
     return Owners(tuple(of_uses), constants)
 
 
 def have_owners(uses: Sequence[Use], owned: Owners) -> bool:
-    """Return whether there is an owner for each row of a product and each element of other uses."""
+    """Return whether the search has found an owner for each row of a product, and for each element
+    of other taps.
+    """
     counts = [
         use.tap.numel() if isinstance(use, Element) else rows_of(use.tap, batch=0).shape[0]
         for use in uses
@@ -160,16 +165,20 @@ def hold_at(
         n = (owner[:, None] if is_product else owner) + 1
         missed = torch.addcmul(nu, u, n.to(u), value=-1).abs_()
         largest = nu.abs()
-        if u.dim() and u.numel():  # compare row by row, since a row may be far smaller than others
+        # compare row by row, since the elements of one row may be far smaller than others
+        if u.dim() and u.numel():
             missed = missed.amax(-1)
             largest = largest.amax(-1)
-        if not bool((missed <= ROW_SUM_EPS * eps * largest).all()):  # nan fails too
+        # nan also fails this comparison
+        if not bool((missed <= ROW_SUM_EPS * eps * largest).all()):
             return False
     return True
 
 
 def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Return the owner above/below − 1 of each element, and −1 if the element reaches no output."""
+    """Return the owner n = above/below − 1 of each element. Return −1 if the element affects no
+    output.
+    """
     numbers = torch.empty(above.shape, dtype=torch.long, device=above.device)
     rounding = rounding_of(above, below)
     ratios = numbers.view(-1)
@@ -184,7 +193,7 @@ def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tenso
 def owner_of_rows(
     above: Float[Tensor, "row out"], below: Float[Tensor, "row out"]
 ) -> Int[Tensor, " row"]:
-    """Return the owner of each row. Raise NoRule if elements of a row have different owners."""
+    """Return the owner of each row. Raise NoRule if the elements of a row have different owners."""
     numbers = above.new_empty(len(above))
     rounding = rounding_of(above, below)
     count = max(1, BLOCK_ELEMENTS // max(1, above.shape[1]))
@@ -213,7 +222,7 @@ def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> flo
 def whole_ratio(
     above: Float[Tensor, "..."], below: Float[Tensor, "..."], rounding: float
 ) -> Float[Tensor, "..."]:
-    """Return above/below, and 0 for an element that reaches no output. Raise Mistake if a ratio is
+    """Return above/below, and 0 for an element that affects no output. Raise Mistake if a ratio is
     not an integer.
     """
     ratio = (above / below).round_().nan_to_num_(0.0, posinf=0.0, neginf=0.0)
@@ -226,21 +235,21 @@ def whole_ratio(
 
 
 def shown_once(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Return the numbers that are in memory: cut expanded axes (stride 0) to length 1."""
+    """Cut expanded axes (stride 0) to length 1, so that every element in memory occurs once."""
     return owner[tuple(slice(0, 1) if step == 0 else slice(None) for step in owner.stride())]
 
 
-# Routing: values that decide where other values go.
+# Routing values: values that decide which rows of data an operation reads or writes.
 #
-# Routing values are indices, masks for selecting or scattering, permutations from sorting, and the
-# expert indices of a mixture of experts. If they differ between two tapes of the same structure,
-# the owners of the rows may differ too. Two kinds of operations do not route: elementwise
-# operations, which keep every element at its index, and operations that only pick from weights,
-# which are uses of these weights. So tokens do not route.
+# They are indices, masks for selecting or scattering, permutations from sorting, and the expert
+# indices of a mixture of experts. If they differ between two tapes of the same structure, the
+# owners of the rows may differ too. Two kinds of operations have no routing values: elementwise
+# operations, which keep every element at its index, and operations that read rows of weights, which
+# are uses of these weights. So the tokens of an embedding are no routing values.
 
 
 PICKING = ("embedding", "gather", "index", "index_select", "take")
-TOURNAMENTS = (  # their rules do not use the integers (such as pivots) that they return
+TOURNAMENTS = (  # operations that return integers (such as pivots) which their rules do not use
     *("_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "linalg_cholesky_ex", "linalg_inv_ex"),
     *(
         "adaptive_max_pool2d",
@@ -255,7 +264,7 @@ TOURNAMENTS = (  # their rules do not use the integers (such as pivots) that the
 
 @dataclass(frozen=True)
 class Routes:
-    """The slots of routing values and of masks."""
+    """The slots of a tape that hold routing values and masks."""
 
     steering: tuple[Slot, ...]
     masks: tuple[Slot, ...]  # masks that depend on inputs and not on weights
@@ -274,7 +283,7 @@ def routes(tape: Tape) -> Routes:
 
 def steering_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
     """Yield the slots of an operation's routing values: arguments, or an order that it computes."""
-    if entry.name == "index_put":  # h[h < 0] = 0 keeps every element in its place
+    if entry.name == "index_put":  # h[h < 0] = 0 keeps every element at its index
         _, (*before, last), value, *_ = entry.args
         is_number = tape[value].dim() == 0 and value not in tape.from_weights
         keeps_places = (

@@ -1,15 +1,16 @@
-"""Replay a tape on differences: propagate Δθ through the network, operation by operation.
+"""Replay a tape on differences: propagate a change Δθ of the weights through the network, operation
+by operation.
 
 A step goes from weights θ₀ to θ₁. The replay reads two tapes of the same program, recorded at θ₀
 and θ₁. For every value v on them, Δv = v₁ − v₀.
 
     forward     apply the difference rule of each operation, from Δθ to J̄Δθ at the output
-    backward    β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use of a weight, by autograd through the same rules
+    backward    β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use of a weight, by autograd through the rules
 
 Every Δv is an autograd tensor that is linear in Δθ. The closure check tests J̄Δθ = f(θ₁) − f(θ₀).
 The linear map from Δθ to J̄Δθ is called the surrogate of the step. It is the network, linearized:
-its weights and activations are means over both ends, and its slopes are secant slopes. If θ₁ = θ₀,
-the slopes are derivatives, and J̄ is the Jacobian.
+its weights and activations are means over the start and the end of the step, and its slopes are
+secant slopes. If θ₁ = θ₀, the slopes are derivatives, and J̄ is the Jacobian.
 
 Literature: the difference rules are discrete gradients (Itoh & Abe 1988, Gonzalez 1996, McLachlan,
 Quispel & Robidoux 1999) chained along a program, like the multipliers of DeepLIFT (Shrikumar,
@@ -35,7 +36,7 @@ from ntkexp.shapes import Weights
 
 
 class Replay:
-    """The differences of a step.
+    """The differences of all values of a network in one step.
 
     `delta` is J̄Δθ at the output, or J̄v if a `direction` v is given. Autograd can differentiate it
     with respect to the taps of `uses`. With `pullback_only`, only these gradients are needed, and
@@ -60,7 +61,7 @@ class Replay:
         self.chord = chord = Chord(
             start, end, Trained(start, trained, constants), scramble, pullback_only
         )
-        self.unknown: dict[Slot, NoRule] = {}  # results without a difference, and the reason
+        self.unknown: dict[Slot, NoRule] = {}  # results without a difference, each with the reason
         # Set Δθ, then Δv for every operation that depends on it, in order
         self.seed_deltas(direction)
         with torch.enable_grad():
@@ -84,8 +85,8 @@ class Replay:
         return self.chord.leaves
 
     def pullback(self, cotangent: Tensor, *, again: bool = False) -> tuple[Tensor, ...]:
-        """Return β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use, for the cotangent u. `again` keeps the graph
-        for another call.
+        """Return β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use, for the cotangent u. Set `again` to keep
+        autograd's graph for another call.
         """
         taps = [use.tap for use in self.uses]
         return torch.autograd.grad(
@@ -93,8 +94,8 @@ class Replay:
         )
 
     def seed_deltas(self, direction: Weights | None) -> None:
-        """Set the differences of the weights. Raise NoRule if another value that no operation made,
-        such as a buffer, differs between the ends.
+        """Set the differences of the weights. Raise NoRule if the step changes another value, such
+        as a buffer.
         """
         chord = self.chord
         for slot in chord.start.outside:
@@ -150,7 +151,7 @@ class Replay:
             located = type(error)(f"{error.reason} (at {entry.op})")
             self.unknown |= dict.fromkeys(entry.results, located)
             return
-        except Exception as error:  # arguments that the rule does not support: no secant
+        except Exception as error:  # the rule does not support these arguments: no secant
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)
@@ -161,7 +162,8 @@ class Replay:
         for slot, delta, (v0, v1) in pairs:
             if isinstance(delta, Tensor):
                 moved = delta
-                if v0.is_complex() and not delta.is_complex():  # only the real part changes
+                # a real difference of a complex value: the imaginary part does not change
+                if v0.is_complex() and not delta.is_complex():
                     moved = torch.complex(delta, torch.zeros_like(delta))
                 chord.deltas[slot] = moved
                 if chord.scramble is not None and moved.requires_grad:
@@ -173,7 +175,7 @@ class Replay:
 
 
 def without_rule(entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex: bool) -> NoRule:
-    """Return the reason why an operation without a rule has no difference."""
+    """Return the reason, as text, why an operation without a rule has no difference."""
     if all(is_whole(start) for start, _ in ends):
         return ChoiceChanged(f"a choice made by {entry.op} differs between the ends of a step")
     of_complex = " of complex numbers" if is_complex else ""
@@ -181,7 +183,7 @@ def without_rule(entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex
 
 
 def is_settled(v0: Tensor, v1: Tensor) -> bool:
-    """Return whether a result consists of integers or booleans that are equal at both ends."""
+    """Return whether a result consists of integers or booleans that the step does not change."""
     return is_whole(v0) and torch.equal(v0, v1)
 
 
@@ -195,7 +197,7 @@ def without_floats(values: object) -> object:
 
 
 def refuse_different_programs(start: Tape, end: Tape) -> None:
-    """Raise unless both tapes hold the same program and it writes nothing in place."""
+    """Raise unless both tapes have the same operations, and none writes in place."""
     for entry in start.entries:
         if entry.op._schema.is_mutable:
             raise NoRule(
@@ -221,12 +223,12 @@ def refuse_different_programs(start: Tape, end: Tape) -> None:
     raise ChoiceChanged("the module makes tensors of different shapes at the two ends of a step")
 
 
-REACH = 300  # gradients between 2^−300 and 2^300 are not scaled
+REACH = 300  # only gradients outside of 2^−300 … 2^300 are scaled
 
 
 class GradientScale:
-    """A tensor hook that scales extreme gradients by a power of two. The first gradient sets the
-    scale for all later ones.
+    """A tensor hook that scales gradients by a power of two, to avoid overflow. The first gradient
+    sets the scale for all later ones.
 
     Through hundreds of layers with random coefficients, gradients would overflow. The search for
     owners needs only the ratio of two gradients, which a common scale does not change.
@@ -244,7 +246,7 @@ class GradientScale:
         self.scale: float | None = None
 
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        if gradient is None or gradient.numel() == 0:  # nothing depends on the tensor
+        if gradient is None or gradient.numel() == 0:  # the output does not depend on the tensor
             return gradient
         if self.scale is None:
             largest = float(gradient.abs().amax())

@@ -64,26 +64,27 @@ def point(weights: Weights) -> Segment:
 #     ‖J̄Δθ − Δf‖ ≤ MULTIPLE · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖)
 #
 # The norms run over all examples and outputs. The machine epsilon is the largest one of the values
-# between weights and outputs. If the error exceeds the bound, rounding does not explain it, or the
-# outputs are small differences of large numbers. If the error costs half of the digits of f, or is
-# nan, the kernel is wrong.
+# between weights and outputs. A larger error has another cause than rounding, or the outputs are
+# small differences of large numbers. If half of the digits of f are lost, or the error is nan, the
+# kernel counts as wrong.
 
 
 ALL = slice(None)
-# In the tests, networks need less than 100; there, terms are about ten times larger than outputs
+# In the tests, errors are below 100 units; terms inside the networks are about ten times larger
+# than outputs
 MULTIPLE = 1000
 
 
 @dataclass(frozen=True)
 class Closure:
-    """The error ‖J̄Δθ − Δf‖, and the largest error that rounding explains."""
+    """The error ‖J̄Δθ − Δf‖, and the largest error that rounding can cause."""
 
     error: float
     bound: float
 
     @property
     def holds(self) -> bool:
-        """Whether the error is within its bound. False if the error is nan.
+        """True if the error is within its bound. False if the error is nan.
 
         >>> Closure(1e-15, 1e-12).holds, Closure(float("nan"), 1e-12).holds
         (True, False)
@@ -125,7 +126,7 @@ class Closure:
 def closure(
     push: Float[Tensor, "example out"], start: Tape, end: Tape, chosen: Sequence[int] | slice = ALL
 ) -> Closure:
-    """Compare J̄Δθ (`push`) at the chosen outputs with the tapes of both ends."""
+    """Compare J̄Δθ (`push`) with f(θ₁) − f(θ₀), read from both tapes, for the chosen outputs."""
     before = start.outputs[:, chosen]
     after = end.outputs[:, chosen]
     size = float(start.outputs.norm()) + float(end.outputs.norm())
@@ -133,7 +134,7 @@ def closure(
 
 
 def explained(closures: Sequence[Closure], eps: float) -> str | None:
-    """Return a remark on the worst closure of a segment, or None if rounding explains it. Raise
+    """Return a remark on the largest error of a segment, or None if it is only rounding. Raise
     Mistake if the kernel would be wrong.
 
     >>> explained([Closure(1e-13, 1e-12), Closure(1e-11, 1e-12)], 1e-16)

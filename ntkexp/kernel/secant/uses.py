@@ -44,7 +44,7 @@ class View(NamedTuple):
 
     def room(self, parameter: Tensor) -> Tensor:
         """Allocate a tensor in the shape of the parameter. Fill it with zeros unless this view
-        shows all elements.
+        contains all elements.
         """
         whole = self.shows_once and prod(self.shape) == parameter.numel()
         if whole:
@@ -56,7 +56,7 @@ class View(NamedTuple):
         return self._replace(shape=self.shape[::-1], stride=self.stride[::-1])
 
     def is_whole(self, size: int) -> bool:
-        """Return whether this view shows all elements of a parameter of this size, in order."""
+        """Return whether this view contains all elements of a parameter of this size, in order."""
         steps = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
         return prod(self.shape) == size and all(
             n == 1 or given == step
@@ -65,7 +65,8 @@ class View(NamedTuple):
 
     @property
     def shows_once(self) -> bool:
-        """Whether no element is shown twice: each stride exceeds the reach of all smaller ones.
+        """True if the view contains no element twice: each stride exceeds the range of all smaller
+        ones.
 
         >>> View("w", (2, 3), (1, 2), 0).shows_once, View("w", (2, 3), (0, 1), 0).shows_once
         (True, False)
@@ -79,7 +80,7 @@ class View(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """One plus the largest flat index that this view shows."""
+        """One plus the largest flat index that this view contains."""
         return (
             1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
         )
@@ -92,7 +93,7 @@ class Derived:
     """
 
     delta: Tensor
-    names: frozenset[str]  # the parameters that it depends on
+    names: frozenset[str]  # names of the parameters that the value depends on
 
 
 Source: TypeAlias = View | Derived
@@ -136,7 +137,7 @@ class Element:
 
     tap: Float[Tensor, "..."]
     source: Source
-    positions: Int[Tensor, "..."]  # position in the source of each element of the tap
+    positions: Int[Tensor, "..."]  # flat index in the weight of each element of the tap
     gain: Float[Tensor, "..."] | float = 1.0
 
 
@@ -158,7 +159,7 @@ class Trained:
 
     tape: Tape
     names: frozenset[str]
-    # constants with a row for every example, which count as inputs
+    # constants with a row for every example; they count as inputs
     constants: frozenset[Slot] = frozenset()
 
     @cached_property
@@ -202,16 +203,17 @@ class Trained:
     def view(self, value: Tensor) -> View | None:
         """Describe a tensor as a view of a trained parameter. Return None if it is not one."""
         slot = self.homes.get(storage(value))
-        # Lazily negated and conjugated tensors show numbers that are not in memory
+        # Lazily negated or conjugated tensors have other values than their memory
         if slot is None or value.is_complex() or value.is_neg():
             return None
         offset = int(value.storage_offset() - self.tape[slot].storage_offset())
         return View(self.tape.weights[slot], tuple(value.shape), value.stride(), offset)
 
 
-# Plain uses need no replay of differences. Their taps are the results of the recorded operations,
-# and the tape holds the factor of each weight. List the uses in replay order, because the example
-# that owns each row is known in that order.
+# Plain uses are uses of weights that autograd can differentiate on the tape, without a replay of
+# differences. The tap is the recorded operation's result, and the tape contains the value that
+# multiplies the weight. List the uses in replay order, because the example that owns each row is
+# known in that order.
 
 
 class NotPlain(Exception):
@@ -221,17 +223,18 @@ class NotPlain(Exception):
 
 
 def plain_uses(trained: Trained) -> list[Use] | None:
-    """Return the uses of trained weights with the operations' results as taps. Return None if some
-    use does not allow this.
+    """Return the uses of trained weights with the operations' results as taps. Return None if this
+    is impossible for some use.
     """
     uses: list[Use] = []
     for entry in trained.tape.entries:
         if entry.name == "copy":
-            return None  # autograd cannot differentiate a write in place that was rewritten
+            # the recorder replaced a write in place, so autograd cannot differentiate the tape
+            return None
         if trained.slots.isdisjoint(entry.slots) or trained.from_inputs.isdisjoint(entry.slots):
             continue
         if entry.name not in READINGS or trained.tape[entry.results[0]].is_complex():
-            return None  # an operation without a reading, or a complex result
+            return None  # the table READINGS lacks this operation, or the result is complex
         try:
             uses += READINGS[entry.name](Meeting(trained, entry))
         except NotPlain:
@@ -248,7 +251,7 @@ class Meeting:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        return self.entry.args  # with slots for tensors
+        return self.entry.args  # the arguments, with slots for tensors
 
     @property
     def tap(self) -> Tensor:
@@ -256,7 +259,7 @@ class Meeting:
         return self.trained.tape[self.entry.results[0]]
 
     def value(self, slot: Slot) -> Tensor:
-        """Return a value without its graph."""
+        """Return a value, detached from autograd's graph."""
         return self.trained.tape[slot].detach()
 
     def is_trained(self, value: object) -> bool:
@@ -269,7 +272,7 @@ class Meeting:
         if it is not one.
         """
         weight = self.trained.tape[slot]
-        # Autograd does not see a detached weight
+        # Autograd does not differentiate with respect to a detached weight
         seen = slot in self.trained.slots and weight.requires_grad
         view = (
             self.trained.view(arranged(weight.detach()))
@@ -319,8 +322,8 @@ def convolution(met: Meeting) -> list[Use]:
     bias = met.source(added) if met.is_trained(added) else None
     kernel = met.value(right).shape
     window = Window(met.value(left), kernel[2:], stride, padding, dilation)
-    # Choose `Grouped`, whose gradients are multiplied out, unless a sum over pairs of pixels is
-    # cheaper
+    # Return a `Grouped` use, whose gradients are multiplied out, unless a sum over pairs of pixels
+    # is cheaper
     uses = prod(met.tap.shape[2:])
     inputs = prod(kernel[1:])
     features = kernel[0]

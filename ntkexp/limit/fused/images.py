@@ -1,4 +1,9 @@
-"""Kernels of images: the layout of pixels in a tile, coarser levels, and the loop over offsets."""
+"""Kernels of images: the layout of pixels in a tile, coarser levels, and the loop over offsets.
+
+A tile holds both kernels of two images at all pixels p of the first and p + o of the second, for
+one offset o. A level contains the operations on images of one size. A field is a function of the
+variance at each pixel.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +36,8 @@ class ImageGrid(NamedTuple):
 
 
 class TileImage(NamedTuple):
-    """The layout of an image's tile at one offset; `at` are the indices of the offset in the lists
-    of offsets.
+    """The layout of an image's tile at one offset. `at` holds, for each axis, the index of the
+    offset in the list of offsets.
     """
 
     sizes: Three

@@ -1,5 +1,8 @@
 """Translation of layers into operations on tiles, and into the tables that compiled loops read.
 
+A tile holds both kernels, K (NNGP) and Θ (tangent), of two examples at all pixels for one offset. A
+register is a buffer for one tile. A field is a function of the variance at each pixel.
+
 Strides and pools make images smaller. A level contains all operations on images of one size, and at
 each moment a register belongs to one level. No operation reads registers of two levels, so one
 level can be completed before the next, coarser one.
@@ -52,7 +55,7 @@ UNEQUAL_BRANCHES = "a layer whose branches get smaller in different steps"
 
 @dataclass(frozen=True)
 class Level:
-    """The operations on images of one size; `pairs` are the pixel pairs that they compute.
+    """The operations on images of one size. They compute kernels at the pixel `pairs`.
 
     The registers `arrivals` are averages from the previous, finer level; the first level starts
     with the inputs. `coarsenings` average registers for the next level.
@@ -124,7 +127,7 @@ def joined(operations: Operations, clean: set[int]) -> Operations:
     """Fuse each affine layer with the piecewise-linear activation after it, and drop redundant
     CLEARs.
 
-    `clean` are the registers that initially are zero outside the image.
+    `clean` contains the registers (tiles) that are initially zero outside the image.
     """
     merged: list[Operation] = []
     for operation in operations:

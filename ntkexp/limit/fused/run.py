@@ -1,5 +1,8 @@
 """The fused engine's kernels of a block: compute sub-blocks on threads, then apply the remaining
 layers in torch.
+
+Both kernels are the NNGP kernel K and the tangent kernel Θ. A field is a function of the variance
+at each pixel of an example.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ MARGIN = 64
 
 
 class VectorSides(NamedTuple):
-    """Fields of the left vectors, [example, field], and of the right vectors, [field, example].
+    """Fields (functions of the variance) of the left vectors, [example, field], and of the right
+    vectors, [field, example].
 
     `spread` lists the left fields that are copied to every column. If `same`, the left vectors are
     the first right vectors, and pairs below the diagonal are not computed.
@@ -72,8 +76,8 @@ class KernelRows(NamedTuple):
 
 @compiled
 def apply_to_vectors(program: CompiledProgram, sides: VectorSides, matrices: KernelRows) -> Any:
-    """Compute both kernels from the covariances of the inputs. Return their largest biased
-    exponent.
+    """Compute the NNGP and the tangent kernel from the covariances of the inputs. Return their
+    largest biased exponent.
     """
     same = sides.same
     spread = sides.spread
@@ -155,7 +159,9 @@ Result = TypeVar("Result")
 
 
 def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
-    """Return all sub-blocks, or, if both sides are the same, those on and above the diagonal."""
+    """Return all sub-blocks. If left and right examples are the same, omit sub-blocks below the
+    diagonal.
+    """
     return [
         (row, column)
         for row in cuts(len(left.x), size)
@@ -195,7 +201,7 @@ STRIP_ROWS = 128
 def kernels_of_vectors(
     program: TileProgram, left: Side, right: Side, same: bool, threads: int
 ) -> Kernels:
-    """Compute both kernels of a block of vectors."""
+    """Compute the NNGP kernel and the tangent kernel of a block, for examples that are vectors."""
     shape = (len(left.x), len(right.x))
     kernels = left.x.new_empty(shape), left.x.new_empty(shape)
     nngp = kernels[0].numpy()
@@ -243,10 +249,11 @@ def program_of(level: Level, table: Tables) -> CompiledProgram:
 
 
 def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[SubBlock]:
-    """Cut a strip into sub-blocks of PIECE columns, and of rows for about two sub-blocks per
-    thread.
+    """Cut a strip of rows into sub-blocks. Each has PIECE columns. Its number of rows gives every
+    thread about two sub-blocks.
 
-    If both sides are the same, the first sub-block of each group of rows begins on the diagonal.
+    If left and right vectors are the same, the first sub-block of each group of rows begins on the
+    diagonal.
     """
     rows = strip.stop - strip.start
     height = rows if threads == 1 else max(1, rows // (2 * threads))
@@ -283,7 +290,7 @@ def kernels(
     threads: int,
     budget: MemoryBudget,
 ) -> Kernels:
-    """Compute both kernels of a block."""
+    """Compute the NNGP kernel and the tangent kernel of a block."""
     if len(net.shape) == 1:
         return kernels_of_vectors(program, left, right, same, threads)
     field_numbers = [
@@ -314,7 +321,8 @@ def kernels(
 def kernels_of_images(
     program: TileProgram, left: Side, right: Side, same: bool, threads: int, budget: MemoryBudget
 ) -> Kernels:
-    """Compute both kernels after `program.end`, or of the outputs if `program.end` is None.
+    """Compute the NNGP kernel and the tangent kernel of a block of images: after the layer
+    `program.end`, or of the outputs if `program.end` is None.
 
     In the second case, apply the remaining layers in torch to one sub-block after the other. If
     both sides are the same, fill only sub-blocks on and above the diagonal.
@@ -409,10 +417,10 @@ def through_levels(
 
 
 def pixel_pairs(program: TileProgram, departed: Array) -> Kernels:
-    """Return the tiles of the last level, for each kernel as [left, right, offset, pixel, offset,
-    pixel, …].
+    """Return the tiles of the last level. Each kernel has the axes [left, right, offset, pixel,
+    offset, pixel, …].
 
-    The result has one offset and one pixel axis for each axis of the image.
+    There is one offset and one pixel axis for each axis of the image.
     """
     pairs = program.levels[-1].pairs
     axes: list[int] = []

@@ -50,7 +50,7 @@ class TileShape(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Both kernels of a pair of examples at one offset."""
+    """The NNGP kernel and the tangent kernel of a pair of examples at one offset."""
 
     K: Array
     theta: Array

@@ -1,4 +1,4 @@
-"""A rule says how the kernel of one finite step is read."""
+"""Quadrature rules for the mean Jacobian of one finite training step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class AbstractRule(Component):
 
 
 class Left(AbstractRule):
-    """The left end of the step: the sum of Domingos (2020), of first order in the step size.
+    """The tangent Jacobian at the start of the step, as in Domingos (2020). Its error is of first
+    order in the step size.
 
     J̄ = J(θ₀).
 
@@ -57,8 +58,8 @@ class Left(AbstractRule):
 
 
 class Gauss(AbstractRule):
-    """Gauss–Legendre points inside the step: order 2n in the step size on smooth networks, about 1
-    where there are kinks.
+    """Tangent Jacobians at n Gauss–Legendre points inside the step. The error is of order 2n in the
+    step size for smooth networks, and about 1 for networks with kinks.
 
     J̄ = Σ_k w_k J(θ₀ + u_k Δθ). With one point, u is the midpoint.
 
@@ -76,7 +77,8 @@ class Gauss(AbstractRule):
 
 
 class Secant(AbstractRule):
-    """Secant Jacobians: exact at every step size, for kinks too.
+    """Secant Jacobians of substeps. J̄Δθ is the exact change of the outputs for every step size,
+    also across kinks.
 
     J̄ = S(substeps, romberg), as defined below.
 

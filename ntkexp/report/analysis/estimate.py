@@ -68,9 +68,9 @@ POWER = 0.8
 MAX_REPETITIONS = 1000
 """If a decision needs more repetitions, their number is not reported."""
 ROUNDING = 1e-9
-"""Clip values outside their range by at most this fraction of the largest value."""
+"""Values that are outside their range by at most this fraction of the largest value are clipped."""
 LARGEST_LOG = math.log(sys.float_info.max)
-LARGEST_LOG_ODDS = 700.0  # exp overflows beyond
+LARGEST_LOG_ODDS = 700.0  # exp overflows for larger numbers
 
 Range: TypeAlias = tuple[float, float]
 """The lower and upper end of the possible values of a quantity. An end may be infinite."""
@@ -80,7 +80,9 @@ SHARE: Range = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class Scale:
-    """The map g from the range (a, b) onto the real line; the identity if a is infinite."""
+    """The map g from the range (a, b) onto the real line, for confidence intervals. It is the
+    identity if a is infinite.
+    """
 
     a: float = -math.inf
     b: float = math.inf

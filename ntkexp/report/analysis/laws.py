@@ -19,7 +19,7 @@ from ntkexp.text import counted, short
 
 @dataclass(frozen=True)
 class Fitted:
-    """The fit of a quantity along one axis, at fixed values of the other axes.
+    """The power law of a quantity along one axis of a sweep, at fixed values of the other axes.
 
     `law` is None if the fit failed; `reason` then explains why.
     """
@@ -148,7 +148,7 @@ def verdict_in_words(comparison: IntervalComparison, *, known: bool) -> str:
 
 
 def limit(expected: Expected) -> str:
-    """Format the exponent that theory predicts.
+    """Format the exponent that theory predicts, with its margin or bound.
 
     >>> limit(Expected(-0.5, bound="upper")), limit(Expected(1.0))
     ('≤ −0.5', '1')

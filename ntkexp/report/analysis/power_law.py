@@ -31,12 +31,12 @@ MIN_CURVATURE = 1e-9
 
 Array: TypeAlias = NDArray[np.float64]
 Unit: TypeAlias = NDArray[np.int64]
-"""The indices of the runs that form one independent repetition."""
+"""The indices of runs that together are one independent repetition."""
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """The coefficients of a fitted law, and the size of the sample.
+    """The coefficients of a fitted power law, and the size of the sample.
 
     A unit is an independent repetition: a seed, or several seeds that were run at one x each (see
     `units`). `left_out` counts the runs whose y is not positive and finite, and the runs of units

@@ -186,7 +186,7 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
             place = dict(zip(axes, point, strict=True))
             row = {"quantity": name, **place, "pairs": len(here)}
             rows.append(row | average(here, range_of(name)))
-        # all points, from the seeds with a pair at every point
+        # summarise all points, with the seeds that have a pair at every point
         at_all = complete[complete.groupby("seed")["seed"].transform("count") == len(points)]
         if len(points) > 1 and len(at_all):
             rows.append({"quantity": name, "pairs": len(at_all)} | average(at_all, range_of(name)))

@@ -165,7 +165,7 @@ def write_explanations(
     command: str,
 ) -> Path:
     """Write the page with the explanations of a run. Return its path."""
-    # the agreement of predicted leave-out effects with retrainings
+    # a sentence on the agreement of predicted leave-out effects with retrainings
     check = ""
     picture = None
     known = known_effects(run)
@@ -191,7 +191,7 @@ def write_explanations(
 
 
 def fill(template: str, command: str, **content: object) -> str:
-    """Render a template with its content, and with the style and script of all pages."""
+    """Render a template with its content, and with the style and script that all pages share."""
     script = (HERE / "script.js").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -256,7 +256,7 @@ def group_table(number: int, group: RunGroup, names: Mapping[Path, str]) -> Page
 
 
 def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[View]:
-    """Return the views of all runs.
+    """Return the views (template dictionaries) of all runs.
 
     The number of embedded pictures and explanations is limited. The first run at each point of a
     sweep has priority.
@@ -377,7 +377,8 @@ def point_view(
     prefix: str = "",
     rows: int | None = None,
 ) -> View:
-    """Return the view of one query: its training examples (at most `rows`), and the removal.
+    """Return the view (template dictionary) of one query: its training examples (at most `rows`),
+    and the removal.
 
     Anchors on the page begin with `prefix`.
     """
@@ -525,7 +526,7 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
             heading, drawing, link(record.path / "main.csv", folder), "main.csv", record.command
         )
     except (Mistake, OSError, UnicodeDecodeError):
-        pass  # the picture is missing, or contains elements that are not allowed
+        pass  # no picture: the file is missing, or contains elements that are not allowed
 
     files = [*sorted(path.name for path in record.path.glob("*.csv")), VERDICT]
     return {

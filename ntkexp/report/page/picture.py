@@ -97,7 +97,8 @@ REFERRED = re.compile(r"(?:url\(|href=\")#([\w.-]+)")
 ID_ATTRIBUTE = re.compile(r' id="([^"]*)"')
 COLOURED = re.compile(r"(fill|stroke): #([0-9a-f]{6})")
 STYLED = re.compile(r'style="[^"]*"')
-LONG = re.compile(r'="[^":]*\.\d{3}[^":]*"')  # coordinates; a colon would mean a style
+# a coordinate with many decimals; a colon would mean a style
+LONG = re.compile(r'="[^":]*\.\d{3}[^":]*"')
 DIGITS = re.compile(r"(\.\d\d)\d+")
 FONT = "font-family: 'DejaVu Sans'"
 
@@ -111,7 +112,7 @@ PALETTE = frozenset({
 def inline(svg: str, prefix: str, title: str) -> Markup:
     """Convert an SVG file to an inline element, with a title for screen readers.
 
-    Raise if it is not allowed.
+    Raise if the SVG contains elements that are not allowed.
 
     `prefix` makes ids unique on the page.
     """

@@ -57,10 +57,10 @@ from ntkexp.text import numbered, percent, short
 # --- Queries, each with the training examples of the largest contributions.
 
 
-TOP = 8  # examples per query
+TOP = 8  # number of training examples shown for each query
 MAX_LABEL_LETTERS = 11  # length of a label below an image
 MAX_QUERY_LETTERS = 16  # length of a label below a query
-DPI = 200  # resolution for the following pixel sizes
+DPI = 200  # resolution for the pixel sizes below
 IMAGE_PIXELS = 108
 ROW_PIXELS = 196  # height of an image with its labels
 TITLE_PIXELS = 112
@@ -73,11 +73,11 @@ EXAMPLE_SPACING = 147
 class Explained:
     """A query, and the examples with the largest contributions to its output."""
 
-    role: str  # such as "surest" or "query 3"
-    prediction: str  # name and value of the output
+    role: str  # the reason for showing the query, such as "surest", or its name, such as "query 3"
+    prediction: str  # name and value of the explained output, as text
     point: Example
     top: tuple[Example, ...]
-    shares: NDArray[np.float64]  # 𝒮(x, xᵢ) of each example
+    shares: NDArray[np.float64]  # the contribution 𝒮(x, xᵢ) of each example
 
 
 def draw(rows: list[Explained]) -> Figure:
@@ -317,7 +317,9 @@ def shares(entry: BreakdownEntry) -> Picture:
 
 
 def through(explanation: Explanation) -> Picture:
-    """Draw the parts of the `MAX_BARS` strongest components, in the order of the network."""
+    """Draw the contributions through the `MAX_BARS` strongest components, in the order of the
+    network.
+    """
     strongest = strongest_components(explanation)[:MAX_BARS]
     drawn = [part for part in explanation.components if part in strongest]
     values = np.array([part.together for part in drawn])
@@ -330,7 +332,9 @@ def through(explanation: Explanation) -> Picture:
 
 
 def through_by_step(explanation: Explanation) -> Picture:
-    """Draw the cumulative parts of the strongest components over the steps, and of the others."""
+    """Draw the cumulative contributions through the strongest components over the steps, and the
+    sum of the other components.
+    """
     ordered = strongest_components(explanation)
     lines = {part.name: part.movement.by_step for part in ordered[: len(LINE_COLOURS)]}
     others = ordered[len(LINE_COLOURS) :]
@@ -377,7 +381,9 @@ def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None)
 
 
 def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
-    """Draw predicted against actual changes, with a dot for each removal, query and output."""
+    """Draw predicted against actual changes of the outputs, with a dot for each removal, query and
+    output.
+    """
     rows = []
     for k, removal in enumerate(retrained.removals):
         pairs = zip(retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True)
@@ -466,7 +472,9 @@ class AttributionPlots:
         return bar_figure(names, parts.to_numpy()[order], "added on the way", title).axes[0]
 
     def components(self, query: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
-        """Draw the part of each component, including weight decay. Requires `attribute(by=…)`."""
+        """Draw the change of the output through each component, including weight decay. Requires
+        `attribute(by=…)`.
+        """
         parts = self.array(BY_COMPONENT, query, out).sum("example")
         if DECAY_BY_COMPONENT in self.arrays:
             parts = parts + self.array(DECAY_BY_COMPONENT, query, out)

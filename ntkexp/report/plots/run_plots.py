@@ -42,7 +42,9 @@ Draw: TypeAlias = Callable[[Run], Figure | None]
 
 
 def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
-    """Yield the pictures of a sweep, drawn by the modules in `together`. Power laws come first."""
+    """Yield the pictures of a sweep, which the modules in `together` draw. Power laws come
+    first.
+    """
     with house_style():
         for name in sorted(module_names(together), key=lambda name: name != "laws"):
             module = import_module(f"{together.__name__}.{name}")
@@ -223,7 +225,9 @@ class Theory:
 
 @dataclass(frozen=True)
 class Panel:
-    """The content of one panel: networks, their own process, and the other processes."""
+    """The content of one panel: the networks, the Gaussian process that theory predicts for them,
+    and the other processes.
+    """
 
     title: str
     networks: NDArray[np.float64]  # outputs, [network, input]
@@ -256,7 +260,7 @@ def draw_panel(axes: Axes, places: Curve, panel: Panel) -> None:
     for network in panel.networks[:LINES]:
         axes.plot(places, network, color=GREY, linewidth=0.4, alpha=0.35, zorder=1)
 
-    # the process that theory predicts for these networks, as a band
+    # draw the process that theory predicts for these networks as a band
     name, machine = PROCESSES[panel.own.process]
     mean = panel.own.mean
     low = mean - 2 * panel.own.deviation
@@ -270,7 +274,7 @@ def draw_panel(axes: Axes, places: Curve, panel: Panel) -> None:
         axes.plot(places, mean - 2 * deviation, **look)
         axes.plot(places, mean + 2 * deviation, **look)
 
-    # the other processes as thin lines, and the statistics of the networks as dashed lines
+    # draw the other processes as thin lines, and the statistics of the networks as dashed lines
     for other in panel.others:
         name, machine = PROCESSES[other.process]
         thin = {"color": colour(machine), "linewidth": 0.9, "zorder": 3.5}

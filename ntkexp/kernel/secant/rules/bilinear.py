@@ -1,13 +1,13 @@
 """Difference rules for products of numbers, of matrices, or of images and filters. Both factors may
 change.
 
-    Δ(AB) = ΔA·B̄ + Ā·ΔB        a bar is the mean over both ends
+    Δ(AB) = ΔA·B̄ + Ā·ΔB        a bar is the mean over start and end of the step
 
 This is exact for every bilinear operation:
 
     (A₁ − A₀)(B₀ + B₁)/2 + (A₀ + A₁)(B₁ − B₀)/2 = A₁B₁ − A₀B₀
 
-A product of weights with inputs is a use of the weights (call.py).
+A product of weights with a value that depends on the inputs is a use of the weights (call.py).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
 
 
 def prod(call: Call) -> Tensor:
-    """Return the difference of the product of all elements, or along an axis, pair by pair.
-    Elements may be zero.
+    """Return the difference of the product of all elements, or of the elements along an axis. Apply
+    the product rule to pairs of elements, then to pairs of products. Elements may be zero.
     """
 
     def pair(left: Ends, right: Ends) -> Ends:
@@ -62,8 +62,8 @@ def prod(call: Call) -> Tensor:
 
 
 def cumprod(call: Call) -> Tensor:
-    """Return the difference of running products. They are computed in rounds, pₙ ← pₙ₋ₖ pₙ with
-    k = 1, 2, 4, …, each by the product rule. Elements may be zero.
+    """Return the difference of running products. Compute them in rounds k = 1, 2, 4, …, by the
+    product rule for pₙ ← pₙ₋ₖ pₙ. Elements may be zero.
     """
     value = call.wide(call.args[0])
     dim = call.given["dim"]
@@ -164,7 +164,7 @@ def addmm(call: Call) -> Tensor:
 def terms_of(
     product: Callable[[Tensor, Tensor], Tensor], call: Call, left: Ends, right: Ends
 ) -> list[Tensor]:
-    """Return the terms ΔA B̄ and Ā ΔB for the factors that change."""
+    """Return ΔA B̄ if A changes, and Ā ΔB if B changes."""
     terms = []
     if left.delta is not None:
         terms.append(product(left.delta, call.mean(right)))
@@ -174,8 +174,8 @@ def terms_of(
 
 
 def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
-    """Return Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for a batch of matrices. A weight has one use if it
-    was copied along the batch, otherwise one use for each k.
+    """Return Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for a batch of matrices. If B is one weight that was
+    copied along the batch, it has one use, otherwise one for each k.
     """
 
     def is_copied(value: Tensor) -> bool:
@@ -250,7 +250,7 @@ def convolution(call: Call) -> Tensor:
     """Return the difference of a convolution x ∗ W + b, Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
-    if x.delta is not None:  # in the backward pass, all vectors form one batch of images
+    if x.delta is not None:  # the backward pass handles all vectors as one batch of images
         delta = call.delta(x)
         mean = call.mean(kernel)
         lead = 1 - delta.dim()
@@ -279,18 +279,19 @@ def convolution(call: Call) -> Tensor:
 
 
 def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: list[Any]) -> Tensor:
-    """Return x̄ ∗ ΔW + Δb as a use of the weight: a product of patches with the kernel, or one
-    product for each group.
+    """Return x̄ ∗ ΔW + Δb, as a product of patches with the kernel W, or one product for each
+    group. Record it as a use of W.
     """
     stride, padding, dilation, transposed, extra, groups = how
     image = call.mean(x)
     size = kernel.start.shape[2:]
-    if transposed:  # convert to a plain convolution: exchange inputs and outputs, reverse windows
+    # convert to a plain convolution: exchange input and output channels, and reverse the window
+    if transposed:
         window = tuple(range(2, kernel.start.dim()))
         kernel = kernel.view(
             lambda v: v.view(groups, -1, *v.shape[1:]).transpose(1, 2).flatten(0, 1).flip(window)
         )
-        # the input has zeros between its elements and around them
+        # insert zeros between and around the elements of the input
         apart = [(n - 1) * s + 1 for n, s in zip(image.shape[2:], stride, strict=True)]
         axes = [
             torch.arange(n, device=image.device) * s

@@ -40,7 +40,9 @@ from ntkexp.kernel.secant.rules.elementwise import (
 )
 
 Side: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""The slope in one argument, as a function of its two ends and a value of the other argument."""
+"""The slope in one argument, as a function of its start and end values and of the other
+argument.
+"""
 
 
 def of_two(by_left: Side, by_right: Side, call: Call) -> Tensor:
@@ -52,7 +54,9 @@ def of_two(by_left: Side, by_right: Side, call: Call) -> Tensor:
 
 
 def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
-    """Return ½[D_a(b₀) + D_a(b₁)], the mean of the slopes at both ends of the other argument."""
+    """Return ½[D_a(b₀) + D_a(b₁)], the mean of the slopes at the start and the end value of the
+    other argument.
+    """
     if other.delta is None:
         return call.slope(value, lambda z0, z1: side(z0, z1, other.start))
     return call.slope(
@@ -133,7 +137,6 @@ def gap_delta(left: Ends, right: Ends) -> Tensor | None:
 
 
 def left_over(call: Call) -> Tensor:
-    """Return Δ(a mod b) by averaged slopes."""
     remainder = call.entry.op.overloadpacket
     return of_two(
         lambda z0, z1, b: slope_of_pieces(lambda z: remainder(z, b), z0, z1),
@@ -154,8 +157,8 @@ def raised(call: Call) -> Tensor:
 
 
 def loss_of_gap(call: Call) -> Tensor:
-    """Return D_ℓ (Δa − Δb) for a loss ℓ(a − b), such as the squared or the Huber loss: unreduced,
-    or its mean or sum.
+    """Return D_ℓ (Δa − Δb) for a loss ℓ(a − b), such as the squared or the Huber loss. The
+    reduction may be none, mean or sum.
     """
     left, right = (call.wide(value, call.args[0].start.shape) for value in call.args[:2])
     gap = Ends(left.start - right.start, left.end - right.end, gap_delta(right, left))
@@ -190,7 +193,7 @@ def log_times(shift: float) -> Rule:
 # cancellation.
 
 
-LOWEST = -100.0  # torch's lower bound of a logarithm
+LOWEST = -100.0  # torch's lower bound for logarithms in the cross-entropy
 
 
 def cross_entropy_of_logits(call: Call) -> Tensor:
@@ -219,7 +222,7 @@ def cross_entropy_of_probabilities(call: Call) -> Tensor:
 
 
 def bounded_log_slope(x0: Tensor, x1: Tensor) -> Tensor:
-    """Return the slope of −max(log x, −100). It is 0 if both ends are below the bound."""
+    """Return the slope of −max(log x, −100). It is 0 if x₀ and x₁ are below the bound."""
     low = exp(LOWEST)
     above = (x0 > low) & (x1 > low)
     change = x1.log().clamp(min=LOWEST) - x0.log().clamp(min=LOWEST)
@@ -232,14 +235,14 @@ def of_numbers(
     function: Callable[[Tensor], Tensor],
     slope: Callable[[Tensor, Tensor], Tensor],
 ) -> Ends:
-    """Return σ(v) at both ends, with its difference D · Δv."""
+    """Return σ(v) at the start and the end, with its difference D · Δv."""
     delta = None if value.delta is None else call.slope(value, slope) * value.delta
     return Ends(function(value.start), function(value.end), delta, from_inputs=value.from_inputs)
 
 
 def weighted_entropy(call: Call, if_zero: Ends, if_one: Ends, positive: Ends | None) -> Tensor:
-    """Return the difference of w [(1 − y) a + p y b] by the product rule: unreduced, or its mean or
-    sum.
+    """Return the difference of w [(1 − y) a + p y b] by the product rule. The reduction may be
+    none, mean or sum.
     """
     shape = call.args[0].start.shape
 

@@ -1,13 +1,13 @@
-"""Difference rules for choices that may change between the ends of a step: maxima, orders, masks,
-pooling. Every rule is exact.
+"""Difference rules for operations whose result depends on a comparison, which a step may change:
+maxima, sorting, masks, pooling. Every rule is exact.
 
     max(a, b) = a + relu(b − a)          Δmax = (1 − w) Δa + w Δb, with w the slope of relu at b − a
     where(m, a, b) = m a + (1 − m) b     m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm
     m = [a < b], a step in d = a − b     Δm = (m₁ − m₀)/(d₁ − d₀) Δd, 0 if m does not change
 
-The maximum of many values is found by a fixed tournament of pairs. Operations that depend on an
-order (sort, top-k, argmax) have a difference if the order is the same at both ends. Otherwise their
-rules raise ChoiceChanged.
+The maximum of many values is computed by a tournament: a fixed sequence of maxima of pairs.
+Operations that depend on an order (sort, top-k, argmax) have a difference if the step does not
+change the order. Otherwise their rules raise ChoiceChanged.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ntkexp.kernel.secant.rules.linear import join
 
 
 def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
-    """Return max(a, b) with its difference (1 − w) Δa + w Δb. Return the minimum if `sign` is −1.
-    `tied` is w where a = b at both ends.
+    """Return max(a, b) with its difference (1 − w) Δa + w Δb, or the minimum if `sign` is −1.
+    `tied` is the value of w where a = b at the start and at the end.
     """
 
     def share(d0: Tensor, d1: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
 
 def follow_order(call: Call) -> Result:
     """Return Δv in the order of sort, topk and similar operations. Their second result is the
-    order. Raise ChoiceChanged if it differs between the ends.
+    order. Raise ChoiceChanged if the step changes it.
     """
     (_, _), (first, last) = call.ends
     if not torch.equal(first, last):
@@ -105,7 +105,8 @@ ORDER_OPERATIONS: dict[str, Rule] = {
     **dict.fromkeys(("min", "amin"), partial(extremes, (-1,))),
     "aminmax": partial(extremes, (-1, 1)),
     **dict.fromkeys(BOUNDS, clamp),
-    "fmax": partial(of_two, 1, 0.0),  # torch gives the gradient of equal values to the first
+    # if both values are equal, torch gives the gradient to the first
+    "fmax": partial(of_two, 1, 0.0),
     "fmin": partial(of_two, -1, 0.0),
     **dict.fromkeys(
         ("sort", "topk", "cummax", "cummin", "median", "mode", "kthvalue"), follow_order
@@ -114,14 +115,14 @@ ORDER_OPERATIONS: dict[str, Rule] = {
 
 
 def index_put(call: Call) -> Result:
-    """Return the difference of a tensor into which a value is written where a mask is true, as in
-    h[h < 0] = 0. Writing at integer indices is linear.
+    """Return the difference of writing a value where a mask is true, as in h[h < 0] = 0. Writing at
+    integer indices is linear.
     """
     target, indices, value, *accumulate = call.args
     axis, mask = next((k, index) for k, index in enumerate(indices) if index is not None)
     inner = target.start.dim() - axis - mask.start.dim()
     alone = len(indices) == axis + 1 and mask.start.dtype == torch.bool
-    # Each row of the value belongs to an example, and the mask decides where it goes
+    # Each row of the value belongs to an example, and the mask decides where it is written
     rows = value.delta is not None and not call.is_use(value)
     if rows and mask.delta is not None:
         raise ChoiceChanged(
@@ -133,8 +134,9 @@ def index_put(call: Call) -> Result:
 
 
 def combine(constant: float, factor: float, call: Call) -> Tensor:
-    """Return Δa (c + k b̄) + Δb (c + k ā), with c = `constant` and k = `factor`. It is the
-    difference of a and b = ab, a or b = a + b − ab, or a xor b = a + b − 2ab.
+    """Return Δa (c + k b̄) + Δb (c + k ā), with c = `constant` and k = `factor`. This is the
+    difference of the logical operations a and b = ab, a or b = a + b − ab, and a xor b = a + b −
+    2ab.
     """
     shape, kind = (
         call.start.shape,
@@ -174,7 +176,7 @@ def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
 
 
 def as_numbers(mask: Ends, shape: torch.Size, dtype: torch.dtype) -> Ends:
-    """Convert a mask to zeros and ones, so that it has a mean. As booleans, true + true is true."""
+    """Convert a mask to zeros and ones, so that the mean over start and end can be ½."""
     start, end = (value.expand(shape).to(dtype) for value in (mask.start, mask.end))
     return Ends(start, end, mask.delta, mask.from_weights, mask.from_inputs)
 
@@ -246,18 +248,18 @@ def max_pool(call: Call) -> Result:
 
     lowest = (
         torch.finfo(value.start.dtype).min / 4
-    )  # finite, so that the difference of borders is zero
+    )  # pad with a finite number: the difference of two infinities would be nan
     windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(value.change, 0.0))
     return fold(windows, lambda left, right: pairwise(call, left, right, 1)).change
 
 
 def adaptive_max_pool(call: Call) -> Result:
-    """Return the difference of the maximum of each window, axis by axis. A shorter window repeats
-    its last element.
+    """Return the difference of the maximum of each window, axis by axis. Windows may differ in
+    length: shorter ones repeat their last element.
     """
     best = call.wide(call.args[0])
     for axis, count in enumerate(call.args[1], start=best.start.dim() - len(call.args[1])):
-        # The indices of each window
+        # The indices of the elements in each window
         size = best.start.shape[axis]
         ends = [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
         longest = max(stop - start for start, stop in ends)

@@ -53,8 +53,8 @@ def polar(call: Call) -> Tensor:
 
 
 def written(call: Call) -> Tensor:
-    """Write the difference of one tensor into the difference of another. Take real and imaginary
-    parts separately, since torch cannot differentiate this operation for complex numbers.
+    """Write the difference of one complex tensor into the difference of another. Take real and
+    imaginary parts separately, since torch cannot differentiate this operation for complex numbers.
     """
 
     def difference(value: Any) -> Any:
@@ -74,7 +74,7 @@ def written(call: Call) -> Tensor:
 
 def length(call: Call) -> Tensor:
     """Return Δ|z| = Re((z₀ + z₁)* Δz)/(|z₀| + |z₁|), since Δ|z|² = (|z₀| + |z₁|) Δ|z|. Return 0
-    where both ends are zero.
+    where z₀ = z₁ = 0.
     """
     value: Ends = call.args[0]
     direction = call.slope(value, lambda z0, z1: quotient(z0 + z1, z0.abs() + z1.abs(), 0.0))
@@ -96,8 +96,8 @@ def angle(call: Call) -> Tensor:
 
 
 def direction(call: Call) -> Tensor:
-    """Return the difference of z/|z|, Δz·mean(1/|z|) − z̄ Δ|z|/(|z₀||z₁|). Raise NoRule if an end
-    is zero.
+    """Return the difference of z/|z|, Δz·mean(1/|z|) − z̄ Δ|z|/(|z₀||z₁|). Raise NoRule if z is
+    zero at the start or the end.
     """
     value: Ends = call.args[0]
     size = Ends(value.start.abs(), value.end.abs(), length(call))
@@ -107,8 +107,8 @@ def direction(call: Call) -> Tensor:
 
 
 def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of eᶻ, e^z₊ (1 − e^−d)/d with d = z₊ − z₋. z₊ is the end with the larger
-    real part, so that e^−d does not overflow.
+    """Return the slope of eᶻ, e^z₊ (1 − e^−d)/d with d = z₊ − z₋. z₊ is z₀ or z₁, whichever has the
+    larger real part, so that e^−d does not overflow.
     """
     ahead = real_part(z1 - z0, 0) >= 0
     high = torch.where(ahead, z1, z0)
@@ -181,7 +181,7 @@ VIEWS = "view_as_complex view_as_real"
 COMPLEX: dict[str, Rule] = {
     **{name: linear.LINEAR[name] for name in SAME_FOR_COMPLEX.split()},
     **dict.fromkeys((*FOURIER.split(), *VIEWS.split()), linear.first),
-    # conj_physical, since vmap cannot back-propagate through torch's lazily conjugated view
+    # use conj_physical, since vmap cannot back-propagate through torch's lazily conjugated view
     **dict.fromkeys(
         ("_conj", "_conj_physical"), lambda call: call.delta(call.args[0]).conj_physical()
     ),

@@ -29,8 +29,8 @@ Function: TypeAlias = Callable[[Tensor], Tensor]
 
 # (n_k, w_k): three Gauss nodes on [−1, 1], with weights that sum to one
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
-# for d up to this, the error of three Gauss nodes, (0.02)⁷/2e6 × the sixth derivative of the
-# integrand, is less than rounding
+# largest d for Gauss nodes; the error, d⁷/2e6 × the sixth derivative of the integrand, is then less
+# than rounding
 GAUSS_RANGE = 0.02
 
 
@@ -50,7 +50,7 @@ def gauss(derivative: Function, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def relu(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope (relu z₀ + relu z₁)/(|z₀| + |z₁|), and 0 if both ends are zero.
+    """Return the slope (relu z₀ + relu z₁)/(|z₀| + |z₁|), and 0 if z₀ = z₁ = 0.
 
     |z| is computed as 2 relu(z) − z. On one side of the kink, the slope is 0 or 1. Across the kink,
     it is
@@ -60,13 +60,12 @@ def relu(z0: Tensor, z1: Tensor) -> Tensor:
     mean = torch.lerp(torch.relu(z0), torch.relu(z1), 0.5)
     size = torch.lerp(torch.lerp(z0, z1, 0.5), mean, 2.0)
     kind = torch.finfo(size.dtype)
-    return mean / size.clamp_min(kind.tiny * kind.eps)  # the smallest number there is
+    # the smallest positive floating-point number
+    return mean / size.clamp_min(kind.tiny * kind.eps)
 
 
 def absolute(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of |z|, (|z₁| − |z₀|)/d. It is exactly ±1 if both ends have the same
-    sign.
-    """
+    """Return the slope of |z|, (|z₁| − |z₀|)/d: exactly ±1 if z₀ and z₁ have the same sign."""
     return quotient(z1.abs() - z0.abs(), z1 - z0, z0.sign())
 
 
@@ -96,8 +95,8 @@ def sigmoid(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def erf(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of erf, which has no closed form. It is the quotient, or the mean of
-    erf′ = 2/√π · e^(−z²) by Gauss nodes if the ends are near.
+    """Return the slope of erf, which has no closed form. It is the quotient, or the mean of erf′ =
+    2/√π · e^(−z²) by Gauss nodes if z₀ and z₁ are close.
     """
     near = gauss(lambda z: 2 / sqrt(pi) * torch.exp(-z * z), z0, z1)
     d = z1 - z0
@@ -155,11 +154,11 @@ def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
     return -1 / (z0 * z1)
 
 
-# Powers and logarithms. Their slopes keep all digits for any distance between the ends.
+# Powers and logarithms. Their slopes are accurate for any distance |z₁ − z₀|.
 
 
 def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
-    """Return the slope of log, log(z₁/z₀)/d. If the ends are near, compute it as log1p(d/z₀)/d,
+    """Return the slope of log, log(z₁/z₀)/d. If z₀ and z₁ are close, compute it as log1p(d/z₀)/d,
     otherwise as 2 log(√z₁/√z₀)/d, which does not overflow.
     """
     relative = d / z0
@@ -185,8 +184,8 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     """Return the slope of zᵖ. For positive numbers and any p, it is
     sign(p) · max(z₀ᵖ, z₁ᵖ) · (1 − exp(−|p log(z₁/z₀)|))/|d|.
 
-    Negative numbers have only integer powers, whose slope is the one at |z| up to its sign. If the
-    ends have different signs, the quotient keeps all digits.
+    Negative numbers have only integer powers, whose slope is the one at |z| up to its sign. If z₀
+    and z₁ have different signs, the quotient is accurate.
     """
     low = torch.minimum(z0.abs(), z1.abs())
     high = torch.maximum(z0.abs(), z1.abs())
@@ -196,7 +195,7 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     one_side = torch.where(d == 0, p * high ** (p - 1), grown)
     turned = torch.where(z0 < 0, (-torch.ones_like(z0)) ** (p - 1), 1.0)
     across = quotient(z1**p - z0**p, z1 - z0, 0.0)
-    # z⁰ has the slope 0. A root has no slope at zero; use 0
+    # z⁰ has the slope 0. A root has an infinite slope at zero; use 0
     still = (p == 0) | (high == 0) & (p < 1)
     return torch.where(still, 0.0, torch.where((z0 < 0) == (z1 < 0), turned * one_side, across))
 
@@ -251,7 +250,7 @@ def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
 
 def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     """Return the slope of a function that is log(1 + e^βz)/β, and z if βz exceeds a threshold. If
-    one end exceeds it, return the quotient.
+    only one of z₀ and z₁ exceeds it, return the quotient.
     """
     beta = call.given["beta"]
     threshold = call.given["threshold"]
@@ -297,7 +296,7 @@ SLOPES: dict[str, Slope] = {
     ),
     "sin": lambda _, z0, z1: sin(z0, z1),
     "softplus": softplus,
-    # 1/(√z₀ + √z₁); 0 where both are zero: there is no change, and autograd has no number either
+    # 1/(√z₀ + √z₁); 0 if z₀ = z₁ = 0, since nothing changes; autograd gives infinity there
     "sqrt": lambda _, z0, z1: quotient(torch.ones_like(z0), z0.sqrt() + z1.sqrt(), 0.0),
     "tanh": lambda _, z0, z1: tanh(z0, z1),
 }
@@ -332,7 +331,7 @@ def elementwise(slope: Slope, call: Call) -> Tensor:
 # function. If |d| is at most `GAUSS_RANGE` times the distance to the nearest break, D is computed
 # by three Gauss nodes of the derivative, where the quotient would lose the digits of the slope.
 # Otherwise D is the quotient Δσ/Δz. If a function is linear between its breaks, D is the derivative
-# for two ends on one piece, and the quotient across breaks.
+# if no break lies between z₀ and z₁, and the quotient otherwise.
 
 
 def derivative_of(function: Function, z: Tensor) -> Tensor:
@@ -348,7 +347,7 @@ def derivative_of(function: Function, z: Tensor) -> Tensor:
 
 def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1: Tensor) -> Tensor:
     """Return the slope of a function that is analytic between its breaks: the mean derivative by
-    Gauss nodes if the ends are near, else (σ(z₁) − σ(z₀))/d.
+    Gauss nodes if z₀ and z₁ are close, else (σ(z₁) − σ(z₀))/d.
     """
     middle = (z0 + z1) / 2
     d = z1 - z0
@@ -363,8 +362,8 @@ def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1:
 
 
 def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of a piecewise linear function. It is σ′(z₀) if this explains the change up
-    to rounding, since both ends then lie on one piece. Otherwise it is the quotient.
+    """Return the slope of a piecewise linear function. It is σ′(z₀) if Δσ = σ′(z₀) Δz up to
+    rounding: no kink lies between z₀ and z₁. Otherwise it is the quotient.
     """
     start = function(z0)
     end = function(z1)
@@ -376,7 +375,9 @@ def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def function_of(call: Call) -> Function:
-    """Return the operation as a function of its first argument. Raise NoRule if others change."""
+    """Return the operation as a function of its first argument. Raise NoRule if another argument
+    changes.
+    """
 
     def fixed(value: Any) -> Any:
         if isinstance(value, Ends) and value.delta is not None:
@@ -421,7 +422,9 @@ def logit(call: Call) -> Tensor:
 
 
 def nan_to_num(call: Call) -> Tensor:
-    """Return the difference of nan_to_num. Values that are nan at both ends do not change."""
+    """Return the difference of nan_to_num. Values that are nan at the start and at the end do not
+    change.
+    """
     value: Ends = call.args[0]
     both = value.start.isnan() & value.end.isnan()
     slope = call.slope(value, partial(slope_of_pieces, function_of(call)))

@@ -31,7 +31,7 @@ def first(call: Call) -> Result:
     def arranged(source: Tensor) -> Any:
         return call.entry.op(source, *constants[0], **constants[1])
 
-    if call.is_use(value):  # indices that depend on the inputs take elements of a weight
+    if call.is_use(value):  # the indices depend on the inputs, so this is a use of a weight
         return call.element_use(value, arranged)
     result: Result = arranged(call.delta(value))
     if isinstance(result, list):
@@ -50,7 +50,9 @@ def select(call: Call) -> Result:
 
 
 def constant(value: Any) -> Any:
-    """Return an argument that must not change, such as an index. Raise ChoiceChanged if it does."""
+    """Return an argument that must not change, such as an index. Raise ChoiceChanged if it
+    changes.
+    """
     if not isinstance(value, Ends):
         return value
     if value.delta is not None:
@@ -62,7 +64,7 @@ def constant(value: Any) -> Any:
 
 
 def reshape(call: Call) -> Tensor:
-    """Return Δv in another shape. A detached value has a difference too.
+    """Return Δv in another shape. A detached value also changes, and has a difference.
 
     Call `reshape`, not `view`, because Δv and v may have different memory layouts.
     """
@@ -198,7 +200,7 @@ LINEAR: dict[str, Rule] = {
 }
 
 
-# --- Embedding lookups: single rows of a table, or bags of rows that are summed or averaged.
+# --- Embedding lookups: single rows of a table, or sums and means of several rows (bags).
 
 
 SUM = 0
@@ -209,8 +211,8 @@ LOG = logging.getLogger("ntkexp")
 def embedding(call: Call) -> Result:
     """Return ΔW[index].
 
-    The padding row has no gradient in autograd, but a tied weight may change its values. Tangents
-    omit the row, as autograd does. Secants follow the values, and a warning says so once.
+    The padding row has no gradient in autograd, but a tied weight may change its values. Tangent
+    kernels omit the row, as autograd does. Secant kernels include its change, with a warning.
     """
     table, index = call.args[:2]
     indices = constant(index)
@@ -233,7 +235,7 @@ def embedding(call: Call) -> Result:
 
 @cache
 def warn_of_padding() -> None:
-    """Warn once that secants follow a changing padding row, and that gradients omit it."""
+    """Warn once that secant kernels include the change of the padding row, and gradients do not."""
     LOG.warning(
         "ntkexp: the row of padding of an embedding moves with a weight that is tied to it: "
         "secants follow its values, tangents leave it out, as autograd's gradients do; without "
@@ -249,8 +251,8 @@ def looked_up(call: Call, table: Ends, indices: Tensor) -> Tensor:
 
 
 def bags(call: Call) -> Result:
-    """Return the difference of Σ_k g_k W[index_k] over each bag, or of its mean. Padding does not
-    count.
+    """Return the difference of Σ_k g_k W[index_k] over each bag, or of its mean. Padding indices
+    are skipped.
     """
     given = call.given
     mode = given["mode"]

@@ -1,7 +1,7 @@
 """Difference rules for functions of matrices, in closed form.
 
-A bar is the mean over both ends, and V = ΔA = A₁ − A₀. Each rule is exact and symmetric in both
-ends. If both ends are equal, it is the derivative.
+A bar is the mean over start and end of the step, and V = ΔA = A₁ − A₀. Each rule is exact, and
+symmetric in A₀ and A₁. If A₀ = A₁, it is the derivative.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, Way, tot
 from ntkexp.kernel.secant.rules.bilinear import terms_of
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
-# nodes for ∫ e^{sA₁} V e^{(1−s)A₀} ds; if no norm exceeds 1, the error 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
+# nodes for ∫ e^{sA₁} V e^{(1−s)A₀} ds; for norms up to 1, the error 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
 GAUSS_NODES = 8
-ROUNDING_MULTIPLE = 100  # multiple of eps; a larger error is not rounding
+ROUNDING_MULTIPLE = 100  # largest rounding error, in eps
 UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
 BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
-OVERLAP = 0.5  # directions with at least this overlap at both ends count as the same
+OVERLAP = 0.5  # eigenvectors at start and end with at least this overlap count as the same
 
 
 def matmul(call: Call, left: Ends, right: Ends) -> Ends:
-    """Return a product of (batches of) matrices at both ends, with its difference ΔA B̄ + Ā ΔB."""
+    """Return a product of (batches of) matrices at the start and the end, with its difference ΔA B̄
+    + Ā ΔB.
+    """
     terms = terms_of(torch.matmul, call, left, right)
     start = left.start @ right.start
     end = left.end @ right.end
@@ -35,20 +37,19 @@ def matmul(call: Call, left: Ends, right: Ends) -> Ends:
 
 
 def identity(like: Tensor, size: int) -> Tensor:
-    """Return the identity matrix of this size."""
     return like.new_ones(size).diag_embed()
 
 
 def symmetric(value: Ends) -> Ends:
-    """Build a symmetric matrix from its lower triangle, because torch reads only that triangle."""
+    """Build a symmetric matrix from its lower triangle. Torch reads only this triangle."""
     return value.view(lambda a: a.tril() + a.tril(-1).mT)
 
 
 def inverse(call: Call) -> Tensor:
     """Return the difference of A⁻¹, −½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹).
 
-    Both terms are exact, since A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁) A₀⁻¹. The mean is symmetric in both
-    ends.
+    Both terms are exact, since A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁) A₀⁻¹. The mean of both is symmetric in
+    A₀ and A₁.
     """
     p0, p1 = (call.coefficient(v) for v in call.ends[0])
     v = call.delta(call.args[0])
@@ -73,7 +74,7 @@ def solve(call: Call) -> Tensor:
 
 
 def solve_triangular(call: Call) -> Tensor:
-    """Return ΔX for a triangular A. Its diagonal may be taken as ones."""
+    """Return ΔX for a triangular A. With `unitriangular`, the diagonal counts as ones."""
     matrix, right = call.args
     ones = call.given["unitriangular"]
 
@@ -204,8 +205,8 @@ def pseudo_inverse(call: Call) -> Tensor:
 
         −A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺
 
-    averaged with the same expression after the ends are exchanged. The formula also holds if the
-    rank changes, where the derivative diverges.
+    averaged with the same expression with A₀ and A₁ exchanged. The formula also holds if the rank
+    changes, where the derivative diverges.
     """
     value = call.args[0]
     (p0, p1) = call.ends[0]
@@ -240,7 +241,7 @@ def wedin(
 
 def exponential(call: Call) -> Tensor:
     """Return the difference of e^A. It is ∫₀¹ e^{sA₁} V e^{(1−s)A₀} ds, averaged with the same
-    integral after the ends are exchanged.
+    integral with A₀ and A₁ exchanged.
 
     For a single small matrix, torch truncates the series of e^A so early that values have errors of
     1e-12. To be exact for these values too, add the missing part of the change as a multiple of
@@ -334,9 +335,9 @@ def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
 def log_determinant(call: Call) -> Result:
     """Return the differences of the sign and of log|det|, each as a slope times Δdet.
 
-    The slope of log|det| is the slope of the logarithm between both determinants. The slope of the
-    sign is its jump divided by Δdet. All determinants are divided by the larger one, so that they
-    do not overflow.
+    The slope of log|det| is the slope of the logarithm between |det A₀| and |det A₁|. The slope of
+    the sign is its jump divided by Δdet. All determinants are divided by the larger one, so that
+    they do not overflow.
     """
     value = call.args[0]
     ((s0, s1), (l0, l1), *_) = call.ends
@@ -393,11 +394,10 @@ def eigenvectors(
     ):
         return UNDECIDED
     inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
-    # If the solution misses the change of the vectors by more than rounding, correct it along V, as
-    # in `values`
+    # If Δu differs from u₁ − u₀ by more than rounding, add a correction along V, as in `values`
     step = end - start
     rounding = u1 - u0 - solved(inverses, end - start, mean)
-    # The error is also large if torch was asked to read the other triangle
+    # The error is also large if torch read the upper triangle
     if not bool((rounding.abs() <= half).all()):
         return UNDECIDED
     beyond = torch.where(
@@ -417,7 +417,7 @@ def singular_values(call: Call) -> Result:
     """Return the differences of singular values, and of singular vectors if they are determined.
 
     Δσ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀) follows from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same
-    equation with the ends exchanged.
+    equation with A₀ and A₁ exchanged.
     """
     value = call.wide(call.args[0])
     (u0, _, w0), (u1, _, w1) = (
@@ -465,9 +465,9 @@ def values(
 ) -> Tensor:
     """Return Δσ = ⟨G, V⟩ for each eigenvalue or singular value σ with its directions u and v.
 
-    If u and v change little, G is the mean of u₁v₀ᵀ and u₀v₁ᵀ, divided by the overlap of both ends.
-    Otherwise, for example if two values cross, the mean Ḡ of uvᵀ over both ends is corrected along
-    V to be exact (Gonzalez 1996):
+    If u and v change little, G is the mean of u₁v₀ᵀ and u₀v₁ᵀ, divided by the overlap of the
+    directions at start and end. Otherwise, for example if two values cross, the mean Ḡ of u₀v₀ᵀ and
+    u₁v₁ᵀ is corrected along V to be exact (Gonzalez 1996):
 
         G = Ḡ + (σ₁ − σ₀ − ⟨Ḡ, V⟩) V/⟨V, V⟩
     """

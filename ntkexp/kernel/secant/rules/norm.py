@@ -47,7 +47,8 @@ from ntkexp.kernel.secant.rules.elementwise import (
     softplus_slope,
 )
 
-CACHED_ROW_NUMBERS = 2**18  # elements; for more, filling fresh memory costs more than arithmetic
+# elements of one chunk; for more, filling fresh memory costs more than arithmetic
+CACHED_ROW_NUMBERS = 2**18
 
 # Softmax and related functions, by logarithmic means. With p the softmax at each end,
 #
@@ -59,11 +60,13 @@ CACHED_ROW_NUMBERS = 2**18  # elements; for more, filling fresh memory costs mor
 #
 # They are exact. Δlog p_i = Δz_i − c, where c = Δlogsumexp is the same for all i. At both ends, the
 # p sum to one, so Σ L_i Δlog p_i = Σ Δp_i = 0. Therefore c = Σ w_j Δz_j. (A decomposition into exp,
-# sum and division fails if logits move far.)
+# sum and division overflows or cancels if logits change a lot.)
 
 
 def mean_shares(call: Call) -> Tensor:
-    """Return L, from the logarithms of p. Masked logits (−∞) keep p = 0, even if all are masked."""
+    """Return the logarithmic means L_i, from the logarithms of p. Masked logits (−∞) keep p = 0,
+    even if all are masked.
+    """
     value = call.args[0]
     axis = counted_back(call)
 
@@ -84,10 +87,10 @@ def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
     """
     delta = call.delta(call.args[0])
     axis = counted_back(call)
-    if not delta.dim():  # a single number minus itself
+    if not delta.dim():  # the log-softmax of a single number is zero
         return delta * 0.0
     mean = mean_shares(call) if mean is None else mean
-    # −w: the sign costs less here than in the sum
+    # −w: changing the sign here is cheaper than in the sum
     minus = row_by_row(lambda m: quotient(m, -m.sum(axis, keepdim=True), 0.0), axis, mean)
 
     def there(v: Tensor) -> Tensor:
@@ -145,7 +148,7 @@ def logcumsumexp(call: Call) -> Tensor:
     if value.start.dim() == 0:
         return call.delta(value)
 
-    def ahead(y: Tensor, z: Tensor) -> Tensor:  # yₙ₋₁ − zₙ; if both are −∞, zₙ has the whole share
+    def ahead(y: Tensor, z: Tensor) -> Tensor:  # yₙ₋₁ − zₙ; if both are −∞, sₙ = 0
         before = torch.cat(
             [torch.full_like(y.narrow(dim, 0, 1), -inf), y.narrow(dim, 0, y.shape[dim] - 1)], dim
         )
@@ -187,7 +190,7 @@ def norm_of_examples(call: Call) -> Result:
         x, gain, bias, examples, _, _, groups, _ = call.args
         gain, bias = (along(p, 1, x) for p in (gain, bias))
         shape = (examples, groups, 1)
-    # mean x and r are the operation's other results
+    # the operation also returns mean x and r
     mean, r = (
         Ends(v0.reshape(shape).to(call.start.dtype), v1.reshape(shape).to(call.start.dtype), None)
         for v0, v1 in call.ends[1:]
@@ -204,7 +207,7 @@ def batch_norm(call: Call) -> Result:
     """
     x, gain, bias, mean, variance, training, _, eps = call.args
     if training or mean is None:
-        # An instance norm has one example here: torch merges examples into the channels
+        # For an instance norm, len(x) is 1, since torch merges examples into the channels
         if x.from_inputs and len(x.start) > 1:
             raise NoRule("batch norm in training mode couples the examples of a batch")
         x = x.view(lambda v: v.transpose(0, 1))
@@ -240,7 +243,9 @@ def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
 def normalise(
     call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends
 ) -> tuple[Ends, Tensor | None]:
-    """Return y = r c at both ends, and ḡ Δy, for numbers that are normalised together."""
+    """Return y = r c at the start and the end, and ḡ Δy, for numbers that are normalised
+    together.
+    """
     shape = x.start.shape
     outer = mean.start.shape[:-1]
     start, end = (
@@ -266,7 +271,7 @@ def normalise(
         else call.mean(gain).expand(shape).reshape(middle.shape)
     )
     delta = call.delta(x).reshape(middle.shape)
-    if n == 1:  # a number minus itself is zero; its rounding belongs to no example
+    if n == 1:  # a number minus its mean is exactly zero
         return normed, (delta * 0.0).view(shape)
 
     def there(v: Tensor) -> Tensor:
@@ -279,7 +284,7 @@ def normalise(
             diagonal = r
             gradient_sum = scaled.sum(-1, keepdim=True)
             along = (middle * scaled).sum(-1, keepdim=True)
-        else:  # compute terms that all vectors share once
+        else:  # compute the terms that are equal for all vectors once
             scaled = w
             diagonal = factor * r
             gradient_sum, along = inner_products(w, torch.stack((factor, factor * middle)))
@@ -315,8 +320,8 @@ def axes_of(call: Call) -> list[int]:
 
 
 def variance(call: Call) -> tuple[Tensor, ...]:
-    """Return the difference of the variance Σ c²/(n − correction), with c = x − mean x. It is
-    2 Σ c̄ Δx/(n − correction). For var_mean, also return the difference of the mean.
+    """Return the difference of the variance Σ c²/(n − correction), with c = x − mean x. The
+    difference is 2 Σ c̄ Δx/(n − correction). For var_mean, also return the difference of the mean.
     """
     value = call.args[0]
     dims = axes_of(call)
@@ -344,7 +349,7 @@ def deviation(call: Call) -> Result:
 
 
 def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
-    """Return l = √Σx² with Δl = 2 Σ x̄Δx/(l₀ + l₁), or Δl = 0 if both ends are zero."""
+    """Return l = √Σx² with Δl = 2 Σ x̄Δx/(l₀ + l₁), or Δl = 0 if l₀ = l₁ = 0."""
     start, end = (v.square().sum(dims, keepdim=True) for v in (value.start, value.end))
     length = Ends(start.sqrt(), end.sqrt(), None)
     if value.delta is None:
@@ -355,8 +360,8 @@ def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
 
 
 def weight_norm(call: Call) -> Result:
-    """Return Δ(v · g/‖v‖) by the rules of products and quotients, and Δ‖v‖. The length ‖v‖ is taken
-    over all axes but one.
+    """Return Δ(v · g/‖v‖) by the rules of products and quotients, and Δ‖v‖. The norm ‖v‖ runs over
+    all axes but one.
     """
     direction, gain = call.args[:2]
     axes = range(direction.start.dim())

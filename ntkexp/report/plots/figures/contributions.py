@@ -132,7 +132,9 @@ def labelled(run: Run, split: str, k: int) -> Example:
 
 
 def answer(parts: xr.DataArray, attributes: dict[str, Any]) -> str:
-    """Return the title: the share of the ten largest contributions, error bar and cancellation."""
+    """Return the title: the share of the ten largest contributions, their error bar, and their
+    cancellation.
+    """
     top = min(10, parts.shape[-1])
     total = 0.0
     largest = 0.0

@@ -27,16 +27,16 @@ from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, End, he
 from ntkexp.report.run import Run
 from ntkexp.text import short
 
-MAX_STATIONS = 4  # points of the path at which gradients are drawn
-HEIGHT_INCHES = 0.9  # length of the longest gradient
-WIDTH_INCHES = 1.7  # distance from the first to the last station
+MAX_STATIONS = 4  # largest number of steps with drawn gradients
+HEIGHT_INCHES = 0.9  # length of the longest drawn gradient
+WIDTH_INCHES = 1.7  # distance from the first to the last drawn pair of gradients
 MAX_PARAMETER_LETTERS = 14
 
 Array = NDArray[np.float64]
 
 
 class Course(NamedTuple):
-    """Two training examples, and their gradients along the path."""
+    """The lengths and inner products of the gradients at two training examples, along the path."""
 
     pair: tuple[int, int]
     moved: Array  # ‖θ_s − θ_0‖/‖θ_0‖
@@ -55,7 +55,7 @@ class Course(NamedTuple):
 
 
 def read(run: Run) -> Course | None:
-    """Read the gradients of the pair.
+    """Read the lengths and inner products of the gradients at the pair of examples.
 
     Return None if fewer than two kernels between training examples are stored.
     """
@@ -66,12 +66,12 @@ def read(run: Run) -> Course | None:
     if len(path_kernel) < 2:
         return None
 
-    # the pair with the largest |𝒦(x, x′)|
+    # select the pair with the largest |𝒦(x, x′)|
     sizes = np.abs(path_kernel)
     np.fill_diagonal(sizes, -1)
     pair = [int(place) for place in np.unravel_index(np.argmax(sizes), sizes.shape)]
 
-    # trace over outputs of the tangent kernels of the pair, [snapshot, 2, 2]
+    # read the tangent kernels of the pair, traced over outputs, [snapshot, 2, 2]
     places = [run.points["train"].start + place for place in pair]
     kernels = run.kernels["tangent"].isel(query=places, train=pair).to_numpy()
     kernels = np.einsum("sacbc->sab", kernels)
@@ -106,7 +106,7 @@ def draw(run: Run) -> Figure | None:
 
 
 def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
-    """Draw both gradients at some points of the path, symmetrically about the vertical."""
+    """Draw both gradients as arrows at some steps of the path, symmetrically about the vertical."""
     end = course.moved.max()
     stations = stations_of(course.moved / end)
     moved = course.moved[stations]
@@ -127,14 +127,16 @@ def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
             moved, baseline, across, upward, color=ink,
             angles="uv", scale_units="inches", scale=1, width=0.006, clip_on=False,
         )  # fmt: skip
-        arrows.set_in_layout(False)  # the layout ignores the arrows
+        arrows.set_in_layout(False)  # exclude the arrows from the layout
     axes.set(xlim=(-0.2 * end, 1.2 * end), ylim=(-0.1, 1), yticks=[], ylabel="∇f(x), ∇f(x′)")
     axes.spines["left"].set_visible(False)
     name_ends(axes, [End(names[0], 0.85, BLUE), End(names[1], 0.6, ORANGE)])
 
 
 def stations_of(places: Array) -> list[int]:
-    """Return the indices of points of the path that are far enough apart, from the start."""
+    """Choose snapshots that are far enough apart on the path to be drawn side by side. Return their
+    indices.
+    """
     stations = [0]
     for k in range(1, len(places)):
         if places[k] - places[stations[-1]] >= 0.9 / (MAX_STATIONS - 1):

@@ -61,7 +61,7 @@ def draw(run: Run) -> Figure | None:
             place = names.index((row.machine, row.detail))
             write_beside(axes, short(row.relative_error), place)
 
-    # add the legend of the band and the markers
+    # add a legend for the band of rounding errors and for the markers
     axes.annotate(
         "exact to rounding", (0, 1), xytext=(2, 2), xycoords="axes fraction", textcoords="offset points",
         fontsize=6, color=GREY,

@@ -84,7 +84,8 @@ def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
 
 
 def moved(values: NDArray[np.float64]) -> str:
-    """Describe how a number changed: its first and last value, and extremes outside their range.
+    """Describe how a number changed: its first and last value, and its extremes if they lie outside
+    of these two.
 
     >>> moved(np.array([1.0, 2.0])), moved(np.array([1.0, 3.0, 1.0])), moved(np.array([1.0, 1.001]))
     ('grows from 1 to 2', 'goes from 1 to 1, through 3', 'stays at 1')

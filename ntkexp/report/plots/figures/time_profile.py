@@ -1,8 +1,8 @@
-"""The mass of contributions Σ|Δ𝒮| and of the kernel η‖K‖ in each tenth of the path time.
+"""The magnitude (mass) of contributions Σ|Δ𝒮| and of the kernel η‖K‖ in each tenth of the path
+time.
 
 Path time is Σ η_s. A step that crosses the border between two tenths is divided between them in
-proportion. The net change Σ|Σᵢ Δ𝒮ᵢ| is the mass after contributions of different examples have
-cancelled.
+proportion. The net change Σ|Σᵢ Δ𝒮ᵢ| is smaller, because contributions of different examples cancel.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def draw_law(fitted: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     axes.plot(means.index, means, "o", color=BLUE, zorder=3)
     tick(axes, [float(x) for x in means.index])
 
-    # the fit over its range, with a wedge for the interval of the exponent
+    # draw the fit over its range, with a wedge for the interval of the exponent
     x = np.geomspace(law.start, law.stop, 50)
     pivot = np.sqrt(law.start * law.stop)
     middle = law.at(np.array([pivot]))
@@ -70,7 +70,7 @@ def draw_law(fitted: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
         axes.fill_between(x, low, high, color=BLUE, alpha=0.15, linewidth=0, zorder=0)
     ends = [End(f"fit {number(law.exponent.value)}", float(law.at(x)[-1]), BLUE)]
 
-    # the slope of theory, through the middle of the fit
+    # draw a line with the slope of theory through the middle of the fit
     if (expected := fitted.fit.expected) is not None:
         border = np.array([law.start, law.stop])
         heights = middle * (border / pivot) ** expected.value
