@@ -117,10 +117,25 @@ def class_name(run: Run, target: int, phase: int | None) -> str:
     return shown_name(str(names[target]))
 
 
+def predicted_class(run: Run, outputs: NDArray[Any], phase: int | None) -> str:
+    """Return the class that the network predicts, or "" if there are no classes.
+
+    It is the class of the largest output. A single output is positive for the second of two
+    classes.
+    """
+    if not len(run.data["classes"]) or OUT_NAME in run.data:
+        return ""
+    if len(outputs) == 1:
+        return class_name(run, int(outputs[0] > 0), phase)
+    return class_name(run, int(outputs.argmax()), phase)
+
+
 def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> str:
     """Return the name of an output: its name in the measure, "f for <class>", "f" or "f[out]"."""
     if OUT_NAME in run.data:
         return str(run.data[OUT_NAME][out])
+    if outputs == 1 and len(run.data["classes"]) == 2:
+        return f"f (positive for {class_name(run, 1, phase)})"
     if outputs == 1:
         return "f"
     if outputs == len(run.data["classes"]):

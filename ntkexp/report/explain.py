@@ -19,7 +19,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import DECAY, explained_rule
 from ntkexp.records.data import OUT_NAME
-from ntkexp.report.examples import Example, example, output_name, phase_of, sharing
+from ntkexp.report.examples import Example, example, output_name, phase_of, predicted_class, sharing
 from ntkexp.report.known_effects import effects_of_run, known_effects
 from ntkexp.report.parts import (
     NO_EXAMPLE,
@@ -84,6 +84,7 @@ class Explanation:
     left_out_is_actual: bool = False  # True if retraining measured `left_out`, False if predicted
     warning: str = ""  # reason to withhold the leave-out effects
     movement: Movement | None = None
+    predicted: str = ""  # the predicted class; empty without classes
     sharing: str = ""  # the class of the output in each phase, if phases share it
     components: tuple[ComponentPart, ...] = ()
     positions: tuple[PositionPart, ...] = ()
@@ -115,6 +116,8 @@ class Explanation:
             "index": self.point.index,
             "out": self.out,
             "output": self.output,
+            "predicted": self.predicted,
+            "class": self.point.name if self.predicted else "",
             "rule": self.rule,
             "prediction": self.prediction,
             "start": self.start,
@@ -198,6 +201,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         left_out_is_actual=is_actual,
         warning=warning,
         movement=movement(parts),
+        predicted=predicted_class(run, end, phase_of(run, split, number)),
         sharing=sharing(run, out, len(end)),
         components=component_parts(parts),
         positions=position_parts(run, parts),
@@ -296,10 +300,6 @@ def format_explanations(explanations: Sequence[Explanation], top: int) -> str:
 def format_explanation(explanation: Explanation, top: int) -> str:
     """Format one explanation as text: the terms of the output, and the top of each other table."""
     point = explanation.point
-    name = f"{explanation.split} {explanation.number}"
-    if point.name != name:
-        name += f" (#{point.index}, {point.label})"
-    head = f"{name}: {explanation.output} = {short(explanation.prediction)}"
     columns = ["example", "on a line", "added", "of all parts", "half by"]
     if point.phase is not None:
         columns.insert(2, "phase")
@@ -313,7 +313,23 @@ def format_explanation(explanation: Explanation, top: int) -> str:
         tables.append(tabulate_components(explanation.components).shortened(top))
     if explanation.positions:
         tables.append(tabulate_positions(explanation.positions).shortened(top))
-    return "\n\n".join([head, *map(format_text, tables), *notes(explanation)])
+    return "\n\n".join([heading_of(explanation), *map(format_text, tables), *notes(explanation)])
+
+
+def heading_of(explanation: Explanation) -> str:
+    """Name the query, say whether the predicted class is right, and state the explained output."""
+    point = explanation.point
+    name = f"{explanation.split} {explanation.number}"
+    output = f"{explanation.output} = {short(explanation.prediction)}"
+    if point.name == name:  # a query of a followed loop, which has no other name
+        return f"{name}: {output}"
+    if not explanation.predicted:
+        return f"{name} (#{point.index}, {point.label}): {output}"
+    verdict = f"predicted {explanation.predicted}, which is right"
+    if explanation.predicted != point.name:
+        verdict = f"predicted {explanation.predicted}, but it is {point.name}"
+    phase = "" if point.phase is None else f", phase {point.phase}"
+    return f"{name} (#{point.index}{phase}): {verdict}; {output}"
 
 
 def notes(explanation: Explanation) -> list[str]:

@@ -142,10 +142,14 @@ def test_explanations_show_components(tmp_path: Path) -> None:
     (found,) = explain(ntkexp.load_run(tmp_path / "run"), "query", [0])
     rows = json_rows(tabulate_components(found.components))
     assert {row["component"] for row in rows} == {f"{k}.{kind}" for k in (0, 2, 4) for kind in ("weight", "bias")}
-    for column, whole in (("added", found.sum), ("decay", found.decay), ("in_all", found.sum + found.decay)):
+    for column, whole in (
+        ("added", found.sum),
+        ("decay", found.no_example["decay"]),
+        ("in_all", found.sum + found.no_example["decay"]),
+    ):
         assert sum(float(str(row[column])) for row in rows) == pytest.approx(whole, rel=1e-12, abs=1e-14), column
     moved = sum(float(part.movement.by_step.sum()) for part in found.components)
-    assert moved == pytest.approx(found.sum + found.decay, rel=1e-12, abs=1e-14)
+    assert moved == pytest.approx(found.sum + found.no_example["decay"], rel=1e-12, abs=1e-14)
     assert found.as_json(3)["components"] == list(rows)
     assert "component" in format_explanation(found, 3)
     view = point_view(found, None)

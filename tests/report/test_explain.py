@@ -21,11 +21,11 @@ from ntkexp.records.contributions import ContributionsByRule, write_contribution
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import Result
 from ntkexp.report.comparison import combined
-from ntkexp.report.explain import explain, format_explanations, worst_points
+from ntkexp.report.explain import explain, format_explanations, heading_of, worst_points
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.parts import OutputParts, half, halfway
 from ntkexp.report.plots.examples import save
-from ntkexp.report.run import load_tables, read_run
+from ntkexp.report.run import load_tables, outputs_of, read_run
 from ntkexp.report.sentence import (
     Likeness,
     exact_machines,
@@ -122,10 +122,27 @@ def test_runs_that_kept_no_gradients_are_not_dated(finished: dict[str, Path], tm
     assert "–" in format_explanations([found], 3)
 
 
+@pytest.mark.parametrize("kind", ["two classes", "ten classes"])
+def test_the_predicted_class_is_that_of_the_outputs(finished: dict[str, Path], kind: str) -> None:
+    run = load_run(finished[kind])
+    outputs = outputs_of(run, "f_T")[run.points["query"]]
+    classes = [str(name) for name in run.data["classes"]]
+    verdicts = set()
+    for number, row in enumerate(outputs):
+        (found,) = explain(run, "query", [number])
+        expected = classes[int(row.argmax() if len(row) > 1 else row[0] > 0)]
+        true = classes[run.data["query_target"][number]]
+        assert (found.predicted, found.point.name) == (expected, true)
+        verdicts.add("right" in heading_of(found))
+        assert ("right" in heading_of(found)) == (expected == true)
+    assert True in verdicts
+
+
 def test_the_table_lists_the_largest_parts_and_the_rest(finished: dict[str, Path]) -> None:
     (found,) = explain(load_run(finished["two classes"]), "query", [2])
     lines = format_explanations([found], 4).splitlines()
-    assert lines[0].startswith(f"query 2 (#{found.point.index}, ")
+    verdict = "which is right" if found.predicted == found.point.name else f"but it is {found.point.name}"
+    assert lines[0].startswith(f"query 2 (#{found.point.index}): predicted {found.predicted}, {verdict}; f (positive")
     assert sum(line.startswith("#") for line in lines) == 4
     assert any(line.startswith("36 others") for line in lines)
 
