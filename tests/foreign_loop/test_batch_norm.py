@@ -222,12 +222,9 @@ def test_under_autocast_parts_casts_and_statistics_add_up(tmp_path: Path) -> Non
 
     # the page of the run shows the part by statistics
     (explanation, *_) = explain(load_run(tmp_path / "run"), "query", [0])
-    assert explanation.no_example["statistics"] == pytest.approx(
-        float(found["statistics"][0, explanation.out]), rel=1e-6
-    )
-    assert abs(explanation.rest) < 1e-5 * abs(explanation.no_example["statistics"]) + float(
-        np.abs(found["rounding"]).max()
-    )
+    statistics = explanation.no_example["statistics"]
+    assert statistics == pytest.approx(float(found["statistics"][0, explanation.out]), rel=1e-6)
+    assert abs(explanation.rest) < 1e-5 * abs(statistics) + float(np.abs(found["rounding"]).max())
 
 
 # --- Refused.

@@ -149,7 +149,7 @@ def test_explanations_show_components(tmp_path: Path) -> None:
     ):
         assert sum(float(str(row[column])) for row in rows) == pytest.approx(whole, rel=1e-12, abs=1e-14), column
     moved = sum(float(part.movement.by_step.sum()) for part in found.components)
-    assert moved == pytest.approx(found.sum + found.no_example["decay"], rel=1e-12, abs=1e-14)
+    assert moved == pytest.approx(found.sum + decay, rel=1e-12, abs=1e-14)
     assert found.as_json(3)["components"] == list(rows)
     assert "component" in format_explanation(found, 3)
     view = point_view(found, None)
