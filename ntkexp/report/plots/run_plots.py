@@ -19,19 +19,16 @@ from ntkexp.naming import module_names
 from ntkexp.records.atomic import write_atomically
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots import figures, together
+from ntkexp.report.plots.error_panels import ErrorPanels
 from ntkexp.report.plots.rendering import Picture, svg
 from ntkexp.report.plots.style import (
     BLACK,
     GREY,
-    LEAST,
     NARROW,
     WIDE,
     colour,
     heading,
     house_style,
-    log_axis,
-    machine_rows,
-    write_beside,
 )
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import Likeness, likeness, main_split
@@ -144,19 +141,25 @@ def strip(runs: Sequence[Run]) -> Picture | None:
 def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
     """Draw a row for each kernel machine."""
     names = list(dict.fromkeys(table["machine"]))
-    width, alpha, bar = (NARROW, 1, 0) if runs == 1 else (WIDE, 0.4, 7)
-    figure = Figure(figsize=(width, 0.9 + 0.19 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    log_axis(axes, "x")
+    finite = table[np.isfinite(table["relative_error"])]
+    is_exact = finite["exact"].astype(bool)
+    width = NARROW if runs == 1 else WIDE
+    figure = Figure(figsize=(width, 1.1 + 0.19 * len(names)), layout="constrained")
+    others = finite.loc[~is_exact, "relative_error"].tolist()
+    panels = ErrorPanels.of(figure, others, has_exact=bool(is_exact.any()))
     for height, name in enumerate(names):
-        errors = table.loc[table["machine"] == name, "relative_error"]
-        shown = errors[np.isfinite(errors)].clip(lower=LEAST)
-        heights = [height] * len(shown)
-        axes.plot(shown, heights, "o", color=colour(name), alpha=alpha, markeredgewidth=0)
-        axes.plot([shown.median()], [height], "|", color=BLACK, markersize=bar)
-        write_beside(axes, errors_in_words(errors), height)
-    machine_rows(axes, names)
-    axes.set_xlabel(f"relative error ({', '.join(dict.fromkeys(table['split']))})")
+        of_machine = finite[finite["machine"] == name]
+        for error, exact in zip(of_machine["relative_error"], of_machine["exact"], strict=True):
+            alpha = 1.0 if runs == 1 else 0.4
+            panels.plot(error, height, "o", is_exact=exact, color=colour(name), alpha=alpha)
+        if runs > 1 and len(of_machine):
+            middle = float(of_machine["relative_error"].median())
+            at_rounding = bool(of_machine["exact"].median() > 0.5)
+            panels.mark(middle, height, is_exact=at_rounding)
+    texts = [
+        errors_in_words(table.loc[table["machine"] == name, "relative_error"]) for name in names
+    ]
+    panels.name_rows(names, texts, ", ".join(dict.fromkeys(table["split"])))
     heading(figure, strip_title(table, runs))
     return figure
 

@@ -208,11 +208,11 @@ def machine_rows(axes: Axes, machines: Sequence[str]) -> None:
     axes.set_ylim(len(machines) - 0.5, -0.5)
 
 
-def write_beside(axes: Axes, text: str, height: float) -> None:
+def write_beside(axes: Axes, text: str, height: float, color: str = BLACK) -> None:
     """Write a text to the right of the axes."""
     axes.annotate(
-        text, (1, height), xytext=(3, 0), xycoords=("axes fraction", "data"),
-        textcoords="offset points", va="center", fontsize=7,
+        text, (1, height), xytext=(3, 0), xycoords=("axes fraction", "data"), color=color,
+        textcoords="offset points", va="center", fontsize=7, annotation_clip=False,
     )  # fmt: skip
 
 

@@ -1,0 +1,91 @@
+"""Two panels for relative errors: a strip for errors that are only rounding, and a log axis for the
+others.
+
+One log axis for both would spend most of its width on the empty decades between 1e-12 and 1e-4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ntkexp.report.plots.style import BLACK, GREY, LEAST, PALE, log_axis, machine_rows, write_beside
+
+STRIP_WIDTH = 0.22  # width of the strip, relative to the log axis
+FEWEST_DECADES = 2  # so that at least two ticks have labels
+
+
+@dataclass(frozen=True)
+class ErrorPanels:
+    """The axes of a row for each kernel machine. `strip` is None if no error is only rounding."""
+
+    strip: Axes | None
+    axes: Axes
+
+    @classmethod
+    def of(cls, figure: Figure, errors: Sequence[float], *, has_exact: bool) -> ErrorPanels:
+        """Add both panels to a figure.
+
+        Args:
+            figure: An empty figure.
+            errors: The errors that are larger than rounding.
+            has_exact: True if other errors are only rounding.
+        """
+        if not has_exact:
+            axes = figure.subplots()
+            strip = None
+        else:
+            strip, axes = figure.subplots(1, 2, sharey=True, width_ratios=[STRIP_WIDTH, 1])
+            log_axis(strip, "x")
+            strip.set_facecolor(PALE)
+            strip.set_xlim(LEAST / 3, 1e-9)
+            strip.set_xticks([])
+            strip.set_xticks([], minor=True)
+            strip.set_xlabel("exact", color=GREY)
+            axes.spines["left"].set_visible(False)
+            axes.tick_params(left=False)
+
+        low, high = log_range(errors)
+        log_axis(axes, "x")
+        axes.set_xlim(low, high)
+        axes.set_xlabel("relative error")
+        return cls(strip, axes)
+
+    def plot(self, error: float, row: int, marker: str, *, is_exact: bool, **look: Any) -> None:
+        """Draw an error in its panel."""
+        self.panel(is_exact).plot(max(error, LEAST), row, marker, markeredgewidth=0, **look)
+
+    def mark(self, error: float, row: int, *, is_exact: bool) -> None:
+        """Draw a vertical bar at the median of several errors."""
+        self.panel(is_exact).plot(max(error, LEAST), row, "|", color=BLACK, markersize=7)
+
+    def panel(self, is_exact: bool) -> Axes:
+        return self.strip if is_exact and self.strip is not None else self.axes
+
+    def name_rows(self, machines: Sequence[str], numbers: Sequence[str], heading: str) -> None:
+        """Label the rows on the left, and write a column of numbers with a heading on the right."""
+        machine_rows(self.axes, machines)
+        if self.strip is not None:
+            machine_rows(self.strip, machines)
+            self.strip.set_xticks([])
+            self.axes.tick_params(labelleft=False)
+        for row, number in enumerate(numbers):
+            write_beside(self.axes, number, row)
+        write_beside(self.axes, heading, -1, color=GREY)
+
+
+def log_range(errors: Sequence[float]) -> tuple[float, float]:
+    """Return the limits of a log axis: powers of ten around the errors.
+
+    >>> log_range([0.003, 0.2]), log_range([0.3, 0.4]), log_range([])
+    ((0.001, 1.0), (0.01, 1.0), (0.01, 1.0))
+    """
+    shown = [error for error in errors if error > 0] or [1.0]
+    high = math.ceil(math.log10(max(shown)))
+    low = min(math.floor(math.log10(min(shown))), high - FEWEST_DECADES)
+    return float(f"1e{low}"), float(f"1e{high}")
