@@ -126,7 +126,7 @@ class Denominator:
     root: float  # ρ = √(1 − β₂ˢ⁺¹)
     eps: float
     mean: Tensor  # m, the momentum
-    latest: Tensor  # u²
+    latest: Tensor  # u² after the step
     latest_before: Tensor
     largest: Tensor | None = None  # t² of AMSGrad; None: t = u
     largest_before: Tensor | None = None
@@ -149,7 +149,7 @@ class TrainedStep:
     """One training step, with the weights before it."""
 
     index: int
-    weights: Float[Tensor, " weight"]  # θ
+    weights: Float[Tensor, " weight"]  # θ before the step
     batches: tuple[TakenBatch, ...]
     updates: tuple[Update, ...]  # weights without an update do not change
     clip_norm: float | None = None

@@ -217,8 +217,8 @@ def operations(
     outputs: Float[Tensor, "example out use features"],
     size: int,
 ) -> tuple[float, float]:
-    """Return the operations of two ways to sketch a sum of outer products: multiply out and scatter
-    once, or scatter and transform the factors of each use.
+    """Return the number of arithmetic operations of two ways to sketch a sum of outer products:
+    multiply out and scatter once, or scatter and transform the factors of each use.
     """
     (_, uses, count) = inputs.shape
     (_, out, _, features) = outputs.shape

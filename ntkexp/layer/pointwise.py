@@ -191,11 +191,11 @@ class AbstractBent(AbstractPointwise):
     @property
     @abstractmethod
     def slopes(self) -> tuple[float, float]:
-        """a and b."""
+        """The slopes a and b."""
 
     @property
     def constants(self) -> tuple[float, float]:
-        """k and h."""
+        """The constants k and h of the formulas above."""
         a, b = self.slopes
         return (a - b) ** 2 / (2 * pi), (a * a + b * b) / 2
 

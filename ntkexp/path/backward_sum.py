@@ -49,8 +49,8 @@ class BackwardStep:
     linear: Mapping[str, LinearStep]  # the optimizer's linear step for each parameter that changed
     # Jᵢ at the weights of the model call, or Jᵢᵀℓ′ᵢ as the Jacobian of one output
     right: Sequence[Jacobian]
-    factor: Mapping[str, float] | None = None  # c; None: 1
-    rounding: Weights = field(default_factory=dict)  # e
+    factor: Mapping[str, float] | None = None  # c, by parameter; None: 1
+    rounding: Weights = field(default_factory=dict)  # e, by parameter
     # mask: 0 where g is a rounding error, 1 elsewhere
     credit: Weights = field(default_factory=dict)
 
@@ -184,15 +184,15 @@ class BackwardSum:
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """The coefficients of a step by parameter, and the weight vectors whose inner products with V
-    and J̄ are terms.
+    """The coefficients of a step and its weight vectors λθ, dθ and r, all by parameter. The inner
+    products of the vectors with V and J̄ are terms of the sum.
     """
 
-    momentum_scale: dict[str, Tensor]  # S
-    gradient_scale: dict[str, Coefficient]  # N
-    momentum_gain: dict[str, Coefficient]  # α
-    momentum_decay: dict[str, float]  # β
-    mixing: dict[str, Mixing]  # M
+    momentum_scale: dict[str, Tensor]  # S, the factor of m
+    gradient_scale: dict[str, Coefficient]  # N, the factor of p
+    momentum_gain: dict[str, Coefficient]  # α, the factor of p in m
+    momentum_decay: dict[str, float]  # β, the factor of the old m
+    mixing: dict[str, Mixing]  # M, a linear map of the update
     l2: Weights  # λθ; empty if zero
     decoupled_decay: Weights  # dθ; empty if zero
     residual: Weights  # r; empty if zero

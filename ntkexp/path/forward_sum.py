@@ -131,7 +131,7 @@ class ErrorBar(Resumable):
     fine: tuple[Substep, ...]
     gain: float  # factor of S_2n − S_n in the error: 4/3
     every: int  # interval between the steps of the sample
-    total: Float[Tensor, "query out train"]  # Σe
+    total: Float[Tensor, "query out train"]  # Σe, the errors of these steps
     squares: float = 0.0  # Σ‖e‖²
 
     checkpointed: ClassVar[tuple[str, ...]] = ("total", "squares")

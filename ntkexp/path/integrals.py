@@ -46,10 +46,10 @@ class Tally:
     """
 
     missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖²
-    changed: float = 0.0  # ‖Δf‖²
+    changed: float = 0.0  # ‖Δf‖², for the change Δf of the outputs
     outputs: float = 0.0  # ‖f(θ_{s+1})‖²
     contribution_mass: float = 0.0  # Σ|Δ𝒮|
-    contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|
+    contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|, over points x
     kernel_squares: float = 0.0  # ‖ηK_s‖²
     kernels: bool = True  # False if only contributions are computed
 
@@ -345,13 +345,13 @@ class StepTotals(Resumable):
 
 
 def totals_at_zero(domain: Domain, rules: int) -> StepTotals:
-    """Return totals of zero for one of `rules` rules."""
+    """Return totals that start at zero, for one of `rules` quadrature rules."""
     zero = domain.sums(2)
     return StepTotals(zero=zero, most=most_stretches(domain, rules))
 
 
 def most_stretches(domain: Domain, rules: int) -> int:
-    """Return the maximum number of stretches per rule, which is even."""
+    """Return the maximum number of stretches (ranges of steps) per rule, which is even."""
     numbers = prod(domain.shape[:2]) * max(1, len(domain.components))
     return max(MIN_STRETCHES, MAX_TOTALS // max(1, rules * numbers) // 2 * 2)
 

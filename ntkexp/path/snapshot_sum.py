@@ -112,10 +112,10 @@ class Track(Resumable):
 
     integrals: Integrals
     totals: StepTotals  # one stretch per interval between snapshots
-    latest: Float[Tensor, "query out train out_"]  # K_k
+    latest: Float[Tensor, "query out train out_"]  # K_k, the latest snapshot
     pulled: Float[Tensor, "query out"]  # λJ·θ at K_k
     before: Float[Tensor, "query out train out_"]  # K_{k−1}
-    error: Float[Tensor, "query out train"]  # e
+    error: Float[Tensor, "query out train"]  # e, the estimated error
 
     checkpointed: ClassVar[tuple[str, ...]] = (
         "integrals",

@@ -124,7 +124,7 @@ class Clipped:
     """The gradients of both training runs, with their clipping factors."""
 
     gradient: Pair
-    factor: Pair  # c
+    factor: Pair  # the clipping factors c
     bound: float | None
 
     @property
@@ -335,7 +335,7 @@ class Breakdown:
     actual: Float[Tensor, " chosen"]  # the change from the first to the second training run
     shares: Float[Tensor, "chosen train"]
     by_step: Float[Tensor, "chosen step"]
-    magnitude: Float[Tensor, " chosen"]  # M
+    magnitude: Float[Tensor, " chosen"]  # M, as defined above
     growth: float  # largest norm of the adjoint, relative to its norm at the end of training
     emptied: int  # number of steps with an empty batch, because all its examples are left out
 

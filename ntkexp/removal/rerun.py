@@ -71,7 +71,7 @@ class Drawn:
     times: Float[Tensor, " row"]
 
     def weighted(self, weight: Float[Tensor, "*run train"]) -> Float[Tensor, "*run row"]:
-        """Return tᵢwᵢ."""
+        """Return tᵢwᵢ for each distinct example: it was drawn tᵢ times and has weight wᵢ."""
         return self.times * weight[..., self.rows]
 
 

@@ -421,8 +421,8 @@ number of networks and their errors.
 """
 
 DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Likeness.STILL)
-"""Priorities to combine splits: a run gets the first `Likeness` in this list that one of its rows
-has.
+"""The order in which the results of several splits are combined: a run gets the first `Likeness` in
+this list that one of its splits has.
 """
 
 

@@ -191,7 +191,7 @@ class ProgramCache:
 
     tapes: Programs[Tape] = field(default_factory=Programs)
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
-    # keys of routed Jacobians after the first read
+    # keys of Jacobians that were read once with routing
     once: Answers[bool] = field(default_factory=Answers)
 
     def record(

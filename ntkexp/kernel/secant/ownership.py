@@ -100,8 +100,8 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
 
 
 def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot]) -> Owners:
-    """Return the owners of a tape, if row n of each constant in `constants` belongs to example
-    n.
+    """Return the owners of a tape (the example of each row), if row n of each constant in
+    `constants` belongs to example n.
     """
     with Uncast(torch.float64):
         replay = Replay(tape, tape, trained, constants, scramble=stream("ownership"))
@@ -129,8 +129,8 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
 
 
 def have_owners(uses: Sequence[Use], owned: Owners) -> bool:
-    """Return whether the search has found an owner for each row of a product, and for each element
-    of other taps.
+    """Return whether `owned` has an owner for each row of a `Product` or `Grouped`, and for each
+    element of an `Element`.
     """
     counts = [
         use.tap.numel() if isinstance(use, Element) else rows_of(use.tap, batch=0).shape[0]

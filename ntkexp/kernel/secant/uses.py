@@ -129,7 +129,8 @@ class Grouped:
 
 @dataclass(frozen=True, eq=False)
 class Element:
-    """A weight, expanded to the shape in which an elementwise operation uses it.
+    """A weight that an elementwise operation uses, after it was expanded to the shape of the
+    operation.
 
     The tap is the expanded weight, or the result of the operation. In the second case `gain` is the
     factor of the weight.

@@ -289,7 +289,7 @@ def add_to_coarse(
 
 # --- One level: one tile for each offset and pair of images
 #
-# The inputs and fields of each image are laid out once per offset, one axis after the other.
+# For each offset, the fields of each image are copied into a tile, one axis after the other.
 
 
 @compiled

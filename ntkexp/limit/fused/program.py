@@ -191,7 +191,7 @@ def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
 
 def slots_along(level: Level, after: Pairs, axis: int) -> Array:
     """Return the slots along one axis, [coarsening, offset, pixel]."""
-    # Strides in the array of coarse tiles: between successive offsets, and between successive
+    # The distances in the array of coarse tiles: between successive offsets, and between successive
     # pixels
     tile = prod(after.pixels) * prod(len(offsets) for offsets in after.offsets[axis + 1 :])
     unit = prod(after.pixels[axis + 1 :])

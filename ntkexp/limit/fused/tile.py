@@ -179,7 +179,7 @@ def add_terms(
 def add_terms_of_one_vector(
     sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
-    """Add four terms, for a left vector, whose coefficients are numbers."""
+    """Add four terms of a pair whose left example is a vector: its coefficients are numbers."""
     wide()
     value = sums.K
     slope = sums.theta
