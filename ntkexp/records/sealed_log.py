@@ -1,5 +1,6 @@
-"""Sealed logs: append-only files with digests, so that damage is detected. Each entry is length (8
-bytes) mark (8 bytes) content seal (32 bytes)
+"""Sealed logs: append-only files with digests, so that damage is detected. The parts of an entry:
+
+    length (8 bytes)   mark (8 bytes)   content   seal (32 bytes)
 
     length   number of bytes of the content
     mark     digest of the log's name, the entry's number, and the length
