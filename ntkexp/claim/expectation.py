@@ -83,10 +83,7 @@ class AbstractExpectation(Component, ABC):
     """The figure that is expected if the claim is false. If None, the claim's file must give it."""
 
     def fields(self) -> dict[str, Any]:
-        """Omit fields that were added later unless they are set, so that old digests stay valid.
-
-        Omit fields that were added later unless they are set, so that old digests stay valid.
-        """
+        """Omit fields that were added later unless they are set, so that old digests stay valid."""
         return {
             name: value
             for name, value in super().fields().items()

@@ -41,7 +41,7 @@ RANDOM_SAMPLERS: tuple[type[Sampler[Any]], ...] = (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-MAX_BLOCK_SIDE = 2**20  # examples
+MAX_BLOCK_SIDE = 2**20  # largest number of examples on one side of a block
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ from ntkexp.records.own_files import (
 )
 from ntkexp.text import several
 
-MIN_TILE_SIDE = 32  # points
+MIN_TILE_SIDE = 32  # points on one side of a tile
 MAX_TILE_SIDE = 1024
 TILES_ACROSS = 32  # the usual number of tiles along the training examples
 MAX_TILES_ACROSS = 256

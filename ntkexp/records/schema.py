@@ -198,7 +198,7 @@ def first_fault(error: ValidationError) -> str:
 # --- Tables.
 
 
-LARGEST_TABLE = 1 << 30  # bytes
+LARGEST_TABLE = 1 << 30  # largest size of a table (CSV) in bytes
 
 
 Row = TypeVar("Row", bound=BaseModel)

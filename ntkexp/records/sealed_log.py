@@ -30,7 +30,7 @@ from pathlib import Path
 from ntkexp.mistake import NoPlace
 from ntkexp.records.atomic import WIDTH, Damaged, Sealing, seal
 
-LENGTH = 8  # bytes
+LENGTH = 8  # bytes that store the length of an entry
 HEAD = 2 * LENGTH  # bytes of a length and the digest (mark) that protects it
 
 

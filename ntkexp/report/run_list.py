@@ -35,7 +35,7 @@ class ListedFigures:
     loss: float | None
     frozen: float | None  # relative error of the frozen kernel on the main split
     age: float | None  # seconds since the run was finished or last written
-    took: float | None  # seconds
+    took: float | None  # wall seconds of the run
 
 
 def figures_of(run: ListedRun, now: float) -> ListedFigures:

@@ -4,9 +4,10 @@ The backward sum over steps updates U with the Jacobian J of the queries at each
 
     U ← scale ⊙ J + carry · U
 
-where `scale` has one number for each weight. U is then multiplied with the gradients of training
-examples. The gradient of a product layer is Σ_u a_u ⊗ β_u, with the input a_u and the output
-gradient β_u at use u of the weight. Its product with U is
+where `scale` has one number for each weight, and `carry` is a single number, usually the decay rate
+of the momentum. U is then multiplied with the gradients of training examples. The gradient of a
+product layer is Σ_u a_u ⊗ β_u, with the input a_u and the output gradient β_u at use u of the
+weight. Its product with U is
 
     ⟨U, Σ_u a_u ⊗ β_u⟩ = Σ_u a_uᵀ U β_u
 
@@ -107,8 +108,8 @@ class Adjoint:
         some = next(iter(self.parts.values()))
         kernel = some.new_zeros(*some.shape[:2], right.examples, right.outputs)
 
-        # Keep a block in factored form if no other block uses its parameters
-        # an ordered set: a fixed order gives bitwise equal results
+        # Keep a block in factored form if no other block uses its parameters.
+        # `multiplied_out` is an ordered set: a fixed order gives bitwise equal results
         multiplied_out: dict[str, None] = {}
         for place, block in right.placed():
             is_only_use = all(len(right.uses[name]) == 1 for name in block.names)

@@ -52,7 +52,7 @@ class Unfaithful(NoRule):
 
 @dataclass(frozen=True)
 class Findings:
-    """Cached results of the checks of one function. `question` computes the keys."""
+    """Cached results of the checks of one function. The function `question` computes their keys."""
 
     routes: Answers[Routes] = field(default_factory=Answers)
     owners: Answers[Owners] = field(default_factory=Answers)

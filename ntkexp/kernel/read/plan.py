@@ -1,8 +1,8 @@
 """Choose how many outputs are differentiated together, and the number of threads.
 
-A kernel has one block [out, out_] for each pair of examples. `all` selects complete blocks. A list
-of indices selects rows and columns of each block. `trace` selects the sum Σ_c K[x, c, x′, c]. The
-trace needs no memory for blocks, since outputs are read a few at a time.
+A kernel has one block [out, out_] for each pair of examples. The choice `all` takes complete
+blocks, a list of indices takes rows and columns of each block, and `trace` takes the sum
+Σ_c K[x, c, x′, c]. The trace needs no memory for blocks, since outputs are read a few at a time.
 
 >>> wanted("all", 3), wanted([2, 0], 3)
 (range(0, 3), [2, 0])

@@ -249,7 +249,7 @@ class MemoryLimit(DispatchMode):
         self.what = what
         self.remedy = remedy
         self.copies = copies
-        self.taken = 0.0  # bytes
+        self.taken = 0.0  # bytes of new arrays so far
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}

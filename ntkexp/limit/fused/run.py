@@ -1,5 +1,5 @@
-"""The fused engine's kernels of a block: compute sub-blocks on threads, then apply the remaining
-layers in torch.
+"""The fused engine's kernels of a block. The block is cut into sub-blocks, which threads compute.
+The remaining layers are applied in torch.
 
 Both kernels are the NNGP kernel K and the tangent kernel Θ. A field is a function of the variance
 at each pixel of an example.
