@@ -474,7 +474,7 @@ class AdjointSweep:
         clipping = Clipping(gradient, step.clip_norm)
         consumed = clipping.factor * clipping.gradient
 
-        # the changes without each example, for `one_step`, and the credit of the gradient
+        # the changes without each example, for `one_step`; `credited` masks rounding errors
         changes: list[Change] = []
         if self.one_step and step.batches:
             changes = changes_without(step, clipping.gradient, self.mean)

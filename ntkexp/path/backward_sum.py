@@ -229,8 +229,8 @@ class StepCoefficients:
     def need_v(self, credit: Weights) -> bool:
         """Return True if V must be formed.
 
-        This is the case if α or N differ between the weights of a parameter, or if there is a
-        credit and N ≠ 0.
+        This is the case if α or N differ between the weights of a parameter, or if some gradients
+        are rounding errors (`credit`) and N ≠ 0.
         """
         coefficients = (*self.gradient_scale.values(), *self.momentum_gain.values())
         if any(isinstance(coefficient, Tensor) for coefficient in coefficients):

@@ -162,7 +162,9 @@ class ErrorBar(Resumable):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSum(AbstractAccumulator):
-    """The sum over all steps, by several quadrature rules that share the tapes of a step."""
+    """The sum over all steps, by several quadrature rules that share the tapes (recorded forward
+    passes) of a step.
+    """
 
     domain: Domain
     rules: Mapping[str, Integrals]

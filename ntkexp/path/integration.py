@@ -21,8 +21,8 @@ from ntkexp.shapes import Weights
 
 
 class Costs(NamedTuple):
-    """The number of arrays that a method holds in memory at once, and the number of tapes per
-    step.
+    """The number of arrays that a method holds in memory at once, and the number of tapes (recorded
+    forward passes) per step.
     """
 
     rules: int  # number of arrays of contributions: one for each quadrature rule

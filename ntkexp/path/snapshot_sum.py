@@ -111,7 +111,7 @@ class Track(Resumable):
     """
 
     integrals: Integrals
-    totals: StepTotals  # one stretch per interval between snapshots
+    totals: StepTotals  # one sum per interval between snapshots
     latest: Float[Tensor, "query out train out_"]  # K_k, the latest snapshot
     pulled: Float[Tensor, "query out"]  # λJ·θ at K_k
     before: Float[Tensor, "query out train out_"]  # K_{k−1}

@@ -102,7 +102,7 @@ class StepBlock:
             raise Mistake(f"{error}; {WITHOUT_RULES}") from error
 
     def tape(self, position: float) -> Tape:
-        """Return the tape at θ₀ + uΔθ, where u is `position`."""
+        """Return the tape (recorded forward pass) at θ₀ + uΔθ, where u is `position`."""
         if position not in self.tapes:
             weights = self.segment.at(position)
             if position in (0.0, 1.0):

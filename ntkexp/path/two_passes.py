@@ -65,7 +65,7 @@ class RulePass:
     integrals: Integrals
     totals: StepTotals
     tallies: list[Tally]  # norms of the terms of each step
-    halves: Halves  # masses by stretch of the path, at the attributed points
+    halves: Halves  # magnitudes of contributions by time, at the attributed points
     sum: BackwardSum = field(default_factory=BackwardSum)
 
     def take(

@@ -340,7 +340,8 @@ class Observer:
 
 
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
-    """Return the columns `SHARE_COLUMNS` of a step, or an empty row if there are no tallies.
+    """Return the columns `SHARE_COLUMNS` of a step, or an empty row if the norms of its terms
+    (`Tally`) were not measured.
 
     The sums are computed by the first quadrature rule. The closure is the error of the first rule
     whose contributions add up to the change of the outputs.
