@@ -49,7 +49,7 @@ UNDER_WAY: ContextVar[AlteredLoop | None] = ContextVar("UNDER_WAY", default=None
 
 
 def altered_loop() -> AlteredLoop | None:
-    """Return the loop that runs again now, or None if no loop runs again."""
+    """Return the loop that is being repeated with other example weights, or None."""
     return UNDER_WAY.get()
 
 

@@ -71,7 +71,9 @@ class ParameterGroups:
         return known[1]
 
     def named_group(self, group: dict[str, Any]) -> Group:
-        """Return a group with its parameters by name. Raise if one cannot be followed."""
+        """Return a parameter group with its parameters by name. Raise if a parameter cannot be
+        followed.
+        """
         for weight in group["params"]:
             if id(weight) not in self.names:
                 self.refuse_copies(weight)
@@ -114,13 +116,14 @@ class ParameterGroups:
 
 
 def moved_names(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> set[str]:
-    """Return the names of the parameters that the optimizers move."""
+    """Return the names of the parameters that the optimizers update."""
     return {name for name, _ in ParameterGroups(model, optimizers)}
 
 
 def moves(weight: Tensor) -> bool:
-    """Return True unless a parameter is frozen and in half precision, as a base model with
-    adapters."""
+    """Return True unless a parameter is frozen and in half precision. Such parameters occur in a
+    base model with adapters.
+    """
     return weight.requires_grad or not is_short(weight)
 
 
@@ -188,7 +191,7 @@ def runs_as_it_is(model: nn.Module) -> bool:
 
 
 def called_model(model: nn.Module) -> nn.Module:
-    """Return the module inside DistributedDataParallel. Raise for wrappers that split batches or
+    """Return the module inside DistributedDataParallel. Raise if a wrapper splits batches or
     weights.
 
     >>> called_model(DataParallel(nn.Linear(1, 1)))

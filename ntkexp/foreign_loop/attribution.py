@@ -66,7 +66,9 @@ class LoopBackward:
     def over(
         self, steps: AbstractSteps, explained: Callable[[Sequence[ModelCall]], object]
     ) -> None:
-        """Add all steps. After each step, call `explained` with its recorded model calls."""
+        """Add all steps of the loop to the sums. After each step, call `explained` with the
+        recorded model calls of the step.
+        """
         began = steps.count
         for step, later in steps.backwards():
             if step.index + 1 < began:
@@ -81,7 +83,7 @@ class LoopBackward:
             self.pass_over(steps.start(0))
 
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> None:
-        """Add one step: prove it, and add its terms."""
+        """Run the three proofs of one step, and add its terms to the sums."""
         # Jᵢᵀℓ′ᵢ of every example i, at the weights of its call, and g = Σᵢ Jᵢᵀℓ′ᵢ
         begun = [
             step.start if call.at == step.index else steps.start(call.at) for call in step.calls
@@ -154,8 +156,8 @@ class LoopBackward:
     def secants(
         self, step: FollowedStep, ends: QueryEnds
     ) -> tuple[Jacobian, Bool[Tensor, " query"]]:
-        """Return J̄ of the queries along a step, and a mask of queries with a changed discrete
-        choice.
+        """Return the secant Jacobian J̄ of the queries along a step, and a mask of queries with a
+        changed discrete choice.
 
         Examples of discrete choices are an argmax, a sorting order, or the expert of a mixture. If
         a choice changes, no difference rule applies. The query then gets J at the beginning of the
@@ -190,8 +192,9 @@ class LoopBackward:
 
     @property
     def caveats(self) -> dict[str, str]:
-        """Warnings about changed discrete choices, and about gradients that are not derivatives, by
-        the name of the attribute."""
+        """Warnings about changed discrete choices, and about gradients that are not derivatives.
+        The keys are the names of attributes of the result.
+        """
         caveats: dict[str, str] = {}
         if self.jumping:
             first = min(self.jumping)
@@ -281,7 +284,7 @@ class LoopBackward:
         gradient: Weights,
         factors: Mapping[str, float],
     ) -> tuple[Weights, Weights]:
-        """Return e, the part of the optimizer's gradient that no example caused, and the credit of
+        """Return the part e of the optimizer's gradient that no example caused, and the credit of
         the examples (see `credit_of_examples`).
 
         e is the effect of casts, or the rounding error of terms that cancel. The rounding error
@@ -342,9 +345,8 @@ class LoopBackward:
         calls: Sequence[CallGradients],
         credited: Weights,
     ) -> None:
-        """Find the parameter that causes most of the cancellation in a step.
-
-        Do so only if the contributions cancel, and their total magnitude is the largest so far.
+        """If contributions cancel in this step, and their total magnitude is the largest so far,
+        find the parameter that causes most of the cancellation.
         """
         if not self.added.closing.cancels_most(contributions):
             return
@@ -364,8 +366,9 @@ class LoopBackward:
             self.added.carried -= self.sum.adjoint.applied(momentum)
 
     def pass_over(self, start: Weights) -> None:
-        """Skip steps that were not followed, and reset U to zero. `start` are the weights before
-        these steps."""
+        """Skip steps that were not followed, and reset the adjoint U to zero. `start` are the
+        weights before these steps.
+        """
         tape = self.reader.record(start, self.queries)
         self.added.other_steps += self.later.outputs - tape.outputs
         self.later = tape
@@ -471,7 +474,7 @@ class StepRows:
         self.first_position = self.examples + len(batch)
 
     def terms(self, terms: StepTerms, *, coupling_is_rounding: bool) -> LoopTerms:
-        """Return contributions and coupling, from the inner products with these rows.
+        """Return contributions and coupling, from the inner products of V with these rows.
 
         The gradients of single examples may not add up to the gradient of a coupled batch. With
         `coupling_is_rounding` the gap is added to `rounding`, because each gradient was computed
@@ -492,7 +495,7 @@ class StepRows:
         return LoopTerms(contributions, terms.decay, terms.rounding, gap)
 
     def position_kernel(self, terms: StepTerms) -> Float[Tensor, "query out row"]:
-        """Return the inner products with the rows of positions, which come last."""
+        """Return the inner products of V with the rows of positions, which are the last rows."""
         return terms.kernel[:, :, self.first_position :].squeeze(3)
 
 
@@ -511,8 +514,9 @@ class Chain(Sequence[Jacobian]):
 
 
 def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
-    """Return the sum of the gradients of all calls with a coupled batch, as one Jacobian, or an
-    empty list."""
+    """Return the sum of the gradients of all calls with a coupled batch, as a list with one
+    Jacobian. Return an empty list if no batch is coupled.
+    """
     wholes = [call.whole for call in calls if call.whole is not None]
     if not wholes:
         return []

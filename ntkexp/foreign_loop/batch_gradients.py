@@ -126,7 +126,7 @@ class TermGradients(Sequence[Jacobian]):
 
     @property
     def fits(self) -> bool:
-        """True if the gradients of all examples are stored."""
+        """True if the gradients of all examples fit into memory and are stored."""
         return self.examples * self.row_bytes <= self.buffer_bytes / 2
 
     def __getitem__(self, place: Any) -> Any:

@@ -57,7 +57,7 @@ def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def running_statistics(model: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers of all BatchNorm layers, by name.
+    """Return the running statistics (buffers) of all BatchNorm layers, by name.
 
     >>> list(running_statistics(nn.Sequential(nn.BatchNorm1d(2))))
     ['0.running_mean', '0.running_var', '0.num_batches_tracked']
@@ -139,8 +139,9 @@ class RunningStatistics:
             self.refuse_writes(step)
 
     def end_call(self) -> tuple[Weights, Weights] | None:
-        """Return the statistics before and after the latest call, or None if no call updates
-        any."""
+        """Return the running statistics before and after the latest call, or None if no call
+        updates running statistics.
+        """
         if not self.moves:
             return None
         before = self.latest
@@ -150,8 +151,9 @@ class RunningStatistics:
         return before, self.latest
 
     def end_step(self) -> tuple[Weights, Weights] | None:
-        """Return the statistics after the previous step and after this step, or None if no call
-        updates any."""
+        """Return the running statistics after the previous step and after this step, or None if no
+        call updates running statistics.
+        """
         before = self.at_step
         self.at_step = self.latest
         return (before, self.at_step) if self.moves else None

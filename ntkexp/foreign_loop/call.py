@@ -122,7 +122,7 @@ class Autocast:
 
     @classmethod
     def now(cls, device: str, *, whole: bool = True) -> Autocast | None:
-        """Return the current context, or None outside of autocast.
+        """Return the current autocast context, or None outside of autocast.
 
         >>> with torch.autocast("cpu", torch.bfloat16):
         ...     Autocast.now("cpu")
@@ -139,7 +139,9 @@ class Autocast:
         return dtype
 
     def again(self) -> AbstractContextManager[object]:
-        """Return the same context, or a null context if the model itself enters autocast."""
+        """Return the same autocast context, or a null context if the model itself enters
+        autocast.
+        """
         if not self.whole:
             return nullcontext()
         return torch.autocast(self.device, self.dtype, cache_enabled=self.cached)
@@ -216,7 +218,7 @@ class LayerModes:
         return cls(module.training, frozenset(otherwise))
 
     def give(self, module: nn.Module) -> None:
-        """Set the layers of a module to these modes."""
+        """Set the layers of a module to the recorded training and evaluation modes."""
         for name, layer in module.named_modules():
             layer.training = self.trains != (name in self.otherwise)
 
@@ -247,7 +249,7 @@ class Circumstances:
 
     @property
     def content(self) -> dict[str, object]:
-        """Tensors and plain values, for a file."""
+        """The circumstances as tensors and plain values, to be written to a file."""
         content: dict[str, object] = {
             "trains": self.modes.trains,
             "otherwise": sorted(self.modes.otherwise),
@@ -347,7 +349,9 @@ class ModelCall:
         return self.gradient is not None or bool(self.several and self.several.gradients)
 
     def output(self, followed: Output) -> Output:
-        """Return the names of the outputs that `gradient` belongs to: `followed`, or several."""
+        """Return the names of the outputs whose gradient is stored in `gradient`: `followed`, or
+        several names.
+        """
         return tuple(self.joined) or followed
 
     def consumed(self) -> ModelCall:

@@ -213,7 +213,7 @@ class Multiplied:
 
     @property
     def mantissa(self) -> float:
-        """The factor without its power of two, which a scaler may change."""
+        """The factor, divided by a power of two, because a GradScaler may change this power."""
         return frexp(self.factor)[0]
 
     def may_be_clipped(self, other: Multiplied) -> bool:
@@ -232,7 +232,7 @@ class Multiplied:
         )
 
     def only(self, names: Iterable[str]) -> Multiplied:
-        """Restrict to some of the parameters."""
+        """Restrict the entry to the parameters `names`."""
         chosen = frozenset(names)
         places = [place for place, name in enumerate(self.names) if name in chosen]
         squares = array("d", (self.squares[place] for place in places))
@@ -372,7 +372,7 @@ def shared(
     tolerance: Callable[[Multiplied], float],
     fair: float = COMMON_SHARE,
 ) -> Iterator[tuple[Multiplied, ...]]:
-    """For each entry, yield the first and last entries with an equal value, within its tolerance.
+    """For each entry, yield the first and the last entry whose value is equal within the tolerance.
 
     Yield () if fewer than the fraction `fair` of the parameter's steps have this value, because a
     few values are nearly equal by chance.

@@ -52,7 +52,7 @@ class Closing:
 
     @property
     def facts(self) -> dict[str, float | str]:
-        """The result as attributes of the attribution."""
+        """The result of the check as attributes of the attribution."""
         facts: dict[str, float | str] = {
             "sum_error": self.relative(self.missed),
             "sum_tolerance": self.relative(self.tolerance),
@@ -66,7 +66,7 @@ class Closing:
 
     @property
     def sentence(self) -> str:
-        """The result in one sentence."""
+        """The result of the check in one sentence."""
         if not self.change:
             return "the outputs at the queries did not change"
         share = short(self.relative(self.missed))
@@ -77,7 +77,7 @@ class Closing:
 
     @property
     def cancel(self) -> str:
-        """The strength of the cancellation, in words."""
+        """The strength of the cancellation, as a clause of a sentence."""
         where = f", mostly in '{self.parameter}'" if self.parameter else ""
         return f"cancel {self.cancellation:.3g} : 1{where}"
 
@@ -108,7 +108,7 @@ class ClosingSums:
 
     @classmethod
     def at_zero(cls, outputs: Float[Tensor, "query out"], dtype: torch.dtype) -> ClosingSums:
-        """Return sums over no step."""
+        """Return sums that start at zero."""
         zero = outputs.new_zeros((), dtype=dtype)
         return cls(torch.zeros_like(outputs, dtype=dtype), zero.clone(), zero.clone())
 
@@ -133,7 +133,9 @@ class ClosingSums:
         self.noise += jacobian.applied(self.rounded(weights)).norm()
 
     def rounded(self, weights: Weights) -> Weights:
-        """Return eps θ ⊙ ±1, with the same signs in every step."""
+        """Return eps θ ⊙ ±1, a perturbation of the weights θ by rounding, with the same signs in
+        every step.
+        """
         for name, weight in weights.items():
             if name not in self.signs:
                 drawn = torch.randint(

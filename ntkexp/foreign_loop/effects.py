@@ -79,15 +79,18 @@ class FollowedSweep:
 
     @cached_property
     def of(self) -> Mapping[str, object]:
-        """The identity of the sweep. A saved state belongs to it if its identity is equal."""
+        """The identity of the sweep. A saved state belongs to this sweep if both identities are
+        equal.
+        """
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
         asked = ["sweeps", self.training.length, self.sweep.chunk, self.sweep.mean, self.sweep.kind]
         return {"asked": asked, "seen": digest([self.training.end, *losses]).hex()}
 
     def keep(self) -> None:
-        """Save the state, if the trace has a folder. If the disk is full, continue without
-        saving."""
+        """Save the state of the sweep, if the trace has a folder. If the disk is full, continue
+        without saving.
+        """
         if self.files is not None:
             state = {"of": self.of, "norm": self.training.norm, "sweeps": self.sweep.state}
             with suppress(NoPlace):

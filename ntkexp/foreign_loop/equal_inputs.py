@@ -136,7 +136,7 @@ def classes_of(call: ModelCall) -> list[int]:
 
 
 def are_different(gradient: Tensor, rows: list[int]) -> bool:
-    """Return True if some of these rows differ by more than rounding."""
+    """Return True if some of these rows of ∂L/∂f differ by more than rounding."""
     values = gradient[rows]
     spread = float((values - values[0]).abs().max())
     return spread > ROUNDED_SHARE * float(gradient.abs().max())

@@ -101,14 +101,16 @@ class CallReaders:
 
 
 def reader_key(call: ModelCall) -> tuple[LayerModes, Output]:
-    """Return the key of a call's reader: its layer modes, and its outputs if several are joined."""
+    """Return the key of the reader for a call: the layer modes, and the outputs if several are
+    joined.
+    """
     return call.how.modes, tuple(call.joined)
 
 
 def replayed_call(
     call: ModelCall, function: Function, weights: Weights, outputs: Tensor
 ) -> Replayed:
-    """Return the replayed outputs of a call."""
+    """Return the outputs of a replayed call, to be compared with the recorded signature."""
     joined = tuple(call.joined.values())
     return Replayed(function, weights, call.inputs, outputs, joined=joined)
 

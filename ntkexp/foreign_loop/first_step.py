@@ -34,8 +34,8 @@ class FirstStepProof:
     queries: Inputs
 
     def prove(self, step: FollowedStep, others: Collection[str] = ()) -> None:
-        """Compare the gradient that the optimizer used with the gradient recomputed from the
-        recorded model calls. Raise if they differ.
+        """Recompute the gradient from the recorded model calls, and compare it with the gradient
+        that the optimizer used. Raise if they differ.
 
         `others` names the outputs that received a gradient, but have no row for each example.
         """
@@ -76,7 +76,7 @@ class FirstStepProof:
 
 
 def refuse_uncalled(step: FollowedStep, others: Collection[str]) -> None:
-    """Raise the error for a step whose gradient came from no recorded model call."""
+    """Raise the error for a step whose gradient did not come from a recorded model call."""
     if others:
         raise Mistake(
             f"step {step.index}: no gradient came back to an output with a row for each example, but "

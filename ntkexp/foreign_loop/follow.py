@@ -203,7 +203,7 @@ class FollowedLoop:
 
     @property
     def still(self) -> dict[str, torch.Tensor]:
-        """The parameters and buffers that no optimizer moves."""
+        """The parameters and buffers that no optimizer updates."""
         state = self.inner.state_dict()
         return {name: part for name, part in state.items() if name not in self.moved}
 

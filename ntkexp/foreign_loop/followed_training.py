@@ -64,7 +64,7 @@ class AdamStates:
     device: torch.device
 
     def denominator(self, step: FollowedStep, name: str) -> Denominator | None:
-        """Return the denominator in the step of a parameter, or None if Adam does not move it."""
+        """Return the denominator in the step of a parameter, or None if Adam does not update it."""
         settings = step.settings[name]
         place = self.flat.places[name]
         if "betas" not in settings:
@@ -188,7 +188,7 @@ class MeanTaken:
                 self.compare(step, share, agreed)
 
     def agreed(self, step: int, share: CallShare) -> dict[str, float]:
-        """Return κ Σm of a call, for the kinds of count that agree with earlier calls."""
+        """Return κ Σm of a call, for those kinds of count whose value agrees with earlier calls."""
         assert self.first is not None
         means = means_of(share)
         tolerance = share.tolerance + self.first[1].tolerance
@@ -276,7 +276,7 @@ def same_scale(one: float, other: float, room: float) -> bool:
 
 
 def is_plain(mean: float, room: float) -> bool:
-    """True if a mean is an integer, or the inverse of one, times a power of two.
+    """True if a mean is an integer or the inverse of an integer, times a power of two.
 
     The integer may be a number of calls or outputs, and the power of two the scale of a GradScaler.
 
@@ -424,7 +424,7 @@ class FollowedTraining(AbstractTrajectory):
         )
 
     def clipped(self, followed: FollowedStep, step: TrainedStep) -> TrainedStep:
-        """Return the step with the scale of its loss, or the clipping norm of its gradient."""
+        """Return the step with the scale of its loss, or with the clipping norm of its gradient."""
         if not step.batches:
             return step
         with_grad = self.with_grad(followed)

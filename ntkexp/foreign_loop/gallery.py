@@ -55,7 +55,7 @@ class Gallery:
 
 
 def shown(inputs: Inputs) -> NDArray[Any]:
-    """Return the input tensor to show, with one row for each example.
+    """Choose the input tensor to show, with one row for each example.
 
     >>> shown({"mask": torch.ones(1, 2), "input_ids": torch.tensor([[4, 7]])})
     array([[4, 7]])

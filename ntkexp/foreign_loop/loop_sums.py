@@ -68,7 +68,7 @@ class TermTotals:
     def at_zero(
         cls, zero: Float[Tensor, "*component query out"], examples: int, steps: int
     ) -> TermTotals:
-        """Return sums over no step."""
+        """Return sums that start at zero."""
         return cls(
             contributions=zero.new_zeros(*zero.shape, examples),
             decay=torch.zeros_like(zero),
@@ -278,7 +278,7 @@ def sums_at_zero(
     components: Components | None = None,
     positions: Positions | None = None,
 ) -> LoopSums:
-    """Return sums over no step. Raise if the sums and one step do not fit into memory.
+    """Return sums that start at zero. Raise if the sums and one step do not fit into memory.
 
     Omit `half_by`, with a warning, if only this sum does not fit.
     """

@@ -70,7 +70,7 @@ class QueryCalls:
 
     @property
     def content(self) -> dict[str, Json]:
-        """Plain values, for a file."""
+        """The measure as plain values, to be written to a file."""
         return {"sizes": list(self.sizes), "ids": list(self.ids)}
 
     @classmethod
@@ -102,7 +102,9 @@ class MeasuredQueries:
         return self.described.split()[0]
 
     def of(self, function: Function) -> Function:
-        """Return the composition g ∘ f, as a function of weights and all queries."""
+        """Return the composition g ∘ f of the measure and the model, as a function of the weights
+        and all queries.
+        """
 
         def measured(weights: Weights, inputs: Inputs) -> Tensor:
             return self.values(function(weights, inputs), inputs)
@@ -117,7 +119,7 @@ class MeasuredQueries:
         return torch.cat([call.values for call in self.by_call(outputs, inputs)])
 
     def by_call(self, outputs: Tensor, inputs: Inputs) -> list[NamedValues]:
-        """Return the values at the queries of each call."""
+        """Return the values of the measure, for the queries of each call."""
         return [
             self.of_call(outputs[where], part(inputs, where), self.calls.ids[where])
             for where in self.calls
@@ -193,8 +195,9 @@ class MeasuredQueries:
             reader.checks.refuse_dependence(tape)
 
     def recorded(self, outputs: Tensor, queries: Inputs) -> tuple[Reader, Tape]:
-        """Record g alone, as a function of one weight of value 1, which multiplies these
-        outputs."""
+        """Record the measure g alone, as a function of a single weight of value 1 that multiplies
+        these outputs.
+        """
 
         def scaled_measure(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)

@@ -171,7 +171,9 @@ class CalledModule:
         return max((self.cast_eps_of(call.how, exact=exact) for call in calls), default=0.0)
 
     def under(self, casts: Autocast | None) -> Function:
-        """Return the module in evaluation mode under an autocast context, without the measure."""
+        """Return the module in evaluation mode under an autocast context, as a function without the
+        measure.
+        """
         function = function_of(self.twin(EVALUATION), self.output)
 
         def cast(weights: Weights, inputs: Inputs) -> Tensor:
@@ -187,7 +189,8 @@ class CalledModule:
 
     @property
     def as_evaluated(self) -> Iterator[Function]:
-        """Candidates for the function that the user's model computed at the queries.
+        """Candidates for the function that the user's model computed at the queries, which depends
+        on autocast.
 
         The user's model may run without autocast, under the loop's autocast, or under the autocast
         that its half-precision weights need.
@@ -295,7 +298,7 @@ class CalledModule:
     # --- Copies in other modes
 
     def twin(self, modes: LayerModes, kind: torch.dtype | None = None) -> nn.Module:
-        """Return a copy of the module in these modes.
+        """Return a copy of the module with its layers in these modes.
 
         The copy shares all tensors. If `kind` is given, half-precision tensors are converted to it.
 

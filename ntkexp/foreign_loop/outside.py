@@ -94,7 +94,8 @@ class FrozenTensors:
             self.checked[name] = (tensor, tensor._version)
 
     def differences(self, weights: Weights) -> Iterator[str]:
-        """Yield the names of all differences between the model now and the end of the trace.
+        """Yield the names of all tensors and attributes of the model that differ from the end of
+        the trace.
 
         Compare all tensors with `weights` or with the copy of the model. Also compare numbers and
         strings that are attributes of modules or their classes.
@@ -180,7 +181,7 @@ class LatestWeights:
     strangers: dict[str, str] = field(default_factory=dict)  # unfollowed optimizer, by parameter
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy the present values of some weights."""
+        """Copy the present values of some weights into this object."""
         copies = list[Tensor]()
         values = list[Tensor]()
         for name, weight in weights.items():
@@ -195,7 +196,7 @@ class LatestWeights:
         torch._foreach_copy_(copies, values)  # one call for all weights
 
     def release(self, before: Weights) -> None:
-        """Reuse the memory of these older copies."""
+        """Reuse the memory of `before`, older copies of the weights."""
         self.spare |= {
             name: weight for name, weight in before.items() if weight is not self.weights[name]
         }

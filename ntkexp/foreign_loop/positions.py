@@ -121,7 +121,7 @@ be [example, position, class] or [example, class, position]
 
 
 def by_loss(call: ModelCall) -> int | None:
-    """Return the axis of positions if ∂L/∂f sums to zero over the other axis only, else None.
+    """Return the axis of text positions if ∂L/∂f sums to zero over the other axis only, else None.
 
     In this example, the outputs are [example, class, position].
 
@@ -209,7 +209,7 @@ class LoopPositions:
     def at_zero(
         cls, positions: Positions, parts: Float[Tensor, "query out example"], budget: MemoryBudget
     ) -> LoopPositions:
-        """Return contributions of zero. Raise if they do not fit into memory."""
+        """Return contributions that start at zero. Raise if they do not fit into memory."""
         outputs = prod(parts.shape[:2])
         examples = parts.shape[2]
         numbers = outputs * (examples * positions.longest + positions.rows)  # the sum, and one step

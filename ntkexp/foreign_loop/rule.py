@@ -215,7 +215,7 @@ class Signatures:
         return signature
 
     def drawn(self, count: int, like: Tensor) -> Tensor:
-        """Return r of length `count`, with the dtype and device of `like`."""
+        """Return the random vector r of length `count`, with the dtype and device of `like`."""
         key = (count, like.dtype, like.device)
         if key not in self.numbers:
             generator = stream("signature", count)
@@ -316,7 +316,7 @@ class RuleProof:
         return self.signatures.signature(tensor)
 
     def settle(self, waiting: Sequence[PendingProof]) -> list[float]:
-        """Finish the checks of several parameters, and return the error of each.
+        """Finish the pending checks of several parameters, and return the error of each.
 
         Each round copies all signatures that the checks need to the host, with one transfer.
         """
@@ -375,7 +375,9 @@ class RuleProof:
         return self.proved(claim, asked, scale)
 
     def proved(self, claim: StepClaim, asked: dict[str, Tensor], scale: float) -> PendingProof:
-        """Yield the signatures to read, and compare the step with the rule."""
+        """Check one parameter: yield the signatures that are needed, and compare the step with the
+        optimizer's rule.
+        """
         step, name = claim.step, claim.name
         read = yield asked
         after, before = read["after"], self.weights[name]
@@ -467,7 +469,7 @@ def p_of(step: LinearStep, taken: StepInput) -> Tensor:
 
 
 def astray(where: str, missed: float) -> str:
-    """Return the error message for a step that its rule does not explain."""
+    """Return the error message for a step that differs from the optimizer's rule."""
     return (
         f"{where} is not where its optimizer's rule leads, by {missed:.2g} or more; was its "
         "gradient "

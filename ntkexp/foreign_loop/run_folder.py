@@ -138,7 +138,7 @@ def examples(
 def split_arrays(
     split: str, names: list[str], rows: NDArray[Any], decode: Decode | None
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays of one split for data.npz."""
+    """Return the arrays of one split, to be written to data.npz."""
     arrays: dict[str, NDArray[Any]] = {
         f"{split}_index": np.arange(len(names)),
         f"{split}_name": np.array(names, dtype=str),

@@ -66,7 +66,7 @@ def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
 
 
 def signature_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
-    """Return r of length `count`, with the dtype and device of `like`."""
+    """Return the random vector r of length `count`, with the dtype and device of `like`."""
     key = (count, like.dtype, like.device)
     if key not in SIGNATURE_VECTORS:
         drawn = torch.randn(count, generator=stream("outputs", count), dtype=torch.float64)
@@ -137,8 +137,8 @@ class Replayed:
         return signature(self.outputs.reshape(*signed.shape, -1))
 
     def noise(self, eps: float) -> float:
-        """Return a bound on the rounding error of the outputs: a multiple of their change under
-        relative noise in weights and inputs.
+        """Return a bound on the rounding error of the outputs: a multiple of the change of the
+        outputs under relative noise in weights and inputs.
 
         Return 0 if the function has hidden randomness. Under casts the multiple is smaller, because
         the same kernels round in the same way.

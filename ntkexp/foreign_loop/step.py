@@ -56,7 +56,9 @@ class FollowedStep:
         return [name for name in self.linear if name not in self.without_grad]
 
     def of(self, name: str) -> LinearStep:
-        """Return the linear step of a parameter; the identity if no optimizer moves it."""
+        """Return the linear step of a parameter, or the identity if no optimizer updates the
+        parameter.
+        """
         return self.linear.get(name, IDLE)
 
 
@@ -80,7 +82,7 @@ class AbstractSteps(ABC):
 
     @property
     def count(self) -> int:
-        """The number of steps of the loop, of which some may not be stored."""
+        """The number of steps of the loop, including steps that are not stored."""
         return len(self)
 
     @property
@@ -157,11 +159,11 @@ class AbstractStore(ABC):
         return True
 
     def pass_over(self) -> None:
-        """Count a step that is not stored."""
+        """Count a step without storing it."""
         raise ValueError("every step is stored")
 
     def go_on(self, weights: Weights) -> None:
-        """Continue at `weights` after steps that were not stored."""
+        """Continue with the next stored step at `weights`, after steps that were not stored."""
         raise ValueError("every step is stored")
 
     @abstractmethod

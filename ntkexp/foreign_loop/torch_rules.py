@@ -43,7 +43,7 @@ class AbstractTorchRule(AbstractOptimizerRule):
     def downwards(
         self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
-        """Return the linear step for `maximize=False`."""
+        """Return the linear step that minimizes, as with `maximize=False`."""
 
     def momentum(self, group: Entries, state: Entries) -> Tensor | None:
         if self.remembers is None or self.remembers not in state:
@@ -272,7 +272,7 @@ class RAdamRule(AbstractTorchRule):
 
 
 def decay_of(group: Entries) -> tuple[float, float]:
-    """Return λ and d. At least one of them is zero."""
+    """Return the decay coefficients λ (L2) and d (decoupled). At least one is zero."""
     decay = float(group["weight_decay"])
     return (0.0, float(group["lr"]) * decay) if group["decoupled_weight_decay"] else (decay, 0.0)
 
@@ -418,7 +418,7 @@ class MuonRule(AbstractTorchRule):
         )
 
     def update(self, group: Entries, state: Entries, taken: StepInput) -> Tensor:
-        """Return u, the matrix to be orthogonalized."""
+        """Return the matrix u that Muon orthogonalizes."""
         memory: Tensor = state["momentum_buffer"]
         return taken.gradient.lerp(memory, group["momentum"]) if group["nesterov"] else memory
 

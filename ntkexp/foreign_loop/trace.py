@@ -400,7 +400,7 @@ class Trace:
     def begin_sums(
         self, tape: Tape, components: Components | None, places: Positions | None
     ) -> LoopSums:
-        """Return sums over no step. Raise if the sums and one step do not fit into memory."""
+        """Return sums that start at zero. Raise if the sums and one step do not fit into memory."""
         forms_v = any(not known.rule.has_effects for known in self.steps.known)
         step = StepMemory(
             tape,
@@ -412,7 +412,7 @@ class Trace:
         return sums_at_zero(step, examples, len(self.steps), self.budget, components, places)
 
     def go_back(self, back: LoopBackward, gallery: Gallery, progress: AbstractProgress) -> None:
-        """Add all steps to `back`, and their examples to `gallery`."""
+        """Add all steps to the sums in `back`, and the examples of the steps to `gallery`."""
         announced = Announced("ntkexp: attribution", len(self.steps), progress)
 
         def explained(calls: Sequence[ModelCall]) -> None:

@@ -185,16 +185,17 @@ class CallLoss:
         return SeenCall.of(self.call.inputs, self.call.names)
 
     def losses(self, outputs: Tensor) -> Float[Tensor, " row"]:
-        """Return the losses of the examples at these outputs."""
+        """Return the losses of the call's examples at these outputs."""
         losses, _ = losses_of(self.loss, outputs, self.seen)
         return losses
 
     def at(self, weights: Weights) -> Float[Tensor, " row"]:
-        """Return the losses of the examples at these network weights."""
+        """Return the losses of the call's examples at these network weights."""
         return self.losses(self.function(weights, self.call.inputs))
 
     def share(self, weights: Weights, weighing: Weighing | None = None) -> CallShare:
-        """Compute κ at these network weights. Raise if this is not the loss of the loop.
+        """Compute the loss factor κ at these network weights. Raise if `loss=` is not the loss of
+        the loop.
 
         `weighing` are the weights by which the recorded gradient was multiplied.
         """
@@ -275,7 +276,7 @@ class Weighing:
     loss: ExampleLoss | None = None  # may return the weights m in the mean
 
     def left(self, names: Sequence[str]) -> Float[Tensor, " row"]:
-        """Return the weight w of every row."""
+        """Return the weight w of the example in every row."""
         return torch.tensor([self.weights.get(name, 1.0) for name in names], dtype=torch.float64)
 
     def factors(
@@ -285,7 +286,7 @@ class Weighing:
         return self.left(names) * self.shared(names, counts)
 
     def shared(self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None) -> float:
-        """Return the factor c of a call. It is 1 if every example has weight w = 0."""
+        """Return the factor c of a call, which is 1 if every example has weight w = 0."""
         w = self.left(names)
         m = torch.ones_like(w) if counts is None else counts.to(w)
         weighted = float((w * m).sum())

@@ -183,7 +183,7 @@ class Watch:
                 self.hooks.append(layer.register_forward_pre_hook(FollowHook(layer, self.on_layer)))
 
     def remember(self, optimizer: torch.optim.Optimizer) -> None:
-        """Store the momenta of an optimizer in proof (b)."""
+        """Store the momenta of an optimizer, which proof (b) needs."""
         rule = self.rules[id(optimizer)]
         for group, members in self.parameters.groups(optimizer):
             for name, weight in members.items():
@@ -338,7 +338,9 @@ class Watch:
         return aliases
 
     def refuse_other_weights(self, *, moves_statistics: bool) -> None:
-        """Raise if weights, buffers or norms changed in a way that is not followed."""
+        """Raise if something other than a followed optimizer or call has changed weights, buffers
+        or normalisation layers.
+        """
         step = self.store.count
         if moves_statistics and self.store.chooses:
             raise Mistake(
@@ -617,8 +619,9 @@ class Watch:
                     self.latest.strangers[name] = type(optimizer).__name__
 
     def on_passed_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count a step that is not stored. If the next step is stored, store the weights after this
-        step."""
+        """Count a step without storing it. If the next step is stored, store the weights after this
+        step.
+        """
         if id(optimizer) not in self.stepping:  # a subclass calls its base class's `step`
             return
         self.stepping.discard(id(optimizer))
@@ -629,7 +632,7 @@ class Watch:
 
     @property
     def moving(self) -> Weights:
-        """The weights that optimizers move, and the running statistics that calls move."""
+        """The weights that optimizers update, and the running statistics that calls update."""
         if not self.statistics.moves:
             return self.latest.weights
         return self.latest.weights | self.statistics.latest
@@ -672,8 +675,9 @@ def read_step(
     scratch: Tensor,
     where: str,
 ) -> LinearStep:
-    """Return the linear step by the rule. Raise if a subclassed optimizer lacks a state entry that
-    the rule reads."""
+    """Return the linear step by the optimizer's rule. Raise if a subclass of the optimizer lacks a
+    state entry that the rule reads.
+    """
     try:
         return rule.watched(group, state, step_input, scratch)
     except KeyError as error:

@@ -102,7 +102,7 @@ class Mixing:
     def adjoint(
         self, weight: Float[Tensor, "*several row column"]
     ) -> Float[Tensor, "*several row column"]:
-        """Apply the transposed map: ⟨u, of(v)⟩ = ⟨adjoint(u), v⟩."""
+        """Apply the transposed linear map: ⟨u, of(v)⟩ = ⟨adjoint(u), v⟩."""
         return weight @ self.matrix if self.by_rows else self.matrix.mT @ weight
 
 
@@ -177,7 +177,9 @@ parameter
 
     @property
     def moves_in_numbers(self) -> tuple[float, float] | None:
-        """S and N, or None if they differ between the weights of the parameter."""
+        """The coefficients S and N as numbers, or None if they differ between the weights of the
+        parameter.
+        """
         if self.denominator is not None or self.mixing is not None:
             return None
         if isinstance(self.momentum_scale, Tensor) or isinstance(self.gradient_scale, Tensor):
@@ -186,7 +188,7 @@ parameter
 
     @property
     def moves_by_momentum(self) -> bool:
-        """True if N = 0, so that the gradient acts only through m."""
+        """True if N = 0: the gradient acts only through the momentum m."""
         return not isinstance(self.gradient_scale, Tensor) and self.gradient_scale == 0.0
 
     @property
@@ -195,7 +197,7 @@ parameter
         return self.moves_in_numbers is None or isinstance(self.momentum_gain, Tensor)
 
     def divided(self) -> LinearStep:
-        """Return an equal step with S/n and N/n as S and N, and n = 1.
+        """Return an equal step without denominator: S/n and N/n replace S and N.
 
         >>> LinearStep(1.0, denominator=torch.tensor([2.0, 4.0])).divided().momentum_scale
         tensor([0.5000, 0.2500])
@@ -298,7 +300,7 @@ class AbstractOptimizer(Component):
         sizes: Sizes,
         memory: Memory,
     ) -> Move:
-        """Take one step. A flow also evaluates the gradient `field` between its ends."""
+        """Take one step. A gradient flow also evaluates the gradient `field` inside the step."""
         return Move(*self.update(step, weights, gradient, sizes, memory))
 
     @abstractmethod
@@ -327,7 +329,9 @@ class AbstractOptimizer(Component):
         return ()
 
     def spread_at(self, step: int) -> Spread | None:
-        """Return the divisor of a step, or None if steps are not divided by past gradients."""
+        """Return the divisor of an adaptive step, or None if steps are not divided by past
+        gradients.
+        """
         return None
 
     @property
@@ -365,7 +369,7 @@ class AbstractOptimizer(Component):
         return min(1.0, float(self.clip_norm / (norm + GUARD)))
 
     def with_decay(self, gradient: Weights, weights: Weights) -> Weights:
-        """Return g + λθ."""
+        """Return p = g + λθ, the gradient with L2 decay."""
         if not self.weight_decay:
             return gradient
         return {

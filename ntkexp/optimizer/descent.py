@@ -209,7 +209,7 @@ class AbstractAdam(AbstractAdaptive):
         return after, {"mean": mean, "latest": latest, "square": square}
 
     def spread(self, step: int, square: Tensor) -> Tensor:
-        """Return n = 1/D for each weight."""
+        """Return the denominator n = 1/D of the step for each weight."""
         return (square.sqrt() / sqrt(1 - self.betas[1] ** (step + 1))).add_(self.eps)
 
     def spread_at(self, step: int) -> Spread:

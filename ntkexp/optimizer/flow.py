@@ -64,7 +64,7 @@ def attempt(weights: Weights, slope: Weights, field: VectorField, length: float)
 
 
 def combined(row: Sequence[float], slopes: Sequence[Weights], length: float) -> Weights:
-    """Return h Σ_j row_j k_j."""
+    """Return h Σ_j row_j k_j, with the length h and the slopes k_j."""
     total = {name: torch.zeros_like(part) for name, part in slopes[0].items()}
     for coefficient, slope in zip(row, slopes, strict=True):
         for name, part in total.items() if coefficient else ():
@@ -196,7 +196,9 @@ class Controller:
 
     @property
     def memory(self) -> Memory:
-        """The length of the next arc, the distance covered so far, and the sum of all errors."""
+        """The controller's state for a checkpoint: the length of the next arc, the distance covered
+        so far, and the sum of all errors.
+        """
         values = (self.length * self.scale or self.before, self.way, self.error)
         named = zip(KNOWN, values, strict=True)
         return {

@@ -67,7 +67,7 @@ class PlaceInTrace:
 def find_place(
     files: TraceFolder, config: Mapping[str, Json], weights: Weights
 ) -> PlaceInTrace | None:
-    """Return the position in a trace that has these weights.
+    """Return the position in a trace at which the weights were equal to these.
 
     Return None if the folder is empty or has no step. Raise if no position has these weights.
     """
@@ -130,7 +130,9 @@ def refuse_other_loop(files: TraceFolder, config: Mapping[str, Json]) -> None:
 
 
 def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
-    """Continue, in a process other than the first, at the position that the first process chose."""
+    """In a process other than the first, continue the trace at the position that the first process
+    chose.
+    """
     if not files.weights_at(place.events).is_file():
         raise Mistake(
             f"rank {files.rank} does not see what rank 0 wrote into {files.folder.path}; give a "
@@ -462,7 +464,7 @@ class DiskStore(AbstractStore):
 
 
 def is_plain_descent(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True for SGD without momentum, which has no state."""
+    """Return True if the optimizer is SGD without momentum, which has no state."""
     if not isinstance(optimizer, torch.optim.SGD):
         return False
     return not any(group["momentum"] for group in optimizer.param_groups)

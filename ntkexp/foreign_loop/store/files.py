@@ -113,7 +113,7 @@ class TraceFolder:
         return map(read, self.log.entries())
 
     def forget(self) -> None:
-        """Drop cached content, after the files have changed."""
+        """Drop cached content of the files, after they have changed."""
         for name in ("sealed_for", "rows", "log"):
             vars(self).pop(name, None)
 
@@ -132,7 +132,9 @@ class TraceFolder:
                 )
 
     def refuse_cut(self) -> None:
-        """Raise if there is a checkpoint after the last event, unless the loop still runs."""
+        """Raise if there is a checkpoint after the last stored event, unless the loop still
+        runs.
+        """
         last = max(self.checkpoints, default=0)
         if last > len(self.log) and not is_held(self.folder.path / LOCK):
             raise Damaged(
@@ -252,7 +254,9 @@ def weights_digest(weights: Weights) -> str:
 
 
 def read(content: bytes | memoryview) -> Any:
-    """Return the content of some bytes. The tensors share their memory, so do not write to them."""
+    """Return the content that some bytes store. Its tensors share memory with the bytes, so do not
+    write to the tensors.
+    """
     view = memoryview(content)
     view = memoryview(bytearray(view)) if view.readonly else view  # torch warns of read-only memory
     length = int.from_bytes(view[:LENGTH_BYTES], "little")
@@ -282,10 +286,12 @@ def read_file(path: Path) -> Any:
 
 
 def restored(head: bytes, tensor_at: Callable[[torch.dtype, Sequence[int], int], Tensor]) -> Any:
-    """Return the content that a head describes. `tensor_at` returns the tensor at an offset."""
+    """Return the content that a head (JSON) describes. `tensor_at` returns the tensor at an
+    offset.
+    """
 
     def part(described: dict[str, Any]) -> Any:
-        """Return a tensor or a container, whose items were restored before."""
+        """Return a tensor, or a container whose items were already restored."""
         ((kind, items),) = described.items()
         if kind == "tensor":
             name, shape, offset = items

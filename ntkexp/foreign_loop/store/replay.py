@@ -200,7 +200,7 @@ class ReplayedLoop:
     # --- The step of the optimizer
 
     def step(self, event: Event, gradient: Weights) -> None:
-        """Take the step with the code of the optimizer, and update weights and states."""
+        """Take the step with the optimizer's own code, and update weights and optimizer states."""
         known = self.known[event["optimizer"]]
         states = self.states[event["optimizer"]]
         settings = settings_of(event)

@@ -48,7 +48,7 @@ class Processes:
     store: Store | None = None
 
     def decided(self, about: str, decide: Callable[[], Decision]) -> Decision:
-        """Call `decide` in the first process, and return its result in all processes.
+        """Call `decide` in the first process only, and return its result in all processes.
 
         If `decide` raises `Mistake`, all processes raise. `about` is the subject of the decision.
 
@@ -134,7 +134,7 @@ def joined_events(shards: Sequence[TraceFolder]) -> list[dict[str, Any]]:
 
 
 def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
-    """Return the events of one process, with complete calls.
+    """Return the stored events of one process, with complete calls.
 
     An event stores only the changes of a call since the previous event, so merge them.
     """
@@ -175,7 +175,7 @@ def refuse_other_length(
 
 
 def refuse_other_step(first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> None:
-    """Raise if a process took a different step than the first process, or reached other weights."""
+    """Raise if a process took another step than the first process, or reached other weights."""
     step = first["step"]
     ours = first["after"]
     theirs = other["after"]
