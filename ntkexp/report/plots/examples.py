@@ -102,7 +102,7 @@ def pictures(rows: list[Explained]) -> Figure:
     """Draw a row for each query: its image, then its top examples with their contributions."""
     height = TITLE_PIXELS + ROW_PIXELS * len(rows)
     figure = Figure(figsize=(WIDE, height / DPI))
-    remark(figure, QUERY_X, "point")
+    remark(figure, QUERY_X, "query")
     remark(
         figure,
         EXAMPLES_X,
