@@ -29,9 +29,10 @@ Each module imports only from the modules listed before it:
     example_names        names of examples: digests, the user's names, indices in a Dataset
     hooks, host_reads    hooks that copies of a model do not keep; transfers from a device
     batch_norm           running statistics of BatchNorm
-    batch_gradients      per-example gradients through a batch that BatchNorm couples
+    batch_gradients      per-example gradients through a batch that couples its examples
     clipping             proof (a): factors between gradients, explained by scales and clipping
     rule, torch_rules    proof (b): the linear step of an optimizer; PyTorch's optimizers
+    example_losses       losses of examples by the user's function in `trace.losses`
     call                 one recorded model call: inputs, modes and random states, ∂L/∂f
     equal_inputs         signs that several examples share a name
     positions            contributions split by the positions of a text

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, checked_mode
 from ntkexp.foreign_loop.call import beginning_at, generator_states
+from ntkexp.foreign_loop.clipping import ASK_LOSSES
 from ntkexp.foreign_loop.example_names import Ids
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls, query_names
 from ntkexp.foreign_loop.model_function import QUERIES_TO_CHECK, CalledModule, left_alone
@@ -232,7 +233,8 @@ ONE_NUMBER = (
 )
 NEVER_CALLED = (
     "model(x) was never called with gradients enabled, or only a copy of the model was "
-    "(first-order MAML?); follow the module that the loop calls so"
+    "(first-order MAML?); follow the module that the loop calls so. For a loss through torch.func "
+    f"(grad, vmap, jvp), {ASK_LOSSES}"
 )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from ntkexp.foreign_loop.batch_gradients import TermGradients
 from ntkexp.foreign_loop.batch_norm import numbers_of
 from ntkexp.foreign_loop.call import ModelCall, facts_of
-from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
+from ntkexp.foreign_loop.clipping import ASK_SAME_LOSSES, Factors, bound_of, factors_between
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs
@@ -211,9 +211,11 @@ class LoopBackward:
         self, step: FollowedStep, begun: Sequence[Weights]
     ) -> Sequence[CallGradients]:
         """Replay the calls of a step, and return the gradients of their examples."""
+        buffer_bytes = self.calls.buffer_bytes / max(1, len(step.calls))
+        readers = replace(self.calls, buffer_bytes=buffer_bytes)
         try:
             return [
-                self.calls.pulled(call, weights)
+                readers.pulled(call, weights)
                 for call, weights in zip(step.calls, begun, strict=True)
             ]
         except Mistake as error:
@@ -251,6 +253,11 @@ class LoopBackward:
         )
         for call, replay in zip(step.calls, replayed, strict=True):
             if call.signed is not None and (missed := replay.other(call.signed)):
+                if call.losses is not None:
+                    raise Mistake(
+                        f"step {step.index}: the function of trace.losses gave other losses in the loop than "
+                        f"it does now at the same weights, off by {missed:.2g} of them; {ASK_SAME_LOSSES}"
+                    )
                 raise Mistake(
                     f"step {step.index}: the model gave other outputs when the loop called it than it does now at the "
                     f"same weights, off by {missed:.2g} of them; {CHANGED}"

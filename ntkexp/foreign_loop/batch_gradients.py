@@ -23,11 +23,14 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ntkexp.kernel import Jacobian, plain_kernels
 from ntkexp.kernel.features.blocks import Rows
+from ntkexp.kernel.record.recorder import DispatchMode
+from ntkexp.kernel.record.tape import leaves
 from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
@@ -40,35 +43,46 @@ TERM_SUM_TOLERANCE = 1e3  # eps: largest distance of Σᵢ gᵢ from the gradien
 # --- The gradient of each example's term, through the whole batch.
 
 
+class CountedBytes(DispatchMode):
+    """Counts the bytes of the results of all operations.
+
+    Hooks for saved tensors would count more exactly, but torch.func does not support them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.nbytes += sum(leaf.nbytes for leaf in leaves(result) if isinstance(leaf, Tensor))
+        return result
+
+
 @dataclass
 class CoupledOutputs:
     """The outputs of a call with their autograd graph, and the trained weights as its leaves."""
 
     outputs: Tensor
     leaves: Weights
-    graph_bytes: int  # memory of the graph
+    graph_bytes: int  # upper bound of the memory of the graph
 
     @classmethod
     def of(
         cls, function: Function, weights: Weights, inputs: Inputs, trained: frozenset[str]
     ) -> CoupledOutputs:
-        """Evaluate a function, and count the bytes that its graph saves for the backward pass."""
+        """Evaluate a function, and count the bytes of all results, some of which its graph saves
+        for the backward pass."""
         leaves = {
             name: weight.detach().requires_grad_(name in trained)
             for name, weight in weights.items()
         }
-        graph_bytes = 0
-
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal graph_bytes
-            graph_bytes += tensor.nbytes
-            return tensor
-
-        counting = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
-        with torch.enable_grad(), plain_kernels(), counting:
+        with torch.enable_grad(), plain_kernels(), CountedBytes() as counted:
             outputs = function(leaves, inputs)
         trained_leaves = {name: leaf for name, leaf in leaves.items() if name in trained}
-        return cls(outputs, trained_leaves, graph_bytes)
+        return cls(outputs, trained_leaves, counted.nbytes)
 
     def gradients(self, cotangent: Tensor, *, keep: bool, batched: bool = False) -> list[Tensor]:
         """Return Jᵀ times a cotangent, or times a batch of cotangents, for each leaf.
@@ -80,10 +94,14 @@ class CoupledOutputs:
             list(self.leaves.values()),
             cotangent,
             retain_graph=keep,
-            materialize_grads=True,
+            allow_unused=True,
             is_grads_batched=batched,
         )
-        return list(gradients)
+        batch = cotangent.shape[:1] if batched else ()
+        return [
+            leaf.new_zeros(*batch, *leaf.shape) if gradient is None else gradient
+            for gradient, leaf in zip(gradients, self.leaves.values(), strict=True)
+        ]
 
     def gradients_of_each(self, cotangents: Tensor) -> list[Tensor]:
         """Return Jᵀ times each cotangent, batched if torch supports it, else one after another."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ntkexp.foreign_loop.clipping import StepFacts
+from ntkexp.foreign_loop.example_losses import LossFunction, rows_of_batch
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import Output, as_rows
@@ -308,7 +309,10 @@ class SeveralOutputs:
 
 @dataclass
 class ModelCall:
-    """A recorded call of the model."""
+    """A recorded call of the model, or of the user's function of `trace.losses`.
+
+    In the second case, f is the vector of losses, and `inputs` is the batch of the function.
+    """
 
     at: int  # index of the step before which the call was made
     inputs: Inputs
@@ -324,12 +328,21 @@ class ModelCall:
     # outputs with a gradient, but without a row for each example
     other_outputs: list[str] = field(default_factory=list)
     several: SeveralOutputs | None = None  # while the loop runs
+    losses: LossFunction | None = None  # the function of `trace.losses`
+    is_differentiated: bool = False  # a backward pass through f had create_graph=True
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the examples, by default digests. Digests are computed when first read,
         because they take time."""
-        return digests(self.inputs) if self.given_names is None else self.given_names
+        return digests(self.rows) if self.given_names is None else self.given_names
+
+    @property
+    def rows(self) -> Inputs:
+        """The inputs with a row for each example."""
+        if self.losses is None:
+            return self.inputs
+        return rows_of_batch(self.inputs, self.shape[0])
 
     def add_gradient(self, gradient: Tensor, backward: int) -> None:
         """Add the gradient of one backward pass."""
@@ -407,5 +420,7 @@ def facts_of(calls: Sequence[ModelCall]) -> StepFacts:
     return StepFacts(
         rows=sum(len(call.names) for call in calls),
         drew=any(call.how.states for call in calls),
+        differentiated=any(call.is_differentiated for call in calls),
+        losses=any(call.losses is not None for call in calls),
         other_outputs=tuple(sorted({name for call in calls for name in call.other_outputs})),
     )

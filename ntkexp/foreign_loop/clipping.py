@@ -38,11 +38,19 @@ MAX_MEAN = 1000  # the largest n of a mean
 RESOLVED_BOUNDS = 0.05  # largest distance of equal norms of single elements, in error bounds
 COMMON_SHARE = 0.1  # smallest fraction of a parameter's steps that share a norm or scale
 WHAT_ADDED = "was a term added to the loss, or a gradient changed by hand?"
+ASK_LOSSES = (
+    "let a function return one loss for each example, and call it as trace.losses(function, *batch)"
+)
 RARE_SHARE = 0.01  # largest fraction of all factors that are near some 1/n by chance
 ASK_ADDED = (
     f"{WHAT_ADDED} A penalty on weights is followed as weight_decay of "
     "the optimizer; one on another output, when that is part of the module's output (output=…), or "
-    "of a call of its own"
+    f"of a call of its own. For a loss on derivatives of the model, {ASK_LOSSES}"
+)
+ASK_DERIVATIVES = f"the loss uses derivatives of the model (create_graph=True); {ASK_LOSSES}"
+ASK_SAME_LOSSES = (
+    "does the function of trace.losses use the model that it is given, and only tensors and "
+    "numbers that stay the same? Does the loss have terms besides these losses?"
 )
 ASK_DRAWS = (
     "were other random numbers drawn in the call, by fused attention (choose "
@@ -60,6 +68,8 @@ class StepFacts:
 
     rows: int  # number of examples
     drew: bool  # True if a call drew random numbers
+    differentiated: bool = False  # True if a backward pass through a call had create_graph=True
+    losses: bool = False  # True if `trace.losses` was called
     other_outputs: tuple[str, ...] = ()  # outputs without a row for each example
 
 
@@ -104,6 +114,10 @@ def factors_between(
     if (missed := each[worst][1]) <= bound:
         return {name: one[0] for name, one in each.items()}, missed
     reason = ASK_DRAWS if facts.drew else ASK_ADDED
+    if facts.losses:
+        reason = ASK_SAME_LOSSES
+    if facts.differentiated:
+        reason = ASK_DERIVATIVES
     if facts.other_outputs:
         others = " or ".join(facts.other_outputs)
         reason = (

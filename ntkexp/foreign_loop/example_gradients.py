@@ -75,19 +75,21 @@ class CallReaders:
     def pulled_through_batch(
         self, call: ModelCall, function: Function, weights: Weights
     ) -> CallGradients:
-        """Return the per-example gradients of a call whose batch is coupled by BatchNorm."""
+        """Return the per-example gradients of a call whose batch is coupled, by BatchNorm or in
+        the user's function of `trace.losses`."""
         assert call.gradient is not None
         coupled = CoupledOutputs.of(function, weights, call.inputs, self.trained)
         output_gradient = call.gradient.reshape(coupled.outputs.shape).to(coupled.outputs.dtype)
 
         # the gradient of the whole batch
-        is_exact = self.batch_norm == "exact"
+        is_exact = self.batch_norm == "exact" or call.losses is not None
         totals = coupled.gradients(output_gradient, keep=is_exact)
         whole = dict(zip(coupled.leaves, totals, strict=True))
 
         # gradients at constant statistics; also checks that nothing else couples the examples
         features: Sequence[Jacobian] = ()
-        if not is_exact or reader_key(call) not in self.readers:
+        is_checked = call.losses is not None or reader_key(call) in self.readers
+        if not is_exact or not is_checked:
             constants = constants_of(function, weights, call.inputs)
             reader, tape = self.recorded(call, at_constants(function), weights | constants)
             features = [reader.weighted(tape, call.gradient.to(tape.outputs.dtype), as_copies=True)]

@@ -70,8 +70,10 @@ def digest_of(content: bytes) -> str:
     return sha256(content).hexdigest()[:DIGEST_LENGTH]
 
 
-def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
-    """Return the names that `ids` gives to the examples of a call, or None without `ids`.
+def names_of(inputs: Inputs, ids: Ids, count: int | None = None) -> tuple[str, ...] | None:
+    """Return the names that `ids` gives to the `count` examples of a call, or None without `ids`.
+
+    By default, `count` is the length of all tensors.
 
     >>> import torch
     >>> names_of({"x": torch.ones(2, 3), "row": torch.tensor([4, 7])}, "row")
@@ -96,7 +98,7 @@ def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
     if isinstance(values, Tensor):
         values = values.tolist() if values.dim() else [values.item()]
     names = tuple(map(str, values))
-    count = examples(inputs)
+    count = examples(inputs) if count is None else count
     if len(names) != count:
         raise Mistake(
             f"ids=: it gives {len(names)} names for the {count} examples of a call; give one for "

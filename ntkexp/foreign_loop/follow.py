@@ -250,6 +250,7 @@ def watched(
             options.by,
             batch_norm=options.batch_norm,
             measured=called.measured,
+            watch=watch,
         )
         evaluated: AbstractContextManager[None] = nullcontext()
         if altered is not None:

@@ -41,7 +41,7 @@ class Gallery:
     def add(self, call: ModelCall) -> None:
         """Add those examples of a recorded call that are new."""
         self.repeated.add(call)
-        for name, row in zip(call.names, shown(call.inputs), strict=True):
+        for name, row in zip(call.names, shown(call.rows), strict=True):
             if name not in self.rows and self.free_bytes > 0:
                 self.rows[name] = row
                 self.free_bytes -= row.nbytes

@@ -33,6 +33,7 @@ from ntkexp.foreign_loop.call import (
     generator_states,
     without_kernels,
 )
+from ntkexp.foreign_loop.example_losses import LossFunction, fresh, losses_function
 from ntkexp.foreign_loop.measure import MeasuredQueries
 from ntkexp.foreign_loop.signatures import NOISE_REPEATS, signature, with_noise
 from ntkexp.kernel import Reader, Tape, plain_kernels
@@ -106,7 +107,9 @@ class CalledModule:
 
     def at(self, call: ModelCall) -> Function:
         """Return the module as a function under the circumstances of a call, with the running
-        statistics from before the call."""
+        statistics from before the call. For a call of `trace.losses`, return the losses."""
+        if call.losses is not None:
+            return self.losses_at(call, call.losses)
         before: Weights = {} if call.statistics is None else call.statistics[0]
         output = call.output(self.output)
         function = self.without_casts(call.how.modes, output, cast=call.how.autocast is not None)
@@ -120,8 +123,23 @@ class CalledModule:
 
         return called
 
+    def losses_at(self, call: ModelCall, losses: LossFunction) -> Function:
+        """Return the losses of a call of `trace.losses` as a function of weights and batch."""
+        twin = self.twin(call.how.modes)
+        function = losses_function(twin, losses)
+
+        def called(weights: Weights, batch: Inputs) -> Tensor:
+            call.how.modes.give(twin)  # the user's function may change them
+            with beginning_at(call.how.states):
+                return function(weights, batch)
+
+        return called
+
     def couples(self, call: ModelCall) -> bool:
-        """Return True if BatchNorm normalised by the batch statistics of a call."""
+        """Return True if the loss of an example may depend on other examples of its call: if
+        BatchNorm normalised by the batch statistics, or in a call of `trace.losses`."""
+        if call.losses is not None:
+            return True
         return call.statistics is not None and couples(self.twin(call.how.modes))
 
     def prove_measure(self, reader: Reader, tape: Tape) -> list[str] | list[int]:
@@ -259,12 +277,18 @@ class CalledModule:
                 running = beginning_with(twin, call.statistics, call.at, self.cast_eps_of(call.how))
                 circumstances.enter_context(running)
                 with call.how.again():
-                    output = choose_output(twin(*args, **kwargs), call.output(self.output))
+                    if call.losses is None:
+                        output = choose_output(twin(*args, **kwargs), call.output(self.output))
+                    else:
+                        call.how.modes.give(twin)
+                        output = call.losses(twin, *fresh(args))
                 if on_outputs is not None:
                     on_outputs(output.detach())
                 outputs.append(output)
                 gradients.append(call.gradient.reshape(output.shape).to(output.dtype))
-            torch.autograd.backward(outputs, gradients)  # with the kernels of the calls
+            # with the kernels of the calls; the function of `trace.losses` may reach other leaves
+            leaves = [leaf for leaf in self.module.parameters() if leaf.requires_grad]
+            torch.autograd.backward(outputs, gradients, inputs=leaves)
 
     def noise(self, calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Weights:
         """Return the change of the gradient under relative noise of one eps in weights, inputs and

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.call import Autocast
+from ntkexp.foreign_loop.clipping import ASK_LOSSES
 from ntkexp.foreign_loop.host_reads import to_host
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.kernel import columns
@@ -144,9 +145,8 @@ def refuse_other_weights(step: int, name: str, own: Tensor, now: Tensor | None) 
     if isinstance(own, nn.Parameter) and now is not None and not isinstance(now, nn.Parameter):
         raise Mistake(
             f"step {step}: the model was called with another tensor in place of '{name}' "
-            "(torch.func.functional_call, MAML?); losses at other weights than the model's own "
-            "are not followed: call a copy of the model where no gradient comes back to its "
-            "weights"
+            f"(torch.func.functional_call, MAML?); {ASK_LOSSES}, or call a copy of the model where "
+            "no gradient comes back to its weights"
         )
 
 

@@ -97,6 +97,11 @@ def refuse_no_positions(call: ModelCall, *, coupled: bool = False) -> None:
     ntkexp.mistake.Mistake: step 7: positions=True: the loop's calls give outputs of shape [6, 10]; their axes have to \
 be [example, position, class] or [example, class, position]
     """
+    if call.losses is not None:
+        raise Mistake(
+            f"step {call.at}: positions=True: trace.losses gives one loss for each example, and "
+            "none for each position; leave positions=True out"
+        )
     if coupled:
         raise Mistake(
             f"step {call.at}: positions=True: BatchNorm in training mode couples the texts of a "

@@ -22,9 +22,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.foreign_loop.host_reads import read_numbers
-from ntkexp.kernel import columns, plain_kernels
+from ntkexp.kernel import plain_kernels
 from ntkexp.kernel.record.tape import map_tensors
 from ntkexp.mistake import Mistake
+from ntkexp.model.functional import as_rows
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
@@ -147,10 +148,10 @@ class Replayed:
         near_weights = {name: noisy(weight) for name, weight in self.weights.items()}
         near_inputs = map_tensors(noisy, self.inputs)
         with torch.no_grad(), plain_kernels():
-            here = columns(self.function, self.weights, self.inputs)
-            there = columns(self.function, near_weights, near_inputs)
+            here = as_rows(self.function(self.weights, self.inputs))
+            there = as_rows(self.function(near_weights, near_inputs))
             repeats = [
-                columns(self.function, self.weights, self.inputs) for _ in range(NOISE_REPEATS)
+                as_rows(self.function(self.weights, self.inputs)) for _ in range(NOISE_REPEATS)
             ]
         change = float((there - here).norm())
         repeat_change = max(float((repeat - here).norm()) for repeat in repeats)

@@ -66,7 +66,7 @@ class StepLog:
         self.numbers["rule_error"] = max(self.numbers.get("rule_error", 0.0), step.rule_error)
 
         # the calls are the same for all optimizers
-        self.numbers["examples"] = float(sum(examples(call.inputs) for call in step.calls))
+        self.numbers["examples"] = float(sum(examples(call.rows) for call in step.calls))
         sums = [call.sums_of_loss for call in step.calls if call.sums_of_loss is not None]
         losses = float(sum(loss for loss, _ in sums))
         counts = float(sum(count for _, count in sums))

@@ -37,6 +37,7 @@ from ntkexp.foreign_loop.closing import rounding_sentence
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects, training_of
 from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
 from ntkexp.foreign_loop.example_gradients import CallReaders
+from ntkexp.foreign_loop.example_losses import LossFunction
 from ntkexp.foreign_loop.gallery import Decode, Gallery, ShownExamples, shown, texts
 from ntkexp.foreign_loop.loop_sums import LoopSums, NamedArrays, StepMemory, sums_at_zero
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
@@ -53,6 +54,7 @@ from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.torch_rules import named
 from ntkexp.foreign_loop.user_loss import ExampleLoss
+from ntkexp.foreign_loop.watch import Watch
 from ntkexp.kernel import ProgramCache, Reader, Tape, columns, plain_kernels
 from ntkexp.kernel.record.tape import examples, map_tensors
 from ntkexp.mistake import Mistake, in_short
@@ -89,6 +91,7 @@ class Trace:
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
     measured: MeasuredQueries | None = None  # measure to attribute instead of the outputs
+    watch: Watch | None = None  # the hooks on the loop, in the process that follows it
 
     def __repr__(self) -> str:
         self.refresh()
@@ -155,6 +158,40 @@ class Trace:
         end = self.steps.end | self.steps.statistics(len(self.steps))
         return outside.change(self.called, self.called.casts, end, self.queries)
 
+    # --- In the loop
+
+    def losses(self, function: LossFunction, *batch: object) -> Tensor:
+        """Return `function(model, *batch)`, one loss for each example, and record the call.
+
+        Use it in the loop if the loss is not a function of the outputs of `model(x)`: if it
+        differentiates the model, calls it at other weights, or if nodes of a graph exchange
+        messages. The loop computes its loss from these losses. The contribution of an example is
+        then made by the gradient of its loss.
+
+        Args:
+            function: a function of the model and the batch that returns a tensor [examples]. It
+                is called again when the loop is attributed, so it must use the model that it is
+                given, and have no side effects.
+            batch: tensors and numbers. Tensors with as many rows as there are losses name the
+                examples.
+
+        >>> from ntkexp import follow
+        >>> def losses(model, x):
+        ...     x = x.clone().requires_grad_()
+        ...     (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        ...     return (slope[:, 0] - 1).square()
+        >>> net = nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1))
+        >>> sgd = torch.optim.SGD(net.parameters(), 0.1)
+        >>> with follow(net, sgd, queries=torch.ones(1, 1)) as trace:
+        ...     trace.losses(losses, torch.zeros(4, 1) + torch.arange(4)[:, None]).mean().backward()
+        ...     sgd.step()
+        >>> trace.attribute(quiet=True).sizes["example"]
+        4
+        """
+        if self.watch is None:
+            raise Mistake("trace.losses: call it in the loop, while the loop is followed")
+        return self.watch.losses(function, batch)
+
     # --- Checks
 
     def refuse_empty(self) -> None:
@@ -189,11 +226,20 @@ class Trace:
                 "leave effects out"
             )
 
+    def refuse_losses(self) -> None:
+        """Raise for leave-out effects if the loop called `trace.losses`."""
+        if any(call.losses is not None for calls in self.steps.calls() for call in calls):
+            raise Mistake(
+                "effects need losses that are functions of the outputs, and the loop called "
+                "trace.losses; ask only for contributions"
+            )
+
     def refuse_effects(self, mean: MeanName) -> None:
         """Raise if leave-out effects cannot be computed, before the work begins."""
         if len(self.steps) < self.steps.count:
             raise Mistake("effects need all steps, and steps= leaves some out; follow all")
         self.refuse_empty()
+        self.refuse_losses()
         self.refuse_outside()
         self.refuse_coupled()
         training_of(self, mean).step(len(self.steps) - 1)

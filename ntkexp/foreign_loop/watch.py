@@ -2,7 +2,8 @@
 step.
 
     call        `on_call` records a copy of the inputs, the index of the step, the circumstances of
-                the call, and a signature (random projection) of its outputs
+                the call, and a signature (random projection) of its outputs. `losses` records a
+                call of the user's function of `trace.losses` in the same way
     backward    `on_gradient` records ∂L/∂f of each example. It includes reduction, accumulation and
                 loss scale, so the loss function need not be known
     step        `on_step_begin` compares the weights, bit by bit, with the weights after the last
@@ -42,7 +43,11 @@ from ntkexp.foreign_loop.arguments import (
     called_model,
     unwrapped_model,
 )
-from ntkexp.foreign_loop.batch_norm import RunningStatistics, refuse_instance_statistics
+from ntkexp.foreign_loop.batch_norm import (
+    RunningStatistics,
+    couples,
+    refuse_instance_statistics,
+)
 from ntkexp.foreign_loop.call import (
     Autocast,
     Circumstances,
@@ -53,9 +58,16 @@ from ntkexp.foreign_loop.call import (
     forbidden_kernels,
     generator_states,
 )
+from ntkexp.foreign_loop.example_losses import (
+    Batch,
+    LossFunction,
+    copied_batch,
+    refuse_other_losses,
+)
 from ntkexp.foreign_loop.example_names import Ids, names_of
 from ntkexp.foreign_loop.first_step import FirstStepProof
 from ntkexp.foreign_loop.hooks import FollowHook, listen
+from ntkexp.foreign_loop.model_function import shortest
 from ntkexp.foreign_loop.outside import (
     FrozenTensors,
     LatestWeights,
@@ -126,6 +138,7 @@ class Watch:
     count: int = 0  # number of recorded calls
     under_way: list[int] = field(default_factory=list)  # `count` at the start of each nested call
     latest_call: LatestCall = field(default_factory=LatestCall)
+    in_losses: bool = False  # True inside `losses`, where calls of the model are not recorded
     consumed_calls: list[ModelCall] = field(default_factory=list)  # calls used by the latest step
     consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)  # `grad`s it used
 
@@ -250,6 +263,8 @@ class Watch:
 
     def on_call_begin(self, *_: object) -> None:
         """Record the circumstances of a call, before its first layer runs."""
+        if self.in_losses or is_transformed():
+            return
         self.under_way.append(self.count)
         if not self.store.takes_next:
             return
@@ -273,6 +288,8 @@ class Watch:
         If the model returns several tensors, return aliases of them to the loop. Otherwise return
         None, which leaves the model's answer unchanged.
         """
+        if self.in_losses or is_transformed():
+            return None
         contains_calls = self.under_way.pop() < self.count  # for example a library's outer wrapper
         if not self.store.takes_next:
             return None
@@ -308,6 +325,45 @@ class Watch:
             return None
         aliases = self.listen_to_several(call, counts, tensors, next(iter(followed), ""))
         return with_outputs(answer, aliases) if aliases else None
+
+    def losses(self, function: LossFunction, batch: Batch) -> Tensor:
+        """Return the losses `function(model, *batch)`, and record the call if gradients are
+        enabled."""
+        if not self.hooks or self.in_losses:
+            return function(self.model, *batch)
+        records = self.store.takes_next and torch.is_grad_enabled()
+        inputs: Batch = ()
+        if records:
+            self.refuse_other_weights(moves_statistics=False)
+            inputs = copied_batch(batch)
+        refuse_unfollowed_losses(self)
+        modes = LayerModes.of(self.inner)
+        self.latest_call = LatestCall(generator_states(self.inner), forbidden_kernels())
+
+        self.in_losses = True
+        try:
+            losses = function(self.model, *batch)
+        finally:
+            self.in_losses = False
+        if not records:
+            return losses
+        refuse_other_losses(losses, inputs)
+        if self.latest_call.autocast is not None:
+            raise Mistake(f"step {self.store.count}: {IN_AUTOCAST}")
+        if losses.requires_grad:
+            call = ModelCall(
+                at=self.store.count,
+                inputs=inputs,
+                how=replace(self.circumstances(), modes=modes),
+                given_names=names_of(inputs, self.ids, len(losses)),
+                signed=signature(losses),
+                shape=tuple(losses.shape),
+                losses=function,
+            )
+            listen(losses, partial(self.on_gradient, call, None), past_casts=False)
+            self.calls.append(call)
+            self.count += 1
+        return losses
 
     def listen_to_several(
         self, call: ModelCall, counts: Tensor | None, tensors: Mapping[str, Tensor], followed: str
@@ -391,6 +447,7 @@ class Watch:
         if gradient is None:  # one part of a split tensor, if the loss uses only the other parts
             return None
         backward = self.begin_backward(call)
+        call.is_differentiated |= torch.is_grad_enabled()
         weighed = None
         if call.several is None or call.several.has_inner_loss:
             weighed = self.weighed(call, counts, gradient)
@@ -645,6 +702,48 @@ class Watch:
             contiguous = torch.empty_like(weight, memory_format=torch.contiguous_format)
             self.scratch[key] = contiguous.flatten().detach()
         return self.scratch[key][: weight.numel()].view(weight.shape)
+
+
+IN_AUTOCAST = (
+    "trace.losses: losses under autocast are not followed; compute them with "
+    "torch.autocast(…, enabled=False)"
+)
+
+
+def refuse_unfollowed_losses(watch: Watch) -> None:
+    """Raise if a call of `trace.losses` cannot be followed in this loop."""
+    step = watch.store.count
+    if watch.weighing is not None:
+        raise Mistake(
+            "again=: trace.losses cannot leave examples out of the loop; run the loop without them"
+        )
+    if watch.store.folder is not None:
+        raise Mistake(
+            f"step {step}: trace.losses: a trace in a folder cannot hold the function; follow in "
+            "memory, without to="
+        )
+    if couples(watch.inner):
+        raise Mistake(
+            f"step {step}: trace.losses: BatchNorm in training mode is not followed there; put "
+            "these layers in eval(), or take another norm"
+        )
+    weight = next(watch.inner.parameters())
+    if torch.is_autocast_enabled(weight.device.type):
+        raise Mistake(f"step {step}: {IN_AUTOCAST}")
+    if shortest(watch.inner) is not None:
+        raise Mistake(
+            f"step {step}: trace.losses: frozen weights in half precision are not followed there; "
+            "convert them to the precision of the trained weights"
+        )
+
+
+def is_transformed() -> bool:
+    """Return True inside a transform of torch.func. Its tensors cannot be recorded.
+
+    >>> torch.func.vmap(lambda x: x * is_transformed())(torch.ones(1)), is_transformed()
+    (tensor([1.]), False)
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def differentiable_outputs(answer: object, followed: Tensor) -> dict[str, Tensor]:

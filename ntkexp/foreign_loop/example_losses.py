@@ -1,0 +1,133 @@
+"""Losses of single examples that the loop computes by `trace.losses(function, *batch)`.
+
+    ℓ = function(model, *batch)        one loss ℓᵢ for each example
+    ∂L/∂θ = Σᵢ ∂L/∂ℓᵢ ∇_θ ℓᵢ(θ; batch)
+
+The function may differentiate the model, call it at other weights, or couple the examples of the
+batch. The gradient of an example is its term of this sum, through the whole batch. A call of the
+function is recorded like a call of the model: the batch, the random states, ∂L/∂ℓ and a signature
+of ℓ. The calls of the model inside the function are not recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ntkexp.kernel.record.tape import map_tensors, tensors
+from ntkexp.mistake import Mistake
+from ntkexp.model.functional import called
+from ntkexp.shapes import Function, Inputs, Weights
+
+LossFunction: TypeAlias = Callable[..., Tensor]
+"""A function (model, *batch) that returns the loss of each example."""
+
+Batch: TypeAlias = tuple[object, ...]
+
+PLAIN_TYPES = (bool, int, float, str, type(None))
+MODEL = "model"  # the name of the model in `LossModule`
+
+
+# --- Record.
+
+
+def copied_batch(batch: Batch) -> Batch:
+    """Copy the tensors of a batch. Raise for objects that may change after the call.
+
+    >>> copied_batch((torch.ones(1), 2, object()))
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: trace.losses: the batch holds an object; give tensors and numbers
+    """
+    for leaf in tree_leaves(batch):
+        if not isinstance(leaf, (Tensor, *PLAIN_TYPES)):
+            raise Mistake(
+                f"trace.losses: the batch holds an {type(leaf).__name__}; give tensors and numbers"
+            )
+        if isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided):
+            raise Mistake(
+                "trace.losses: the batch holds a nested or sparse tensor; give plain ones, such "
+                "as the indices and values of its elements"
+            )
+    return fresh(batch)
+
+
+def fresh(batch: Inputs) -> Batch:
+    """Copy a batch. The copies of tensors are leaves that require gradients if the tensors do."""
+
+    def leaf(tensor: Tensor) -> Tensor:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    copy = map_tensors(leaf, batch)
+    assert isinstance(copy, tuple)
+    return copy
+
+
+def refuse_other_losses(losses: object, batch: Batch) -> None:
+    """Raise unless the losses are a vector, and some tensor of the batch has a row for each.
+
+    >>> refuse_other_losses(torch.ones(3), (torch.ones(2, 1), 0.5))
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: trace.losses: the function gives 3 losses, and no tensor of the batch has 3 rows; return a \
+loss for each row, and choose among them outside
+    """
+    if not isinstance(losses, Tensor) or losses.dim() != 1:
+        kind = f"a {type(losses).__name__}"
+        if isinstance(losses, Tensor):
+            kind = f"a tensor of shape {list(losses.shape)}"
+        raise Mistake(
+            f"trace.losses: the function gives {kind}; return one loss for each example, a tensor "
+            "[examples], and take the mean outside"
+        )
+    if not tensors(rows_of_batch(batch, len(losses))):
+        raise Mistake(
+            f"trace.losses: the function gives {len(losses)} losses, and no tensor of the batch "
+            f"has {len(losses)} rows; return a loss for each row, and choose among them outside"
+        )
+
+
+def rows_of_batch(batch: Inputs, count: int) -> tuple[Tensor, ...]:
+    """Return the tensors with one row for each of `count` examples. All others, such as the edges
+    of a graph, belong to the whole batch.
+
+    >>> [rows.shape for rows in rows_of_batch((torch.ones(3, 2), torch.ones(2, 7)), 3)]
+    [torch.Size([3, 2])]
+    """
+    return tuple(each for each in tensors(batch) if each.dim() and len(each) == count)
+
+
+# --- Replay.
+
+
+class LossModule(nn.Module):
+    """The model, followed by the user's function, as a module."""
+
+    def __init__(self, model: nn.Module, function: LossFunction) -> None:
+        super().__init__()
+        self.model = model
+        self.function = partial(function)  # if it is a module, it is not registered as a layer
+
+    def forward(self, *batch: object) -> Tensor:
+        return self.function(self.model, *batch)
+
+
+def losses_function(model: nn.Module, function: LossFunction) -> Function:
+    """Return the losses as a function of the model's weights and the batch.
+
+    The model supplies missing weights and buffers. Gradients are always enabled, because the
+    user's function may need them.
+    """
+    module = LossModule(model, function)
+
+    def losses(weights: Weights, batch: Inputs) -> Tensor:
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        values = {f"{MODEL}.{name}": value for name, value in (buffers | weights).items()}
+        with torch.enable_grad():
+            result: Tensor = called(module, values, fresh(batch))
+        return result
+
+    return losses
