@@ -50,7 +50,7 @@ ASK_ADDED = (
 ASK_DERIVATIVES = f"the loss uses derivatives of the model (create_graph=True); {ASK_LOSSES}"
 ASK_SAME_LOSSES = (
     "does the function of trace.losses use the model that it is given, and only tensors and "
-    "numbers that stay the same? Does the loss have terms besides these losses?"
+    "numbers that stay the same?"
 )
 ASK_DRAWS = (
     "were other random numbers drawn in the call, by fused attention (choose "
@@ -115,7 +115,7 @@ def factors_between(
         return {name: one[0] for name, one in each.items()}, missed
     reason = ASK_DRAWS if facts.drew else ASK_ADDED
     if facts.losses:
-        reason = ASK_SAME_LOSSES
+        reason = f"{ASK_SAME_LOSSES} Does the loss have terms besides these losses?"
     if facts.differentiated:
         reason = ASK_DERIVATIVES
     if facts.other_outputs:

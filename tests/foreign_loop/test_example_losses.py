@@ -1,0 +1,571 @@
+"""Losses through derivatives of the model, at other weights, or of nodes of a graph: `trace.losses`.
+
+    f_T − f_0 = Σ contributions + decay + rounding
+    contribution of example i = Σ_steps J̄ Δθᵢ,    J̄ = ∫ J ds over the step, Δθᵢ by ∇_θ of its own loss
+
+The second law has an oracle: Gauss–Legendre for J̄, a loop over `torch.autograd.grad`, and the optimizers by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector
+
+import ntkexp
+from ntkexp.foreign_loop.trace import Trace
+from ntkexp.mistake import Mistake
+from tests.foreign_loop.loops import apart
+
+STEPS, EXAMPLES = 4, 5
+EXACT = 1e-12  # sums of 5 examples over 4 steps, relative to the change
+CLOSE = 1e-10  # contributions by two formulas; Adam divides by roots of gradients
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script")  # which torch.func.jvp calls
+
+Batch: TypeAlias = tuple[Any, ...]
+Losses: TypeAlias = Callable[..., Any]
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+# --- Models. With `nn.Identity`, outputs are quadratic in the weights, so that the secant Jacobian is J̄ to rounding.
+
+
+class Features(nn.Module):
+    """Fixed waves of the inputs, and two trained layers."""
+
+    def __init__(self, activation: nn.Module, outputs: int = 1) -> None:
+        super().__init__()
+        self.register_buffer("waves", torch.linspace(-1.5, 1.5, 12, dtype=torch.float64).reshape(2, 6))
+        self.layers = nn.Sequential(nn.Linear(6, 4), activation, nn.Linear(4, outputs)).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.layers((x @ self.get_buffer("waves") + 0.3).sin())
+        return answer
+
+
+class Messages(nn.Module):
+    """Two layers, between whose nodes messages pass along edges; the inputs are one graph after another."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 4).double(), nn.Linear(4, 3).double()
+        self.activation = activation
+
+    def nodes(self, x: Tensor, edges: Tensor) -> Tensor:
+        hidden = self.activation(self.received(self.first(x), edges))
+        return self.received(self.second(hidden), edges)
+
+    def received(self, x: Tensor, edges: Tensor) -> Tensor:
+        return x + torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return torch.stack([self.nodes(*graph) for graph in zip(x, edges, strict=True)])
+
+
+# --- Losses of examples. The first input of each is the names of the rows.
+
+
+def residual(model: nn.Module, rows: Tensor, x: Tensor) -> Any:
+    """(u″ + u − 1)², the residual of an equation."""
+    x = x.clone().requires_grad_()
+    u = model(x)
+    (first,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first[:, 0].sum(), x, create_graph=True)
+    return (second[:, 0] + u[:, 0] - 1).square()
+
+
+def residual_by_func(model: nn.Module, rows: Tensor, x: Tensor) -> Any:
+    """The same, by transforms of functions."""
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+
+    def u(point: Tensor) -> Tensor:
+        answer: Tensor = functional_call(model, weights, (point[None],))
+        return answer[0, 0]
+
+    second = torch.vmap(torch.func.hessian(u))(x)[:, 0, 0]
+    return (second + torch.vmap(u)(x) - 1).square()
+
+
+def slope_by_jvp(model: nn.Module, rows: Tensor, x: Tensor) -> Any:
+    slope = torch.func.jvp(model, (x,), (torch.ones_like(x),))[1]
+    return (slope[:, 0] - 1).square()
+
+
+def critic(model: nn.Module, rows: Tensor, real: Tensor, fake: Tensor) -> Any:
+    """A Wasserstein critic with a penalty on its slope, at random points between."""
+    share = torch.rand(len(real), 1, dtype=torch.float64)
+    between = (share * real + (1 - share) * fake).requires_grad_()
+    (slope,) = torch.autograd.grad(model(between).sum(), between, create_graph=True)
+    return (model(fake) - model(real))[:, 0] + 10 * (slope.norm(dim=1) - 1).square()
+
+
+def at_halves(model: nn.Module, rows: Tensor, x: Tensor) -> Any:
+    """The loss at other weights, of which half moves."""
+    weights = {name: (weight + weight.detach()) / 2 for name, weight in model.named_parameters()}
+    answer: Tensor = functional_call(model, weights, (x,))
+    return (answer[:, 0] - 1).square()
+
+
+def after_a_step(model: nn.Module, rows: Tensor, x: Tensor, y: Tensor) -> Any:
+    """MAML: the loss of each task after a step on its support set."""
+    weights: dict[str, Tensor] = dict(model.named_parameters())
+    losses = []
+    for support, query in zip(x, y, strict=True):
+        inner = functional_call(model, weights, (support,)).square().mean()
+        slopes = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
+        fast = {name: weights[name] - 0.1 * slope for name, slope in zip(weights, slopes, strict=True)}
+        losses.append((functional_call(model, fast, (query,)) - 1).square().mean())
+    return torch.stack(losses)
+
+
+def contrast(model: nn.Module, rows: Tensor, x: Tensor, view: Tensor) -> Any:
+    """Each example is a negative of all others."""
+    similarity = model(x) @ model(view).T
+    return functional.cross_entropy(similarity, torch.arange(len(x)), reduction="none")
+
+
+def of_nodes(model: nn.Module, rows: Tensor, x: Tensor, edges: Tensor, labels: Tensor) -> Any:
+    return functional.cross_entropy(model(x[None], edges[None])[0], labels, reduction="none")
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Callable[[nn.Module], nn.Module]
+    losses: Losses
+    batch: Callable[[Tensor], Batch]  # of some rows
+    queries: Any
+
+
+X, Y = torch.linspace(-2, 2, 40, dtype=torch.float64).reshape(2, -1, 2).sin().unbind()
+TASKS = torch.linspace(-2, 2, 80, dtype=torch.float64).reshape(10, 4, 2).cos()
+EDGES = torch.tensor([[0, 1, 2, 3, 0, 4], [1, 2, 3, 4, 2, 0]])
+LABELS = torch.tensor([0, 1, 2, 1, 0])
+
+
+def points(rows: Tensor) -> Batch:
+    return (X[rows],)
+
+
+def pairs(rows: Tensor) -> Batch:
+    return (X[rows], Y[rows])
+
+
+CASES = {
+    "PINN": Case(Features, residual, points, X[:3]),
+    "PINN by torch.func": Case(Features, residual_by_func, points, X[:3]),
+    "jvp": Case(Features, slope_by_jvp, points, X[:3]),
+    "gradient penalty": Case(Features, critic, pairs, X[:3]),
+    "functional_call": Case(Features, at_halves, points, X[:3]),
+    "MAML": Case(Features, after_a_step, lambda rows: (TASKS[rows], -TASKS[rows]), X[:3]),
+    "contrast": Case(lambda activation: Features(activation, 3), contrast, pairs, X[:2]),
+    "nodes": Case(Messages, of_nodes, lambda rows: (X[rows], EDGES, LABELS), (X[None, :4], EDGES[None, :, :3])),
+}
+
+
+# --- Loops.
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=0.01)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+OPTIMIZERS = (momentum, adamw)
+Total: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def batch_of(case: Case, step: int) -> Batch:
+    rows = torch.randperm(10, generator=torch.Generator().manual_seed(step))[:EXAMPLES]
+    return (rows, *case.batch(rows))
+
+
+def train(case: Case, model: nn.Module, optimizer: Any, losses: Losses, total: Total = Tensor.mean) -> None:
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        torch.autograd.backward(total(losses(case.losses, *batch_of(case, step))))
+        optimizer.step()
+
+
+def model_of(case: Case, activation: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(7)
+    return case.model(activation())
+
+
+def ids_of(call: Any) -> Any:
+    """Names of rows, also of ordinary calls."""
+    return call.args[0] if len(call.args) > 1 else [str(x) for x in call.args[0][:, 0].tolist()]
+
+
+def followed(case: Case, maker: Any, activation: type[nn.Module] = nn.Tanh, **options: Any) -> Trace:
+    model = model_of(case, activation)
+    optimizer = maker(model)
+    with ntkexp.follow(model, optimizer, queries=case.queries, ids=ids_of, **options) as trace:
+        train(case, model, optimizer, trace.losses)
+    return trace
+
+
+# --- The oracle.
+
+
+class Oracle:
+    """Contributions of a loop that nobody follows.
+
+        m ← β m + α gᵢ        θ ← θ − S ⊙ Σᵢ m − decay        f ← f + J̄ Δθ
+
+    for the momentum m of each example, with β, α and S of SGD or Adam.
+    """
+
+    def __init__(self, case: Case, maker: Any) -> None:
+        self.model = model_of(case, nn.Identity)
+        self.weights = list(self.model.parameters())
+        self.queries = case.queries if isinstance(case.queries, tuple) else (case.queries,)
+        optimizer = maker(self.model)
+        start = self.outputs(self.named()).detach()
+        zero = torch.zeros_like(self.theta())
+        momenta, decay = zero.repeat(10, 1), zero
+        self.contributions, self.by_decay = torch.zeros(len(start), 10).double(), torch.zeros_like(start)
+        for step in range(STEPS):
+            begin, theta = self.named(), self.theta()
+            batch = batch_of(case, step)
+            torch.manual_seed(step)
+            gradients = self.gradients(case.losses(self.model, *batch))
+            optimizer.step()
+            [settings] = optimizer.param_groups
+            moves = torch.cat([torch.full((each.numel(),), each.grad is not None) for each in self.weights]).double()
+            if isinstance(optimizer, torch.optim.SGD):
+                momenta *= settings["momentum"]
+                momenta[batch[0]] += gradients
+                decay = settings["momentum"] * decay + settings["weight_decay"] * moves * theta
+                scale = settings["lr"] * moves
+                decayed = scale * decay
+            else:
+                momenta *= settings["betas"][0]
+                momenta[batch[0]] += (1 - settings["betas"][0]) * gradients
+                scale = settings["lr"] / (1 - settings["betas"][0] ** (step + 1)) / self.denominators(optimizer, step)
+                decayed = settings["lr"] * settings["weight_decay"] * moves * theta
+            jacobian = self.mean_jacobian(begin, self.named())
+            self.contributions -= jacobian @ (scale * momenta).T
+            self.by_decay -= jacobian @ decayed
+        self.change = self.outputs(self.named()).detach() - start
+
+    def named(self) -> dict[str, Tensor]:
+        return {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+
+    def theta(self) -> Tensor:
+        return parameters_to_vector(self.weights).detach()
+
+    def outputs(self, weights: Mapping[str, Tensor]) -> Tensor:
+        answer: Tensor = functional_call(self.model, dict(weights), self.queries)
+        return answer.flatten()
+
+    def gradients(self, losses: Tensor) -> Tensor:
+        """The gradient of each example's part of the mean, one after another. Their sum goes to `grad`."""
+        rows = []
+        for weight in self.weights:
+            weight.grad = None
+        for loss in losses / len(losses):
+            slopes = torch.autograd.grad(loss, self.weights, retain_graph=True, allow_unused=True)
+            for weight, slope in zip(self.weights, slopes, strict=True):
+                if slope is not None:
+                    weight.grad = slope if weight.grad is None else weight.grad + slope
+            pairs_of_slopes = zip(self.weights, slopes, strict=True)
+            rows.append(parameters_to_vector([torch.zeros_like(w) if s is None else s for w, s in pairs_of_slopes]))
+        return torch.stack(rows)
+
+    def denominators(self, optimizer: torch.optim.Optimizer, step: int) -> Tensor:
+        """√v̂ + ε of Adam, and infinity where it takes no step."""
+        [settings] = optimizer.param_groups
+        found = []
+        for weight in self.weights:
+            squares = optimizer.state[weight].get("exp_avg_sq", torch.full_like(weight, inf))
+            found.append((squares / (1 - settings["betas"][1] ** (step + 1))).sqrt() + settings["eps"])
+        return parameters_to_vector(found).detach()
+
+    def mean_jacobian(self, begin: Mapping[str, Tensor], end: Mapping[str, Tensor]) -> Tensor:
+        """∫ J(θ + s Δθ) ds, by 8 nodes of Gauss and Legendre."""
+        total = torch.zeros(len(self.by_decay), self.theta().numel(), dtype=torch.float64)
+        for node, share in zip(*np.polynomial.legendre.leggauss(8), strict=True):
+            between = {name: begin[name] + (1 + node) / 2 * (end[name] - begin[name]) for name in begin}
+            slopes = torch.func.jacrev(self.outputs)(between)
+            total += share / 2 * torch.cat([slope.flatten(1) for slope in slopes.values()], 1)
+        return total
+
+
+# --- The laws.
+
+
+def adds_up(found: Any) -> None:
+    parts = found["contribution"].sum("example") + found["decay"] + found["rounding"]
+    assert apart(parts, found["change"]) <= EXACT
+    assert float(abs(found["change"]).max()) > 1e-3
+    assert float(found["gradient_error"].max()) < 1e-15  # the same kernels on the same numbers
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_add_up_to_what_training_did(name: str) -> None:
+    adds_up(followed(CASES[name], momentum).attribute(quiet=True))
+
+
+@pytest.mark.parametrize("maker", OPTIMIZERS, ids=lambda maker: maker.__name__)
+@pytest.mark.parametrize("name", CASES)
+def test_contributions_are_those_of_an_independent_computation(name: str, maker: Any) -> None:
+    oracle = Oracle(CASES[name], maker)
+    assert apart(oracle.contributions.sum(1) + oracle.by_decay, oracle.change) <= EXACT  # of the oracle itself
+    found = followed(CASES[name], maker, nn.Identity).attribute(quiet=True)
+    adds_up(found)
+    rows = [int(row) for row in found["example"].values]
+    ours = found["contribution"].values.reshape(-1, len(rows))
+    assert apart(ours, oracle.contributions[:, rows]) <= CLOSE
+    assert apart(found["decay"].values.reshape(-1), oracle.by_decay) <= CLOSE
+
+
+# --- Loops that do more.
+
+
+def data(model: nn.Module, step: int) -> Any:
+    """A loss of outputs, from an ordinary call of the model."""
+    rows = batch_of(CASES["PINN"], step)[0]
+    return (model(Y[rows]) - 1).square().mean()
+
+
+def mixed(model: nn.Module, losses: Losses, step: int) -> None:
+    """Boundary values by outputs, and the equation by its residual, in one loss with two calls."""
+    torch.autograd.backward(data(model, step) + 0.1 * losses(residual, *batch_of(CASES["PINN"], step)).mean())
+
+
+def accumulated(model: nn.Module, losses: Losses, step: int) -> None:
+    """Two backward passes, of which the second weights its examples."""
+    torch.autograd.backward(losses(residual, *batch_of(CASES["PINN"], step)).mean())
+    shares = torch.tensor([1, 0, 2, 0.5, 1], dtype=torch.float64)
+    torch.autograd.backward(losses(critic, *batch_of(CASES["gradient penalty"], step + 9)) @ shares)
+
+
+def clipped(model: nn.Module, losses: Losses, step: int) -> None:
+    torch.autograd.backward(losses(residual, *batch_of(CASES["PINN"], step)).sum())
+    clip_grad_norm_(model.parameters(), 0.5)
+
+
+def beside_an_evaluation(model: nn.Module, losses: Losses, step: int) -> None:
+    """Losses for a log need no record; the inputs require gradients, as those of the model's own are."""
+    with torch.no_grad():
+        losses(slope_by_jvp, *batch_of(CASES["jvp"], step))
+    torch.autograd.backward(losses(residual, *batch_of(CASES["PINN"], step)).mean())
+
+
+def needing_gradients(model: nn.Module, losses: Losses, step: int) -> None:
+    """The batch itself requires gradients."""
+
+    def slope(model: nn.Module, rows: Tensor, x: Tensor) -> Any:
+        (found,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return (found[:, 0] - 1).square()
+
+    rows = batch_of(CASES["PINN"], step)[0]
+    torch.autograd.backward(losses(slope, rows, X[rows].clone().requires_grad_()).mean())
+
+
+BODIES = (mixed, accumulated, clipped, beside_an_evaluation, needing_gradients)
+
+
+def dropping() -> nn.Module:
+    torch.manual_seed(7)
+    model = Features(nn.Tanh())
+    model.layers.insert(1, nn.Dropout(0.3))
+    return model
+
+
+def carried_out(body: Any, model: nn.Module, **options: Any) -> Trace:
+    optimizer = adamw(model)
+    with ntkexp.follow(model, optimizer, queries=X[:3], ids=ids_of, **options) as trace:
+        for step in range(STEPS):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            body(model, trace.losses, step)
+            optimizer.step()
+    return trace
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_parts_add_up_whatever_the_loop_does_with_losses(body: Any) -> None:
+    model, plain = dropping(), dropping()
+    adds_up(carried_out(body, model).attribute(quiet=True, by="module"))
+    optimizer = adamw(plain)
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        body(plain, lambda losses, *batch: losses(plain, *batch), step)
+        optimizer.step()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours, theirs)  # following changes nothing
+
+
+def test_a_measure_and_some_steps_are_explained_too() -> None:
+    whole = carried_out(mixed, dropping(), measure=lambda outputs, call: outputs[:, 0].square())
+    adds_up(whole.attribute(quiet=True))
+    found = carried_out(mixed, dropping(), steps=range(1, 3)).attribute(quiet=True)
+    parts = found["contribution"].sum("example") + found["decay"] + found["rounding"]
+    assert apart(parts + found["carried"] + found["other_steps"], found["change"]) <= EXACT
+
+
+def test_groups_of_gradients_change_nothing() -> None:
+    """Little memory splits the examples of a call into groups, whose gradients are computed again and again."""
+    trace = followed(CASES["contrast"], adamw)
+    whole, groups = trace.attribute(quiet=True), trace.attribute(quiet=True, memory_gb=2e-4)
+    assert apart(groups["contribution"].values, whole["contribution"].values) <= EXACT
+
+
+def test_names_are_digests_of_the_rows() -> None:
+    """Edges belong to the whole batch, so that nodes have the same names in another graph."""
+    case = CASES["nodes"]
+    model = model_of(case, nn.Tanh)
+    optimizer = momentum(model)
+    with ntkexp.follow(model, optimizer, queries=case.queries) as trace:
+        for edges in (EDGES, EDGES.flip(0)):
+            optimizer.zero_grad()
+            torch.autograd.backward(trace.losses(of_nodes, torch.arange(5), X[:5], edges, LABELS).mean())
+            optimizer.step()
+    found = trace.attribute(quiet=True)
+    assert found.sizes["example"] == len(LABELS)
+    adds_up(found)
+
+
+# --- Refusals.
+
+
+def unfollowed(body: Any, model: nn.Module | None = None, **options: Any) -> Callable[[], object]:
+    """Follow a loop, and attribute it."""
+    return lambda: carried_out(body, model or Features(nn.Tanh()), **options).attribute(quiet=True)
+
+
+def once(losses: Losses, *batch: object) -> Any:
+    """A loop whose loss is the mean of these losses."""
+
+    def body(model: nn.Module, recorded: Losses, step: int) -> None:
+        torch.autograd.backward(recorded(losses, *batch).mean())
+
+    return body
+
+
+def changing(model: nn.Module, losses: Losses, step: int) -> None:
+    """The function reads a number that changes."""
+    now = [step]
+
+    def scaled(model: nn.Module, x: Tensor) -> Any:
+        return model(x)[:, 0].square() * (1 + now[0])
+
+    torch.autograd.backward(losses(scaled, X[:5]).mean())
+    now[0] += 1
+
+
+def of_another_model(model: nn.Module, losses: Losses, step: int) -> None:
+    torch.autograd.backward(losses(lambda _, x: model(x)[:, 0].square(), X[:5]).mean())
+
+
+def with_a_penalty(model: nn.Module, losses: Losses, step: int) -> None:
+    penalty = sum(weight.square().sum() for weight in model.parameters())
+    torch.autograd.backward(losses(slope_by_jvp, X[:5], X[:5]).mean() + penalty)
+
+
+def of_other_losses(model: nn.Module, losses: Losses, step: int) -> None:
+    """The loop descends on something else than the losses."""
+    losses(residual, X[:5], X[:5])
+    torch.autograd.backward(residual(model, X[:5], X[:5]).abs().mean())
+
+
+def under_autocast(model: nn.Module, losses: Losses, step: int) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.autograd.backward(losses(slope_by_jvp, X[:5], X[:5]).mean())
+
+
+def by_derivatives(model: nn.Module, losses: Losses, step: int) -> None:
+    torch.autograd.backward(residual(model, X[:5], X[:5]).mean())
+
+
+def by_transforms(model: nn.Module, losses: Losses, step: int) -> None:
+    torch.autograd.backward(residual_by_func(model, X[:5], X[:5]).mean())
+
+
+def at_other_weights(model: nn.Module, losses: Losses, step: int) -> None:
+    torch.autograd.backward(at_halves(model, X[:5], X[:5]).mean())
+
+
+def normed() -> nn.Module:
+    model = Features(nn.Tanh())
+    model.layers.insert(1, nn.BatchNorm1d(4).double())
+    return model
+
+
+def squares(model: nn.Module, x: Tensor, *_: object) -> Any:
+    answer: Tensor = model(x)
+    return answer[:, 0].square()
+
+
+def attributed(**options: Any) -> Callable[[], object]:
+    return lambda: carried_out(once(squares, X[:5]), Features(nn.Tanh())).attribute(quiet=True, **options)
+
+
+def after_the_loop() -> None:
+    trace = carried_out(once(squares, X[:5]), Features(nn.Tanh()))
+    trace.watch = None
+    trace.losses(squares, X[:5])
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    # loops that trace.losses would let through
+    "create_graph": (unfollowed(by_derivatives), r"step 0: .*create_graph=True\); let a function return one loss"),
+    "torch.func": (
+        unfollowed(by_transforms),
+        r"step 0: .*loss through torch.func .* trace.losses\(function, \*batch\)",
+    ),
+    "other weights": (unfollowed(at_other_weights), r"step 0: .*'layers.0.weight'.*MAML.*trace.losses\(function"),
+    # wrong losses
+    "another loss": (unfollowed(of_other_losses), r"step 0: the optimizer's gradient is not .*create_graph=True"),
+    "a penalty": (unfollowed(with_a_penalty), r"step 0: .* Does the loss have terms besides these losses\?"),
+    "another model": (unfollowed(of_another_model), r"step 0: .* use the model that it is given"),
+    "a number that changes": (
+        unfollowed(changing),
+        r"step 3: .* other losses in the loop .* numbers that stay the same\?$",
+    ),
+    "a mean": (unfollowed(once(lambda model, x: model(x).mean(), X)), r"a tensor of shape \[\]; return one loss for"),
+    "no tensor": (unfollowed(once(lambda model, x: None, X)), "the function gives a NoneType; return one loss"),
+    "fewer losses": (
+        unfollowed(once(lambda model, x: squares(model, x)[:2], X[:5])),
+        "2 losses, and no tensor of the batch has 2 rows",
+    ),
+    "an object": (unfollowed(once(squares, X[:5], object())), "the batch holds an object; give tensors and numbers"),
+    # combinations
+    "BatchNorm": (unfollowed(once(squares, X[:5]), normed()), r"step 0: .*BatchNorm in training mode"),
+    "autocast": (unfollowed(under_autocast), "step 0: trace.losses: losses under autocast are not followed"),
+    "effects": (attributed(effects=True), "effects need losses that are functions of the outputs"),
+    "positions": (attributed(positions=True), "positions=True: trace.losses gives one loss for each example"),
+    "a trace that was loaded": (after_the_loop, "call it in the loop, while the loop is followed"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_name_the_cause_and_the_way_out(case: str) -> None:
+    act, said = REFUSED[case]
+    with pytest.raises(Mistake, match=said) as refusal:
+        act()
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_folder_holds_no_function(tmp_path: Any) -> None:
+    with pytest.raises(Mistake, match="a trace in a folder cannot hold the function"):
+        unfollowed(once(squares, X[:5]), to=tmp_path / "run")()
