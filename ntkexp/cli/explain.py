@@ -383,6 +383,14 @@ def attribute(
             help="The rule of an optimizer that is not PyTorch's.",
         ),
     ] = None,
+    losses: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--losses",
+            metavar="FILE.py:FUNCTION",
+            help="A function that the loop gave to trace.losses.",
+        ),
+    ] = None,
     decode: Annotated[
         str | None,
         typer.Option(
@@ -466,7 +474,9 @@ def attribute(
         followed_measure = followed_measure or first.measure
         followed_loss = followed_loss or first.loss
 
-    trace = load_trace(files, module, followed_measure, rules)
+    functions = [load_function(path, "losses", trust) for path in losses or []]
+
+    trace = load_trace(files, module, followed_measure, rules, functions)
     trace.loss = followed_loss
     if batch_norm is not None:
         trace.batch_norm = checked_mode(batch_norm)

@@ -11,17 +11,16 @@ of ℓ. The calls of the model inside the function are not recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from ntkexp.kernel.record.tape import map_tensors, tensors
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import called
+from ntkexp.model.functional import called, without_checkpoints
 from ntkexp.shapes import Function, Inputs, Weights
 
 LossFunction: TypeAlias = Callable[..., Tensor]
@@ -41,12 +40,14 @@ def copied_batch(batch: Batch) -> Batch:
 
     >>> copied_batch((torch.ones(1), 2, object()))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: trace.losses: the batch holds an object; give tensors and numbers
+    ntkexp.mistake.Mistake: trace.losses: the batch holds an object; give tensors and numbers, also in \
+tuples, lists and dicts
     """
-    for leaf in tree_leaves(batch):
+    for leaf in leaves_of(batch):
         if not isinstance(leaf, (Tensor, *PLAIN_TYPES)):
             raise Mistake(
-                f"trace.losses: the batch holds an {type(leaf).__name__}; give tensors and numbers"
+                f"trace.losses: the batch holds an {type(leaf).__name__}; give tensors and "
+                "numbers, also in tuples, lists and dicts"
             )
         if isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided):
             raise Mistake(
@@ -54,6 +55,20 @@ def copied_batch(batch: Batch) -> Batch:
                 "as the indices and values of its elements"
             )
     return fresh(batch)
+
+
+def leaves_of(part: object) -> Iterator[object]:
+    """Yield the parts of nested tuples, lists and dicts. Other containers count as one part.
+
+    >>> list(leaves_of((1, [2, {"three": 3}])))
+    [1, 2, 3]
+    """
+    if type(part) not in (tuple, list, dict):
+        yield part
+        return
+    assert isinstance(part, tuple | list | dict)
+    for item in part.values() if isinstance(part, dict) else part:
+        yield from leaves_of(item)
 
 
 def fresh(batch: Inputs) -> Batch:
@@ -100,6 +115,62 @@ def rows_of_batch(batch: Inputs, count: int) -> tuple[Tensor, ...]:
     return tuple(each for each in tensors(batch) if each.dim() and len(each) == count)
 
 
+# --- In a folder. Rows are stored once for each example, and the function by its name.
+
+
+def name_of(function: LossFunction) -> str:
+    """Return the name of a function, by which a later process finds it.
+
+    >>> name_of(fresh)
+    'fresh'
+    """
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def hold_function(functions: dict[str, LossFunction], function: LossFunction) -> None:
+    """Add a function to `functions`. Raise if another one has its name."""
+    name = name_of(function)
+    if functions.setdefault(name, function) is not function:
+        raise Mistake(
+            f"trace.losses: two functions have the name '{name}', and a folder holds only names; "
+            "define each function once, outside the loop, under a name of its own"
+        )
+
+
+def stored_batch(batch: Inputs, count: int) -> dict[str, object]:
+    """Return the stored form of a batch, without the rows of its `count` examples."""
+
+    def is_row(tensor: Tensor) -> bool:
+        return bool(rows_of_batch(tensor, count))
+
+    return {
+        "batch": map_tensors(lambda tensor: tensor[:0] if is_row(tensor) else tensor, batch),
+        "rows_of_batch": [is_row(tensor) for tensor in tensors(batch)],
+        "needs_gradients": [tensor.requires_grad for tensor in tensors(batch)],
+    }
+
+
+def restored_batch(content: Mapping[str, Any], rows: Sequence[Tensor]) -> Batch:
+    """Return a batch from its stored form, and the rows of its examples.
+
+    >>> x, edges = torch.ones(3, 2), torch.ones(2, 7)
+    >>> again = restored_batch(stored_batch((x, {"edges": edges}), 3), [x])
+    >>> again[0].shape, again[1]["edges"].shape
+    (torch.Size([3, 2]), torch.Size([2, 7]))
+    """
+    next_row = iter(rows)
+    is_row = iter(content["rows_of_batch"])
+    needs_gradients = iter(content["needs_gradients"])
+
+    def tensor(stored: Tensor) -> Tensor:
+        restored = next(next_row) if next(is_row) else stored
+        return restored.detach().clone().requires_grad_(next(needs_gradients))
+
+    batch = map_tensors(tensor, content["batch"])
+    assert isinstance(batch, tuple)
+    return batch
+
+
 # --- Replay.
 
 
@@ -118,16 +189,16 @@ class LossModule(nn.Module):
 def losses_function(model: nn.Module, function: LossFunction) -> Function:
     """Return the losses as a function of the model's weights and the batch.
 
-    The model supplies missing weights and buffers. Gradients are always enabled, because the
-    user's function may need them.
+    The model supplies missing weights and buffers. Gradients are always enabled inside the user's
+    function, because it may need them.
     """
     module = LossModule(model, function)
 
     def losses(weights: Weights, batch: Inputs) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         values = {f"{MODEL}.{name}": value for name, value in (buffers | weights).items()}
-        with torch.enable_grad():
+        with torch.enable_grad(), without_checkpoints():
             result: Tensor = called(module, values, fresh(batch))
-        return result
+        return result if torch.is_grad_enabled() else result.detach()
 
     return losses

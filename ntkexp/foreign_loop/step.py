@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.call import Autocast, ModelCall
+from ntkexp.foreign_loop.example_losses import LossFunction
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
@@ -157,6 +158,10 @@ class AbstractStore(ABC):
     def takes_next(self) -> bool:
         """True if the next step is to be stored."""
         return True
+
+    def hold_function(self, function: LossFunction) -> None:
+        """Hold a function of `trace.losses`, if the store holds only the names of functions."""
+        return
 
     def pass_over(self) -> None:
         """Count a step without storing it."""

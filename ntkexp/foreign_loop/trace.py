@@ -37,7 +37,7 @@ from ntkexp.foreign_loop.closing import rounding_sentence
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects, training_of
 from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
 from ntkexp.foreign_loop.example_gradients import CallReaders
-from ntkexp.foreign_loop.example_losses import LossFunction
+from ntkexp.foreign_loop.example_losses import LossFunction, hold_function
 from ntkexp.foreign_loop.gallery import Decode, Gallery, ShownExamples, shown, texts
 from ntkexp.foreign_loop.loop_sums import LoopSums, NamedArrays, StepMemory, sums_at_zero
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
@@ -581,12 +581,13 @@ def load_trace(
     module: nn.Module,
     measure: Measure | None = None,
     rules: Sequence[AbstractOptimizerRule] = (),
+    losses: Sequence[LossFunction] = (),
 ) -> Trace:
     """Return the trace in a folder.
 
     The stored tensors are copied into `module`, which must have the architecture of the followed
-    model. The folder stores a measure and the rules of optimizers other than PyTorch's only by
-    name, so they must be given again.
+    model. The folder stores a measure, the rules of optimizers other than PyTorch's and the
+    functions of `trace.losses` only by name, so they must be given again.
     """
     start = files.read(files.path / START)
     if (measure is None) != (measure_name(files) is None):
@@ -602,7 +603,10 @@ def load_trace(
     load_tensors(files, module, weights, start["still"])
     module.eval()
     optimizers = [named(name, rules) for name in files.folder.config["follow"]["optimizers"]]
-    steps = ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers)
+    functions: dict[str, LossFunction] = {}
+    for function in losses:
+        hold_function(functions, function)
+    steps = ReplayedSteps(LoopOnDisk(files, functions), module, start["output"], optimizers)
     if not files.ended.exists():
         LOG.warning(
             "ntkexp: the trace in %s has %d steps and no end: the training was interrupted after "

@@ -331,12 +331,13 @@ class Watch:
         enabled."""
         if not self.hooks or self.in_losses:
             return function(self.model, *batch)
+        refuse_unfollowed_losses(self)
         records = self.store.takes_next and torch.is_grad_enabled()
         inputs: Batch = ()
         if records:
             self.refuse_other_weights(moves_statistics=False)
             inputs = copied_batch(batch)
-        refuse_unfollowed_losses(self)
+            self.store.hold_function(function)
         modes = LayerModes.of(self.inner)
         self.latest_call = LatestCall(generator_states(self.inner), forbidden_kernels())
 
@@ -713,14 +714,18 @@ IN_AUTOCAST = (
 def refuse_unfollowed_losses(watch: Watch) -> None:
     """Raise if a call of `trace.losses` cannot be followed in this loop."""
     step = watch.store.count
+    if is_transformed():
+        raise Mistake(
+            f"step {step}: trace.losses: it was called inside a transform of torch.func; call it "
+            "outside, and take the derivatives inside the function"
+        )
     if watch.weighing is not None:
         raise Mistake(
             "again=: trace.losses cannot leave examples out of the loop; run the loop without them"
         )
-    if watch.store.folder is not None:
+    if current_processes().world > 1:
         raise Mistake(
-            f"step {step}: trace.losses: a trace in a folder cannot hold the function; follow in "
-            "memory, without to="
+            f"step {step}: trace.losses: losses of several processes are not followed; train in one"
         )
     if couples(watch.inner):
         raise Mistake(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,9 +23,9 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector
 
 import ntkexp
-from ntkexp.foreign_loop.trace import Trace
+from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
-from tests.foreign_loop.loops import apart
+from tests.foreign_loop.loops import apart, same_parts
 
 STEPS, EXAMPLES = 4, 5
 EXACT = 1e-12  # sums of 5 examples over 4 steps, relative to the change
@@ -369,15 +370,15 @@ def beside_an_evaluation(model: nn.Module, losses: Losses, step: int) -> None:
     torch.autograd.backward(losses(residual, *batch_of(CASES["PINN"], step)).mean())
 
 
+def slope_at(model: nn.Module, rows: Tensor, x: Tensor) -> Any:
+    (found,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return (found[:, 0] - 1).square()
+
+
 def needing_gradients(model: nn.Module, losses: Losses, step: int) -> None:
     """The batch itself requires gradients."""
-
-    def slope(model: nn.Module, rows: Tensor, x: Tensor) -> Any:
-        (found,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        return (found[:, 0] - 1).square()
-
     rows = batch_of(CASES["PINN"], step)[0]
-    torch.autograd.backward(losses(slope, rows, X[rows].clone().requires_grad_()).mean())
+    torch.autograd.backward(losses(slope_at, rows, X[rows].clone().requires_grad_()).mean())
 
 
 BODIES = (mixed, accumulated, clipped, beside_an_evaluation, needing_gradients)
@@ -505,6 +506,10 @@ def at_other_weights(model: nn.Module, losses: Losses, step: int) -> None:
     torch.autograd.backward(at_halves(model, X[:5], X[:5]).mean())
 
 
+def transformed(model: nn.Module, losses: Losses, step: int) -> None:
+    torch.func.vmap(lambda x: losses(squares, x))(X[:4].reshape(2, 2, 2))
+
+
 def normed() -> nn.Module:
     model = Features(nn.Tanh())
     model.layers.insert(1, nn.BatchNorm1d(4).double())
@@ -552,6 +557,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     # combinations
     "BatchNorm": (unfollowed(once(squares, X[:5]), normed()), r"step 0: .*BatchNorm in training mode"),
     "autocast": (unfollowed(under_autocast), "step 0: trace.losses: losses under autocast are not followed"),
+    "a transform": (unfollowed(transformed), r"step 0: trace.losses: it was called inside a transform of torch.func"),
     "effects": (attributed(effects=True), "effects need losses that are functions of the outputs"),
     "positions": (attributed(positions=True), "positions=True: trace.losses gives one loss for each example"),
     "a trace that was loaded": (after_the_loop, "call it in the loop, while the loop is followed"),
@@ -566,6 +572,48 @@ def test_refusals_name_the_cause_and_the_way_out(case: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_a_folder_holds_no_function(tmp_path: Any) -> None:
-    with pytest.raises(Mistake, match="a trace in a folder cannot hold the function"):
-        unfollowed(once(squares, X[:5]), to=tmp_path / "run")()
+# --- In a folder.
+
+
+@pytest.mark.parametrize("name", ["gradient penalty", "MAML", "nodes"])
+def test_a_trace_on_disk_has_the_same_contributions(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    ours, theirs = followed(case, adamw, to=tmp_path / "run", every=3), followed(case, adamw)
+    same_parts(ours, theirs)
+    later = load_trace(find_trace(tmp_path / "run"), model_of(case, nn.Tanh), losses=[case.losses])
+    same_parts(later, theirs)
+
+
+def test_a_batch_that_requires_gradients_does_so_from_a_folder(tmp_path: Path) -> None:
+    adds_up(carried_out(needing_gradients, Features(nn.Tanh()), to=tmp_path / "run").attribute(quiet=True))
+
+
+def test_a_folder_needs_the_functions_of_the_loop(tmp_path: Path) -> None:
+    case = CASES["PINN"]
+    followed(case, momentum, to=tmp_path / "run")
+    for losses, said in (
+        ([], "the function 'residual', which is not in"),
+        ([renamed()], "gave other losses in the loop"),
+    ):
+        later = load_trace(find_trace(tmp_path / "run"), model_of(case, nn.Tanh), losses=losses)
+        with pytest.raises(Mistake, match=said):
+            later.attribute(quiet=True)
+
+
+def renamed() -> Losses:
+    """A multiple of the losses under the same name, whose gradients look clipped."""
+
+    def doubled(model: nn.Module, rows: Tensor, x: Tensor) -> Any:
+        return 2 * residual(model, rows, x)
+
+    doubled.__name__ = residual.__name__
+    return doubled
+
+
+def of_a_new_function(model: nn.Module, losses: Losses, step: int) -> None:
+    torch.autograd.backward(losses(lambda model, x: 2 * squares(model, x), X[:5]).mean())
+
+
+def test_a_folder_takes_one_function_of_each_name(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"two functions have the name '<lambda>'.* define each function once"):
+        unfollowed(of_a_new_function, to=tmp_path / "run")()

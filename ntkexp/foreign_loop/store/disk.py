@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from secrets import token_hex
 from shutil import disk_usage
 from typing import Any
@@ -19,6 +19,13 @@ from torch.utils._pytree import tree_map_only
 
 from ntkexp.capacity import MemoryBudget, require_disk
 from ntkexp.foreign_loop.call import Autocast, Circumstances, ModelCall
+from ntkexp.foreign_loop.example_losses import (
+    LossFunction,
+    hold_function,
+    name_of,
+    restored_batch,
+    stored_batch,
+)
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.outside import Outside, release_memory
 from ntkexp.foreign_loop.rule import Signatures, Signed, distance
@@ -42,7 +49,7 @@ from ntkexp.foreign_loop.store.files import (
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.store.shards import Processes, find_shards, joined_events, refuse_absent
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
-from ntkexp.kernel.record.tape import map_tensors
+from ntkexp.kernel.record.tape import map_tensors, tensors
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.model.functional import Output
 from ntkexp.records.atomic import Damaged, Json, read_object
@@ -233,18 +240,22 @@ class DiskStore(AbstractStore):
     # for each checkpoint, by its event number: the number of steps before it
     checkpoints: dict[int, int] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)  # optimizers without a step since the last one
+    functions: dict[str, LossFunction] = field(default_factory=dict)  # of `trace.losses`, by name
 
     def __post_init__(self) -> None:
         self.folder: RunFolder = self.files.folder
         self.writer = CheckpointWriter(self.files)
 
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
-        loop = LoopOnDisk(TraceFolder(self.files.folder))
+        loop = LoopOnDisk(TraceFolder(self.files.folder), self.functions)
         return ReplayedSteps(loop, module, self.output, self.known, same_kernels)
 
     @property
     def count(self) -> int:
         return self.steps
+
+    def hold_function(self, function: LossFunction) -> None:
+        hold_function(self.functions, function)
 
     # --- Begin a trace, or continue one
 
@@ -367,7 +378,7 @@ class DiskStore(AbstractStore):
             stored = StoredCall(self.calls, call.inputs)
             self.stored_calls[id(call.inputs)] = stored
             self.calls += 1
-            rows = self.files.rows.add(digests(call.inputs), call.inputs)
+            rows = self.files.rows.add(digests(call.rows), call.rows)
             content = {
                 "at": call.at,
                 "how": call.how.content,
@@ -380,6 +391,9 @@ class DiskStore(AbstractStore):
             content["backward"] = call.backward
             if call.statistics is not None:
                 content["statistics"] = call.statistics
+            if call.losses is not None:
+                content["losses"] = name_of(call.losses)
+                content |= stored_batch(call.inputs, len(call.names))
         if call.gradient is not stored.gradient:
             stored.gradient = call.gradient
             content["gradient"] = call.gradient
@@ -479,6 +493,8 @@ class LoopOnDisk:
     `files.StoredLoop`."""
 
     files: TraceFolder
+    # functions of `trace.losses` by name
+    functions: Mapping[str, LossFunction] = field(default_factory=dict)
 
     @cached_property
     def shards(self) -> list[TraceFolder]:
@@ -539,9 +555,13 @@ class LoopOnDisk:
         """Return a stored call on a device. Traces of earlier versions lack its signature, shape
         and backward pass."""
         inputs = self.shards[int(call["rank"])].rows.find(call)
+        losses = None
+        if "losses" in call:
+            losses = self.function(call["losses"])
+            inputs = restored_batch(call, tensors(inputs))
         return ModelCall(
             at=call["at"],
-            inputs=map_tensors(lambda tensor: tensor.to(device), inputs),
+            inputs=map_tensors(partial(moved_leaf, device), inputs),
             given_names=example_names(call),
             how=Circumstances.read(call.get("how", {})),
             gradient=call["gradient"].clone().to(device),
@@ -550,11 +570,26 @@ class LoopOnDisk:
             shape=tuple(call.get("shape", ())),
             joined={name: tuple(shape) for name, shape in call.get("joined", {}).items()},
             statistics=statistics_on(call, device),
+            losses=losses,
         )
+
+    def function(self, name: str) -> LossFunction:
+        """Return a function of `trace.losses`. Raise if it was not given."""
+        if name not in self.functions:
+            raise Mistake(
+                f"trace.losses: the loop called the function '{name}', which is not in "
+                f"{self.files.folder.path}; give it, --losses=FILE.py:{name}"
+            )
+        return self.functions[name]
 
     def names_and_casts(self, event: Event) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
         for call in event["calls"]:
             yield example_names(call), Circumstances.read(call.get("how", {})).autocast
+
+
+def moved_leaf(device: torch.device, tensor: Tensor) -> Tensor:
+    """Move a tensor to a device, as a leaf that requires gradients if the tensor does."""
+    return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
 
 
 def statistics_on(
