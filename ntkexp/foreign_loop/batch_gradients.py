@@ -15,7 +15,7 @@ batch is reported as `coupling`:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -34,9 +34,11 @@ from ntkexp.kernel.record.tape import leaves
 from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
+from ntkexp.stream import stream
 from ntkexp.text import short
 
 MAX_COTANGENTS = 64  # number of cotangents in one backward pass; more are no faster
+SPLIT_ROWS = 32  # number of rows in one part of a batch of independent examples
 TERM_SUM_TOLERANCE = 1e3  # eps: largest distance of Σᵢ gᵢ from the gradient, relative to its norm
 
 
@@ -133,7 +135,12 @@ class TermGradients(Sequence[Jacobian]):
     def __post_init__(self) -> None:
         self.row_bytes = sum(leaf.nbytes for leaf in self.coupled.leaves.values())
         bytes_per_example = self.row_bytes + self.coupled.graph_bytes
-        self.group = int(max(1, min(MAX_COTANGENTS, self.buffer_bytes / 2 / bytes_per_example)))
+        self.group = int(max(1, min(self.most, self.buffer_bytes / 2 / bytes_per_example)))
+
+    @property
+    def most(self) -> int:
+        """The largest number of examples in a group."""
+        return MAX_COTANGENTS
 
     @property
     def examples(self) -> int:
@@ -168,12 +175,15 @@ class TermGradients(Sequence[Jacobian]):
         cotangents = outputs.new_zeros(len(chosen), *outputs.shape)
         for row, example in enumerate(chosen):
             cotangents[row, example] = self.output_gradient[example]
-        gradients = self.coupled.gradients_of_each(cotangents)
+        return self.jacobian(self.coupled.gradients_of_each(cotangents))
+
+    def jacobian(self, gradients: Sequence[Tensor]) -> Jacobian:
+        """Return the gradients of a group, for each leaf, as a Jacobian."""
         blocks = tuple(
             Rows(gradient.flatten(1)[:, None], name)
             for name, gradient in zip(self.coupled.leaves, gradients, strict=True)
         )
-        return Jacobian(blocks, len(chosen), 1)
+        return Jacobian(blocks, len(gradients[0]), 1)
 
     def refuse_other_sum(self, whole: Weights, step: int) -> None:
         """Raise if Σᵢ gᵢ is not `whole`, the gradient of the batch."""
@@ -189,6 +199,57 @@ class TermGradients(Sequence[Jacobian]):
                 f"to that of the batch, off by {short(gap)} beside ℓ′ of {short(size)}; follow in "
                 "float64, or with batch_norm='constant'"
             )
+
+
+# --- Independent examples: if no loss depends on the rows of other examples, a group needs only its
+# own rows. A call of n examples then costs n backward passes through a group, not through the batch.
+
+
+@dataclass
+class SplitGradients(TermGradients):
+    """The gradients gᵢ of independent examples. Each group is computed from its own rows."""
+
+    # the losses as a function of the weights, for a slice of the rows
+    losses_of_rows: Callable[[slice], Function] = field(kw_only=True)
+    weights: Weights = field(kw_only=True)
+
+    @property
+    def most(self) -> int:
+        return SPLIT_ROWS
+
+    def computed(self, place: int) -> Jacobian:
+        chosen = slice(place * self.group, (place + 1) * self.group)
+        function = self.losses_of_rows(chosen)
+        part = CoupledOutputs.of(function, self.weights, (), frozenset(self.coupled.leaves))
+        return self.jacobian(part.gradients_of_each(self.output_gradient[chosen].diag()))
+
+    def are_gradients(self) -> bool:
+        """Return True if these are the gradients of the examples through the whole batch.
+
+        Compare Σ rᵢgᵢ with the gradient of Σ rᵢκᵢℓᵢ through the whole batch, where rᵢ are random
+        numbers and κ = ∂L/∂ℓ. An error in any gᵢ changes this sum.
+        """
+        generator = stream("terms", self.examples)
+        shares = torch.randn(self.examples, generator=generator, dtype=torch.float64)
+        shares = shares.to(self.output_gradient)
+        whole = self.coupled.gradients(shares * self.output_gradient, keep=True)
+        gap = dict(zip(self.coupled.leaves, whole, strict=True))
+        square = 0.0
+        try:
+            for place in range(len(self)):
+                rows = shares[place * self.group : (place + 1) * self.group]
+                for block in self[place].blocks:
+                    assert isinstance(block, Rows)
+                    terms = rows[:, None] * block.rows.flatten(1)
+                    gap[block.name] = gap[block.name] - terms.sum(0).view_as(gap[block.name])
+                    square += float(terms.square().sum())
+        except Exception as error:  # any error of the user's function, for rows without the others
+            if is_out_of_memory(error):
+                raise
+            return False
+        distance = sum(float(part.square().sum()) for part in gap.values()) ** 0.5
+        eps = torch.finfo(shares.dtype).eps
+        return bool(distance <= TERM_SUM_TOLERANCE * eps * square**0.5)
 
 
 # --- The batch mean and variance as constants.

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from ntkexp.foreign_loop.batch_gradients import (
     CoupledOutputs,
+    SplitGradients,
     TermGradients,
     at_constants,
     constants_of,
 )
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, numbers_of
 from ntkexp.foreign_loop.call import LayerModes, ModelCall
+from ntkexp.foreign_loop.example_losses import part_of_batch
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.positions import PositionGradients, Positions
 from ntkexp.foreign_loop.signatures import Replayed
@@ -42,6 +44,8 @@ class CallReaders:
     buffer_bytes: float = 1e9  # memory for gradients of examples
     positions: Positions | None = None  # if given, also compute the gradients of positions
     readers: dict[tuple[LayerModes, Output], Reader] = field(default_factory=dict)
+    # ids of functions of `trace.losses` whose examples depend on one another
+    coupling: set[int] = field(default_factory=set)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
         """Replay a call at these weights. Return Jᵢᵀℓ′ᵢ of every example, and the outputs."""
@@ -96,10 +100,42 @@ class CallReaders:
 
         # or gradients of each term, through the batch
         if is_exact:
-            features = TermGradients(coupled, output_gradient, self.buffer_bytes)
+            features = self.split_gradients(call, function, weights, coupled) or TermGradients(
+                coupled, output_gradient, self.buffer_bytes
+            )
         outputs = coupled.outputs.detach()
         replayed = replayed_call(call, function, weights, as_rows(outputs))
         return CallGradients(features, replayed, whole)
+
+    def split_gradients(
+        self, call: ModelCall, function: Function, weights: Weights, coupled: CoupledOutputs
+    ) -> SplitGradients | None:
+        """Return the gradients of a call of `trace.losses`, each from a few rows of the batch.
+
+        Return None if examples depend on one another, or if random numbers are drawn for the whole
+        batch.
+        """
+        if call.losses is None or call.how.states or id(call.losses) in self.coupling:
+            return None
+        assert call.gradient is not None
+
+        def losses_of_rows(where: slice) -> Function:
+            rows = part_of_batch(call.inputs, len(call.names), where)
+            return lambda weights, _: function(weights, rows)
+
+        split = SplitGradients(
+            coupled,
+            call.gradient.flatten(),
+            self.buffer_bytes,
+            losses_of_rows=losses_of_rows,
+            weights=weights,
+        )
+        if len(split) == 1:
+            return None
+        if not split.are_gradients():
+            self.coupling.add(id(call.losses))
+            return None
+        return split
 
 
 def reader_key(call: ModelCall) -> tuple[LayerModes, Output]:

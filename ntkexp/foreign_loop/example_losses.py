@@ -115,6 +115,15 @@ def rows_of_batch(batch: Inputs, count: int) -> tuple[Tensor, ...]:
     return tuple(each for each in tensors(batch) if each.dim() and len(each) == count)
 
 
+def part_of_batch(batch: Inputs, count: int, where: slice) -> Inputs:
+    """Select some of the `count` examples. Tensors without a row for each example stay whole."""
+
+    def part(tensor: Tensor) -> Tensor:
+        return tensor[where] if rows_of_batch(tensor, count) else tensor
+
+    return map_tensors(part, batch)
+
+
 # --- In a folder. Rows are stored once for each example, and the function by its name.
 
 

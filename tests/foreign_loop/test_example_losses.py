@@ -384,6 +384,11 @@ def needing_gradients(model: nn.Module, losses: Losses, step: int) -> None:
 BODIES = (mixed, accumulated, clipped, beside_an_evaluation, needing_gradients)
 
 
+def features() -> nn.Module:
+    torch.manual_seed(7)
+    return Features(nn.Tanh())
+
+
 def dropping() -> nn.Module:
     torch.manual_seed(7)
     model = Features(nn.Tanh())
@@ -429,6 +434,43 @@ def test_groups_of_gradients_change_nothing() -> None:
     trace = followed(CASES["contrast"], adamw)
     whole, groups = trace.attribute(quiet=True), trace.attribute(quiet=True, memory_gb=2e-4)
     assert apart(groups["contribution"].values, whole["contribution"].values) <= EXACT
+
+
+def shared(model: nn.Module, rows: Tensor, x: Tensor, count: int) -> Any:
+    """Each loss is divided by the number of rows that the function receives."""
+    return squares(model, x) / len(x)
+
+
+def ring(model: nn.Module, rows: Tensor, x: Tensor, edges: Tensor) -> Any:
+    return model(x + x[edges])[:, 0].square()
+
+
+MANY = torch.linspace(-2, 2, 140, dtype=torch.float64).reshape(70, 2).sin()
+LARGE: dict[str, tuple[Losses, Batch]] = {
+    "PINN": (residual, (MANY,)),
+    "contrast": (contrast, (MANY, MANY.flip(0))),
+    "neighbours": (lambda model, rows, x: squares(model, x + x.roll(1, 0) / 9), (MANY,)),
+    "edges": (ring, (MANY, torch.arange(70).roll(3).repeat(2)[:70])),
+    "more edges than nodes": (
+        lambda model, rows, x, edges: ring(model, rows, x, edges[:70]),
+        (MANY, torch.arange(71) % 70),
+    ),
+    "shares": (shared, (MANY, 70)),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_batches_are_split_where_their_examples_are_independent(name: str) -> None:
+    """A random number forbids it, because it is drawn for the whole batch."""
+    losses, batch = LARGE[name]
+
+    def whole(model: nn.Module, *batch: Any) -> Any:
+        return losses(model, *batch) + 0 * torch.rand(())
+
+    ours, theirs = (carried_out(once(function, torch.arange(70), *batch), features()) for function in (losses, whole))
+    found, expected = (trace.attribute(quiet=True)["contribution"] for trace in (ours, theirs))
+    assert list(found["example"].values) == list(expected["example"].values)
+    assert apart(found.values, expected.values) <= EXACT
 
 
 def test_names_are_digests_of_the_rows() -> None:
