@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector
 
 import ntkexp
+from ntkexp.cli.main import run as command
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop.loops import apart, same_parts
@@ -659,3 +660,23 @@ def of_a_new_function(model: nn.Module, losses: Losses, step: int) -> None:
 def test_a_folder_takes_one_function_of_each_name(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"two functions have the name '<lambda>'.* define each function once"):
         unfollowed(of_a_new_function, to=tmp_path / "run")()
+
+
+@pytest.mark.slow
+def test_a_later_process_gives_the_functions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "from tests.foreign_loop.test_example_losses import CASES, Features, followed, momentum, residual\n"
+        "def build(): return Features(nn.Tanh())\n"
+        "def again(): followed(CASES['PINN'], momentum)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    followed(CASES["PINN"], momentum, to="run")
+    words = ["attribute", "run", "--model=mine.py:build", "--trust=mine.py"]
+    assert command(words) == 2
+    assert "give it, --losses=FILE.py:residual" in capsys.readouterr().err
+    assert command([*words, "--losses=mine.py:residual"]) == 0
+    assert command(["explain", "run", "--query=0", "--without=top:1", "--again=mine.py:again", "--trust=mine.py"]) == 2
+    assert "again=: trace.losses cannot leave examples out" in capsys.readouterr().err
