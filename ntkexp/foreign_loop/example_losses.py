@@ -40,13 +40,13 @@ def copied_batch(batch: Batch) -> Batch:
 
     >>> copied_batch((torch.ones(1), 2, object()))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: trace.losses: the batch holds an object; give tensors and numbers, also in \
+    ntkexp.mistake.Mistake: trace.losses: the batch holds a object; give tensors and numbers, also in \
 tuples, lists and dicts
     """
     for leaf in leaves_of(batch):
         if not isinstance(leaf, (Tensor, *PLAIN_TYPES)):
             raise Mistake(
-                f"trace.losses: the batch holds an {type(leaf).__name__}; give tensors and "
+                f"trace.losses: the batch holds a {type(leaf).__name__}; give tensors and "
                 "numbers, also in tuples, lists and dicts"
             )
         if isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided):

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -276,6 +277,7 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
     (torch.Size([5, 3]), (2, 2, 1))
     """
     if not isinstance(queries, DataLoader):
+        refuse_bare_graph(queries)
         inputs = as_inputs(queries)
         return inputs, (examples(inputs),)
     if isinstance(queries.sampler, RandomSampler | DistributedSampler):
@@ -289,6 +291,25 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
     if not batches:
         raise Mistake("queries=: they are empty; give inputs at which the model is to be explained")
     return joined(batches), tuple(examples(batch) for batch in batches)
+
+
+def refuse_bare_graph(queries: object) -> None:
+    """Raise if tensors of the queries have different lengths, as the nodes and edges of a graph.
+
+    >>> refuse_bare_graph((torch.ones(3, 2), torch.ones(2, 7)))
+    Traceback (most recent call last):
+    ntkexp.mistake.Mistake: queries=: tensors of [3, 2], [2, 7] differ in their first axis, which is that of the \
+queries; if they are one graph, give the module an axis of graphs, queries=(x[None], edges[None]), and call \
+trace.losses in the loop, with one loss for each node
+    """
+    shapes = [list(leaf.shape) for leaf in tree_leaves(queries) if isinstance(leaf, Tensor)]
+    if len({tuple(shape[:1]) for shape in shapes}) > 1:
+        raise Mistake(
+            f"queries=: tensors of {', '.join(map(str, shapes))} differ in their first axis, which "
+            "is that of the queries; if they are one graph, give the module an axis of graphs, "
+            "queries=(x[None], edges[None]), and call trace.losses in the loop, with one loss for "
+            "each node"
+        )
 
 
 def joined(batches: list[Inputs]) -> Inputs:

@@ -9,7 +9,7 @@ The second law has an oracle: Gauss–Legendre for J̄, a loop over `torch.autog
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -582,6 +582,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         r"step 0: .*loss through torch.func .* trace.losses\(function, \*batch\)",
     ),
     "other weights": (unfollowed(at_other_weights), r"step 0: .*'layers.0.weight'.*MAML.*trace.losses\(function"),
+    "nodes as queries": (
+        lambda: followed(replace(CASES["nodes"], queries=(X[:5], EDGES)), momentum),
+        r"queries=: tensors of \[5, 2\], \[2, 6\] differ .*x\[None\], edges\[None\]\), and call trace.losses",
+    ),
     # wrong losses
     "another loss": (unfollowed(of_other_losses), r"step 0: the optimizer's gradient is not .*create_graph=True"),
     "a penalty": (unfollowed(with_a_penalty), r"step 0: .* Does the loss have terms besides these losses\?"),
@@ -596,7 +600,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         unfollowed(once(lambda model, x: squares(model, x)[:2], X[:5])),
         "2 losses, and no tensor of the batch has 2 rows",
     ),
-    "an object": (unfollowed(once(squares, X[:5], object())), "the batch holds an object; give tensors and numbers"),
+    "an object": (unfollowed(once(squares, X[:5], object())), "the batch holds a object; give tensors and numbers"),
     # combinations
     "BatchNorm": (unfollowed(once(squares, X[:5]), normed()), r"step 0: .*BatchNorm in training mode"),
     "autocast": (unfollowed(under_autocast), "step 0: trace.losses: losses under autocast are not followed"),
