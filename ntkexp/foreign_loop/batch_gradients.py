@@ -1,4 +1,5 @@
-"""Per-example gradients through a batch that BatchNorm couples by its mean and variance.
+"""Per-example gradients through a batch that couples its examples, by the mean and variance of
+BatchNorm, or in the user's function of `trace.losses`.
 
 The loss of a call is Σᵢ ℓᵢ(fᵢ(θ; batch)). With batch_norm="exact", the gradient gᵢ of an example is
 the gradient of its term, through the whole batch. This takes one backward pass of the batch for
@@ -11,6 +12,9 @@ independent, and one backward pass gives all gradients. The difference from the 
 batch is reported as `coupling`:
 
     gᵢ = J(xᵢ)ᵀℓ′ᵢ at constant statistics        coupling: gradient of the batch − Σᵢ gᵢ
+
+In `trace.losses`, f is the vector of losses. If its examples are independent, gᵢ is computed from a
+few rows of the batch.
 """
 
 from __future__ import annotations
@@ -46,9 +50,10 @@ TERM_SUM_TOLERANCE = 1e3  # eps: largest distance of Σᵢ gᵢ from the gradien
 
 
 class CountedBytes(DispatchMode):
-    """Counts the bytes of the results of all operations.
+    """Counts the bytes of all results that have memory of their own.
 
-    Hooks for saved tensors would count more exactly, but torch.func does not support them.
+    A graph saves no other new tensors for the backward pass. Hooks for saved tensors would count
+    more exactly, but torch.func does not support them.
     """
 
     def __init__(self) -> None:
@@ -59,7 +64,8 @@ class CountedBytes(DispatchMode):
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.nbytes += sum(leaf.nbytes for leaf in leaves(result) if isinstance(leaf, Tensor))
+        if not func.is_view:
+            self.nbytes += sum(leaf.nbytes for leaf in leaves(result) if isinstance(leaf, Tensor))
         return result
 
 
@@ -75,8 +81,7 @@ class CoupledOutputs:
     def of(
         cls, function: Function, weights: Weights, inputs: Inputs, trained: frozenset[str]
     ) -> CoupledOutputs:
-        """Evaluate a function, and count the bytes of all results, some of which its graph saves
-        for the backward pass."""
+        """Evaluate a function, and bound the bytes that its graph saves for the backward pass."""
         leaves = {
             name: weight.detach().requires_grad_(name in trained)
             for name, weight in weights.items()
@@ -134,13 +139,12 @@ class TermGradients(Sequence[Jacobian]):
 
     def __post_init__(self) -> None:
         self.row_bytes = sum(leaf.nbytes for leaf in self.coupled.leaves.values())
-        bytes_per_example = self.row_bytes + self.coupled.graph_bytes
-        self.group = int(max(1, min(self.most, self.buffer_bytes / 2 / bytes_per_example)))
+        self.group = self.group_of(MAX_COTANGENTS, self.coupled.graph_bytes)
 
-    @property
-    def most(self) -> int:
-        """The largest number of examples in a group."""
-        return MAX_COTANGENTS
+    def group_of(self, most: int, graph_bytes: float) -> int:
+        """Return the number of examples in a group, at most `most`, that fits into memory if each
+        example takes `graph_bytes` in a backward pass."""
+        return int(max(1, min(most, self.buffer_bytes / 2 / (self.row_bytes + graph_bytes))))
 
     @property
     def examples(self) -> int:
@@ -213,9 +217,10 @@ class SplitGradients(TermGradients):
     losses_of_rows: Callable[[slice], Function] = field(kw_only=True)
     weights: Weights = field(kw_only=True)
 
-    @property
-    def most(self) -> int:
-        return SPLIT_ROWS
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        graph_bytes = self.coupled.graph_bytes * min(1.0, SPLIT_ROWS / self.examples)
+        self.group = self.group_of(SPLIT_ROWS, graph_bytes)
 
     def computed(self, place: int) -> Jacobian:
         chosen = slice(place * self.group, (place + 1) * self.group)
