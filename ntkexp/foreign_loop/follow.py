@@ -85,7 +85,8 @@ def follow(
     """Record the steps of an optimizer, or of a list of optimizers, while the loop runs.
 
     The context manager yields a `Trace`. Its method `attribute` returns the contribution of each
-    training example to the change of each output.
+    training example to the change of each output. If the loss is not a function of the model's
+    outputs, as in physics-informed networks, MAML and graphs, call `Trace.losses` in the loop.
 
     Args:
         queries: inputs at which the model's outputs are attributed, or a DataLoader that yields
@@ -258,7 +259,10 @@ def watched(
         elif not processes.rank:
             evaluated = evaluated_at_ends(trace, loop.inner, watch)
         with evaluated:
-            yield trace
+            try:
+                yield trace
+            finally:
+                trace.watch = None  # frees the model and the copies of its weights
         completed = True
     finally:
         watch.end(whole=completed)

@@ -91,7 +91,7 @@ class Trace:
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
     measured: MeasuredQueries | None = None  # measure to attribute instead of the outputs
-    watch: Watch | None = None  # the hooks on the loop, in the process that follows it
+    watch: Watch | None = None  # the hooks on the loop, while it is followed
 
     def __repr__(self) -> str:
         self.refresh()

@@ -329,7 +329,7 @@ class Watch:
     def losses(self, function: LossFunction, batch: Batch) -> Tensor:
         """Return the losses `function(model, *batch)`, and record the call if gradients are
         enabled."""
-        if not self.hooks or self.in_losses:
+        if self.in_losses:
             return function(self.model, *batch)
         refuse_unfollowed_losses(self)
         records = self.store.takes_next and torch.is_grad_enabled()

@@ -569,9 +569,7 @@ def attributed(**options: Any) -> Callable[[], object]:
 
 
 def after_the_loop() -> None:
-    trace = carried_out(once(squares, X[:5]), Features(nn.Tanh()))
-    trace.watch = None
-    trace.losses(squares, X[:5])
+    carried_out(once(squares, X[:5]), Features(nn.Tanh())).losses(squares, X[:5])
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
@@ -607,7 +605,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a transform": (unfollowed(transformed), r"step 0: trace.losses: it was called inside a transform of torch.func"),
     "effects": (attributed(effects=True), "effects need losses that are functions of the outputs"),
     "positions": (attributed(positions=True), "positions=True: trace.losses gives one loss for each example"),
-    "a trace that was loaded": (after_the_loop, "call it in the loop, while the loop is followed"),
+    "after the loop": (after_the_loop, "call it in the loop, while the loop is followed"),
 }
 
 
