@@ -329,7 +329,7 @@ class ModelCall:
     other_outputs: list[str] = field(default_factory=list)
     several: SeveralOutputs | None = None  # while the loop runs
     losses: LossFunction | None = None  # the function of `trace.losses`
-    is_differentiated: bool = False  # a backward pass through f had create_graph=True
+    is_differentiated: bool = False  # a backward pass of its step had create_graph=True
 
     @cached_property
     def names(self) -> tuple[str, ...]:

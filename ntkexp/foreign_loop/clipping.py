@@ -68,7 +68,7 @@ class StepFacts:
 
     rows: int  # number of examples
     drew: bool  # True if a call drew random numbers
-    differentiated: bool = False  # True if a backward pass through a call had create_graph=True
+    differentiated: bool = False  # True if a backward pass had create_graph=True
     losses: bool = False  # True if `trace.losses` was called
     other_outputs: tuple[str, ...] = ()  # outputs without a row for each example
 

@@ -139,6 +139,7 @@ class Watch:
     under_way: list[int] = field(default_factory=list)  # `count` at the start of each nested call
     latest_call: LatestCall = field(default_factory=LatestCall)
     in_losses: bool = False  # True inside `losses`, where calls of the model are not recorded
+    is_differentiated: bool = False  # a backward pass since the latest step had create_graph=True
     consumed_calls: list[ModelCall] = field(default_factory=list)  # calls used by the latest step
     consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)  # `grad`s it used
 
@@ -448,7 +449,6 @@ class Watch:
         if gradient is None:  # one part of a split tensor, if the loss uses only the other parts
             return None
         backward = self.begin_backward(call)
-        call.is_differentiated |= torch.is_grad_enabled()
         weighed = None
         if call.several is None or call.several.has_inner_loss:
             weighed = self.weighed(call, counts, gradient)
@@ -481,6 +481,7 @@ class Watch:
     def begin_backward(self, call: ModelCall) -> int:
         """Drop gradients that the loop has zeroed, and return the id of the backward pass."""
         backward = torch._C._current_graph_task_id()
+        self.is_differentiated |= torch.is_grad_enabled()
         if all(weight.grad is None or not weight.grad.any() for _, weight in self.parameters):
             self.drop_zeroed(call, backward)
         return backward
@@ -588,6 +589,9 @@ class Watch:
         if len(self.optimizers) == 1:
             self.drop_replaced(moved.values())
         self.consumed_calls = [call for call in self.calls if call.has_gradient]
+        for call in self.consumed_calls:
+            call.is_differentiated |= self.is_differentiated
+        self.is_differentiated = False
         self.consumed_tensors = [
             ref(weight.grad) for weight in moved.values() if weight.grad is not None
         ]

@@ -541,6 +541,10 @@ def by_derivatives(model: nn.Module, losses: Losses, step: int) -> None:
     torch.autograd.backward(residual(model, X[:5], X[:5]).mean())
 
 
+def by_a_penalty(model: nn.Module, losses: Losses, step: int) -> None:
+    torch.autograd.backward(critic(model, X[:5], X[:5], Y[:5]).mean())
+
+
 def by_transforms(model: nn.Module, losses: Losses, step: int) -> None:
     torch.autograd.backward(residual_by_func(model, X[:5], X[:5]).mean())
 
@@ -575,6 +579,7 @@ def after_the_loop() -> None:
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     # loops that trace.losses would let through
     "create_graph": (unfollowed(by_derivatives), r"step 0: .*create_graph=True\); let a function return one loss"),
+    "gradient penalty": (unfollowed(by_a_penalty), r"step 0: .*create_graph=True\); let a function return one loss"),
     "torch.func": (
         unfollowed(by_transforms),
         r"step 0: .*loss through torch.func .* trace.losses\(function, \*batch\)",
