@@ -142,11 +142,8 @@ def test_explanations_show_components(tmp_path: Path) -> None:
     (found,) = explain(ntkexp.load_run(tmp_path / "run"), "query", [0])
     rows = json_rows(tabulate_components(found.components))
     assert {row["component"] for row in rows} == {f"{k}.{kind}" for k in (0, 2, 4) for kind in ("weight", "bias")}
-    for column, whole in (
-        ("added", found.sum),
-        ("decay", found.no_example["decay"]),
-        ("in_all", found.sum + found.no_example["decay"]),
-    ):
+    decay = found.no_example["decay"]
+    for column, whole in (("added", found.sum), ("decay", decay), ("in_all", found.sum + decay)):
         assert sum(float(str(row[column])) for row in rows) == pytest.approx(whole, rel=1e-12, abs=1e-14), column
     moved = sum(float(part.movement.by_step.sum()) for part in found.components)
     assert moved == pytest.approx(found.sum + decay, rel=1e-12, abs=1e-14)
