@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.run import Run, load_runs, unreadable
-from ntkexp.report.sentence import SPOKEN, clause, ladder_sentence, standing
-from ntkexp.text import MISSING, listed, printable, short
+from ntkexp.report.sentence import COMPARED, SPOKEN, Likeness, clause, ladder_sentence, standing
+from ntkexp.text import MISSING, counted, listed, percent, printable, short
 
 SHOWN_MEASURES = ("kernel_change", "weights_moved", "loss")
 LAW_COLUMNS = ("exponent", "low", "high", "theory", "verdict", "more_seeds", "curved")
@@ -214,6 +215,63 @@ def results_inside(folder: Path) -> Iterator[Path]:
     for parent in (folder / "runs", folder):
         if parent.is_dir():
             yield from sorted(path for path in parent.iterdir() if is_run_folder(path))
+
+
+def headline(material: Material) -> str:
+    """Return the heading of a report: the name of its run, or the numbers of runs and sweeps."""
+    if len(material.runs) == 1:
+        return material.runs[0].name
+    parts = [counted(len(material.runs), "run")]
+    if material.analyses:
+        parts.append(counted(len(material.analyses), "sweep"))
+    return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One number on the first screen of a report."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+TILE_MACHINES = {
+    "secant": "secant kernel machine",
+    "left": "textbook sum",
+    "frozen_start": "frozen kernel",
+}
+
+
+def tiles(runs: Sequence[Run]) -> list[Tile]:
+    """Return the tiles of a report: errors of the main kernel machines, and the accuracy.
+
+    Errors are the largest of each run over all splits. If there are several runs, a tile shows the
+    median over runs.
+    """
+    found = []
+    over_runs = "median over runs" if len(runs) > 1 else "largest over splits"
+    for machine, label in TILE_MACHINES.items():
+        standings = [standing(run.ladder, machine) for run in runs]
+        compared = [one for one in standings if one.likeness in COMPARED]
+        if not compared:
+            continue
+        exact = sum(one.likeness is Likeness.EXACT for one in compared)
+        if exact == len(compared):
+            worst = short(max(one.error for one in compared))
+            count = f"{exact} of {counted(len(runs), 'network')}, " if len(runs) > 1 else ""
+            found.append(Tile(label, "exact", f"{count}to {worst}"))
+        else:
+            middle = statistics.median(one.error for one in compared)
+            found.append(Tile(label, f"{percent(middle)} off", over_runs))
+    accuracies = [
+        run.metrics["accuracy_query"].iloc[-1] for run in runs if "accuracy_query" in run.metrics
+    ]
+    known = [float(accuracy) for accuracy in accuracies if math.isfinite(accuracy)]
+    if known:
+        note = "of the network at queries" if len(runs) == 1 else "of networks at queries, median"
+        found.append(Tile("accuracy", percent(statistics.median(known)), note))
+    return found
 
 
 def what_was_run(material: Material) -> str:

@@ -52,9 +52,11 @@ from ntkexp.report.inventory import differing, flatten_config
 from ntkexp.report.known_effects import known_effects
 from ntkexp.report.material import (
     Material,
+    headline,
     sweep_extent,
     tabulate_fits,
     tabulate_points,
+    tiles,
     what_came_out,
     what_was_run,
 )
@@ -115,6 +117,8 @@ def write(material: Material, folder: Path, command: str) -> Path:
     page = fill(
         "template.html",
         command,
+        headline=headline(material),
+        tiles=tiles(material.runs),
         ran=what_was_run(material),
         came_out=what_came_out(material.runs),
         left_out=material.left_out,

@@ -30,12 +30,13 @@ from ntkexp.report.explain import worst_points
 from ntkexp.report.inventory import flatten_config
 from ntkexp.report.leave_out import agreement_of
 from ntkexp.report.loaded_run import load_run
-from ntkexp.report.material import gather
+from ntkexp.report.material import TILE_MACHINES, gather, headline, tiles
 from ntkexp.report.page.build import HERE, markdown, points_of_run, write, write_claims
 from ntkexp.report.page.picture import inline, link
 from ntkexp.report.plots.examples import checked
 from ntkexp.report.sentence import main_split
 from ntkexp.report.tables import PageTable
+from ntkexp.text import percent
 from tests.report.page.conftest import HOSTILE
 from tests.report.synthetic import digits, write_run, write_small_run
 
@@ -146,6 +147,21 @@ def test_a_page_of_runs_alone_begins_with_their_machines(outputs: Path, tmp_path
         text = page.read_text(encoding="utf-8")
         assert text.index("<figure") < text.index("All runs")
         assert len(Links(text).names) == len(set(Links(text).names))
+
+
+def test_the_first_screen_has_a_short_heading_and_the_numbers_of_the_runs(outputs: Path, tmp_path: Path) -> None:
+    material = gather([], outputs)
+    assert len(headline(material)) <= 60
+    run = material.runs[0]
+    by_label = {tile.label: tile for tile in tiles([run])}
+    for machine, label in TILE_MACHINES.items():
+        errors = [row.relative_error for row in run.ladder if row.machine == machine and row.relative_error is not None]
+        if label in by_label and by_label[label].value != "exact":
+            assert by_label[label].value == f"{percent(max(errors))} off"
+    text = write(material, tmp_path, "ntkexp report").read_text(encoding="utf-8")
+    assert f"<h1>{headline(material)}</h1>" in text
+    assert text.count("<dt>") == len(tiles(material.runs)) >= 2
+    assert "exact" in text.partition("<dl")[2].partition("</dl>")[0]
 
 
 def test_runs_of_one_name_have_their_own_anchors(tmp_path: Path) -> None:
