@@ -15,7 +15,9 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
+from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
@@ -168,6 +170,21 @@ def test_pictures_of_a_query_add_up_to_its_change(finished: dict[str, Path]) -> 
         with pytest.raises(WrongArgument, match="the index of a query"):
             traced.plot.contributions(query, out=2)
     assert callable(traced.plot.scatter)
+
+
+@pytest.mark.parametrize("kind", ["contributions", "components", "timeline"])
+def test_pictures_are_drawn_on_the_axes_of_the_user(kind: str) -> None:
+    traced = followed(loop(adamw), plain).attribute(by="module", quiet=True)
+    draw = getattr(traced.plot, kind)
+    with rc_context({"axes.titlesize": 21.0}):  # a setting of the user
+        ours = Figure().subplots()
+        assert draw(1, out=2, ax=ours, title="Mine") is ours
+    assert (ours.get_title(), ours.title.get_fontsize()) == ("Mine", 21.0)
+    theirs = draw(1, out=2)
+    assert theirs.figure is not ours.figure
+    assert widths_of(ours) == widths_of(theirs)
+    for one, other in zip(ours.get_lines(), theirs.get_lines(), strict=True):
+        np.testing.assert_array_equal(np.asarray(one.get_ydata()), np.asarray(other.get_ydata()))
 
 
 # The page in a notebook.

@@ -367,17 +367,24 @@ def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None)
 
     `last_step` is the last step of each interval of `by_step`.
     """
-    if last_step is None:
-        last_step = np.arange(len(by_step))
-    table = pd.DataFrame({"step": last_step + 1, "so_far": np.cumsum(by_step)})
+    table = sums_so_far(by_step, last_step)
     with house_style():
         figure = Figure(figsize=(NARROW, 2.0), layout="constrained")
-        axes = figure.subplots()
-        axes.plot([0, *table["step"]], [0.0, *table["so_far"]], color=BLUE)
-        axes.axhline(0, color=GREY, linewidth=0.5)
-        axes.set(xlabel="step", ylabel="added so far")
+        draw_when(figure.subplots(), table)
         heading(figure, title)
     return Picture("when", figure, table)
+
+
+def sums_so_far(by_step: Array, last_step: NDArray[np.int64] | None) -> pd.DataFrame:
+    if last_step is None:
+        last_step = np.arange(len(by_step))
+    return pd.DataFrame({"step": last_step + 1, "so_far": np.cumsum(by_step)})
+
+
+def draw_when(axes: Axes, table: pd.DataFrame) -> None:
+    axes.plot([0, *table["step"]], [0.0, *table["so_far"]], color=BLUE)
+    axes.axhline(0, color=GREY, linewidth=0.5)
+    axes.set(xlabel="step", ylabel="added so far")
 
 
 def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
@@ -435,6 +442,15 @@ def bar_figure(names: Sequence[str], values: Array, label: str, title: str) -> F
     return figure
 
 
+def bars_on(axes: Axes | None, names: Sequence[str], values: Array, label: str, title: str) -> Axes:
+    """Draw a bar for each name on the user's axes, or in a new figure."""
+    if axes is None:
+        return bar_figure(names, values, label, title).axes[0]
+    named_bars(axes, names, values, label)
+    axes.set_title(title)
+    return axes
+
+
 def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:
     """Draw horizontal bars from top to bottom."""
     axes.barh(range(len(values)), values, color=[ink(value) for value in values])
@@ -461,33 +477,68 @@ class AttributionPlots:
         return getattr(xr.Dataset(self.arrays.data_vars, self.arrays.coords).plot, name)
 
     def contributions(
-        self, query: int | np.integer[Any] = 0, *, out: str | int | None = None, top: int = MAX_BARS
+        self,
+        query: int | np.integer[Any] = 0,
+        *,
+        out: str | int | None = None,
+        top: int = MAX_BARS,
+        ax: Axes | None = None,
+        title: str | None = None,
     ) -> Axes:
-        """Draw the examples with the largest contributions."""
+        """Draw the examples with the largest contributions.
+
+        Args:
+            query: Index of the query.
+            out: Name or index of the output.
+            top: Number of examples.
+            ax: Axes to draw on, in the style of `rcParams`. By default, a new figure is drawn.
+            title: The title. By default, it names the query.
+        """
         parts = self.array(CONTRIBUTION, query, out)
         order = strongest_first(parts.to_numpy())[:top]
         labels = [str(label) for label in parts["example"].to_numpy()]
         names = [fitting(numbered(place, labels[place]), MAX_BAR_LETTERS) for place in order]
-        title = f"What made {self.name_of(query)}"
-        return bar_figure(names, parts.to_numpy()[order], "added on the way", title).axes[0]
+        title = title or f"What made {self.name_of(query)}"
+        values = parts.to_numpy()[order]
+        return bars_on(ax, names, values, "added on the way", title)
 
-    def components(self, query: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
+    def components(
+        self,
+        query: int | np.integer[Any] = 0,
+        *,
+        out: str | int | None = None,
+        ax: Axes | None = None,
+        title: str | None = None,
+    ) -> Axes:
         """Draw the change of the output through each component, including weight decay. Requires
-        `attribute(by=…)`.
+        `attribute(by=…)`. For the arguments, see `contributions`.
         """
         parts = self.array(BY_COMPONENT, query, out).sum("example")
         if DECAY_BY_COMPONENT in self.arrays:
             parts = parts + self.array(DECAY_BY_COMPONENT, query, out)
         names = [fitting(str(name), MAX_BAR_LETTERS) for name in parts[COMPONENT].to_numpy()]
-        title = f"Through which components {self.name_of(query)} moved"
-        return bar_figure(names, parts.to_numpy(), "examples and decay did", title).axes[0]
+        title = title or f"Through which components {self.name_of(query)} moved"
+        return bars_on(ax, names, parts.to_numpy(), "examples and decay did", title)
 
-    def timeline(self, query: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
-        """Draw the cumulative change of the output over the steps."""
+    def timeline(
+        self,
+        query: int | np.integer[Any] = 0,
+        *,
+        out: str | int | None = None,
+        ax: Axes | None = None,
+        title: str | None = None,
+    ) -> Axes:
+        """Draw the cumulative change of the output over the steps. For the arguments, see
+        `contributions`.
+        """
         by_step = self.array(BY_STEP, query, out)
         last = by_step[LAST_STEP].to_numpy() if LAST_STEP in by_step.coords else None
-        picture = when(by_step.to_numpy(), f"When {self.name_of(query)} came", last)
-        return picture.figure.axes[0]
+        title = title or f"When {self.name_of(query)} came"
+        if ax is None:
+            return when(by_step.to_numpy(), title, last).figure.axes[0]
+        draw_when(ax, sums_so_far(by_step.to_numpy(), last))
+        ax.set_title(title)
+        return ax
 
     def array(self, name: str, query: int | np.integer[Any], out: str | int | None) -> xr.DataArray:
         """Return an array at one query and output. Raise if it is missing or was not attributed."""
