@@ -26,7 +26,7 @@ from ntkexp.limit.network import Kernels, Network, Side, finite, kernels_of_pair
 from ntkexp.stream import stream
 
 MAX_NEAR_REST = {torch.float64: 1e-6, torch.float32: 1e-5}
-"""A pair is near if 1 − |ρ| of its inputs is at most this value.
+"""A pair is near if 1 − |ρ|, with the correlation ρ of its inputs, is at most this value.
 
 At this threshold, a layer's kernel computed from the covariance has errors of 1e-13 in float64 and
 2e-5 in float32.
@@ -127,8 +127,8 @@ class BlockSides:
 def near_pairs(
     x1: Float[Tensor, "row number"], x2: Float[Tensor, "column number"], same: bool, rest: float
 ) -> Iterator[Places]:
-    """Yield groups of pairs with 1 − |ρ| ≤ rest. If rows and columns are the same examples, yield
-    only pairs above the diagonal.
+    """Yield groups of pairs whose correlation ρ satisfies 1 − |ρ| ≤ rest. If rows and columns are
+    the same examples, yield only pairs above the diagonal.
     """
     generator = stream("near pairs")
     axes = torch.randn(PROJECTIONS, x1.shape[1], generator=generator, dtype=torch.float64).to(x1)

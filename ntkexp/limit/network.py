@@ -24,7 +24,9 @@ from ntkexp.mistake import Mistake
 from ntkexp.shapes import Shape
 
 CHUNK_NUMBERS = 2**20
-"""Numbers in a tensor of a chunk. Tensors of this size stay in the cache between operations."""
+"""Numbers in a tensor of a chunk (a part of a block). Tensors of this size stay in the cache
+between operations.
+"""
 Kernels = tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]
 """NNGP and tangent kernel."""
 

@@ -154,7 +154,9 @@ def cleared(target: Array, inside: Array, margin: int, size: int) -> None:
 
 @compiled
 def wrapped(target: Array, halo: Array, margin: int) -> None:
-    """Fill the halo of a periodic image. `halo` lists target and source indices, [2, copy]."""
+    """Fill the halo of a periodic image with copies of its pixels. `halo` lists target and source
+    indices, [2, copy].
+    """
     start = np.uintp(margin)
     for j in range(np.uintp(halo.shape[1])):
         target[start + halo[0, j]] = target[start + halo[1, j]]
@@ -325,7 +327,7 @@ ARC_SINGLE = tuple(
 
 
 def arc_series(z: Any) -> Any:
-    """Return the polynomial A(z)."""
+    """Return A(z) = arcsin(√z)/√z, by a polynomial."""
     raise NotImplementedError  # numba uses the overload below
 
 
@@ -351,8 +353,8 @@ def _arc_series(z: Any) -> Callable[[Any], Any]:
 
 @compiled
 def arc_sine(s: Any, rest: Any, half: Any, quarter_turn: Any) -> Any:
-    """Return arcsin s; `rest` is 1 − |s|, and `half` and `quarter_turn` are ½ and π/2 in its
-    dtype.
+    """Return arcsin s. `rest` is 1 − |s|; `half` and `quarter_turn` are ½ and π/2 in the dtype of
+    s.
     """
     magnitude = abs(s)
     is_small = magnitude <= half
@@ -436,12 +438,12 @@ GAP_SINGLE = tuple(
 
 
 def angle(t: Any) -> Any:
-    """Return the polynomial P(t)."""
+    """Return P(t) = arccos(ρ)/√(1 − ρ) at t = 2ρ − 1, by a polynomial."""
     raise NotImplementedError  # numba uses the overload below
 
 
 def gap(t: Any) -> Any:
-    """Return the polynomial Q(t)."""
+    """Return Q(t) = (sin ϑ − ρϑ)/√(1 − ρ)³ at t = 2ρ − 1, with ϑ = arccos ρ, by a polynomial."""
     raise NotImplementedError  # numba uses the overload below
 
 

@@ -72,8 +72,8 @@ class TileAxis(NamedTuple):
 
 
 class ImageSides(NamedTuple):
-    """Fields [image, field, pixel] of the left and right images; the first `channels` fields are
-    the inputs.
+    """Fields (functions of the variance) of the left and right images, [image, field, pixel]. The
+    first `channels` fields are the inputs.
 
     If both sides are the `same` images, only pairs on and above the diagonal are computed.
     """
@@ -89,9 +89,9 @@ class LevelTransfer(NamedTuple):
 
     `source` and `target` are [register, kernel, left, right, offset and pixel]. The registers
     `arriving` are filled from `source`. The registers `departing` are averaged into `target`: the
-    kernel of each pixel, times `shares`, is added at the index Σ_axes `slots`. `order` lists the
-    pixels of a row so that consecutive pixels belong to different coarse pixels, and their
-    additions are independent.
+    kernel of each pixel, times `shares`, is added at an index that is the sum of `slots` over the
+    three axes. `order` lists the pixels of a row so that consecutive pixels belong to different
+    coarse pixels, and their additions are independent.
     """
 
     arriving: Array
@@ -116,7 +116,7 @@ class LevelTransfer(NamedTuple):
 
 @compiled
 def length(pixels: int, reach: int, around: bool) -> int:
-    """Return the length of a tile's axis."""
+    """Return the number of positions on a tile's axis: pixels, gaps and halos."""
     return pixels + (4 * reach if around else 2 * reach)
 
 
@@ -164,11 +164,10 @@ def stacked(
 def laid_out(
     sources: Arrays, targets: Arrays, counts: Three, parts: int, axis: TileAxis, pitch: int
 ) -> None:
-    """Lay out the left images from pixel 0, the right images from pixel `axis.offset`, and the
-    mask.
+    """Lay out the left images from pixel 0, the right images from pixel `axis.offset`, and a mask
+    that is 1 inside the image.
 
     `counts` are the numbers of fields in `sources`; each field has `parts` lines along this axis.
-    The mask is 1 inside the image.
     """
     stacked(sources[0], targets[0], counts[0] * parts, axis, 0, pitch)
     stacked(sources[1], targets[1], counts[1] * parts, axis, axis.offset, pitch)
@@ -177,9 +176,8 @@ def laid_out(
 
 @compiled
 def origins(pixels: int, offset: int, reach: int, around: bool) -> Array:
-    """For each position on a periodic axis, return the position of the pixel that it shows.
-
-    Positions in a halo show a pixel whose own position is different.
+    """For each position on a periodic axis, return the position of its original: the position
+    itself, or, in a halo, the position of the pixel that the halo copies.
     """
     indices = np.zeros(length(pixels, reach, around), np.int64)
     before = pixels - offset
@@ -225,7 +223,7 @@ def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
     stride = length(sizes[2], reach[2], around)
     before = sizes[2] - offset[2]
     first = place(0, sizes[2], offset[2], reach[2], around)
-    # Pixel x of the second piece is at position second + x.
+    # A pixel x ≥ n − o (the second piece of the axis) is at position second + x.
     second = place(before, sizes[2], offset[2], reach[2], around) - before
     for z in range(sizes[0]):
         deep = place(z, sizes[0], offset[0], reach[0], around) * length(sizes[1], reach[1], around)
@@ -246,10 +244,10 @@ def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
 def add_to_coarse(
     tile: Tile, coarse: Tile, image: TileImage, transfer: LevelTransfer, departure: int, ways: Array
 ) -> None:
-    """Add the pixels of a tile to coarse tiles: pixel (z, y, x) at the index slot_z + slot_y +
-    slot_x.
+    """Add the kernels at the pixels of a tile to coarse tiles. In the array of coarse tiles, pixel
+    (z, y, x) has the index slot_z + slot_y + slot_x.
 
-    A pixel with a negative slot contributes nothing. `ways` is scratch space for the positions of a
+    A pixel with a negative slot is skipped. `ways` is scratch space for the positions of a
     row in the tile and in the coarse tiles.
     """
     sizes = image.sizes
@@ -303,8 +301,8 @@ def images(
 ) -> None:
     """Apply a level to all pairs of images at all offsets.
 
-    Average departing registers into `transfer.target`. If no register departs, add the sums over
-    pixels of register 0 to `sums`, [kernel, left, right].
+    Average the registers `transfer.departing` into `transfer.target`. If there are none, add the
+    sums over the pixels of register 0 to `sums`, [kernel, left, right].
     """
     sizes = grid.sizes
     reach = grid.reach

@@ -124,10 +124,10 @@ def levels(operations: Operations, sizes: Sizes) -> tuple[Level, ...]:
 
 
 def joined(operations: Operations, clean: set[int]) -> Operations:
-    """Fuse each affine layer with the piecewise-linear activation after it, and drop redundant
-    CLEARs.
+    """Fuse each affine layer with the piecewise-linear activation after it. Drop each CLEAR (set to
+    zero outside the image) of a register that is already zero there.
 
-    `clean` contains the registers (tiles) that are initially zero outside the image.
+    `clean` contains the registers that are initially zero outside the image.
     """
     merged: list[Operation] = []
     for operation in operations:
@@ -168,7 +168,9 @@ class Coarsenings:
     shares: Array
     """Weight of a pixel pair in the mean, for each register."""
     slots: tuple[Array, Array, Array]
-    """Slots along each axis, [coarsening, offset, pixel]."""
+    """For each axis, the term of a pixel in its index in the array of coarse tiles, [coarsening,
+    offset, pixel]. `NO_SLOT` if the pixel pair is not averaged.
+    """
     order: Array
     """Order in which `add_to_coarse` reads the pixels of a row, [coarsening, pixel]."""
 
@@ -190,7 +192,9 @@ def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
 
 
 def slots_along(level: Level, after: Pairs, axis: int) -> Array:
-    """Return the slots along one axis, [coarsening, offset, pixel]."""
+    """Return each pixel's term, along one axis, of its index in the array of coarse tiles,
+    [coarsening, offset, pixel].
+    """
     # The distances in the array of coarse tiles: between successive offsets, and between successive
     # pixels
     tile = prod(after.pixels) * prod(len(offsets) for offsets in after.offsets[axis + 1 :])
@@ -219,7 +223,8 @@ def addition_order(level: Level) -> Array:
 def slots(
     coarse: Coarse, pixels: int, fine: Sequence[int], wanted: Sequence[int], tile: int, unit: int
 ) -> Array:
-    """Return the slots of all pixels along an axis, [offset, pixel].
+    """Return each pixel's term, along an axis, of its index in the array of coarse tiles, [offset,
+    pixel].
 
     `fine` are the offsets of pairs of fine pixels, `wanted` those of coarse pixels. In the array of
     coarse tiles, successive offsets are `tile` numbers apart and successive pixels `unit` numbers.
@@ -257,10 +262,12 @@ class Tables:
     fields.
     """
     weights: Array
-    """s, b, α, β, 1 if the window has three rows, and up to three constants."""
+    """For K ← s K + b and Θ ← s Θ + α K + β: s, b, α, β; then 1 if the window has three rows, and
+    up to three constants.
+    """
     left: Array
-    """Fields [image, field, pixel], after the inputs in the first level; for vectors [example,
-    field].
+    """Fields [image, field, pixel]; for vectors [example, field]. In the first level, the inputs of
+    images come before the fields.
     """
     right: Array
     spread: Array
@@ -273,7 +280,7 @@ class Tables:
 
 def tables(level: Level, left: Side, right: Side) -> Tables:
     """Compute the tables of a level for the examples of both sides."""
-    # Compute the fields of each operation with `ends`, for both sides at once.
+    # Compute the fields of each nonlinear operation (with `ends`), for both sides at once.
     sides = [left] if left is right else [left, right]
     ends = [(step.ends, step.met) for step in level.operations if step.ends]
     fields = [of(torch.cat([side.variances[met] for side in sides])) for of, met in ends]
@@ -388,7 +395,7 @@ def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
     except NoFusedForm:
         if len(shape) == 1 or layers[fused_layers].shape(rest_shape)[1:] == shape[1:]:
             raise
-    # Number the operations with `ends`.
+    # Number the nonlinear operations (with `ends`): `met` is an index into `Side.variances`.
     met = count()
     operations = tuple(
         replace(operation, met=next(met)) if operation.ends else operation

@@ -361,8 +361,8 @@ def kernels_of_images(
 def sub_block_size(program: TileProgram, levels: Sequence[Tables], budget: MemoryBudget) -> int:
     """Return the largest number of images on each side of a sub-block that fits into the memory.
 
-    The layout needs three copies of the fields of each side. Two levels store coarse tiles at a
-    time.
+    Laying out the tiles needs three copies of the fields of each side. Two levels store coarse
+    tiles at a time.
     """
     layout_bytes = max(table.left[0].nbytes for table in levels)
     stored_numbers = [
@@ -382,10 +382,10 @@ def through_levels(
     block: SubBlock,
     sums: Array,
 ) -> Array:
-    """Apply all levels to a sub-block.
+    """Apply all levels (groups of operations on images of one size) to a sub-block.
 
-    Add the sums over the last tiles to `sums`, or, if the last level has coarsenings, return its
-    coarse tiles.
+    If the last level averages its tiles onto a coarser grid (`Level.coarsenings`), return the
+    averages. Otherwise add the sums over the pixels of its tiles to `sums`.
     """
     row, column = block
     departed = np.zeros((0,) * 5, levels[0].left.dtype)
@@ -417,10 +417,8 @@ def through_levels(
 
 
 def pixel_pairs(program: TileProgram, departed: Array) -> Kernels:
-    """Return the tiles of the last level. Each kernel has the axes [left, right, offset, pixel,
-    offset, pixel, …].
-
-    There is one offset and one pixel axis for each axis of the image.
+    """Return the kernels at all pixel pairs of the last level, [left, right, offset, pixel, offset,
+    pixel, …], with an offset and a pixel axis for each axis of the image.
     """
     pairs = program.levels[-1].pairs
     axes: list[int] = []

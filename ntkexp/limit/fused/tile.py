@@ -32,16 +32,17 @@ Index = int | np.signedinteger[Any]
 
 # --- Arguments
 #
-# A tile holds `size` numbers after a margin. Its rows are `stride` numbers apart and its planes
-# `plane` numbers. The gaps between rows represent pixels outside the image: they hold zeros or, in
-# a periodic image, copies of pixels from the opposite side. A window can therefore read its
+# The gaps between the rows of a tile represent pixels outside the image: they hold zeros or, in a
+# periodic image, copies of pixels from the opposite side. A window can therefore read its
 # neighbours at fixed distances, even beyond the end of a row. All functions process whole tiles,
-# gaps included. The gaps stay zero because their variances are zero; after other operations, CLEAR
-# resets them.
+# gaps included. Most activations keep gaps zero, because the variances there are zero; after other
+# operations, CLEAR resets them.
 
 
 class TileShape(NamedTuple):
-    """The layout of a flat tile."""
+    """The layout of a flat tile: `size` numbers after a margin. Rows are `stride` numbers apart,
+    and planes `plane` numbers.
+    """
 
     margin: Index
     size: Index
@@ -60,9 +61,10 @@ class PairFields(NamedTuple):
     """Fields of the two examples of a pair: functions of the variance at each pixel.
 
     Field f of the left example begins at `left_start` + f · `left_pitch`, and of the right example
-    at `right_start` + f · `right_pitch`. If the left example is a vector, `numbers` contains its
-    fields. A correlation within `equal` of 1 counts as 1. The value `equal` = 2 marks an example
-    paired with itself at offset 0, where every correlation is 1.
+    at `right_start` + f · `right_pitch`. If examples are vectors, not images, each field of the
+    left example is a single number, `numbers`[f]. A correlation within `equal` of 1 counts as 1.
+    The value `equal` = 2 marks an example paired with itself at offset 0, where every correlation
+    is 1.
     """
 
     left: Array
@@ -121,7 +123,9 @@ def start_series(
     field: int,
     increment: int,
 ) -> None:
-    """Set both sums to zero, and compute t = ρ, or t = ρ² if only every second power occurs."""
+    """Set both sums to zero, and compute t = ρ (the correlation), or t = ρ² if only every second
+    power occurs.
+    """
     wide()
     K = tile.K
     value = sums.K
@@ -143,7 +147,9 @@ def start_series(
 def add_terms(
     sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
-    """Add four terms. The coefficients b_k of both examples are the fields from `field` on."""
+    """Add four terms to the power series of K′ and Θ′. Their coefficients are products b_k b_k of
+    fields of both examples; the first of these fields is `field`.
+    """
     wide()
     value = sums.K
     slope = sums.theta
@@ -179,7 +185,7 @@ def add_terms(
 def add_terms_of_one_vector(
     sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
-    """Add four terms of a pair whose left example is a vector: its coefficients are numbers."""
+    """Compute the same as `add_terms` for vectors: the left example's coefficients are numbers."""
     wide()
     value = sums.K
     slope = sums.theta
@@ -213,7 +219,7 @@ def add_terms_of_one_vector(
 def finish_series(
     tile: Tile, sums: Tile, shape: TileShape, fields: PairFields, field: int, lowest: int
 ) -> None:
-    """Compute K′ and Θ′ from the sums; multiply by ρ if the lowest power is 1."""
+    """Compute K′ and Θ′ from the sums; multiply by the correlation ρ if the lowest power is 1."""
     wide()
     K = tile.K
     theta = tile.theta
@@ -245,7 +251,9 @@ def apply_series(
     shape: TileShape,
     fields: PairFields,
 ) -> None:
-    """Apply a smooth activation; its fields are 1/√q, a₀ and the coefficients b_k."""
+    """Apply a smooth activation by its power series. Its fields are 1/√q (q is the variance), and
+    the coefficients a₀ and b_k of the series.
+    """
     weights = program.weights[step]
     field = program.operations[step, 6]
     terms = program.operations[step, 7] - field - 2
@@ -332,7 +340,7 @@ def apply_erf(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> N
 
 @compiled
 def apply_gelu(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> None:
-    """Apply GELU; its fields are a and q."""
+    """Apply GELU; its fields are a = 1/√(1 + q) and the variance q."""
     K = tile.K
     theta = tile.theta
     F1 = fields.left
@@ -372,7 +380,7 @@ def apply_gelu(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> 
 def apply_wave(
     tile: Tile, shape: TileShape, fields: PairFields, field: int, constants: Array
 ) -> None:
-    """Apply a sine; the constants are a²/2, b² and cos 2c₀."""
+    """Apply a sine, a sin(bz + c₀); the constants are a²/2, b² and cos 2c₀."""
     wide()
     K = tile.K
     theta = tile.theta
@@ -425,7 +433,7 @@ def apply_norm(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> 
 
 @compiled
 def apply_weights(tile: Tile, shape: TileShape, weights: Array) -> None:
-    """K ← s K + b, Θ ← s Θ + α K + β, where K and Θ are sums over a window."""
+    """Apply an affine layer to the sums K and Θ over a window: K ← s K + b, Θ ← s Θ + α K + β."""
     K = tile.K
     theta = tile.theta
     count = np.uintp(shape.size)
