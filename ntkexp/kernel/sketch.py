@@ -217,8 +217,10 @@ def operations(
     outputs: Float[Tensor, "example out use features"],
     size: int,
 ) -> tuple[float, float]:
-    """Return the number of arithmetic operations of two ways to sketch a sum of outer products:
-    multiply out and scatter once, or scatter and transform the factors of each use.
+    """Return the number of arithmetic operations of two ways to sketch a sum of outer products.
+
+    First: form the sum and add its elements to buckets. Second: add the elements of both factors of
+    each use to buckets, and convolve the buckets by FFT.
     """
     (_, uses, count) = inputs.shape
     (_, out, _, features) = outputs.shape

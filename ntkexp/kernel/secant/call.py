@@ -45,8 +45,8 @@ Way: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def passed(delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None = None) -> Tensor:
-    """Return there(delta), with a backward pass that calls `back`. If `nothing` is a shape, return
-    zeros of this shape instead of calling `there`.
+    """Return there(delta), with the transposed map `back` as backward pass. If `nothing` is a
+    shape, return zeros of this shape instead of calling `there`.
 
     >>> v = torch.ones(2, requires_grad=True)
     >>> total = passed(v, lambda v: v.sum(-1, keepdim=True), lambda w: w.expand(*w.shape[:-1], 2))
@@ -60,8 +60,8 @@ def passed(delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None =
 
 
 def once(back: Way, axis: int) -> Way:
-    """Wrap a map so that it runs once if all examples share one vector (stride 0). The output
-    gradients of a readout are an example.
+    """Wrap a map so that it runs once if all examples along `axis` share one vector (stride 0), as
+    the output gradients of a readout do.
 
     >>> once(lambda w: 2 * w, -2)(torch.ones(1, 3).expand(4, 3)).stride()
     (0, 1)
@@ -396,7 +396,8 @@ class Call:
     def product_use(
         self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0
     ) -> Tensor:
-        """Append a product to `uses`, and return its tap, factor ΔW + shift · Δb.
+        """Append a product to `uses`. Return its tap (a leaf of autograd's graph), factor ΔW +
+        shift · Δb.
 
         For a matrix `factor`, the tap has the same rows. For patches [example, use, in], it
         consists of images [example, out, use].
@@ -430,8 +431,8 @@ class Call:
         return tap
 
     def grouped_use(self, factor: Tensor, groups: int, weight: Ends, bias: Ends | None) -> Tensor:
-        """Append a grouped product to `uses`, and return its tap, factor_g ΔW_gᵀ + Δb_g for every
-        group g, as images [example, out, use].
+        """Append a grouped product to `uses`. Return its tap (a leaf of autograd's graph), factor_g
+        ΔW_gᵀ + Δb_g for every group g, as images [example, out, use].
         """
         examples, uses, size = factor.shape
         kernels = weight.change.detach().reshape(groups, -1, size // groups)
@@ -448,8 +449,9 @@ class Call:
     def element_use(
         self, value: Ends, arranged: Callable[[Tensor], Tensor], gain: Tensor | float = 1.0
     ) -> Tensor:
-        """Append an elementwise use to `uses`, and return its tap, gain · Δw for the elements that
-        the operation takes. `arranged` selects these elements from any tensor in the shape of w.
+        """Append an elementwise use to `uses`. Return its tap (a leaf of autograd's graph), gain ·
+        Δw for the elements that the operation takes. `arranged` selects these elements from any
+        tensor in the shape of w.
         """
         if value.start.is_complex():  # kernels sum over real numbers, so taps are real
             parts = (

@@ -11,7 +11,8 @@ surrogate are random here, so that elements behind a dead unit or a zero weight 
 
 A constant with a row for every example, such as the initial state of an LSTM, counts as an input,
 so its products with weights are uses of these weights. Owners are valid for every tape with the
-same operations, shapes, and routing values (see below).
+same operations, shapes, and routing values (values that decide which rows of data an operation
+reads or writes).
 """
 
 from __future__ import annotations
@@ -176,8 +177,9 @@ def hold_at(
 
 
 def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Return the owner n = above/below − 1 of each element. Return −1 if the element affects no
-    output.
+    """Return the owner of each element, a/b − 1, or −1 if the element affects no output.
+
+    a (`above`) and b (`below`) are the gradients β̄ of n·u and of u, with n counted from 1.
     """
     numbers = torch.empty(above.shape, dtype=torch.long, device=above.device)
     rounding = rounding_of(above, below)
@@ -207,8 +209,8 @@ def owner_of_rows(
 
 
 def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> float:
-    """Return a bound on the absolute rounding error of the elements of `above`. Raise NoRule if a
-    sum overflows.
+    """Return a bound on the absolute rounding error of the gradients `above`. Raise NoRule if a
+    gradient overflows.
     """
     largest = [
         max(map(abs, map(float, sums.aminmax()))) if sums.numel() else 0.0
@@ -235,7 +237,7 @@ def whole_ratio(
 
 
 def shown_once(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Cut expanded axes (stride 0) to length 1, so that every element in memory occurs once."""
+    """Cut expanded axes (stride 0) to length 1, so that each stored number occurs once."""
     return owner[tuple(slice(0, 1) if step == 0 else slice(None) for step in owner.stride())]
 
 
@@ -264,7 +266,9 @@ TOURNAMENTS = (  # operations that return integers (such as pivots) which their 
 
 @dataclass(frozen=True)
 class Routes:
-    """The slots of a tape that hold routing values and masks."""
+    """The slots of a tape that hold routing values (values that decide which rows an operation
+    reads or writes), and the slots that hold masks.
+    """
 
     steering: tuple[Slot, ...]
     masks: tuple[Slot, ...]  # masks that depend on inputs and not on weights
@@ -282,7 +286,9 @@ def routes(tape: Tape) -> Routes:
 
 
 def steering_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
-    """Yield the slots of an operation's routing values: arguments, or an order that it computes."""
+    """Yield the slots of an operation's routing values: integers or masks among its arguments that
+    select rows, or an order that it computes.
+    """
     if entry.name == "index_put":  # h[h < 0] = 0 keeps every element at its index
         _, (*before, last), value, *_ = entry.args
         is_number = tape[value].dim() == 0 and value not in tape.from_weights

@@ -70,8 +70,8 @@ def point(weights: Weights) -> Segment:
 
 
 ALL = slice(None)
-# In the tests, errors are below 100 units; terms inside the networks are about ten times larger
-# than outputs
+# In the tests, errors are below 100 · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖); terms inside the networks are
+# about ten times larger than outputs
 MULTIPLE = 1000
 
 

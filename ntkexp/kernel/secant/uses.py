@@ -101,7 +101,7 @@ Source: TypeAlias = View | Derived
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """z = gain · a W + shift · b. `factor` is gain · a, and `shift` is None if there is no bias.
+    """A product z = gain · a W + shift · b. `factor` is gain · a. Without a bias, `shift` is None.
 
     The tap z and the factor are matrices with one row for each use. For a convolution, the tap
     consists of images [example, out, *pixels], the factor of patches, and each pixel is a use.
@@ -116,8 +116,8 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Grouped:
-    """z_g = a_g W_g + b_g for each group g, as in a grouped convolution. A group is a range of
-    columns of `factor`, and a range of channels of the tap.
+    """A grouped product z_g = a_g W_g + b_g, as in a grouped convolution. Each group g is a range
+    of columns of `factor`, and a range of channels of the tap.
     """
 
     tap: Float[Tensor, "example out *pixels"]
@@ -165,7 +165,7 @@ class Trained:
 
     @cached_property
     def from_inputs(self) -> frozenset[Slot]:
-        """Slots whose value depends on the inputs, or on a constant that counts as an input."""
+        """Slots whose value depends on the inputs, or on one of `constants`."""
         if self.constants:
             return self.tape.reached({*self.tape.inputs, *self.constants})
         return self.tape.from_inputs
@@ -316,7 +316,9 @@ def product(met: Meeting) -> list[Use]:
 
 
 def convolution(met: Meeting) -> list[Use]:
-    """Return the use of W (and b) in x ∗ W + b. The factor consists of patches of x."""
+    """Return the use of W (and b) in x ∗ W + b. Its `factor`, the a in z = a W, consists of patches
+    of x.
+    """
     left, right, added, stride, padding, dilation, transposed, _, groups = met.args
     if transposed or met.is_trained(left):
         raise NotPlain

@@ -251,8 +251,8 @@ def apply_series(
     shape: TileShape,
     fields: PairFields,
 ) -> None:
-    """Apply a smooth activation by its power series. Its fields are 1/√q (q is the variance), and
-    the coefficients a₀ and b_k of the series.
+    """Apply a smooth activation σ by its power series. Its fields are 1/√q (q is the variance),
+    a₀ = E σ, and the coefficients b_k of σ′.
     """
     weights = program.weights[step]
     field = program.operations[step, 6]

@@ -241,8 +241,9 @@ def of_numbers(
 
 
 def weighted_entropy(call: Call, if_zero: Ends, if_one: Ends, positive: Ends | None) -> Tensor:
-    """Return the difference of w [(1 − y) a + p y b] by the product rule. The reduction may be
-    none, mean or sum.
+    """Return the difference of w [(1 − y) a + p y b] by the product rule, for labels y and the
+    losses a (`if_zero`) and b (`if_one`) of the labels 0 and 1. w and p (`positive`) are weights.
+    The reduction may be none, mean or sum.
     """
     shape = call.args[0].start.shape
 

@@ -1,5 +1,6 @@
 """Difference rules for operations whose result depends on a comparison, which a step may change:
-maxima, sorting, masks, pooling. Every rule is exact.
+maxima, sorting, masks, pooling. Every rule is exact. A bar is the mean over start and end of the
+step.
 
     max(a, b) = a + relu(b − a)          Δmax = (1 − w) Δa + w Δb, with w the slope of relu at b − a
     where(m, a, b) = m a + (1 − m) b     m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm
@@ -25,8 +26,8 @@ from ntkexp.kernel.secant.rules.linear import join
 
 
 def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
-    """Return max(a, b) with its difference (1 − w) Δa + w Δb, or the minimum if `sign` is −1.
-    `tied` is the value of w where a = b at the start and at the end.
+    """Return max(a, b) with its difference (1 − w) Δa + w Δb, or the minimum if `sign` is −1. w is
+    the slope of relu at b − a, or `tied` where a = b at the start and at the end.
     """
 
     def share(d0: Tensor, d1: Tensor) -> Tensor:
@@ -122,7 +123,7 @@ def index_put(call: Call) -> Result:
     axis, mask = next((k, index) for k, index in enumerate(indices) if index is not None)
     inner = target.start.dim() - axis - mask.start.dim()
     alone = len(indices) == axis + 1 and mask.start.dtype == torch.bool
-    # Each row of the value belongs to an example, and the mask decides where it is written
+    # Each row of the written value belongs to an example, and the mask decides where it is written
     rows = value.delta is not None and not call.is_use(value)
     if rows and mask.delta is not None:
         raise ChoiceChanged(

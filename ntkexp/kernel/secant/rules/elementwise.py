@@ -346,8 +346,8 @@ def derivative_of(function: Function, z: Tensor) -> Tensor:
 
 
 def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of a function that is analytic between its breaks: the mean derivative by
-    Gauss nodes if z₀ and z₁ are close, else (σ(z₁) − σ(z₀))/d.
+    """Return the slope of a function that is analytic between its breaks (kinks and singularities):
+    the mean derivative by Gauss nodes if z₀ and z₁ are close, else (σ(z₁) − σ(z₀))/d.
     """
     middle = (z0 + z1) / 2
     d = z1 - z0
@@ -397,8 +397,8 @@ def function_of(call: Call) -> Function:
 
 
 def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
-    """Return D · Δz for a function that is analytic between its breaks. If `breaks` is None, the
-    function is linear between unknown breaks.
+    """Return D · Δz for a function that is analytic between its breaks (kinks and singularities).
+    If `breaks` is None, the function is linear between unknown breaks.
 
     On a segment of length zero, D is σ′.
     """
@@ -416,7 +416,9 @@ def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
 
 
 def logit(call: Call) -> Tensor:
-    """Return Δlogit. The breaks include the bounds of the clamp."""
+    """Return Δlogit. The function has singularities at 0 and 1, and kinks at the bounds of its
+    clamp.
+    """
     eps = call.given["eps"]
     return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
 

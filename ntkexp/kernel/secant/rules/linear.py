@@ -131,7 +131,9 @@ def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
 
 
 def written(call: Call) -> Result:
-    """Apply `join`. The written value may be a Python number, which does not change."""
+    """Return the difference of writing a value into a tensor. The value may be a Python number,
+    which does not change.
+    """
     if "reduce" in call.kwargs:
         raise NoRule("what is written is reduced with what was there")
     numbers = [value if isinstance(value, Ends) else 0.0 for value in call.args[3:]]
@@ -139,7 +141,7 @@ def written(call: Call) -> Result:
 
 
 def reduce(call: Call) -> Result:
-    """Apply `join` if the reduction is linear. Otherwise raise NoRule."""
+    """Return the difference of a reduction into a tensor if it is linear. Otherwise raise NoRule."""
     if call.args[4] not in ("sum", "mean"):
         raise NoRule(f"what is written is reduced by {call.args[4]!r}")
     return join(call)

@@ -64,8 +64,8 @@ CACHED_ROW_NUMBERS = 2**18
 
 
 def mean_shares(call: Call) -> Tensor:
-    """Return the logarithmic means L_i, from the logarithms of p. Masked logits (−∞) keep p = 0,
-    even if all are masked.
+    """Return the logarithmic mean L_i of each probability p_i at start and end, from log p. Masked
+    logits (−∞) keep p = 0, even if all are masked.
     """
     value = call.args[0]
     axis = counted_back(call)
@@ -82,15 +82,15 @@ def mean_shares(call: Call) -> Tensor:
 
 
 def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
-    """Return the difference of the log-softmax, Δz_i − Σ_j w_j Δz_j. If all logits are masked,
-    w = 0.
+    """Return the difference of the log-softmax, Δz_i − Σ_j w_j Δz_j. The weights are w = L/ΣL, with
+    L of `mean_shares`, or 0 if all logits are masked.
     """
     delta = call.delta(call.args[0])
     axis = counted_back(call)
     if not delta.dim():  # the log-softmax of a single number is zero
         return delta * 0.0
     mean = mean_shares(call) if mean is None else mean
-    # −w: changing the sign here is cheaper than in the sum
+    # −w = −L/ΣL: changing the sign here is cheaper than in the sum
     minus = row_by_row(lambda m: quotient(m, -m.sum(axis, keepdim=True), 0.0), axis, mean)
 
     def there(v: Tensor) -> Tensor:
@@ -125,13 +125,17 @@ def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> T
 
 
 def softmax(call: Call) -> Tensor:
-    """Return the difference of the softmax, L_i (Δz_i − Σ_j w_j Δz_j)."""
+    """Return the difference of the softmax, L_i (Δz_i − Σ_j w_j Δz_j), with L of `mean_shares` and
+    w = L/ΣL.
+    """
     mean = call.slope(call.args[0], lambda *_: call.start) if call.is_point else mean_shares(call)
     return mean * log_softmax(call, mean)
 
 
 def logsumexp(call: Call) -> Tensor:
-    """Return the difference of logsumexp, Σ_j w_j Δz_j."""
+    """Return the difference of logsumexp, Σ_j w_j Δz_j. w_j is the logarithmic mean of the softmax
+    before and after the step, normalised to Σ_j w_j = 1.
+    """
     value, dim = call.args[:2]
     mean = call.slope(
         value, lambda *ends: log_mean(*(z - torch.logsumexp(z, dim, keepdim=True) for z in ends))
@@ -148,7 +152,8 @@ def logcumsumexp(call: Call) -> Tensor:
     if value.start.dim() == 0:
         return call.delta(value)
 
-    def ahead(y: Tensor, z: Tensor) -> Tensor:  # yₙ₋₁ − zₙ; if both are −∞, sₙ = 0
+    # yₙ₋₁ − zₙ; −∞ if yₙ₋₁ = −∞, so that the slope sₙ is 0
+    def ahead(y: Tensor, z: Tensor) -> Tensor:
         before = torch.cat(
             [torch.full_like(y.narrow(dim, 0, 1), -inf), y.narrow(dim, 0, y.shape[dim] - 1)], dim
         )
