@@ -286,8 +286,8 @@ def routes(tape: Tape) -> Routes:
 
 
 def steering_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
-    """Yield the slots of an operation's routing values: integers or masks among its arguments that
-    select rows, or an order that it computes.
+    """Yield the slots of an operation's routing values: integer or mask arguments that select rows,
+    or an order that it computes.
     """
     if entry.name == "index_put":  # h[h < 0] = 0 keeps every element at its index
         _, (*before, last), value, *_ = entry.args

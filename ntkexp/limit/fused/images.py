@@ -301,8 +301,8 @@ def images(
 ) -> None:
     """Apply a level to all pairs of images at all offsets.
 
-    Average the registers `transfer.departing` into `transfer.target`. If there are none, add the
-    sums over the pixels of register 0 to `sums`, [kernel, left, right].
+    Average the registers `transfer.departing` into `transfer.target`. If no register departs, add
+    the sums over the pixels of register 0 to `sums`, [kernel, left, right].
     """
     sizes = grid.sizes
     reach = grid.reach

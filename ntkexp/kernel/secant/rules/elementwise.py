@@ -416,9 +416,7 @@ def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
 
 
 def logit(call: Call) -> Tensor:
-    """Return Δlogit. The function has singularities at 0 and 1, and kinks at the bounds of its
-    clamp.
-    """
+    """Return Δlogit. Logit has singularities at 0 and 1, and kinks at the bounds of the clamp."""
     eps = call.given["eps"]
     return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
 
