@@ -48,12 +48,13 @@ class Uncast(DispatchMode):
         return func(*args, **kwargs)
 
 
-# the proofs need floating-point numbers of at least this many bits
+# the proofs of a followed loop (`foreign_loop.watch`) need trained weights of at least this many
+# bits
 SHORTEST_PROVED_BITS = 32
 
 
 def is_short(tensor: Tensor) -> bool:
-    """Return whether a tensor has floating-point numbers of less than 32 bits.
+    """Return whether a tensor has floating-point numbers of fewer than 32 bits.
 
     >>> is_short(torch.ones(1)), is_short(torch.ones(1, dtype=torch.float16)), is_short(torch.ones(1, dtype=torch.int8))
     (False, True, False)

@@ -150,7 +150,8 @@ class Trial:
         self.refuse_coupling(outputs[list(places)], among, self.tape.given, self.outputs)
 
     def run_beside_strangers(self) -> None:
-        """Run a few examples in one batch with copies, and in one batch with strange inputs.
+        """Run a few examples in one batch with copies, and in one batch with strange inputs (zeros
+        or very large numbers).
 
         Raise Mistake if the outputs of the examples differ. Repeat this at several scales of the
         inputs.

@@ -66,8 +66,8 @@ class PureOnly(TorchFunctionMode):
 
 
 class NoteReads(TorchFunctionMode):
-    """A mode that detects numbers that leave torch as lists or arrays. They may come back as
-    constants.
+    """A mode that detects numbers that leave torch as lists or arrays. Later operations may use
+    them as constants.
 
     Torch runs no operation for such a read. So record a call of `torch.equal` that compares the
     tensor with the numbers. A program compiled from the tape is valid while they are equal. Without
@@ -180,7 +180,8 @@ class Recorder(DispatchMode):
         self.values: list[Tensor] = []
         self.slots: dict[int, Slot] = {}
         self.seen: dict[int, Tensor] = {}  # kept alive, so that no other tensor gets its id
-        self.flats: dict[int, Tensor] = {}  # the content of each storage that was written to
+        # the content, as one flat tensor, of each storage that was written to
+        self.flats: dict[int, Tensor] = {}
 
     def slot(self, value: Any) -> Any:
         """Return the slot of a tensor. Create it for a new tensor. Return other values
