@@ -14,9 +14,12 @@ from ntkexp.text import several
 # number of extra copies of the final gradient ∂F/∂θ_T kept per output F, besides the adjoints of
 # that output
 END_GRADIENTS = 1
-PASS_VECTORS = 4  # weight vectors of each output in a pass: p̂, S⊙a, Hγ, and a temporary one
-PASS_TAPES = 6  # tapes in a pass: values, tangents, and gradients of both
-SWEEP_CACHE_NUMBERS = 2**20  # entries of all γ in a pass, so that they stay in the CPU cache
+# weight vectors of each output in the backward pass of one step: three vectors of `effects.sweep`
+# (p̂, S⊙a, Hγ), and a temporary one
+PASS_VECTORS = 4
+PASS_TAPES = 6  # tapes in this pass: values, tangents, and gradients of both
+# entries of the adjoints of the gradient, of all outputs in this pass; they stay in the CPU cache
+SWEEP_CACHE_NUMBERS = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,9 @@ class SweepMemory:
 
     @property
     def least_pass(self) -> float:
-        """Bytes of a pass with one output, or of the gradients of single rows if that is more."""
+        """Bytes of the backward pass of one step with one output, or of the gradients of single
+        rows if that is more.
+        """
         return max(self.per_pass, PASS_TAPES * self.taken_out * self.parameters * self.number_bytes)
 
     @property
@@ -62,7 +67,7 @@ class SweepMemory:
 
     @property
     def per_pass(self) -> float:
-        """Bytes of one output in a pass."""
+        """Bytes of one output in the backward pass of one step."""
         return (
             PASS_TAPES * self.rows * self.tape_bytes
             + PASS_VECTORS * self.parameters * self.number_bytes

@@ -72,7 +72,7 @@ class StateAdjoint:
     state. b, d and e are created when a step needs them.
     """
 
-    weights: Float[Tensor, "vector weight"]  # a, for the weights θ
+    weights: Float[Tensor, "vector weight"]  # a = ∂F/∂θ, for the weights θ
     memory: Tensor | None = None  # b, for the momentum m
     latest: Tensor | None = None  # d, for u of adaptive optimizers such as Adam
     largest: Tensor | None = None  # e, for AMSGrad's running maximum t
@@ -97,7 +97,9 @@ class StateAdjoint:
         return adjoint
 
     def through(self, update: Update, p: Float[Tensor, " part"]) -> Float[Tensor, "vector part"]:
-        """Pull the adjoints back through one update, whose input is p. Return its adjoint p̂."""
+        """Pull the adjoints back through one update. Return the adjoint p̂ of its input p (the
+        clipped gradient and the L2 decay).
+        """
         a, linear = self.weights[:, update.place], update.linear
 
         # −N⊙a + (1 − β₂)(p/u) d
@@ -126,9 +128,10 @@ class StateAdjoint:
         moved: Float[Tensor, "vector part"],
         p: Float[Tensor, " part"],
     ) -> Float[Tensor, "vector part"]:
-        """Pull the adjoints back through a denominator. Return the resulting term of p̂.
+        """Pull the adjoints back through a denominator. Return the resulting term of the adjoint p̂
+        of the update's input.
 
-        `moved` is S⊙a.
+        `moved` is S⊙a: the factor S of the step times the adjoint a of the weights.
         """
         if self.latest is None:
             self.latest = torch.zeros_like(self.weights)
@@ -294,7 +297,9 @@ MEANS: dict[MeanName, AbstractMean] = {"renormalised": RenormalisedMean(), "fixe
 
 
 def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
-    """Return the convention for the examples' shares in the loss, for a kind of effects."""
+    """Return the convention named `mean`. If `effects` is "derivative", it gives derivatives in
+    place of finite removals.
+    """
     return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
 
 
@@ -388,8 +393,8 @@ def change_of(
     p: Float[Tensor, " part"],
     left: Float[Tensor, "left part"],
 ) -> Change:
-    """Return how weights and optimizer state change if an update gets each row of `left` as its
-    input p.
+    """Return how weights and optimizer state change if an update gets each row of `left`, in place
+    of the gradient p, as its input.
     """
     linear, denominator = update.linear, update.denominator
     change = left - p
@@ -416,7 +421,7 @@ def change_of(
 
 
 def divided(denominator: Denominator, t: Tensor) -> Tensor:
-    """Return n = t/ρ + ε."""
+    """Return the denominator n = t/ρ + ε of an adaptive step."""
     return t / denominator.root + denominator.eps
 
 
@@ -440,8 +445,8 @@ def divided(denominator: Denominator, t: Tensor) -> Tensor:
 
 @dataclass(kw_only=True)
 class AdjointSweep:
-    """The backward sweep through training for some outputs. `left` is the number of remaining
-    steps.
+    """The backward pass through all training steps for some outputs. `left` is the number of
+    remaining steps.
 
     The outputs are split into parts, so that the adjoints of a part stay in the CPU cache during a
     step.
@@ -453,7 +458,7 @@ class AdjointSweep:
     effects: Float[Tensor, "vector example"]
     left: int
     one_step: bool = False
-    # Σ‖a_s‖ over the outputs, for s = T, T − 1, …
+    # the sum over the outputs of ‖a_s‖, the norm of the adjoint of the weights, for s = T, T − 1, …
     sizes: list[float] = field(default_factory=list)
 
     def steps_back(self) -> Iterator[int]:
@@ -517,7 +522,9 @@ class AdjointSweep:
         along: Float[Tensor, "vector row"],
         effects: Float[Tensor, "vector example"],
     ) -> None:
-        """Add γ·(g⁻ⁱ − g) for each example i of a step, given `along` = γ·∇ℓ of each row."""
+        """Add γ·(g⁻ⁱ − g) for each example i of a step, the effect of leaving i out of its gradient
+        g, given `along` = γ·∇ℓ of each row.
+        """
         lengths = [len(batch.examples) for batch in step.batches]
         for rows, batch in zip(torch.split(along, lengths, dim=1), step.batches, strict=True):
             effects.index_add_(1, batch.examples, self.mean.removals(rows, batch))
@@ -553,8 +560,8 @@ def sweep_from(
     *,
     one_step: bool = False,
 ) -> AdjointSweep:
-    """Return a sweep that begins with `end` = ∂F/∂θ_T. Each part of the sweep has `together`
-    outputs, or all outputs.
+    """Return a backward pass that begins with `end`, the gradients ∂F/∂θ_T of the outputs F. The
+    outputs are split into parts of `together` outputs; by default, there is one part.
     """
     adjoints = [
         StateAdjoint(weights=part.clone())
@@ -579,7 +586,7 @@ def sweep_from(
 
 @dataclass(kw_only=True)
 class ChunkedSweep:
-    """The backward sweeps through training for all points, one sweep for each chunk of points."""
+    """The backward passes through training for all points, one for each chunk of points."""
 
     training: AbstractTrajectory
     end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]  # ∂F/∂θ_T of some points
@@ -619,7 +626,7 @@ class ChunkedSweep:
 
     @property
     def growth(self) -> float:
-        """The growth of the adjoint during the sweep: max_s ‖a_s‖/‖a_T‖."""
+        """The growth of the adjoint a of the weights, from the last step back: max_s ‖a_s‖/‖a_T‖."""
         if self.sizes is None or not self.sizes.isfinite().all():
             return float("inf")
         return float(self.sizes.max() / self.sizes[0])
@@ -643,5 +650,5 @@ class ChunkedSweep:
 
 
 def size(adjoint: StateAdjoint) -> float:
-    """Return Σ‖a‖ over the outputs."""
+    """Return the sum over the outputs of ‖a‖, the norm of the adjoint of the weights."""
     return float(torch.linalg.vector_norm(adjoint.weights, dim=1).sum())

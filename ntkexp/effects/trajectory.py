@@ -120,7 +120,9 @@ class TakenBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Denominator:
-    """The denominator n of an update, and the optimizer state before and after the step."""
+    """The denominator n = t/ρ + ε of an update, and the optimizer state before and after the step.
+    u² is the second moment of the gradients.
+    """
 
     second: float  # β₂, the decay rate of u²
     root: float  # ρ = √(1 − β₂ˢ⁺¹)
@@ -128,15 +130,15 @@ class Denominator:
     mean: Tensor  # m, the momentum
     latest: Tensor  # u² after the step
     latest_before: Tensor
-    largest: Tensor | None = None  # t² of AMSGrad; None: t = u
+    largest: Tensor | None = None  # t², the largest u² so far (AMSGrad); None: t = u
     largest_before: Tensor | None = None
     passed: Tensor | None = None  # ∂t/∂u; None: 1[u > t′]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """The optimizer's linear step for the weights in the slice `place`, and the denominator n in S
-    = σ/n.
+    """The optimizer's linear step for the weights in the slice `place`, and the denominator n of
+    its factor S = σ/n.
     """
 
     place: slice
