@@ -490,10 +490,10 @@ def require_resolved(
 ) -> Float[Tensor, "..."]:
     """Return the variances, or raise `Unresolved` if they are too large for an accurate kernel.
 
-    The kernels of erf, GELU and waves depend on q₁q₂ − c² or (q₁ + q₂)/2 − c, relative to 1 + 2q, 1
-    + q or 1/b². For nearly equal inputs, these differences have the absolute rounding error of q²
-    or q, so the relative error of the kernel is about b²q eps. It does not occur if the kernel is
-    computed from distances.
+    The kernels of erf, GELU and waves depend on the variances q₁, q₂ and the covariance c through
+    q₁q₂ − c² or (q₁ + q₂)/2 − c, relative to 1 + 2q, 1 + q or 1/b². For nearly equal inputs, these
+    differences have the absolute rounding error of q² or q, so the relative error of the kernel is
+    about b²q eps. It does not occur if the kernel is computed from distances.
 
     >>> require_resolved("Erf", torch.tensor([1e12], dtype=torch.float64))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -555,7 +555,7 @@ CLEANING = frozenset({BEND, CLEAR, ARC, NORM, SERIES})
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on the tile in a register (see the list above)."""
+    """An operation on the tile in a register, a buffer for one tile (see the list above)."""
 
     kind: int
     register: int
@@ -563,9 +563,9 @@ class Operation:
     reach: tuple[int, int, int] = (0, 0, 0)
     """Reach of the window along planes, rows and columns."""
     weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
-    """s, b, α and β."""
+    """s, b, α and β, for K′ = s Σ K + b and Θ′ = s Σ Θ + α Σ K + β."""
     constants: tuple[float, ...] = ()
-    """At most three numbers."""
+    """At most three numbers, as in the list above."""
     ends: Callable[[Tensor], tuple[Tensor, ...]] | None = None
     """Functions of the variance q, which are zero for q = 0, i.e. outside the image."""
     met: int = 0
@@ -590,7 +590,8 @@ def weigh(
     learned: tuple[float, float] = (0.0, 0.0),
     reach: tuple[int, int, int] = (0, 0, 0),
 ) -> Operation:
-    """Return a WEIGH operation with s = `scale`, b = `shift` and (α, β) = `learned`.
+    """Return the operation K′ = s Σ K + b, Θ′ = s Σ Θ + α Σ K + β (WEIGH), with s = `scale`, b =
+    `shift` and (α, β) = `learned`.
 
     >>> weigh(0, scale=0.25).weights
     (0.25, 0.0, 0.0, 0.0)
@@ -599,7 +600,9 @@ def weigh(
 
 
 def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
-    """Return a COARSEN operation along up to three axes. Raise `NoFusedForm` if windows overlap."""
+    """Return an operation that averages or samples pixels along up to three axes (COARSEN). Raise
+    `NoFusedForm` if windows overlap.
+    """
     if not all(one.disjoint for one in coarse):
         raise NoFusedForm("a mean over windows that overlap")
     missing = (Coarse.every(1, 1),) * (3 - len(coarse))
