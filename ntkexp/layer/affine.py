@@ -50,7 +50,7 @@ CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
 
 
 class Affine(nn.Module):
-    """z = gain · x Wᵀ + shift · b."""
+    """A dense layer z = gain · x Wᵀ + shift · b."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Affine(nn.Module):
 
 
 class Convolution(nn.Module):
-    """z = gain · W ∗ x + shift · b, on channels and up to three axes of pixels.
+    """A convolution z = gain · W ∗ x + shift · b, on channels and up to three axes of pixels.
 
     The module computes shift · (W ∗ (gain/shift · x) + b), so that one operation uses weight and
     bias.
@@ -109,7 +109,7 @@ class Convolution(nn.Module):
 
 
 class ConvolutionOfTorch(nn.Module):
-    """z = gain · W ∗ x + shift · b, by a function of torch with its options stride, padding, …"""
+    """A convolution z = gain · W ∗ x + shift · b, by a function of torch with its options."""
 
     def __init__(
         self,
@@ -183,11 +183,11 @@ class AbstractAffine(AbstractLayer):
         """Return a module with this weight and bias."""
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
-        """Return m(values), the mean over a window."""
+        """Return the means of the values over a window, m(values)."""
         return values
 
     def mixed_pairs(self, pairs: Pairs) -> Pairs:
-        """Return the pixel pairs of m(values), given the pairs of values."""
+        """Return the pixel pairs of the means over a window, given the pixel pairs of the values."""
         return pairs
 
     def samples(self, shape: Shape) -> list[Coarse]:
@@ -249,8 +249,8 @@ class AbstractAffine(AbstractLayer):
         return after.coarse(self.samples(shape))
 
     def source(self, nngp: Tensor, mixed: Tensor, shape: Shape) -> Tensor | float:
-        """Return the contribution of the gradients for this layer's weights to Θ′, given K′ and
-        m(K).
+        """Return the contribution of the gradients for this layer's weights to Θ′, given K′
+        (`nngp`) and the means of K over a window (`mixed`).
         """
         if self.frozen:
             return 0.0
@@ -394,7 +394,9 @@ class AbstractTapped(AbstractAffine):
 
     @abstractmethod
     def taps_of(self, pixels: int, **options: int) -> Taps:
-        """Return the input pixels p_k of all output pixels p, along an axis of `pixels` pixels."""
+        """Return the input pixel p_k of each output pixel p and weight k, along an axis of `pixels`
+        pixels.
+        """
 
     def options(self, axes: int) -> dict[str, tuple[int, ...]]:
         """Return each option as one number per axis of pixels."""
@@ -413,7 +415,7 @@ class AbstractTapped(AbstractAffine):
         return options
 
     def taps(self, pixels: tuple[int, ...]) -> list[Taps]:
-        """Return the input pixels p_k of all output pixels p, for each axis."""
+        """Return the input pixel p_k of each output pixel p and weight k, for each axis."""
         options = self.options(len(pixels))
         taps = []
         for axis, n in enumerate(pixels):
@@ -466,8 +468,8 @@ class AbstractTapped(AbstractAffine):
 class PaddedConv(AbstractTapped):
     """A convolution with any window, and with `padding` zeros at both ends of each axis.
 
-    p_k = p · stride + k · dilation − padding. If `Conv` supports the options, it computes the same
-    kernel faster.
+    Weight k of the window multiplies, for output pixel p, the input pixel p_k = p · stride + k ·
+    dilation − padding. If `Conv` supports the options, it computes the same kernel faster.
 
     >>> PaddedConv(features=4, window=4, stride=2, padding=1).shape((3, 8, 8))
     (4, 4, 4)
@@ -481,8 +483,9 @@ class ConvTranspose(AbstractTapped):
     """A transposed convolution, which enlarges images.
 
     Input pixel p adds its window to the output pixels from p · stride on. Then `padding` pixels are
-    removed at both ends of each axis, and `output_padding` pixels are added at the end. Output
-    pixel p has p_k = (p + padding − k · dilation)/stride if this is an integer.
+    removed at both ends of each axis, and `output_padding` pixels are added at the end. Weight k of
+    the window multiplies, for output pixel p, the input pixel p_k = (p + padding − k ·
+    dilation)/stride if this is an integer.
 
     >>> ConvTranspose(features=4, window=3, stride=2, padding=1, output_padding=1).shape((3, 8, 8))
     (4, 16, 16)

@@ -40,8 +40,8 @@ Values: TypeAlias = Float[Tensor, "..."]
 
 @dataclass(frozen=True)
 class PairMoments:
-    """Variances q₁, q₂, covariance c and distances of u and v for each pair, in tensors of one
-    shape.
+    """Variances q₁, q₂, covariance c and distances of the preactivations u and v of each pair, in
+    tensors of one shape.
     """
 
     q1: Tensor
@@ -75,22 +75,26 @@ class AbstractPointwise(AbstractLayer):
         """Return σ(z)."""
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        """Return κ and κ̇. The arguments are broadcast."""
+        """Return κ = E σ(u) σ(v) and κ̇ = E σ′(u) σ′(v). The arguments are broadcast."""
         # not reached, because `carry` raises for such layers
         raise NotImplementedError(type(self).__name__)
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return κ(q, q, q) and κ̇(q, q, q), if possible by a formula without cancellation."""
+        """Return κ = E σ(u)² and κ̇ = E σ′(u)² for a preactivation u of variance q, if possible by
+        a formula without cancellation.
+        """
         return self.dual(q, q, q)
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
-        """Return κ and κ̇, given the variances at both pixels of each pair."""
+        """Return κ and κ̇ of each pair of pixels, given the variances and the covariance c."""
         q1 = first.lay_out(first.variance)
         q2 = second.lay_out(second.variance)
         return self.dual(q1, c, q2)
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ and κ̇ from distances, which is accurate even if u ≈ v or u ≈ −v."""
+        """Return κ and κ̇ from distances, which is accurate even if the preactivations u and v are
+        nearly equal or opposite.
+        """
         raise NotImplementedError(type(self).__name__)
 
     @property
@@ -219,10 +223,11 @@ class AbstractBent(AbstractPointwise):
         return nonzero_root * (k * sine + slope * rho), slope
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ, κ̇ and the new distances, by half angles.
+        """Return κ, κ̇ and the distances after the layer, by half angles.
 
-        With R = √(q₁q₂), sin²(ϑ/2) = near/4R and cos²(ϑ/2) = far/4R. Let G = kR(sin ϑ − ϑ cos ϑ).
-        For ϑ > π/2, replace ϑ by ϑ′ = π − ϑ, also in G:
+        The docstring of the class defines a, b, h, k and ϑ; `Distances` defines near and far. With
+        R = √(q₁q₂), sin²(ϑ/2) = near/4R and cos²(ϑ/2) = far/4R. Let G = kR(sin ϑ − ϑ cos ϑ). For
+        ϑ > π/2, replace ϑ by ϑ′ = π − ϑ, also in G:
 
             ϑ ≤ π/2:  κ̇ = h − kϑ,    κ = hc + G,    near′ = h near − 2G,              far′ = h far + 2G
             ϑ > π/2:  κ̇ = ab + kϑ′,  κ = abc + G,   near′ = h far − (a + b)²c − 2G,   far′ = h far − (a − b)²c + 2G
@@ -344,13 +349,14 @@ class Erf(AbstractEntire):
         return 2 / pi * torch.atan2(2 * q, D), 4 / pi / D
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ, κ̇ and the new distances.
+        """Return κ, κ̇ and the distances after the layer.
 
         With P = 1 + 2q and κ = 1 − 2ψ/π,
 
             2 sin²(ψ/2) = g/√(P₁P₂),    g = 1 + E(u − v)² − (√P₁ − √P₂)²/2.
 
-        D² is the product of g and the same expression with E(u + v)².
+        With D as in the docstring of the class, D² = g g₊, where g₊ is g with E(u + v)² in place of
+        E(u − v)².
         """
         A = (1 + 2 * moments.q1).sqrt()  # √P₁
         B = (1 + 2 * moments.q2).sqrt()  # √P₂
@@ -407,7 +413,9 @@ class GELU(AbstractEntire):
         return self.by_parts(q, q, q, 1 + 2 * q)
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ and κ̇ with D² = 1 + q₁ + q₂ + near · far/4."""
+        """Return κ and κ̇ by the formulas of the class. D² = 1 + q₁ + q₂ + near · far/4 follows from
+        the distances.
+        """
         q1 = moments.q1
         q2 = moments.q2
         D2 = 1 + q1 + q2 + moments.distances.near * moments.distances.far / 4
@@ -416,7 +424,9 @@ class GELU(AbstractEntire):
 
     @staticmethod
     def by_parts(q1: Tensor, c: Tensor, q2: Tensor, D2: Tensor) -> tuple[Tensor, Tensor]:
-        """Return κ and κ̇, with 1 + (1 − q₁q₂)/P = (2 + q₁ + q₂)/P and φ = atan2(D, −c)/2π."""
+        """Return κ and κ̇ by the formulas of the class, given D². Without cancellation, 1 + (1 −
+        q₁q₂)/P = (2 + q₁ + q₂)/P and φ = atan2(D, −c)/2π.
+        """
         D = D2.sqrt()
         P = (1 + q1) * (1 + q2)
         phi = torch.atan2(D, -c) / (2 * pi)
@@ -445,7 +455,7 @@ class AbstractWave(AbstractEntire):
     @property
     @abstractmethod
     def phase(self) -> float:
-        """cos 2c₀."""
+        """cos 2c₀, for the wave a sin(bz + c₀)."""
 
     @property
     def squared_frequency(self) -> float:
@@ -462,7 +472,9 @@ class AbstractWave(AbstractEntire):
         return value, slope
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ and κ̇ with e₋ = exp(−b² E(u − v)²/2) and e₊ = exp(−b² E(u + v)²/2) cos 2c₀."""
+        """Return κ and κ̇ by the formulas of the class, with e₋ = exp(−b² E(u − v)²/2) and e₊ =
+        exp(−b² E(u + v)²/2) cos 2c₀.
+        """
         a = self.a
         b2 = self.squared_frequency
         minus = torch.exp(-b2 * moments.distances.of_difference / 2)
