@@ -157,7 +157,7 @@ class BackwardSum:
         return replace(jacobian, blocks=tuple(blocks))
 
     def first_adjoint(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
-        """Return U = 0, or U from the checkpoint."""
+        """Return the adjoint U = 0, or U from the checkpoint."""
         adjoint = zero_adjoint(jacobian, weights)
         for part, total in zip(adjoint.parts.values(), self.saved, strict=False):
             part.copy_(total)
@@ -176,7 +176,7 @@ class BackwardSum:
 
     @property
     def state(self) -> list[Tensor]:
-        """U, for a checkpoint."""
+        """The tensors of the adjoint U, for a checkpoint."""
         if self.adjoint is None:
             return list(self.saved)
         return list(self.adjoint.parts.values())

@@ -160,7 +160,8 @@ class RunMemory:
         )
         halves = STRETCHES * self.rules * wanted * self.integrated * self.train * self.number_bytes
         held = 2 * self.train * self.tape_bytes + halves
-        products = self.integrated * self.train * self.tape_bytes  # ⟨U, J(xᵢ)⟩ for all examples
+        # the inner products ⟨U, J(xᵢ)⟩ of an adjoint with all examples
+        products = self.integrated * self.train * self.tape_bytes
         reading = self.per_point + 2 * self.tape_bytes + 2 * products
         per_point = adjoint + (1 + self.doubled) * reading
         budget = self.budget.holding(self.fixed + held)

@@ -100,5 +100,5 @@ class Domain:
         return sums
 
     def no_pull(self) -> Float[Tensor, "train out_"]:
-        """Return zeros in the shape of ℓ′."""
+        """Return zeros in the shape of ℓ′, the gradients of the loss at the training outputs."""
         return self.like.new_zeros(self.points.train, self.outputs)

@@ -35,8 +35,8 @@ from ntkexp.shapes import Weights
 
 
 class Error(NamedTuple):
-    """The estimated error of the contributions 𝒮. `parts` is ‖𝒮 − 𝒮_integral‖, over all single
-    contributions.
+    """The estimated error of the contributions 𝒮. `parts` is ‖𝒮 − 𝒮_integral‖, the norm of the
+    errors of all single contributions.
 
     `sums` is the estimated error of Σᵢ 𝒮(x, xᵢ), or None if that sum is exact.
     """
@@ -53,7 +53,7 @@ class AbstractAccumulator(Resumable, ABC):
     @property
     @abstractmethod
     def integrals(self) -> Mapping[str, Integrals]:
-        """𝒦 and 𝒮, by rule."""
+        """The path kernel 𝒦 and the contributions 𝒮, by quadrature rule."""
 
     @abstractmethod
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
@@ -83,7 +83,7 @@ class AbstractAccumulator(Resumable, ABC):
 
     @property
     def marks(self) -> Sequence[Mark]:
-        """The sums 𝒮 and 𝒟 at the end of each phase except the last."""
+        """The contributions 𝒮 and the decay 𝒟 at the end of each phase except the last."""
         return ()
 
     def recorded(self) -> Recording | None:
@@ -129,10 +129,11 @@ class ErrorBar(Resumable):
     rule: str  # the rule whose error is measured
     coarse: tuple[Substep, ...]
     fine: tuple[Substep, ...]
-    gain: float  # factor of S_2n − S_n in the error: 4/3
+    # the error divided by the difference of the sums with 2n and n substeps: 4/3
+    gain: float
     every: int  # interval between the steps of the sample
     total: Float[Tensor, "query out train"]  # Σe, the errors of these steps
-    squares: float = 0.0  # Σ‖e‖²
+    squares: float = 0.0  # Σ‖e‖², over these steps
 
     checkpointed: ClassVar[tuple[str, ...]] = ("total", "squares")
 
@@ -219,7 +220,9 @@ RULE = "gauss"
 
 @dataclass(frozen=True, kw_only=True)
 class FlowIntegral(AbstractAccumulator):
-    """𝒦 and 𝒮 by Gauss quadrature with `points` points on each arc."""
+    """The path kernel 𝒦 and the contributions 𝒮 by Gauss quadrature, with `points` points on each
+    arc (a polynomial piece of the path).
+    """
 
     domain: Domain
     points: int

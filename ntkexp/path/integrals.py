@@ -42,7 +42,7 @@ class Rounding(NamedTuple):
 @dataclass
 class Tally:
     """Norms of the terms of one step, summed over the blocks of points, for metrics and for the
-    check of closure.
+    check of closure. Δ𝒮ᵢ is the contribution of example i in the step.
     """
 
     missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖²
@@ -50,7 +50,7 @@ class Tally:
     outputs: float = 0.0  # ‖f(θ_{s+1})‖²
     contribution_mass: float = 0.0  # Σ|Δ𝒮|
     contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|, over points x
-    kernel_squares: float = 0.0  # ‖ηK_s‖²
+    kernel_squares: float = 0.0  # ‖ηK_s‖², for the step size η and the kernel K_s of the step
     kernels: bool = True  # False if only contributions are computed
 
     def add(
@@ -97,14 +97,16 @@ class Tally:
 
     @property
     def closure(self) -> float:
-        """‖Σᵢ Δ𝒮ᵢ − Δf‖/‖Δf‖."""
+        """The relative error of the step's contributions, ‖Σᵢ Δ𝒮ᵢ − Δf‖/‖Δf‖."""
         if not self.changed:
             return 0.0
         return sqrt(self.missed / self.changed)
 
     @property
     def kernel_mass(self) -> float | None:
-        """η‖K_s‖, or None if only contributions are computed."""
+        """η‖K_s‖, the step size times the norm of the step's kernel, or None if only contributions
+        are computed.
+        """
         if not self.kernels:
             return None
         return sqrt(self.kernel_squares)
@@ -132,7 +134,9 @@ def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
 
 @dataclass(frozen=True)
 class Integrals(Resumable):
-    """𝒦, 𝒮 and 𝒟 by one quadrature rule, with NaN at points that are not attributed."""
+    """The path kernel 𝒦, the contributions 𝒮 and the decay 𝒟 by one quadrature rule, with NaN at
+    points that are not attributed.
+    """
 
     substeps: tuple[Substep, ...]
     kernel: Float[Tensor, "query out kept out_"]
@@ -152,7 +156,9 @@ class Integrals(Resumable):
     )
 
     def add(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
-        """Add one step at one block of points. Return ηK_s, −ηK_s ℓ′ and λη J̄·θ (the decay)."""
+        """Add one step at one block of points. Return the kernel ηK_s, the contributions −ηK_s ℓ′
+        and the decay λη J̄·θ.
+        """
         # K_s = ⟨J̄(x), J(xᵢ)⟩ and J̄·(λη ⊙ θ)
         if self.by_component is None:
             products, decay = block.kernel(self.substeps, step.side, step.decay)
@@ -167,13 +173,17 @@ class Integrals(Resumable):
         return kernel, parts, decay
 
     def add_products(self, step: Step, rows: slice, products: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the products ⟨J̄(x), J(xᵢ)⟩ to 𝒦. Return ηK_s and −ηK_s ℓ′."""
+        """Add the products ⟨J̄(x), J(xᵢ)⟩ of a step to 𝒦. Return the kernel ηK_s and the
+        contributions −ηK_s ℓ′ of the step.
+        """
         kernel = products.mul_(step.step_size)
         self.kernel[rows].add_(kernel)
         return kernel, self.weighted(step, kernel).neg_()
 
     def weighted(self, step: Step, products: Tensor) -> Float[Tensor, "query out train"]:
-        """Return Kℓ′, given the products ⟨J̄(x), J(xᵢ)⟩ of a step."""
+        """Return Kℓ′, the kernel of a step times the gradients ℓ′ of the loss at the outputs, given
+        the products ⟨J̄(x), J(xᵢ)⟩.
+        """
         return contract(products, step.output_gradient)
 
     def add_components(
@@ -212,12 +222,12 @@ class Integrals(Resumable):
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """𝒦, 𝒮 and 𝒟."""
+        """The path kernel 𝒦, the contributions 𝒮 and the decay 𝒟."""
         return self.kernel, self.contributions, self.decay
 
 
 class ContributionIntegrals(Integrals):
-    """𝒮 and 𝒟 without 𝒦.
+    """The contributions 𝒮 and the decay 𝒟, without the path kernel 𝒦.
 
     The right factor of a step is the gradient J(xᵢ)ᵀℓ′ᵢ, in the form of a Jacobian with one output.
     So the products are Kℓ′. The axis of training examples of `kernel` has length zero.
@@ -267,15 +277,15 @@ def contract(
 
 
 MAX_TOTALS = 2**23
-"""Maximum number of entries in the totals of all rules (67 MB)."""
+"""Maximum number of entries in the changes of the outputs by step, for all rules (67 MB)."""
 
 MIN_STRETCHES = 128
-"""Number of stretches that is always available, even if `MAX_TOTALS` is exceeded."""
+"""Number of stretches (ranges of steps) that is always available, even beyond `MAX_TOTALS`."""
 
 
 @dataclass(kw_only=True)
 class StepTotals(Resumable):
-    """Sums over consecutive stretches of steps.
+    """Changes of the outputs, summed over consecutive stretches (ranges) of steps.
 
     `edges` are the first steps of the stretches, followed by the step after the last stretch.
 
@@ -361,7 +371,7 @@ def most_stretches(domain: Domain, rules: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentSums(Resumable):
-    """𝒮, 𝒟 and the totals by step, split by component on the last axis.
+    """The contributions 𝒮, the decay 𝒟 and the totals by step, split by component on the last axis.
 
     The sum over the last axis is 𝒮, 𝒟 or the total.
     """
@@ -416,7 +426,7 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
 
 
 class Sums(NamedTuple):
-    """𝒮 and 𝒟 up to some step, by one quadrature rule."""
+    """The contributions 𝒮 and the decay 𝒟 up to some step, by one quadrature rule."""
 
     contributions: Float[Tensor, "point out train"]
     decay: Float[Tensor, "point out"]

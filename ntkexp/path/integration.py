@@ -155,7 +155,9 @@ class Snapshots(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class AlongFlow(AbstractIntegration):
-    """The integral over time along a gradient flow, by Gauss quadrature on each arc."""
+    """The integral over time along a gradient flow, by Gauss quadrature on each arc (a polynomial
+    piece of the path).
+    """
 
     path: Path
 

@@ -138,7 +138,7 @@ class NetworkView:
     points: Points
     weights: Weights
 
-    # the latest ℓ′, with its products Jᵀℓ′
+    # the latest gradients ℓ′ of the loss at the outputs, with the products Jᵀℓ′
     latest: list[tuple[Tensor, list[Jacobian]]] = field(default_factory=list, repr=False)
 
     def tapes(self, blocks: Sequence[slice]) -> Iterator[Tape]:

@@ -373,7 +373,8 @@ class Halves(Resumable):
         self.mass[bisect_right(self.edges, step) - 1].index_add_(2, examples, summed.abs())
 
     def by(self, step_sizes: Sequence[float]) -> Float[Tensor, "query out train"]:
-        """Return h as a fraction of the total time, or NaN if there are no contributions.
+        """Return the fraction of the total time after which half of each contribution has
+        accumulated, or NaN if there are no contributions.
 
         >>> halves = Halves((0, 1, 2), torch.tensor([1.0, 3.0]).view(2, 1, 1, 1))
         >>> halves.by([1.0, 1.0]).item()  # a third of the second step, which makes three quarters

@@ -275,7 +275,8 @@ class Path(Component):
         return 1 + 1 / (4.0 ** (self.romberg + 1) - 1)
 
     def positions(self, finer: tuple[Substep, ...]) -> frozenset[float]:
-        """Return the positions u of θ₀ + uΔθ that the rules and `finer` evaluate, with 0 and 1.
+        """Return the positions u in a step, at the weights θ₀ + uΔθ, that the rules and `finer`
+        evaluate, with 0 and 1.
 
         >>> from ntkexp.path.rule.base import Secant
         >>> path = Path(rule=(Secant(),))

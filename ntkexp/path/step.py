@@ -35,7 +35,9 @@ from ntkexp.shapes import Weights
 # The step size of a parameter is the step size of the step, times the factor of the parameter.
 
 
-IMPULSE_POINTS = 3  # Gauss points per arc: order 6, higher than the order of the arcs
+# Gauss points on each arc (polynomial piece) of a gradient flow: order 6, higher than the order of
+# the arcs
+IMPULSE_POINTS = 3
 
 
 class Curve(NamedTuple):
@@ -99,7 +101,9 @@ class Step:
 
     @cached_property
     def impulse(self) -> Float[Tensor, "train out"]:
-        """ηℓ′, or ∫ℓ′dt along the arcs of a flow."""
+        """ηℓ′, the step size times the gradients ℓ′ of the loss at the outputs, or ∫ℓ′dt along a
+        gradient flow.
+        """
         if self.curve is None:
             return self.step_size * self.output_gradient
         points = self.quadrature_points(IMPULSE_POINTS)
@@ -107,7 +111,8 @@ class Step:
         return torch.stack(terms).sum(0)
 
     def quadrature_points(self, count: int) -> Iterator[Step]:
-        """Yield `count` Gauss points on each arc, in order of time, as steps of length zero.
+        """Yield `count` Gauss points on each arc of a gradient flow, in order of time, as steps of
+        length zero.
 
         The step size of each such step is the weight of the point in the quadrature.
         """
@@ -226,7 +231,8 @@ class Descent(TrainingRecipe):
             gradient = {name: part * clipping for name, part in gradient.items()}
             output_gradient = output_gradient * clipping
 
-        # update the weights; a gradient flow evaluates ∇L along its arcs
+        # update the weights; a gradient flow evaluates ∇L along its arcs (`Arc`: polynomial pieces
+        # of its curved path)
         size = self.size(index)
         sizes = sizes_of(weights, self.factors, size)
         vector_field = partial(self.gradient, index)
@@ -265,7 +271,8 @@ class Descent(TrainingRecipe):
     def output_gradient(
         self, index: int, outputs: Float[Tensor, "train out"]
     ) -> Float[Tensor, "train out"]:
-        """Return wᵢℓ′ᵢ for the batch of a step.
+        """Return wᵢℓ′ᵢ for the batch of a step: the weight of each example times the gradient of
+        its loss at the outputs.
 
         An example that was drawn twice counts twice. Examples of other phases are zero.
         """

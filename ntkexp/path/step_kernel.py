@@ -50,7 +50,7 @@ class StepBlock:
 
     @property
     def rows(self) -> slice:
-        """The rows of the block in the arrays of sums."""
+        """The rows of this block in the arrays of sums, whose row 0 is point `first`."""
         return slice(self.place.start - self.first, self.place.stop - self.first)
 
     def kernel(

@@ -113,7 +113,7 @@ class FinerPass:
     rule: str  # the rule whose error is measured
     integrals: Integrals
     sample: Int[Tensor, " sample"]  # indices into the list of attributed points
-    gain: float  # factor of 𝒮_2n − 𝒮_n in the error: 4/3
+    gain: float  # the error divided by 𝒮_2n − 𝒮_n: 4/3
     rows: Int[Tensor, " chosen"] | None = None  # indices into `sample`, of the chunk's points
     points: Points | None = None  # the points at `rows`
     sum: BackwardSum = field(default_factory=BackwardSum)
@@ -248,7 +248,8 @@ class SecondPass:
     def begin_chunk(self, chunk: slice, index: int) -> Points:
         """Prepare the backward sums of a chunk at step `index`, and return the points of the chunk.
 
-        At the last step U is zero. At an earlier step U is restored from the checkpoint.
+        At the last step the adjoint U is zero. At an earlier step it is restored from the
+        checkpoint.
         """
         points = self.domain.explained.some(self.domain.attributed[chunk])
         if self.finer is not None:

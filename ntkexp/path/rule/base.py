@@ -59,7 +59,7 @@ class Left(AbstractRule):
 
 class Gauss(AbstractRule):
     """Tangent Jacobians at n Gauss–Legendre points inside the step. The error is of order 2n in the
-    step size for smooth networks, and about 1 for networks with kinks.
+    step size for smooth networks, and of order about 1 for networks with kinks.
 
     J̄ = Σ_k w_k J(θ₀ + u_k Δθ). With one point, u is the midpoint.
 
@@ -116,7 +116,8 @@ class Secant(AbstractRule):
 
 
 def shares(substeps: int, romberg: int) -> dict[int, float]:
-    """Return the weights of S_n, S_{n/2}, … in S(n, romberg), by the number of substeps.
+    """Return the weight of S_m, the average of m secant Jacobians, in Romberg's extrapolation from
+    n = `substeps`, by m = n, n/2, ….
 
     >>> shares(2, 1)
     {2: 1.3333333333333333, 1: -0.3333333333333333}
