@@ -538,7 +538,7 @@ class KernelTimes(AbstractTrial):
         product_seconds    multiply the n × n kernel by m vectors                      ∝ n²
 
     m is the smallest of the sizes. Times are processor seconds, the minimum over `repeats`
-    attempts. They are not reproducible; the rows of a seed are measured once and stored.
+    attempts. They are not reproducible, so the times for a seed are measured once and stored.
     """
 
     model: AbstractLayered

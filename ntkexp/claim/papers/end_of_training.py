@@ -97,7 +97,9 @@ class EndOfTraining(AbstractTrial):
         return {**numbers, "curvature": float(values[0] / values[-1])}
 
     def train(self, learner: Learner) -> tuple[Weights, Weights]:
-        """Train, and return θ_T and Σᵢ sᵢ (see the class)."""
+        """Train. Return the weights θ_T at the end, and Σᵢ sᵢ, the changes of the weights that the
+        examples caused.
+        """
         x = learner.task.inputs
         y = learner.task.targets
         gradients = vmap(grad(learner.loss_of_one), (None, 0, 0))
@@ -136,7 +138,7 @@ class Learner:
         return missed.square().sum() / 2
 
     def slope(self, weights: Weights) -> float:
-        """Return ‖∇L‖."""
+        """Return the norm of the loss gradient."""
         return float(flat(grad(self.loss)(weights)).norm())
 
     def least_change(self, weights: Weights) -> Tensor:

@@ -107,7 +107,7 @@ def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, 
     return (scores.argsort(1).argsort(1) < size).double()
 
 
-# --- Leave-out effects, by a backward sweep over a recorded training.
+# --- Leave-out effects, by a backward pass over the steps of a recorded training.
 
 
 def would_change(retrained: Retraining, *, one_step: bool = False) -> Float[Tensor, "point train"]:
@@ -211,7 +211,7 @@ class LeftOutKernel(AbstractTrial):
     def path_kernels(
         self, retrained: Retraining, weights: Float[Tensor, "training train"]
     ) -> Float[Tensor, "training point point_"]:
-        """Return 𝒦 for each training, given by its example weights."""
+        """Return the path kernel 𝒦 of each training, given its example weights."""
         module = retrained.setting.problem.module
         flat = retrained.rerun.flat
         read = [step for step in retrain(retrained.rerun, weights) if step.step % self.every == 0]
@@ -367,7 +367,7 @@ EXAMPLES_PER_DIMENSION = 4
 
 
 def all_scores(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
-    """Return all scores in the list above, at the points outside the training set."""
+    """Return the score τ(x, xᵢ) of each method above, at the points x outside the training set."""
     added = attributions(retrained)
     effect = would_change(retrained)
     return {
@@ -443,7 +443,8 @@ class RemovalScores(AbstractTrial):
         for activation in self.activations:
             trained = retraining([*self.base, *READ, f"model.activation={activation}"], seed)
 
-            # Correlations with retraining without groups
+            # Correlations between the scores of each group and the changes of the outputs when
+            # training leaves this group out
             scores = all_scores(trained)
             for who, left in who_leaves(self.groups, trained.train, seed).items():
                 actual = trained.changes_without(left)

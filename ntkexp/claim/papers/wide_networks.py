@@ -147,7 +147,7 @@ class FirstOutputs(AbstractTrial):
 def moments(
     outputs: Float[Tensor, "network point"], process: Float[Tensor, "point point_"]
 ) -> Mapping[str, float]:
-    """Return the measured numbers of `FirstOutputs`, for outputs with mean zero.
+    """Return the columns of `FirstOutputs` for one width, from outputs with mean zero.
 
     `process` is the covariance of the Gaussian process.
 
@@ -466,7 +466,9 @@ def regression_gaps(
     networks: StackedNetworks,
     kernels: Mapping[str, Float[Tensor, "*network point train"]],
 ) -> dict[str, float]:
-    """Train networks and fixed-kernel predictors f̂ together, and return the gap of each kernel."""
+    """Train networks f and predictors f̂ with a fixed kernel together. Return for each kernel the
+    relative distance (`gap`) between f and f̂.
+    """
     train = len(training.targets)
     with torch.no_grad():
         start = networks.outputs(training.inputs)
