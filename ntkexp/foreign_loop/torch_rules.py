@@ -1,5 +1,8 @@
 """The rules of PyTorch's optimizers. For a fixed denominator, each step is linear in the gradient.
 
+In the linear step of Adam, the second moment v is fixed at its value after the step. No example is
+credited with the change of v.
+
 The docstrings use the symbols of `rule.py`: θ ← (1 − d)θ − S ⊙ m − N ⊙ p, m ← βm + α ⊙ p and
 p = g + λθ. Coefficients that are not given are d = N = λ = β = 0 and α = 1. η is the learning rate,
 and t the number of steps.
@@ -406,7 +409,11 @@ class MuonRule(AbstractTorchRule):
     def watched(
         self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
-        """Return a step whose residual is η′X in bfloat16, without L, which is expensive."""
+        """Return a linear step with S = N = 0. Its residual is η′X, the whole update except weight
+        decay, in bfloat16 as PyTorch computes it.
+
+        Proof (b) needs no more, and the matrix L is expensive.
+        """
         update, momentum = self.update(group, state, taken), float(group["momentum"])
         *_, made = newton_schulz(update, group)
         return LinearStep(
