@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 EQUAL_INPUTS = "equal_inputs"  # the attribute with the sentence
 # rounding error of equal rows under casts, relative to the largest ∂L/∂f: 8 eps of bfloat16
 ROUNDED_SHARE = 0.06
-USUAL_SHARE = 0.9  # smallest fraction of examples that must be used equally often
+# many uses are reported only if at least this fraction of examples is used about equally often, and
+# several labels only if at most the remaining fraction has them
+USUAL_SHARE = 0.9
 FEWEST_EXAMPLES = 10  # with fewer examples, the number of uses is not examined
 
 

@@ -115,7 +115,7 @@ class Evidence:
     limit: LimitKernels | DoesNotApply
     training: Training
     seed: int = 0  # the run's seed, for random kernels
-    # The measure whose path was integrated, or None for the outputs
+    # The measure of the outputs that 𝒦 and 𝒮 explain, or None if they explain the outputs
     measured: MeasuredPoints | None = None
     measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None
     """A function that returns a given measure with the targets of these points, or raises a

@@ -26,8 +26,8 @@ class Arc:
     """A polynomial θ(u), 0 ≤ u ≤ 1, of degree 4 that approximates a piece of a curve in weight
     space.
 
-    Both have equal ends, with equal slopes there. The arc begins at `start` and covers `length`
-    training steps.
+    The polynomial and the piece of the curve have the same ends, and the same slopes at the ends.
+    The arc begins at `start` and covers `length` training steps.
 
     θ(u) = θ₀ + u(c₁ + (1−u)(c₂ + u(c₃ + (1−u)c₄)))        (Hairer, Nørsett & Wanner 1993, II.6)
     """

@@ -145,7 +145,7 @@ def preallocate(
 # --- kernels.zarr: tangent kernels along the run and the path kernels at its end.
 #
 #     tangent          [snapshot, query, out, train, out_]   tangent kernels, one chunk per snapshot
-#     trace            [snapshot, query, train]              Σ_c K[x, c, x′, c], not with `tangent`
+#     trace            [snapshot, query, train]              Σ_c K[x, c, x′, c], replaces `tangent`
 #     output_gradient  [snapshot, train, out_]               ℓ′ of all training examples
 #     step             [snapshot]                            the step, written last; −1 until then
 #     path_<rule>      [query, out, train, out_]             path kernels; NaN where not integrated

@@ -56,7 +56,9 @@ from ntkexp.text import several
 
 @dataclass(kw_only=True)
 class EffectsPass:
-    """The recorded steps of a run, and the sweeps over them after the last step."""
+    """The recorded steps of a run, and the backward passes over them after the last step, which
+    compute leave-out effects.
+    """
 
     setting: Setting
     asked: SweepSetting
@@ -65,7 +67,8 @@ class EffectsPass:
     writes: bool
     effects: Float[Tensor, "attributed integrated train"]
     sweeps: ChunkedSweep | None = None
-    saved: Mapping[str, Any] | None = None  # state from a checkpoint, until the sweeps begin
+    # state from a checkpoint, until `steps_back` begins the backward passes
+    saved: Mapping[str, Any] | None = None
 
     def add(self, step: Step) -> None:
         """Record a step."""
@@ -73,7 +76,7 @@ class EffectsPass:
             self.recording.write(step)
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
-        """Run the remaining sweeps.
+        """Run the remaining backward passes.
 
         After each step, yield the numbers of completed and all steps.
         """
@@ -125,7 +128,7 @@ class EffectsPass:
         return self.saved or {"done": 0, "effects": self.effects, "sizes": None, "sweep": None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Store the state from a checkpoint until the sweeps begin."""
+        """Store the state from a checkpoint until the backward passes begin."""
         self.saved = state
 
 

@@ -1,4 +1,4 @@
-"""A store in memory: the events of all steps, and a checkpoint every few steps."""
+"""A store in memory: each step of each optimizer (an `Event`), and a checkpoint every few steps."""
 
 from __future__ import annotations
 
