@@ -367,7 +367,7 @@ def at_offset(
 
     `first_pixel` is the index in `transfer.source` where the pixels of this offset begin.
     """
-    # Views without reference counts for the loop over pairs
+    # For the loop over pairs, take views without reference counts (see `lent`).
     left = lent(layout.left)
     right = lent(layout.right)
     gaps = TileGaps(lent(layout.gaps.inside), lent(layout.gaps.halo))
@@ -445,8 +445,8 @@ def empty(counts: Three, size: int, like: Array) -> Arrays:
 def multiply_inputs(
     layout: TileLayout, first: int, second: int, target: Array, shape: TileShape
 ) -> None:
-    """Compute the mean over channels of x x′, for the images whose fields begin at `first` and
-    `second`.
+    """Compute the mean over channels of the products x x′ of the inputs, for the left image whose
+    fields begin at `first`, and the right image whose fields begin at `second`.
     """
     left = layout.left
     right = layout.right

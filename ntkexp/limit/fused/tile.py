@@ -219,7 +219,9 @@ def add_terms_of_one_vector(
 def finish_series(
     tile: Tile, sums: Tile, shape: TileShape, fields: PairFields, field: int, lowest: int
 ) -> None:
-    """Compute K′ and Θ′ from the sums; multiply by the correlation ρ if the lowest power is 1."""
+    """Compute the kernels after the activation, K′ and Θ′, from the sums. Multiply by the
+    correlation ρ if the lowest power of the series is 1.
+    """
     wide()
     K = tile.K
     theta = tile.theta
@@ -579,7 +581,7 @@ def apply_operations(
 
     Register k holds K in work[2k] and Θ in work[2k + 1]. The last four rows of `work` are scratch.
     """
-    # Views without reference counts
+    # Take views without reference counts (see `lent`).
     work = lent(work)
     program = CompiledProgram(
         lent(program.operations), lent(program.weights), program.registers, program.equal
