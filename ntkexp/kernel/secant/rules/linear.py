@@ -112,7 +112,9 @@ def replaced(call: Call) -> Tensor:
 
 
 def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
-    """Return op([Δa, Δb, …], …) for concatenating, stacking, or writing into a tensor."""
+    """Return the operation's result on the differences of its arguments, op([Δa, Δb, …], …), for
+    concatenating, stacking, or writing into a tensor.
+    """
 
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):

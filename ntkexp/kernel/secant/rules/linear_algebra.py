@@ -409,7 +409,7 @@ def eigenvectors(
 
 
 def solved(inverses: Tensor, v: Tensor, vectors: Tensor) -> Tensor:
-    """Return −M V u for each vector u with its own matrix M."""
+    """Return −M V u for each vector u with its own matrix M (`inverses`) and V = `v`."""
     return -(inverses @ (v @ vectors).mT[..., None])[..., 0].mT
 
 

@@ -195,7 +195,7 @@ def norm_of_examples(call: Call) -> Result:
         x, gain, bias, examples, _, _, groups, _ = call.args
         gain, bias = (along(p, 1, x) for p in (gain, bias))
         shape = (examples, groups, 1)
-    # the operation also returns mean x and r
+    # the operation also returns mean x and r = v⁻¹ᐟ²
     mean, r = (
         Ends(v0.reshape(shape).to(call.start.dtype), v1.reshape(shape).to(call.start.dtype), None)
         for v0, v1 in call.ends[1:]
@@ -217,7 +217,7 @@ def batch_norm(call: Call) -> Result:
             raise NoRule("batch norm in training mode couples the examples of a batch")
         x = x.view(lambda v: v.transpose(0, 1))
         gain, bias = (along(p, 0, x) for p in (gain, bias))
-        # mean x and r of each channel, over examples and pixels
+        # mean x and r = v⁻¹ᐟ² of each channel, over examples and pixels
         rows = Ends(x.start.flatten(1), x.end.flatten(1), None, x.from_weights, x.from_inputs)
         r = rows.view(lambda v: (v.var(1, correction=0, keepdim=True) + eps).rsqrt())
         moments = (rows.view(lambda v: v.mean(1, keepdim=True)), r)
@@ -248,8 +248,8 @@ def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
 def normalise(
     call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends
 ) -> tuple[Ends, Tensor | None]:
-    """Return y = r c at the start and the end, and ḡ Δy, for numbers that are normalised
-    together.
+    """Return the normalised numbers y = r c at the start and the end, and ḡ Δy with the gain g.
+    `mean` and `scale` (r) have one element for each set of numbers that are normalised together.
     """
     shape = x.start.shape
     outer = mean.start.shape[:-1]
