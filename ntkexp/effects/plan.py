@@ -112,7 +112,8 @@ SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the grad
 class Caveats:
     """The facts that decide whether effects predict removals."""
 
-    growth: float  # growth of the adjoint: max_s ‖a_s‖/‖a_T‖
+    # growth of the adjoint a of the weights, from the last step back: max_s ‖a_s‖/‖a_T‖
+    growth: float
     agreement: float | None = None  # None: not measured
     kinks: Sequence[str] = ()  # operations and losses with a discontinuous derivative
     eps: float | None = None  # ε of an adaptive optimizer

@@ -73,9 +73,9 @@ class StateAdjoint:
     """
 
     weights: Float[Tensor, "vector weight"]  # a = ∂F/∂θ, for the weights θ
-    memory: Tensor | None = None  # b, for the momentum m
-    latest: Tensor | None = None  # d, for u of adaptive optimizers such as Adam
-    largest: Tensor | None = None  # e, for AMSGrad's running maximum t
+    memory: Tensor | None = None  # b = −∂F/∂m, for the momentum m
+    latest: Tensor | None = None  # d = ∂F/∂u, for u = √v of adaptive optimizers such as Adam
+    largest: Tensor | None = None  # e = ∂F/∂t, for AMSGrad's running maximum t
 
     def back(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
@@ -325,7 +325,7 @@ class Change:
     examples: Int[Tensor, " left"]
     place: slice
     weights: Float[Tensor, "left part"]
-    memory: Float[Tensor, "left part"]  # −(m⁻ⁱ − m), as its adjoint is −b
+    memory: Float[Tensor, "left part"]  # −(m⁻ⁱ − m) for the momentum m, as its adjoint is −b
     latest: Float[Tensor, "left part"] | None
     largest: Float[Tensor, "left part"] | None
 
@@ -589,13 +589,15 @@ class ChunkedSweep:
     """The backward passes through training for all points, one for each chunk of points."""
 
     training: AbstractTrajectory
-    end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]  # ∂F/∂θ_T of some points
+    # the gradients ∂F/∂θ_T of the outputs F at some points
+    end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]
     chunk: int  # points per chunk
     together: int  # outputs per backward pass
     kind: Effects
     mean: MeanName
     effects: Float[Tensor, "point out example"]
-    sizes: Float[Tensor, " moment"] | None = None  # Σ‖a_s‖ over the completed chunks
+    # the sum over the completed chunks of ‖a_s‖, the norm of the adjoint of the weights
+    sizes: Float[Tensor, " moment"] | None = None
     done: int = 0  # number of completed chunks
     sweep: AdjointSweep | None = None  # the sweep of the current chunk
     saved: Mapping[str, Any] | None = None  # state of the current sweep, from a checkpoint

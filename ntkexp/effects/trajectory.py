@@ -97,20 +97,20 @@ class TakenBatch:
     shares: Float[Tensor, " row"]  # κ, the shares in the loss: 1/|B| in a mean over a batch B
     # θ ↦ ℓᵢ(θ), twice differentiable
     losses: Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]
-    is_mean: bool = True  # True for a mean: the other κ grow if an example is left out
-    per_weight: Float[Tensor, " row"] | None = None  # κ/w of examples with weights w; None: w = 1
-    counts: Float[Tensor, " row"] | float = 1.0  # m: 1, class weights or numbers of tokens
+    is_mean: bool = True  # True for a mean: without an example, the shares of the others grow
+    # κ/w, the shares divided by the weights w of the examples; None: w = 1
+    per_weight: Float[Tensor, " row"] | None = None
+    # the count of each row in the mean: 1, a class weight or a number of tokens
+    counts: Float[Tensor, " row"] | float = 1.0
 
     @property
     def by_weight(self) -> Float[Tensor, " row"]:
-        """κ/w of each row, which is defined even if the weight w of its example is 0."""
+        """The share κ of each row divided by the weight w of its example, defined even if w = 0."""
         return self.shares if self.per_weight is None else self.per_weight
 
     @property
     def counted(self) -> Float[Tensor, " row"]:
-        """κm: the share κ times the count m of each row in the mean (1, or for example its number
-        of tokens). Only ratios between rows matter.
-        """
+        """The share of each row times its count in the mean. Only ratios between rows matter."""
         return self.shares * self.counts
 
     def times(self, factor: float) -> TakenBatch:
@@ -132,7 +132,7 @@ class Denominator:
     latest_before: Tensor
     largest: Tensor | None = None  # t², the largest u² so far (AMSGrad); None: t = u
     largest_before: Tensor | None = None
-    passed: Tensor | None = None  # ∂t/∂u; None: 1[u > t′]
+    passed: Tensor | None = None  # ∂t/∂u; None: 1 where u exceeds the earlier t, else 0
 
 
 @dataclass(frozen=True, kw_only=True)
