@@ -111,7 +111,7 @@ class Distances(NamedTuple):
         return Distances(*map(torch.add, self, other))
 
     def at(self, q1: Tensor, q2: Tensor) -> Distances:
-        """Return the same distances with slack = (√q₁ − √q₂)²."""
+        """Return the same distances with slack = (√q₁ − √q₂)², for the variances q₁ and q₂."""
         slack = unequal_roots(q1, q2, self.excess)
         # After biases and means over pixels, slack is larger. Move the surplus into near and far.
         surplus = self.slack - slack
@@ -123,12 +123,12 @@ class Distances(NamedTuple):
 
     @property
     def of_difference(self) -> Tensor:
-        """E (u − v)²."""
+        """E (u − v)², near + slack."""
         return self.near + self.slack
 
     @property
     def of_sum(self) -> Tensor:
-        """E (u + v)²."""
+        """E (u + v)², far + slack."""
         return self.far + self.slack
 
 

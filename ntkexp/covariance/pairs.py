@@ -273,8 +273,8 @@ class Coarse(AbstractPixelMap):
         return not self.equal and len(set(pixels)) == len(pixels)
 
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
-        """Return, for each coarse pixel, the pairs of fine pixels over which the kernel is averaged
-        at the coarse offset `shift`.
+        """Return, for each coarse pixel p, the pairs of fine pixels over which the kernel of (p, q)
+        is averaged. The coarse pixel q is `shift` pixels after p, in periodic order.
         """
         count = len(self.members)
         matches: list[list[tuple[int, int]]] = []
@@ -328,7 +328,9 @@ class Taps(AbstractPixelMap):
     def convolution(
         cls, pixels: int, *, window: int, stride: int, padding: int, dilation: int
     ) -> Taps:
-        """Return the taps p_k = p · stride + k · dilation − padding of a convolution."""
+        """Return the taps of a convolution: p_k = p · stride + k · dilation − padding for output
+        pixel p and weight k.
+        """
         count = (pixels + 2 * padding - dilation * (window - 1) - 1) // stride + 1
         rows: list[tuple[int, ...]] = []
         for p in range(count):
@@ -347,7 +349,9 @@ class Taps(AbstractPixelMap):
         dilation: int,
         output_padding: int,
     ) -> Taps:
-        """Return the taps p_k = (p + padding − k · dilation)/stride of a transposed convolution."""
+        """Return the taps of a transposed convolution: p_k = (p + padding − k · dilation)/stride
+        for output pixel p and weight k.
+        """
         count = (pixels - 1) * stride + dilation * (window - 1) + 1 - 2 * padding + output_padding
         rows: list[tuple[int, ...]] = []
         for p in range(count):
@@ -360,7 +364,9 @@ class Taps(AbstractPixelMap):
         return cls(tuple(rows))
 
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
-        """For each new pixel, return the fine pair of each weight at the new offset `shift`."""
+        """Return, for each output pixel p and weight k, the input pixels (p_k, q_k). The output
+        pixel q is `shift` pixels after p, in periodic order.
+        """
         count = len(self.members)
         return [
             list(zip(first, self.members[(pixel + shift) % count], strict=True))

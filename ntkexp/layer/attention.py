@@ -67,7 +67,7 @@ class SelfAttention(AbstractLayer):
 
     def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         self.shape(shape)
-        head_width = -(-self.features // self.heads)  # d, rounded up
+        head_width = -(-self.features // self.heads)  # d = features/heads, rounded up
 
         def normal(*sizes: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(*sizes, generator=generator, dtype=torch.float64))
@@ -136,7 +136,7 @@ class SelfAttention(AbstractLayer):
         return replace(after, ntk=pairs.from_matrix(Theta))
 
     def weights(self, covariance: Covariance, K: Tensor) -> tuple[Covariance, Tensor, Tensor]:
-        """Return the attention A of the left and right examples.
+        """Return the attention weights A(x) = ζ(QK_std K(x, x)) of the left and right examples.
 
         If K is between each example and itself, compute A and store it in `left`, like a variance.
         Otherwise, read the stored A.

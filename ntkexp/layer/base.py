@@ -360,7 +360,7 @@ class Concatenation(AbstractLayer):
         return (sum(end[0] for end in ends), *ends[0][1:])
 
     def shares(self, shape: Shape) -> tuple[float, ...]:
-        """Return p, the share of each branch in the channels."""
+        """Return the share of each branch in the channels."""
         channels = [end[0] for end in self.ends(shape)]
         return tuple(one / sum(channels) for one in channels)
 

@@ -195,11 +195,11 @@ class AbstractBent(AbstractPointwise):
     @property
     @abstractmethod
     def slopes(self) -> tuple[float, float]:
-        """The slopes a and b."""
+        """The slopes a for z < 0 and b for z > 0."""
 
     @property
     def constants(self) -> tuple[float, float]:
-        """The constants k and h of the formulas above."""
+        """The constants k = (a − b)²/2π and h = (a² + b²)/2."""
         a, b = self.slopes
         return (a - b) ** 2 / (2 * pi), (a * a + b * b) / 2
 
