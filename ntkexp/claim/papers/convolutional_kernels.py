@@ -106,7 +106,9 @@ class LayerProducts(AbstractTrial):
 def pass_through(
     module: nn.Module, layers: Mapping[str, nn.Module], x: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the input of each layer, and the gradient of f with respect to the layer's output."""
+    """Return the input of each layer, and the gradient of the network's output with respect to the
+    layer's output.
+    """
     inputs: dict[str, Tensor] = {}
     results: dict[str, Tensor] = {}
 
@@ -509,7 +511,8 @@ def train_outputs(
     step_size: float,
     steps: int,
 ) -> Float[Tensor, "test class"]:
-    """Train f − f_0 on the loss ½ Σ (f − f_0 − y)², and return its outputs at new points.
+    """Train a network f minus its initial outputs f_0, with the loss ½ Σ (f − f_0 − y)². Return
+    f − f_0 at new points.
 
     >>> line, x = torch.nn.Linear(1, 1).double(), torch.ones(1, 1, dtype=torch.float64)
     >>> train_outputs(line, x, x, 3 * x, step_size=0.1, steps=300).round(decimals=6).item()

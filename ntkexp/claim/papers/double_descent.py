@@ -143,7 +143,7 @@ def least_squares(
 
 
 def condition(jacobian: Float[Tensor, "train weight"]) -> float:
-    """Return the condition number of the kernel J Jᵀ, at most `MAX_CONDITION`.
+    """Return the condition number of J Jᵀ for the Jacobian J, at most `MAX_CONDITION`.
 
     >>> condition(torch.tensor([[2.0, 0.0], [0.0, 1.0]])), condition(torch.ones(2, 1))
     (4.0, 1000000000000.0)

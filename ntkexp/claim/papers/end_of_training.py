@@ -119,7 +119,7 @@ class EndOfTraining(AbstractTrial):
 
 @dataclass(frozen=True)
 class Learner:
-    """A network and its task, with L the mean of ½(f − y)²."""
+    """A network f and its task, with the mean of ½(f − y)² as loss."""
 
     network: ScaledNetwork
     task: LearnedTask
@@ -129,7 +129,7 @@ class Learner:
         return self.network.start
 
     def loss(self, weights: Weights) -> Tensor:
-        """Return L, the mean of ½(f − y)² over the training examples."""
+        """Return the loss, the mean of ½(f − y)² over the training examples."""
         missed = self.network.outputs(weights, self.task.inputs) - self.task.targets
         return missed.square().mean() / 2
 
@@ -142,7 +142,9 @@ class Learner:
         return float(flat(grad(self.loss)(weights)).norm())
 
     def least_change(self, weights: Weights) -> Tensor:
-        """Return f(X)ᵀ K_0⁻¹ f(X), where K_0 is the initial tangent kernel of f."""
+        """Return f(X)ᵀ K_0⁻¹ f(X) at the training examples X, where K_0 is the initial tangent
+        kernel of f.
+        """
         x = self.task.inputs
         outputs = self.network.outputs(weights, x).detach() / self.network.scaled.alpha
         kernel = self.network.kernel(self.start, x, x)

@@ -49,7 +49,7 @@ class ScaledFunction:
     alpha: float
 
     def outputs(self, weights: Weights, x: Tensor) -> Float[Tensor, "point out"]:
-        """Return f, which is zero at the start."""
+        """Return f(x) = α (g(θ; x) − g(θ₀; x)), which is zero at the start."""
         return self.alpha * (self.function(weights, x) - self.function(self.start, x))
 
 
@@ -65,7 +65,7 @@ class LearningStep:
 
     @property
     def loss(self) -> float:
-        """The mean of ½ ‖f − y‖² before the step."""
+        """The mean of ½ ‖f − y‖², for outputs f and targets y, before the step."""
         return float(self.missed.square().sum() / (2 * len(self.missed)))
 
 
@@ -85,7 +85,8 @@ class ScaledDescent:
     scaled: ScaledFunction
     inputs: Float[Tensor, "train *shape"]
     targets: Float[Tensor, "train out"]
-    largest: Callable[[Weights], float]  # weights → λ_max
+    # weights → λ_max, the largest eigenvalue of the tangent kernel of g
+    largest: Callable[[Weights], float]
     fraction: float
     stride: float = math.inf
 
@@ -147,11 +148,13 @@ class ScaledNetwork:
         self.scaled = ScaledFunction(function_of(module), self.start, alpha)
 
     def outputs(self, weights: Weights, x: Tensor) -> Float[Tensor, " point"]:
-        """Return f, which is zero at the start."""
+        """Return f(x) = α (g(θ; x) − g(θ₀; x)), which is zero at the start."""
         return self.scaled.outputs(weights, x)[:, 0]
 
     def kernel(self, weights: Weights, x1: Tensor, x2: Tensor) -> Float[Tensor, "point train"]:
-        """Return the tangent kernel of g. The kernel of f is α² times this."""
+        """Return the tangent kernel of the module g. The kernel of f = α (g(θ) − g(θ₀)) is α² times
+        this kernel.
+        """
         return tangent_kernel(self.module, x1, x2, weights=weights)[:, 0, :, 0]
 
     def learn(
@@ -295,7 +298,7 @@ def wrong(outputs: Float[Tensor, " point"], targets: Float[Tensor, " point"]) ->
 def half_square(
     outputs: Float[Tensor, " point"], targets: Float[Tensor, " point"]
 ) -> Float[Tensor, ""]:
-    """Return the mean of ½(f − y)²."""
+    """Return the mean of ½(f − y)² for the outputs f and targets y."""
     return (outputs - targets).square().mean() / 2
 
 

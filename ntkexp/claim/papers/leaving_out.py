@@ -313,7 +313,9 @@ class DatamodelScore(AbstractTrial):
 
 
 def attributions(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
-    """Return the attributions τ(x, xᵢ) of each method at the points outside the training set."""
+    """Return the attribution τ(x, xᵢ) of each example xᵢ to each point x outside the training set,
+    by method.
+    """
     evidence = retrained.outcome.evidence
     problem = retrained.setting.problem
     train = retrained.train

@@ -125,7 +125,7 @@ def defects(kernel: NDArray[Any]) -> dict[str, float]:
 
 
 MIN_KERNEL_SHARE = 1e-3
-"""Coefficients 𝒮/𝒦 are computed only where |𝒦| is at least this share of its largest value."""
+"""Coefficients 𝒮/𝒦 are computed only where |𝒦| is at least this fraction of the largest |𝒦|."""
 
 
 class WeightRank(AbstractQuantity):

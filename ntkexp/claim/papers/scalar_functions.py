@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-9
-"""A value counts as unchanged if its change, relative to the change of f(x′), is smaller."""
+"""A value counts as unchanged if its change, relative to the change of f at the observation x′, is
+smaller.
+"""
 
 Integer = Annotated[int, Field(ge=-(10**4), le=10**4)]
 
@@ -109,8 +111,8 @@ class ScalarCurve(AbstractTrial):
     def curve(
         self, module: nn.Module, weights: Weights, x: Tensor, here: int
     ) -> Iterator[dict[str, Level]]:
-        """Yield the rows for all points x, at the given weights. `here` is the index of x′ in
-        `x`.
+        """Yield the rows for all points x, at the given weights. `here` is the index of the
+        observation x′ in `x`.
         """
         point = x[here : here + 1]
         kernel = tangent_kernel(module, x, point, weights=weights)[:, 0, 0, 0]
@@ -391,7 +393,9 @@ def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
 
 
 def moved(rows: pd.DataFrame, trial: ScalarCurve) -> str:
-    """Describe how the step changes f, at the observation and elsewhere, as text."""
+    """Describe how the descent step changes the function, at the observation and elsewhere, as
+    text.
+    """
     here = rows[rows["place"] == "observed"].iloc[0]
     others = rows[rows["place"] != "observed"]
     moving = others[others["moved"].abs() > ROUNDING * abs(here["moved"])]
