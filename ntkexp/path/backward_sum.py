@@ -126,9 +126,9 @@ class BackwardSum:
         return self.result(sums, change)
 
     def decay_by_one_number(self) -> float:
-        """Return β if all parameters share it.
+        """Return the momentum decay β if all parameters share it.
 
-        Otherwise multiply U by the β of each and return 1.
+        Otherwise multiply the adjoint U of each parameter by its β, and return 1.
         """
         beta = common(self.momentum_decay)
         if beta is not None:

@@ -45,11 +45,11 @@ class Tally:
     check of closure. Δ𝒮ᵢ is the contribution of example i in the step.
     """
 
-    missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖²
+    missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖², the squared error of closure
     changed: float = 0.0  # ‖Δf‖², for the change Δf of the outputs
-    outputs: float = 0.0  # ‖f(θ_{s+1})‖²
-    contribution_mass: float = 0.0  # Σ|Δ𝒮|
-    contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|, over points x
+    outputs: float = 0.0  # ‖f(θ_{s+1})‖², at the weights after the step
+    contribution_mass: float = 0.0  # Σ|Δ𝒮ᵢ|, over examples i and points
+    contribution_sum: float = 0.0  # Σ|Σᵢ Δ𝒮ᵢ|, over points
     kernel_squares: float = 0.0  # ‖ηK_s‖², for the step size η and the kernel K_s of the step
     kernels: bool = True  # False if only contributions are computed
 

@@ -159,22 +159,23 @@ class NetworkView:
 
     @cached_property
     def outputs(self) -> Float[Tensor, "point out"]:
-        """f(θ; x) at all points."""
+        """The outputs f(θ; x) at all points x."""
         others = (tape.outputs for tape in self.tapes(self.points.other_blocks))
         return torch.cat([self.train_outputs, *others])
 
     @property
     def train_outputs(self) -> Float[Tensor, "train out"]:
-        """f(θ; xᵢ) at the training examples."""
+        """The outputs f(θ; xᵢ) at the training examples xᵢ."""
         return self.train_reading[0]
 
     @property
     def right(self) -> list[Jacobian]:
-        """J(θ; xᵢ) at the training examples, block by block."""
+        """The tangent Jacobians J(θ; xᵢ) at the training examples xᵢ, block by block."""
         return self.train_reading[1]
 
     def pulled(self, output_gradient: Float[Tensor, "train out"]) -> Iterable[Jacobian]:
-        """Return J(θ; xᵢ)ᵀℓ′ᵢ for the training examples, block by block.
+        """Return the loss gradients J(θ; xᵢ)ᵀℓ′ᵢ of the training examples, block by block, for the
+        gradients ℓ′ of the loss at the outputs.
 
         If kernels are computed, multiply with their Jacobians. Otherwise run one backward pass per
         block.
@@ -209,7 +210,9 @@ class NetworkView:
         return torch.cat([gram(left, right) for right in self.right], dim=2)
 
     def kernel_trace(self) -> Float[Tensor, "point 1 train 1"]:
-        """Return Σ_c K[x, c, x′, c]. The Jacobians of a few outputs at a time are in memory."""
+        """Return the trace over outputs, Σ_c K[x, c, x′, c]. The Jacobians of a few outputs at a
+        time are in memory.
+        """
         points = self.points
         tape = points.tape(self.weights, points.train_blocks[0])
         tangent = partial(points.reader.tangent, tape)
@@ -229,7 +232,8 @@ class NetworkView:
         return torch.cat([with_train(left) for left in chain(train, others)])
 
     def largest_eigenvalue(self, examples: slice) -> float:
-        """Return an estimate from below of λ_max of the kernel JJᵀ among some training examples.
+        """Return a lower estimate of the largest eigenvalue of the kernel JJᵀ of some training
+        examples.
 
         It uses products with J and Jᵀ, and never forms the kernel.
         """

@@ -62,7 +62,8 @@ class Recording:
     rows: Trajectory
     like: Weights  # tensors with the names and shapes of the weights
     records: tuple[str, ...]  # names of the recorded parts of the optimizer's state
-    pull: Float[Tensor, "train out"]  # a tensor in the shape of ℓ′
+    # a tensor in the shape of ℓ′, the gradients of the loss at the outputs
+    pull: Float[Tensor, "train out"]
 
     def write(self, step: Step) -> None:
         groups = [step.view.weights]
@@ -176,7 +177,7 @@ class AbstractRecordedTraining(AbstractTrajectory):
 
     @abstractmethod
     def step_size(self, index: int) -> float:
-        """Return η_s."""
+        """Return the step size η_s."""
 
     @abstractmethod
     def frame(self, index: int) -> Frame:

@@ -113,7 +113,7 @@ class Track(Resumable):
     integrals: Integrals
     totals: StepTotals  # one sum per interval between snapshots
     latest: Float[Tensor, "query out train out_"]  # K_k, the latest snapshot
-    pulled: Float[Tensor, "query out"]  # λJ·θ at K_k
+    pulled: Float[Tensor, "query out"]  # λJ·θ, the term of weight decay, at the snapshot K_k
     before: Float[Tensor, "query out train out_"]  # K_{k−1}
     error: Float[Tensor, "query out train"]  # e, the estimated error
 
@@ -153,7 +153,9 @@ class Track(Resumable):
         pulled: Float[Tensor, "chosen out"],
         weight: Weight,
     ) -> Float[Tensor, "chosen out"]:
-        """Add a snapshot times its factors to the sums. Return the change of Σᵢ 𝒮ᵢ + 𝒟."""
+        """Add a snapshot times its factors to the sums. Return the resulting change of the outputs,
+        by contributions and decay together.
+        """
         parts = contract(kernel, weight.pull)
         self.integrals.kernel[rows].add_(kernel, alpha=weight.size)
         self.integrals.contributions[rows].sub_(parts)
@@ -168,7 +170,8 @@ class SnapshotSum(AbstractAccumulator):
     domain: Domain
     tracks: Mapping[str, Track]
     moments: Moments
-    arriving: Float[Tensor, "train out_"]  # Σ φηℓ′ of the latest snapshot, over the steps before it
+    # Σ φηℓ′, the factor of the latest snapshot in 𝒮, over the steps before the snapshot
+    arriving: Float[Tensor, "train out_"]
     last: int  # the last step of the path
     taken: int = 0  # number of kernel snapshots so far
     span: float = 0.0  # time between the latest two snapshots

@@ -51,12 +51,12 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One training step: the network before the step, the weights after it, ℓ′, and the optimizer's
-    state.
+    """One training step: the network before the step, the weights after it, the gradients ℓ′ of the
+    loss at the outputs, and the optimizer's state.
     """
 
     index: int
-    view: NetworkView  # network at θ_s
+    view: NetworkView  # the network at the weights θ_s before the step
     end: Weights
     output_gradient: Float[Tensor, "train out"]
     step_size: float
@@ -96,7 +96,7 @@ class Step:
 
     @cached_property
     def decay(self) -> Weights | None:
-        """λη ⊙ θ_s, the weight decay of a step without momentum."""
+        """λη ⊙ θ_s, the weight decay of a step without momentum (λ: decay, η: step sizes)."""
         return decay(self.view.weights, self.weight_decay, self.sizes)
 
     @cached_property
@@ -142,7 +142,7 @@ def sizes_of(weights: Weights, factors: Mapping[str, float], step_size: float) -
 
 
 def decay(weights: Weights, weight_decay: float, sizes: Sizes) -> Weights | None:
-    """Return λη ⊙ θ, or None if the weight decay λ is zero."""
+    """Return λη ⊙ θ for the step sizes η, or None if the weight decay λ is zero."""
     if not weight_decay:
         return None
     return {name: weight * (weight_decay * sizes[name]) for name, weight in weights.items()}

@@ -102,7 +102,7 @@ class StepBlock:
             raise Mistake(f"{error}; {WITHOUT_RULES}") from error
 
     def tape(self, position: float) -> Tape:
-        """Return the tape (recorded forward pass) at θ₀ + uΔθ, where u is `position`."""
+        """Return the tape (recorded forward pass) at the weights θ₀ + uΔθ, where u is `position`."""
         if position not in self.tapes:
             weights = self.segment.at(position)
             if position in (0.0, 1.0):
@@ -113,7 +113,7 @@ class StepBlock:
         return self.tapes[position]
 
     def outputs(self, position: float) -> Float[Tensor, "point out"]:
-        """Return the integrated outputs at θ₀ + uΔθ, where u is `position`."""
+        """Return the outputs that have path integrals at θ₀ + uΔθ, where u is `position`."""
         outputs = self.tape(position).outputs
         if self.points.chosen is None:
             return outputs

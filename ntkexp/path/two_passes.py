@@ -88,7 +88,7 @@ class RulePass:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The sums and U, for a checkpoint."""
+        """The sums and the adjoint U, for a checkpoint."""
         return {
             "integrals": self.integrals.state,
             "totals": self.totals.state,
@@ -135,7 +135,7 @@ class FinerPass:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The sums and U, for a checkpoint."""
+        """The sums and the adjoint U, for a checkpoint."""
         return {"integrals": self.integrals.state, "adjoint": self.sum.state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -222,7 +222,7 @@ class SecondPass:
 
     @property
     def integrals(self) -> dict[str, Integrals]:
-        """𝒦 and 𝒮, by rule."""
+        """The path kernel 𝒦 and the contributions 𝒮, by quadrature rule."""
         return {name: rule.integrals for name, rule in self.rules.items()}
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
