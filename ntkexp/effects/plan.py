@@ -62,7 +62,7 @@ class SweepMemory:
 
     @property
     def per_output(self) -> float:
-        """Bytes of one output during the whole sweep."""
+        """Bytes of one output during the whole backward pass through training."""
         return ((self.adjoints + END_GRADIENTS) * self.parameters + self.train) * self.number_bytes
 
     @property
@@ -74,9 +74,9 @@ class SweepMemory:
         )
 
     def spared(self, *, swept: bool = True) -> str:
-        """The message that effects are measured by retraining instead of a sweep.
+        """The message that effects are measured by retraining instead of a backward pass.
 
-        `swept` is False if no sweep is possible, because the derivative of the optimizer is
+        `swept` is False if no backward pass is possible, because the derivative of the optimizer is
         unknown.
         """
         trainings = f"effects: {self.train} trainings, each without one example,"
@@ -92,10 +92,10 @@ class SweepMemory:
 
 # --- Caveats.
 #
-# The derivative is exact. Yet in two cases, it does not predict a removal. First, training
-# may be chaotic. Then the adjoint grows during the backward sweep, as max_s ‖a_s‖/‖a_T‖ shows.
-# Second, gradients may jump, for example at the kinks of ReLU. This shows in the agreement between
-# the first and the second half of a removal:
+# The derivative is exact. Yet in two cases, it does not predict a removal. First, training may be
+# chaotic. Then the adjoint a_s of the weights grows from the last step T back, and
+# max_s ‖a_s‖/‖a_T‖ is large. Second, gradients may jump, for example at the kinks of ReLU. Then the
+# first and the second half of a removal agree poorly:
 #
 #     agreement = cos(F(½) − F(1), F(0) − F(½)),
 #     F(w) = the outputs after training with the weight w for a random twentieth of the examples

@@ -427,8 +427,7 @@ def divided(denominator: Denominator, t: Tensor) -> Tensor:
 
 # --- The sweep, for each output F.
 #
-# It begins with a_T = ∂F/∂θ_T. For each step s, from the last to the
-# first:
+# It begins with a_T = ∂F/∂θ_T. For each step s, from the last to the first:
 #
 #     p̂_s, a ← the backward pass of the update (`StateAdjoint.back`)
 #     γ_s    ← the backward pass of clipping, applied to p̂_s
@@ -578,10 +577,9 @@ def sweep_from(
     )
 
 
-# --- Sweeps for many points, in chunks whose adjoints fit into memory.
+# --- Backward passes for many points, in chunks whose adjoints fit into memory.
 #
-# Each chunk requires a sweep over
-# all of training.
+# Each chunk requires a backward pass over all of training.
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""The interface of a recorded training run for backward sweeps, and named weights as one vector."""
+"""The interface of a recorded training run for backward passes, and named weights as one vector."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from ntkexp.records.schema import (
 #     half_by        the fraction of the path time at which half of the contribution has
 #                    accumulated, if it was computed by a backward sum
 #     effect         the leave-out effect: the change of the output without the example. Attributes:
-#                    `kind` (`removal`, `derivative`, `one_step`: predicted by a backward sweep;
+#                    `kind` (`removal`, `derivative`, `one_step`: predicted by a backward pass;
 #                    `retrained`: measured), `mean`, `growth`, `agreement`
 #
 # On the axes [query, out], the changes of the output that belong to no example:

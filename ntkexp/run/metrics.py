@@ -132,7 +132,9 @@ class KernelObserver:
         step_size: float,
         top: float,
     ) -> float:
-        """Return η w λ_max ℓ″/2 for the examples of a step. The step is stable if it is below 1."""
+        """Return η w λ_max ℓ″/2 for the examples of a step, with step size η, example weight w,
+        largest kernel eigenvalue λ_max and loss curvature ℓ″. The step is stable if it is below 1.
+        """
         descent = self.setting.descent
         points = self.setting.points
         weight = descent.weight(points.train)
@@ -272,7 +274,7 @@ class Observer:
         return self.objective(float(self.summed_loss(outputs, points)), points)
 
     def summed_loss(self, outputs: Float[Tensor, "point out"], points: slice) -> Float[Tensor, ""]:
-        """Return Σᵢ ℓᵢ over a slice of the points."""
+        """Return the sum of the losses over a slice of the points."""
         losses = self.setting.experiment.loss.value(
             outputs[points], self.setting.problem.targets[points]
         )
@@ -284,7 +286,9 @@ class Observer:
         return summed * weight * self.setting.descent.scale
 
     def output_gradient(self, outputs: Float[Tensor, "point out"]) -> Float[Tensor, "train out"]:
-        """Return ℓ′ of all training examples, without weights."""
+        """Return ℓ′, the gradient of the loss at the outputs, of all training examples, without
+        their weights.
+        """
         points = slice(0, self.setting.points.train)
         return self.setting.experiment.loss.output_gradient(
             outputs[points], self.setting.problem.targets[points]
@@ -334,7 +338,7 @@ class Observer:
 
     @cached_property
     def sizes(self) -> dict[str, float]:
-        """‖θ_0‖² of each parameter."""
+        """The squared norm of each parameter before training."""
         norms = squared_norms(self.setting.problem.weights)
         return dict(zip(norms, fetched(*norms.values()), strict=True))
 
@@ -358,7 +362,7 @@ def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row
 
 
 def squared_norms(weights: Weights) -> dict[str, Float[Tensor, ""]]:
-    """Return ‖θ‖² of each parameter.
+    """Return the squared norm of each parameter.
 
     >>> import torch
     >>> squared_norms({"w": torch.tensor([3.0, 4.0])})

@@ -191,7 +191,7 @@ def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> Ch
     )
 
 
-# --- The leave-out effects of a run, by backward sweeps, or by retraining if that is cheaper.
+# --- The leave-out effects of a run, by backward passes, or by retraining if that is cheaper.
 
 
 UNCHECKED_FIXED_MEAN = (
@@ -232,7 +232,7 @@ def effects_from_sweeps(
     training: RerunAt,
     queries: Sequence[int],
 ) -> EffectsFound:
-    """Return the effects from the backward sweeps.
+    """Return the effects from the backward passes.
 
     If they assume that the mean is over the remaining examples ("renormalised"), compare them with
     retraining, which does the same.

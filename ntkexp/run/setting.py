@@ -201,32 +201,32 @@ def components_of_run(experiment: Experiment, problem: Problem) -> Components:
 
 
 RETRAININGS = 2
-"""Lower bound on the cost of a backward sweep for one output, in units of a training run."""
+"""Lower bound on the cost of a backward pass through training for one output, in training runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSetting:
-    """The points with leave-out effects, and the plan of the backward sweeps."""
+    """The points with leave-out effects, and the plan of the backward passes (`effects.sweep`)."""
 
     points: Int[Tensor, " attributed"]
     plan: SweepMemory
     kinks: tuple[str, ...]  # operations that are not differentiable everywhere
-    retrains: bool = False  # True: retrain without each example instead of sweeping
+    retrains: bool = False  # True: retrain without each example instead
     differentiated: bool = True  # True if the derivative of the optimizer's update is available
 
     @property
     def costs_more(self) -> bool:
-        """True if the backward sweeps take longer than retraining without each example."""
+        """True if the backward passes take longer than retraining without each example."""
         return self.plan.train <= RETRAININGS * self.plan.points * self.plan.outputs
 
     @property
     def remark(self) -> str:
-        """The reason for retraining instead of a sweep, or an empty text."""
+        """The reason for retraining instead of a backward pass, or an empty text."""
         return self.plan.spared(swept=self.differentiated) if self.retrains else ""
 
 
 def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
-    """Return the plan of the leave-out effects: sweeps, or retraining if that is cheaper.
+    """Return the plan of the leave-out effects: backward passes, or retraining if that is cheaper.
 
     Raise if neither is possible.
     """
@@ -238,7 +238,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     sizes = [split.stop - split.start for split in splits]
     points = first_points(splits, fair_counts(path.attributed, sizes))
 
-    # estimate the cost of a backward sweep
+    # estimate the cost of a backward pass
     batch = optimizer.batch_indices(0, train, experiment.seed)
     rows = train if batch is None else len(batch)
     plan = SweepMemory(

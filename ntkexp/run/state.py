@@ -48,10 +48,10 @@ from ntkexp.run.setting import Setting, SweepSetting
 from ntkexp.shapes import Weights
 from ntkexp.text import several
 
-# --- The backward pass of the leave-out effects: sweeps over the recorded steps (`effects.sweep`).
+# --- The backward passes of the leave-out effects over the recorded steps (`effects.sweep`).
 #
 # The attributed points are split into chunks whose adjoints fit into memory. Each chunk needs one
-# sweep over the whole recording.
+# pass over the whole recording.
 
 
 @dataclass(kw_only=True)
@@ -413,7 +413,7 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
 def effects_pass(
     setting: Setting, domain: Domain, accumulator: AbstractAccumulator, room: Room
 ) -> EffectsPass | None:
-    """Return the backward pass of the leave-out effects, or None if no sweep is requested."""
+    """Return the backward passes of the leave-out effects, or None if none are requested."""
     sweep = setting.sweep
     if sweep is None or sweep.retrains:
         return None
