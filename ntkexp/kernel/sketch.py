@@ -134,7 +134,9 @@ def scattered(
 
 
 MAX_FOURIER_NUMBERS = 2**22  # elements that are held in Fourier space at once
-SLOWER = 8  # cost of one element of a Fourier transform or a scatter, in multiplications
+# cost of one element of a Fourier transform, or of adding one element to a bucket, in
+# multiplications
+SLOWER = 8
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Sketch:
     tables: dict[str, SketchTable] = field(default_factory=dict, repr=False)
 
     def of(self, blocks: Iterable[Block]) -> Float[Tensor, "example out size"]:
-        """Return J S for the Jacobian J that is the sum of these blocks."""
+        """Return J S, the sketch S of the Jacobian J that is the sum of these blocks."""
         first, *rest = map(self.of_block, blocks)
         return sum(rest, start=first)
 
@@ -155,7 +157,7 @@ class Sketch:
         match block:
             case Factored():
                 return self.of_factors(block)
-            case Copies():  # scatter each element to its bucket
+            case Copies():  # add each element to its bucket
                 where = self.table(block.name, block.values).at(block.places)
                 buckets = where.bucket[:, None].expand_as(block.values)
                 nothing = block.values.new_zeros(*block.gradients, self.size)
@@ -235,7 +237,7 @@ def operations(
 def sketched_gram(
     left: Float[Tensor, "query out size"], right: Float[Tensor, "train out_ size"]
 ) -> Float[Tensor, "query out train out_"]:
-    """Return K̂ = (J S)(J′ S)ᵀ."""
+    """Return the sketched kernel K̂ = (J S)(J′ S)ᵀ from two sketched Jacobians."""
     return torch.einsum("qck,ndk->qcnd", left, right)
 
 

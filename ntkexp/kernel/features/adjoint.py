@@ -91,7 +91,7 @@ class Adjoint:
         return Adjoint(scaled)
 
     def add(self, other: Adjoint) -> None:
-        """U ← U + U′."""
+        """Add another adjoint in place."""
         for name, part in self.parts.items():
             part.add_(other.parts[name])
 

@@ -49,7 +49,7 @@ class PulledBack:
     leaves: Weights  # the trained weights, or their changes Δθ in a step
 
     def by_use(self) -> Iterator[tuple[Use, Cotangent, Owner]]:
-        """Yield each use with its β and the owners of its elements."""
+        """Yield each use with the gradient β = ∂f/∂tap and the owners of its elements."""
         if len(self.owners) < len(self.uses):
             raise ChoiceChanged(BY_COMPARISON)
         return zip(self.uses, self.cotangents, self.owners, strict=True)
@@ -368,7 +368,9 @@ def factors(
     owner: Int[Tensor, " row"],
     examples: int,
 ) -> tuple[Float[Tensor, "example use in_"], Float[Tensor, "example out use features"]]:
-    """Return the factors (a, β) of a product, arranged by example and use."""
+    """Return the factors of a product (its inputs a and the gradients β at its tap), arranged by
+    example and use.
+    """
     inputs = use.factor.rows if isinstance(use.factor, Window) else use.factor
     rounds, rest = divmod(len(owner), examples)
     one_each = torch.arange(examples, device=owner.device)

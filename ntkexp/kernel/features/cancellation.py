@@ -64,7 +64,9 @@ def zero_sizes(weight: Tensor) -> Tensor:
 
 
 def add_products(sizes: Weights, block: Factored) -> None:
-    """Add the sizes of the products a ⊗ β of a weight, and of the terms β of its bias."""
+    """Add the sizes of the terms a ⊗ β in the gradient of a weight (a: inputs, β: gradients at the
+    outputs of the layer), and of the terms β in the gradient of its bias.
+    """
     inputs = block.inputs
     outputs = block.outputs[:, 0]
     if block.weight is not None:

@@ -238,7 +238,7 @@ def tails(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 def in_few_uses(jacobian: Jacobian) -> Jacobian:
-    """Merge the uses in every factored block whose β allow it."""
+    """Merge the uses in every factored block whose gradients β at the taps allow it."""
     blocks = [gathered(b) if isinstance(b, Factored) else b for b in jacobian.blocks]
     return replace(jacobian, blocks=tuple(blocks))
 
