@@ -39,13 +39,15 @@ The third argument is the term that weight decay shrinks. The function may raise
 class Training:
     """Properties of a run's training, which kernel machines need to repeat it."""
 
-    time: float  # Σ_s η_s
+    time: float  # Σ_s η_s, the sum of the step sizes
     weight: float  # wᵢℓ″ for full-batch training, if it is constant (weight wᵢ of example i)
     is_quadratic: bool  # the loss is quadratic in the outputs, with minimum at the targets
     is_plain: bool  # full-batch gradient descent or flow with one step size for all weights
     is_flow: bool  # gradient flow
     mean_coefficients: Float[Tensor, "train out"] | None
-    """−Σ_s η_s ℓ′(s)/Σ_s η_s, or None for an optimizer with memory, such as momentum."""
+    """−Σ_s η_s ℓ′(s)/Σ_s η_s: the gradients ℓ′ of the loss at the training outputs, averaged over
+    time, with the opposite sign. None for an optimizer with memory, such as momentum.
+    """
     repeat: Repeat
 
     @property
@@ -87,12 +89,12 @@ class LimitKernels:
     tangent: Float[Tensor, "query train"]
 
     def of_all(self, outputs: int) -> Float[Tensor, "query out train out_"]:
-        """Return Θ for all outputs, which is Θ(x, x′) times the identity."""
+        """Return the tangent kernel of all outputs, which is Θ(x, x′) times the identity."""
         identity = torch.eye(outputs, dtype=self.tangent.dtype, device=self.tangent.device)
         return self.tangent[:, None, :, None] * identity[:, None]
 
     def traced(self, outputs: int) -> Float[Tensor, "query 1 train 1"]:
-        """Return the trace of Θ over the outputs."""
+        """Return the trace of the tangent kernel over the outputs."""
         return outputs * self.tangent[:, None, :, None]
 
 
@@ -110,7 +112,8 @@ class Evidence:
     kernel_end: Float[Tensor, "query out kept out_"]
     start_pull: Float[Tensor, "query out"]  # J(θ_0)·θ_0 if there is weight decay
     read: slice  # the points for which 𝒦 and 𝒮 have rows: all, or all but the training examples
-    attributed: Bool[Tensor, " query"]  # points at which 𝒦 and 𝒮 were computed
+    # the points with a path kernel 𝒦 and contributions 𝒮
+    attributed: Bool[Tensor, " query"]
     integrated: Sequence[int]  # outputs for which 𝒦 and 𝒮 were computed
     limit: LimitKernels | DoesNotApply
     training: Training
@@ -174,8 +177,8 @@ class Prediction:
     outputs: Float[Tensor, "query out"]
     detail: str = ""  # settings and results to show, such as a rank
     note: str = ""
-    # True for sums over the path. They are NaN where 𝒦 and 𝒮 were not computed. If the path of a
-    # measure was integrated, they predict this measure.
+    # True for sums over the path. They are NaN where 𝒦 and 𝒮 were not computed. If 𝒦 and 𝒮 explain
+    # a measure of the outputs, they predict this measure.
     partial: bool = False
     # measure to apply to both f̂ and the network's outputs before comparing them; None to compare
     # outputs

@@ -39,7 +39,9 @@ from ntkexp.text import percent, short
 
 
 def path_sum(rule: str, evidence: Evidence) -> Prediction:
-    """Return f_0 + Σᵢ 𝒮 + 𝒟 by a path rule. Raise `DoesNotApply` if the run lacks this rule."""
+    """Return f_0 + Σᵢ 𝒮 + 𝒟, the initial outputs plus all contributions and the decay, by a path
+    rule. Raise `DoesNotApply` if the run lacks this rule.
+    """
     if rule not in evidence.paths:
         if evidence.training.is_flow:
             raise DoesNotApply(

@@ -90,8 +90,8 @@ class ScaledOutput(nn.Module):
     def sizes(
         self, weights: Weights, x: Float[Tensor, "example *shape"]
     ) -> Float[Tensor, "term example"]:
-        """Return α‖term‖ for each trained term and example. The rounding error of f is proportional
-        to these.
+        """Return the scaled norm α‖term‖ of each trained term and example. The rounding error of
+        the outputs is proportional to these norms.
         """
         module_weights = {f"reading.{name}": weight for name, weight in weights.items()}
         with torch.no_grad():

@@ -49,7 +49,7 @@ class Pair(NamedTuple):
 
     @property
     def mean(self) -> Tensor:
-        """x̄ = (x + x′)/2.
+        """The mean over both runs, x̄ = (x + x′)/2.
 
         >>> Pair(torch.tensor(1.0), torch.tensor(2.0)).mean
         tensor(1.5000)
@@ -58,7 +58,7 @@ class Pair(NamedTuple):
 
     @property
     def change(self) -> Tensor:
-        """Δx = x′ − x."""
+        """The second quantity minus the first, Δx = x′ − x."""
         return self.second - self.first
 
     @property
@@ -129,13 +129,13 @@ class Clipped:
 
     @property
     def clipped(self) -> Pair:
-        """The clipped gradients c g."""
+        """The clipped gradients of both runs."""
         first = self.factor.first * self.gradient.first
         second = self.factor.second * self.gradient.second
         return Pair(first, second)
 
     def back(self, pulled: Float[Tensor, "direction weight"]) -> Float[Tensor, "direction weight"]:
-        """Return the adjoint of g, given the adjoint `pulled` of c g."""
+        """Return the adjoint of the gradient, given the adjoint `pulled` of the clipped gradient."""
         if self.bound is None:
             return pulled
         norm = Pair(self.gradient.first.norm(), self.gradient.second.norm())
@@ -189,7 +189,7 @@ class StepPair:
 
     @property
     def weights(self) -> Pair:
-        """θ and θ′."""
+        """The weights in both runs."""
         return Pair(self.first.weights, self.second.weights)
 
     @cached_property
@@ -255,7 +255,7 @@ def mean_update(first: Update, second: Update, step: int) -> Update:
 
 
 def mean_denominator(first: Denominator, second: Denominator, mean: Tensor) -> Denominator:
-    """Return the mean of two denominators. `mean` is m̄."""
+    """Return the mean of two denominators. `mean` is the mean m̄ of their momentum."""
     now = roots(first.latest, second.latest)
     before = roots(first.latest_before, second.latest_before)
     latest = now.mean.square()
@@ -280,7 +280,7 @@ def mean_denominator(first: Denominator, second: Denominator, mean: Tensor) -> D
 
 
 def divided(by: Denominator) -> Tensor:
-    """Return n = t/ρ + ε."""
+    """Return the denominator n = t/ρ + ε of an adaptive step."""
     squared = by.latest
     if by.largest is not None:
         squared = by.largest
@@ -335,7 +335,7 @@ class Breakdown:
     actual: Float[Tensor, " chosen"]  # the change from the first to the second training run
     shares: Float[Tensor, "chosen train"]
     by_step: Float[Tensor, "chosen step"]
-    magnitude: Float[Tensor, " chosen"]  # M, as defined above
+    magnitude: Float[Tensor, " chosen"]  # M, the summed magnitudes of all terms (see above)
     growth: float  # largest norm of the adjoint, relative to its norm at the end of training
     emptied: int  # number of steps with an empty batch, because all its examples are left out
 
@@ -353,7 +353,7 @@ class Breakdown:
 
     @property
     def rounding(self) -> float:
-        """The bound ε M on the rounding error."""
+        """The bound ε M on the rounding error (M: `magnitude`)."""
         return torch.finfo(self.shares.dtype).eps * float(self.magnitude.norm())
 
     def closed(self) -> Breakdown:

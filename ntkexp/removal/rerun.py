@@ -46,8 +46,7 @@ from ntkexp.text import short
 
 # --- Training that can be repeated with other example weights.
 #
-# The initial weights, batches and
-# step sizes remain the same.
+# The initial weights, batches and step sizes remain the same.
 #
 # Example i of the batch B_s is drawn t_i times. It has the weight w_i = 1 in the original training,
 # and w_i = 0 if it is left out. The gradient of step s is a mean over the remaining examples of the
@@ -129,8 +128,8 @@ class Rerun(TrainingRecipe):
     def mean_factor(
         self, drawn: Drawn, weighted: Float[Tensor, "*run row"]
     ) -> Float[Tensor, "*run"]:
-        """Return the factor c, given `weighted` = tᵢwᵢ. If all weights are zero, the value does not
-        matter.
+        """Return the factor c in the shares κᵢ = c tᵢwᵢ of a batch, given `weighted` = tᵢwᵢ. If all
+        weights are zero, the value does not matter.
         """
         total = weighted.sum(-1)
         if self.loss.reduction == "sum":
@@ -159,7 +158,7 @@ def gradient(
     share: Float[Tensor, " row"],
     rows: Int[Tensor, " row"],
 ) -> Float[Tensor, " weight"]:
-    """Return g(θ, κ) for the examples in `rows`, where `share` is κ."""
+    """Return the gradient g(θ, κ) = Jᵀ(κ ⊙ ℓ′) of the examples in `rows`, where `share` is κ."""
     inputs = rerun.inputs[rows]
     outputs, pull = vjp(lambda vector: rerun.outputs(vector, inputs), weights)[:2]
     output_gradient = rerun.loss.output_gradient(outputs, rerun.targets[rows])
@@ -229,8 +228,9 @@ class Taken(NamedTuple):
     """One step of several training runs that are retrained in parallel."""
 
     step: int
-    recorded: Mapping[str, Float[Tensor, "run weight"]]  # θ before, optimizer state after the step
-    weights: Float[Tensor, "run weight"]  # θ after the step
+    # the weights before the step, and the optimizer's state after it
+    recorded: Mapping[str, Float[Tensor, "run weight"]]
+    weights: Float[Tensor, "run weight"]  # the weights after the step
 
 
 def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]:
@@ -417,7 +417,7 @@ class FilmedTraining(AbstractRecordedTraining):
         return self.rerun.size(index)
 
     def frame(self, index: int) -> Frame:
-        """Read θ before a step, and the optimizer's state after the step."""
+        """Read the weights before a step, and the optimizer's state after the step."""
         parts = {part: self.film.read(index, part, self.run) for part in self.film.parts}
         weights = parts.pop(WEIGHTS)
         return Frame(weights, {part: self.flat.weights(vector) for part, vector in parts.items()})
