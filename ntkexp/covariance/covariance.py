@@ -123,12 +123,12 @@ class Distances(NamedTuple):
 
     @property
     def of_difference(self) -> Tensor:
-        """E (u − v)², near + slack."""
+        """E (u − v)² = near + slack, for the signals u and v at the two pixels."""
         return self.near + self.slack
 
     @property
     def of_sum(self) -> Tensor:
-        """E (u + v)², far + slack."""
+        """E (u + v)² = far + slack, for the signals u and v at the two pixels."""
         return self.far + self.slack
 
 

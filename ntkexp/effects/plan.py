@@ -18,7 +18,7 @@ END_GRADIENTS = 1
 # (p̂, S⊙a, Hγ), and a temporary one
 PASS_VECTORS = 4
 PASS_TAPES = 6  # tapes in this pass: values, tangents, and gradients of both
-# entries of the adjoints of the gradient, of all outputs in this pass; they stay in the CPU cache
+# entries of the adjoints γ of all outputs in this pass, so that they stay in the CPU cache
 SWEEP_CACHE_NUMBERS = 2**20
 
 

@@ -521,8 +521,8 @@ class AdjointSweep:
         along: Float[Tensor, "vector row"],
         effects: Float[Tensor, "vector example"],
     ) -> None:
-        """Add γ·(g⁻ⁱ − g) for each example i of a step, the effect of leaving i out of its gradient
-        g, given `along` = γ·∇ℓ of each row.
+        """Add γ·(g⁻ⁱ − g), the effect of leaving example i out of the step's gradient g, for each i,
+        given `along` = γ·∇ℓ of each row.
         """
         lengths = [len(batch.examples) for batch in step.batches]
         for rows, batch in zip(torch.split(along, lengths, dim=1), step.batches, strict=True):

@@ -185,7 +185,7 @@ def add_terms(
 def add_terms_of_one_vector(
     sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
-    """Compute the same as `add_terms` for vectors: the left example's coefficients are numbers."""
+    """Add four terms as in `add_terms`, for vectors: the left coefficients are single numbers."""
     wide()
     value = sums.K
     slope = sums.theta
