@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 
 import torch
-from torch import Tensor, fft, linalg
+from torch import Tensor, fft, linalg, nn
 from torch.nn import functional
 
 from ntkexp.kernel.secant.rules.complex_numbers import SAME_FOR_COMPLEX
@@ -49,6 +49,15 @@ def bags(h: Tensor, k: Tensor) -> Tensor:
     return torch.cat([gained, ragged, functional.embedding_bag(index * whole(1, 1, 0), table, padding_idx=0)], 1)
 
 
+def packed(h: Tensor, k: Tensor) -> Tensor:
+    """Sequences of two numbers among three places, packed from either layout, and padded again."""
+    lengths = torch.full((len(h),), 2)
+    rows = nn.utils.rnn.pack_padded_sequence(h.view(-1, 3, 2) * k.view(-1, 3, 2), lengths, batch_first=True)
+    late = nn.utils.rnn.pack_padded_sequence(k.view(-1, 3, 2).transpose(0, 1), lengths)
+    both = rows._replace(data=rows.data * late.data)
+    return nn.utils.rnn.pad_packed_sequence(both, batch_first=True, total_length=4)[0]
+
+
 def columns(h: Tensor, *numbers: int) -> Tensor:
     return whole(*numbers).expand(len(h), -1)
 
@@ -57,6 +66,7 @@ ARRANGED: dict[str, Sample] = {
     "_adaptive_avg_pool2d": lambda h, k: functional.adaptive_avg_pool2d(image(h), (1, 2)),
     "_adaptive_avg_pool3d": lambda h, k: functional.adaptive_avg_pool3d(volume(h), (1, 1, 2)),
     "_embedding_bag": bags,
+    "_pack_padded_sequence": packed,
     "_neg_view": lambda h, k: torch.complex(h, k).conj().imag * h,
     "_to_copy": lambda h, k: h.to(torch.float64, copy=True) * k,
     "_upsample_bicubic2d_aa": partial(resized, dims=2, mode="bicubic", antialias=True),

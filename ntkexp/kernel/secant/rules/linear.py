@@ -145,6 +145,23 @@ def reduce(call: Call) -> Result:
     return join(call)
 
 
+def packed(call: Call) -> Result:
+    """Return the rows of Δv that `pack_padded_sequence` takes. The operation's other result is the
+    number of sequences at each time.
+    """
+    value, lengths, batch_first = call.args
+    axes = value.start.shape[:2]
+    count = torch.arange(axes.numel(), device=value.start.device).view(axes)
+    places = call.entry.op(count, constant(lengths), batch_first)[0]
+
+    def rows(source: Tensor) -> Tensor:
+        return source.flatten(0, 1)[places]
+
+    if call.is_use(value):
+        return call.element_use(value, rows)
+    return rows(call.delta(value))
+
+
 def log_likelihood(call: Call) -> Result:
     """Return −Δx at the target class. The operation's other result is the total class weight."""
     value, *rest = call.args
@@ -188,6 +205,7 @@ LINEAR: dict[str, Rule] = {
     **dict.fromkeys(("scatter", "index_fill"), written),
     "scatter_reduce": reduce,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), log_likelihood),
+    "_pack_padded_sequence": packed,
     "_to_copy": convert,
     "_neg_view": lambda call: -call.delta(call.args[0]),
     "as_strided": restride,
