@@ -385,12 +385,12 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
 
     The check records the model at the first queries.
 
-    >>> class Digamma(nn.Linear):
+    >>> class Entropy(nn.Linear):
     ...     def forward(self, x):
-    ...         return (2 + super().forward(x).tanh()).digamma()
-    >>> refuse_without_rules(CalledModule(Digamma(3, 4).eval(), None), ["weight"], torch.ones(1, 3))
+    ...         return torch.special.entr(2 + super().forward(x).tanh())
+    >>> refuse_without_rules(CalledModule(Entropy(3, 4).eval(), None), ["weight"], torch.ones(1, 3))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: no difference rule for the operation aten.digamma.default; follow a model without that
+    ntkexp.mistake.Mistake: no difference rule for the operation aten.special_entr.default; follow a model without that
     """
     weights = {
         name: weight.detach()

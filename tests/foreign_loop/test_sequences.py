@@ -39,7 +39,7 @@ class Reader(nn.Module):
 
     def __init__(
         self,
-        cell: type[nn.RNNBase] = nn.LSTM,
+        cell: Callable[..., nn.RNNBase] = nn.LSTM,
         *,
         read: Callable[[Reader, Tensor, Tensor], Tensor],
         ordered: bool = False,

@@ -138,13 +138,6 @@ def written(call: Call) -> Result:
     return join(call, (*call.args[:3], *numbers))
 
 
-def reduce(call: Call) -> Result:
-    """Apply `join` if the reduction is linear. Otherwise raise NoRule."""
-    if call.args[4] not in ("sum", "mean"):
-        raise NoRule(f"what is written is reduced by {call.args[4]!r}")
-    return join(call)
-
-
 def packed(call: Call) -> Result:
     """Return the rows of Δv that `pack_padded_sequence` takes. The operation's other result is the
     number of sequences at each time.
@@ -182,14 +175,14 @@ def signed_sum(call: Call, *factors: float) -> Tensor:
 
 
 LINEAR_IN_FIRST = """
-    _adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
-    _upsample_nearest_exact2d _upsample_nearest_exact3d affine_grid_generator alias avg_pool2d avg_pool3d
-    channel_shuffle clone col2im cumsum deg2rad diag_embed diagonal expand flip gather grid_sampler_2d grid_sampler_3d
-    im2col index index_select masked_select max_unpool2d mean nansum neg permute pixel_shuffle pixel_unshuffle rad2deg
-    reflection_pad1d reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d
-    roll rot90 slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind unfold unfold_backward
-    unsafe_split unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d
-    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d affine_grid_generator alias
+    avg_pool2d avg_pool3d channel_shuffle clone col2im cumsum deg2rad diag_embed diagonal expand flip gather im2col
+    index index_select masked_select max_unpool2d max_unpool3d mean nansum neg permute pixel_shuffle pixel_unshuffle
+    rad2deg reflection_pad1d reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d
+    replication_pad3d roll rot90 slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind
+    unfold unfold_backward unsafe_split unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d
+    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
 UNCHANGED = "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like zero zeros_like"
 JOINED = """
@@ -203,7 +196,6 @@ LINEAR: dict[str, Rule] = {
     # results that depend only on the shape of the argument
     **dict.fromkeys(UNCHANGED.split(), lambda call: torch.zeros_like(call.start)),
     **dict.fromkeys(("scatter", "index_fill"), written),
-    "scatter_reduce": reduce,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), log_likelihood),
     "_pack_padded_sequence": packed,
     "_to_copy": convert,
