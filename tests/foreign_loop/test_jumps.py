@@ -67,7 +67,7 @@ def by_place(scores: Tensor, outputs: Tensor) -> Tensor:
 def unpooled(scores: Tensor, outputs: Tensor) -> Tensor:
     """The larger of two scores returns to its place."""
     pooled, places = functional.max_pool1d(scores[:, None], 2, return_indices=True)
-    spread = functional.max_unpool1d(pooled, places, 2)
+    spread = functional.max_unpool1d(pooled, places, [2])
     return (outputs * spread.transpose(1, 2)).sum(1)
 
 

@@ -53,7 +53,7 @@ def sampled(h: Tensor, k: Tensor, mode: str) -> Tensor:
     """Sample a picture at places that move, also beyond its border, by every kind of padding."""
     at = torch.stack([k, h.flip(1)], 2)[:, None]
     padded = [
-        functional.grid_sample(image(h), at, mode, padding_mode=padding, align_corners=corners)  # type: ignore[arg-type]
+        functional.grid_sample(image(h), at, mode, padding_mode=padding, align_corners=corners)
         for padding in ("zeros", "border", "reflection")
         for corners in (False, True)
     ]
@@ -71,7 +71,7 @@ def sampled_volume(h: Tensor, k: Tensor) -> Tensor:
 
 def at_places(h: Tensor, k: Tensor) -> Tensor:
     """Moving places, and fixed ones with each mode."""
-    fixed = [functional.grid_sample(image(h), places(2, h), mode, align_corners=False) for mode in MODES]  # type: ignore[arg-type]
+    fixed = [functional.grid_sample(image(h), places(2, h), mode, align_corners=False) for mode in MODES]
     return torch.cat([sampled(h, k, "bilinear").flatten(1), torch.cat(fixed, 1).flatten(1)], 1)
 
 
