@@ -40,7 +40,7 @@ def sampled(call: Call) -> Result:
     # the last axis of the picture is the first coordinate of the grid
     sizes = picture.start.shape[2:]
     places = [grid[..., k] for k in reversed(range(len(sizes)))]
-    scales = [Scale(call, size, padding, corners) for size in sizes]
+    scales = [PixelScale(call, size, padding, corners) for size in sizes]
     pixels = [
         Ends(scale.pixel(place.start), scale.pixel(place.end), None)
         for scale, place in zip(scales, places, strict=True)
@@ -70,7 +70,7 @@ def cubic(call: Call) -> Result:
 
 
 @dataclass(frozen=True)
-class Scale:
+class PixelScale:
     """The map from a coordinate in [−1, 1] to a place in pixels, along one axis of a picture."""
 
     call: Call
@@ -144,7 +144,7 @@ def right(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Weight:
+class PixelWeight:
     """The weight of a pixel at both ends, a product of hat functions, and its slope in each place."""
 
     pixels: tuple[Int[Tensor, "example *places"], ...]  # the index of the pixel along each axis
@@ -152,11 +152,11 @@ class Weight:
     end: Float[Tensor, "example *places"]
     slopes: tuple[Float[Tensor, "example *places"], ...]
 
-    def times(self, other: Weight) -> Weight:
+    def times(self, other: PixelWeight) -> PixelWeight:
         """Return the product, by the product rule Δ(ab) = Δa·b̄ + ā·Δb."""
         mean = (self.start + self.end) / 2
         other_mean = (other.start + other.end) / 2
-        return Weight(
+        return PixelWeight(
             self.pixels + other.pixels,
             self.start * other.start,
             self.end * other.end,
@@ -167,7 +167,7 @@ class Weight:
         )
 
 
-def hats(place: Ends) -> list[Weight]:
+def hats(place: Ends) -> list[PixelWeight]:
     """Return the pixels around a place at both ends, along one axis, and their weights."""
     p0 = place.start
     p1 = place.end
@@ -186,20 +186,22 @@ def hats(place: Ends) -> list[Weight]:
         # h(u) = relu(u + 1) − 2 relu(u) + relu(u − 1)
         slope = right(u0 + 1, u1 + 1) - 2 * right(u0, u1) + right(u0 - 1, u1 - 1)
         start, end = (torch.relu(1 - u.abs()) for u in (u0, u1))
-        weights.append(Weight((pixel.long(),), start * is_new, end * is_new, (slope * is_new,)))
+        weights.append(
+            PixelWeight((pixel.long(),), start * is_new, end * is_new, (slope * is_new,))
+        )
     return weights
 
 
-def nearest(place: Ends) -> Weight:
+def nearest(place: Ends) -> PixelWeight:
     """Return the pixel nearest to a place, along one axis. Raise ChoiceChanged if it changes."""
     pixel = place.start.round()
     if not torch.equal(pixel, place.end.round()):
         raise ChoiceChanged("the nearest pixel changes between the ends of a step")
     whole = torch.ones_like(pixel)
-    return Weight((pixel.long(),), whole, whole, ())
+    return PixelWeight((pixel.long(),), whole, whole, ())
 
 
-def interpolated(call: Call, axes: list[list[Weight]], changes: list[Tensor]) -> Tensor:
+def interpolated(call: Call, axes: list[list[PixelWeight]], changes: list[Tensor]) -> Tensor:
     """Return Σ_j w̄_j Δx_j + Σ_j x̄_j Δw_j, where `changes` are the differences of the place along
     each axis, or empty if places do not change.
     """
@@ -215,7 +217,7 @@ def interpolated(call: Call, axes: list[list[Weight]], changes: list[Tensor]) ->
         terms.append(connected.view(*shape[:2], *[1] * (len(shape) - 2)).expand(shape))
     gains = [mean.new_zeros(shape) for _ in changes]
     for corner in product(*axes):
-        weight = reduce(Weight.times, corner)
+        weight = reduce(PixelWeight.times, corner)
         # zero outside the picture
         inside = torch.ones_like(weight.start, dtype=torch.bool)
         index = torch.zeros_like(weight.pixels[0])
