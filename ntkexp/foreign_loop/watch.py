@@ -208,6 +208,8 @@ class Watch:
                 if not has_moved(optimizer.state.get(weight, {})):
                     continue
                 self.proof.moved[name] = 1
+                self.movers[name] = id(optimizer)
+                self.times_moved[id(optimizer), name] = 1
                 momentum = rule.momentum(group, optimizer.state[weight])
                 if momentum is not None:
                     self.proof.remember(name, momentum)

@@ -139,6 +139,21 @@ def test_a_folder_continues_with_a_new_optimizer_of_its_kind(make: Make, tmp_pat
     assert_same(trace.attribute(quiet=True), in_two_traces(make, make)[0])
 
 
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_trace_of_both_optimizers_resumes_between_stages_and_within(again: int, tmp_path: Path) -> None:
+    """The first stage is over when the loop stops, or the second stage has begun."""
+    model = network()
+    optimizers = [make(model.parameters()) for make in (adam, heavy)]
+    for stages in ([0], [1]) if again == 0 else ([0, 1], [1]):
+        with ntkexp.follow(model, optimizers, queries=QUERIES, to=tmp_path / "run") as trace:
+            for stage in stages:
+                train(model, optimizers[stage], stage)
+    found = trace.attribute(quiet=True)
+    assert len(trace.steps) == (2 + again) * STEPS
+    if not again:
+        assert_same(found, in_one_trace(adam, heavy))
+
+
 def per_example(found: Tensor, call: SeenCall) -> Tensor:
     return (found - torch.stack([TARGETS[name] for name in call.ids])).square().mean(1)
 

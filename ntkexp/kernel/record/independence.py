@@ -228,7 +228,9 @@ class Trial:
         ):
             return
         everyone = range(len(self.outputs))
-        rows = list(everyone) if self.tape.keeps_places else shuffled(everyone)[:FEW_EXAMPLES]
+        rows = list(everyone)
+        if not self.tape.keeps_places:
+            rows = sorted(shuffled(everyone)[:FEW_EXAMPLES])
         copies = self.selected([rows[place - place % 2] for place in range(len(rows))])
         for size, numbers in STRANGE.items():
             usual = self.run_or_none(with_strangers(copies, size))
