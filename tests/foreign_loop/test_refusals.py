@@ -170,7 +170,8 @@ class Entropy(nn.Linear):
     """An operation without a secant rule."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.special.entr(2 + super().forward(x).tanh())
+        entropy: Tensor = torch.special.entr(2 + super().forward(x).tanh())
+        return entropy
 
 
 def one_step(net: nn.Module, x: Tensor, queries: Tensor) -> None:

@@ -36,11 +36,7 @@ def as_inputs(inputs: object) -> Inputs:
         inputs = dict(inputs)
     elif isinstance(inputs, list):
         inputs = tuple(inputs)
-    if any(map(is_packed, tree_leaves(inputs, is_leaf=is_packed))):
-        raise Mistake(
-            "the inputs are packed sequences, whose rows mix the examples; give the padded tensor "
-            "and a tensor of lengths, and let the model call pack_padded_sequence"
-        )
+    refuse_packed(inputs)
     if not isinstance(inputs, Tensor | tuple | dict):
         kind = type(inputs).__name__
         raise Mistake(
@@ -52,9 +48,17 @@ def as_inputs(inputs: object) -> Inputs:
     return detached
 
 
-def is_packed(value: object) -> bool:
-    """Return whether a value is a packed sequence, in which rows of several examples alternate."""
-    return isinstance(value, PackedSequence)
+def refuse_packed(inputs: object) -> None:
+    """Raise Mistake for packed sequences, in which rows of several examples alternate."""
+
+    def is_packed(value: object) -> bool:
+        return isinstance(value, PackedSequence)
+
+    if any(map(is_packed, tree_leaves(inputs, is_leaf=is_packed))):
+        raise Mistake(
+            "the inputs are packed sequences, whose rows mix the examples; give the padded tensor "
+            "and a tensor of lengths, and let the model call pack_padded_sequence"
+        )
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
