@@ -29,7 +29,13 @@ from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.kernel import NoRule, Reader
 from ntkexp.kernel.read.checks import Unfaithful
 from ntkexp.kernel.record.casts import is_short, without_casts
-from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part
+from ntkexp.kernel.record.tape import (
+    advice_for_lists,
+    as_inputs,
+    examples,
+    map_tensors,
+    part,
+)
 from ntkexp.mistake import Mistake, checked_count, first_line, in_short
 from ntkexp.model.functional import BATCH_AXIS, Output, batch_axis_missing
 from ntkexp.path.components import By
@@ -347,8 +353,10 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
         TypeError,
         ValueError,
     ) as error:
+        advice = advice_for_lists(inputs)
         with beginning_at(generator_states(module)), left_alone(module):
-            advice = f"; {BATCH_AXIS}" if batch_axis_missing(function, weights, inputs) else ""
+            if not advice and batch_axis_missing(function, weights, inputs):
+                advice = f"; {BATCH_AXIS}"
         raise Mistake(
             f"queries=: the model cannot be called with them: {first_line(error)}{advice}"
         ) from error
@@ -377,12 +385,12 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
 
     The check records the model at the first queries.
 
-    >>> class Digamma(nn.Linear):
+    >>> class Entropy(nn.Linear):
     ...     def forward(self, x):
-    ...         return (2 + super().forward(x).tanh()).digamma()
-    >>> refuse_without_rules(CalledModule(Digamma(3, 4).eval(), None), ["weight"], torch.ones(1, 3))
+    ...         return torch.special.entr(2 + super().forward(x).tanh())
+    >>> refuse_without_rules(CalledModule(Entropy(3, 4).eval(), None), ["weight"], torch.ones(1, 3))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: no difference rule for the operation aten.digamma.default; follow a model without that
+    ntkexp.mistake.Mistake: no difference rule for the operation aten.special_entr.default; follow a model without that
     """
     weights = {
         name: weight.detach()

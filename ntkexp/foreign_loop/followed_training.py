@@ -71,10 +71,12 @@ class AdamStates:
             return None
         second = float(settings["betas"][1])
         amsgrad = bool(settings["amsgrad"])
-        now, before = self.row(step.index, place), self.row(step.index - 1, place)
+        times = self.moved[step.index][name]
+        now = self.row(step.index, place)
+        before = self.row(step.index - 1 if times > 1 else -1, place)
         return Denominator(
             second=second,
-            root=sqrt(1 - second ** self.moved[step.index][name]),
+            root=sqrt(1 - second**times),
             eps=float(settings["eps"]),
             mean=now[0],
             latest=now[1],
@@ -100,6 +102,10 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
         for name in step.with_grad:
             times[name] += 1
             if "betas" in step.settings[name]:
+                # β₁ is 0 in the linear step of a new optimizer, which continues without memory
+                if step.settings[name]["betas"][0] and not step.linear[name].momentum_decay:
+                    times[name] = 1
+                    memory.pop(name, None)
                 memory[name] = after(step, name, memory.get(name))
         moved.append(dict(times))
         if memory and rows is None:

@@ -32,7 +32,7 @@ from ntkexp.foreign_loop.user_loss import failure
 from ntkexp.kernel import Reader, Tape
 from ntkexp.kernel.read.checks import UNFAITHFUL
 from ntkexp.kernel.record.independence import CHANGING, COUPLED
-from ntkexp.kernel.record.tape import as_inputs, digest, examples, part
+from ntkexp.kernel.record.tape import as_inputs, digest, examples, part, refuse_packed
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import MEASURE
@@ -277,6 +277,7 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
     (torch.Size([5, 3]), (2, 2, 1))
     """
     if not isinstance(queries, DataLoader):
+        refuse_packed(queries)
         refuse_bare_graph(queries)
         inputs = as_inputs(queries)
         return inputs, (examples(inputs),)

@@ -228,7 +228,8 @@ class LatestWeights:
             raise Mistake(
                 f"step {step}: '{name}' was moved by another optimizer ({self.strangers[name]}), "
                 "which is not followed; build it before the loop, and follow both: follow(model, "
-                "[first, second])"
+                "[first, second]), or leave follow before this stage, and begin anew with its "
+                "optimizer"
             )
         raise Mistake(
             f"step {step}: '{name}' was changed by something other than the optimizer since the "

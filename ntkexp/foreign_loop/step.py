@@ -92,6 +92,11 @@ class AbstractSteps(ABC):
         return range(len(self))
 
     @property
+    def shared(self) -> str | None:
+        """A parameter that several optimizers moved, or None if there is none."""
+        return None
+
+    @property
     def outside(self) -> Outside:
         """The changes of the model that no step made, after the last step."""
         return Outside()

@@ -242,6 +242,11 @@ class Trace:
         self.refuse_losses()
         self.refuse_outside()
         self.refuse_coupled()
+        if self.steps.shared is not None:
+            raise Mistake(
+                f"effects need one optimizer for each parameter, and several moved "
+                f"'{self.steps.shared}'; ask only for contributions, or follow each stage alone"
+            )
         training_of(self, mean).step(len(self.steps) - 1)
 
     # --- Attribution

@@ -148,6 +148,9 @@ class Watch:
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
     states_before: dict[str, dict[str, Any]] = field(default_factory=dict)  # entries in rule.needs
+    # of several optimizers: the one that moved each parameter last, and the steps of each
+    movers: dict[str, int] = field(default_factory=dict)
+    times_moved: dict[tuple[int, str], int] = field(default_factory=dict)
     stepping: set[int] = field(default_factory=set)  # ids of optimizers between the two step hooks
     passed: bool = False  # True if the latest step was not stored
 
@@ -171,8 +174,9 @@ class Watch:
         for optimizer in self.optimizers:
             if not self.store.count and any(map(has_moved, optimizer.state.values())):
                 raise Mistake(
-                    "the optimizer has taken steps already, which were not followed; follow it "
-                    "from its first step"
+                    "the optimizer has taken steps already, and its memory (momentum, moments) "
+                    "holds their gradients, which this trace does not know; begin anew with a new "
+                    "optimizer, or continue the trace that followed these steps, with its to="
                 )
             self.remember(optimizer)
         FOLLOWED_OPTIMIZERS.update(self.optimizers)
@@ -204,6 +208,8 @@ class Watch:
                 if not has_moved(optimizer.state.get(weight, {})):
                     continue
                 self.proof.moved[name] = 1
+                self.movers[name] = id(optimizer)
+                self.times_moved[id(optimizer), name] = 1
                 momentum = rule.momentum(group, optimizer.state[weight])
                 if momentum is not None:
                     self.proof.remember(name, momentum)
@@ -640,6 +646,9 @@ class Watch:
                 where = f"step {index}: '{name}'"
                 state = optimizer.state.get(weight, {})
                 scratch = self.scratch_like(weight)
+                if len(self.optimizers) > 1 and weight.grad is not None:
+                    remembers = bool(state) and rule.momentum(group, state) is not None
+                    self.change_mover(optimizer, name, index, remembers=remembers)
                 times = self.proof.moved.get(name, 0)
                 states_before = self.states_before.get(name, {})
                 step_input = StepInput(gradient[name], before[name], times, states_before)
@@ -669,6 +678,30 @@ class Watch:
             settings=settings,
             rule_error=max(self.proof.settle(proofs), default=0.0),
         )
+
+    def change_mover(
+        self, optimizer: torch.optim.Optimizer, name: str, step: int, *, remembers: bool
+    ) -> None:
+        """Forget the momentum of another optimizer that moved a parameter in an earlier stage.
+
+        Raise if optimizers take turns: each would remember gradients from before the other's steps.
+        """
+        key = (id(optimizer), name)
+        times = self.times_moved.get(key, 0)
+        self.times_moved[key] = times + 1
+        last = self.movers.get(name)
+        self.movers[name] = id(optimizer)
+        if last is None or last == id(optimizer):
+            return
+        if times and remembers:
+            raise Mistake(
+                f"step {step}: '{name}' was moved by another optimizer since "
+                f"{type(optimizer).__name__} moved it, and its momentum is from before that; let "
+                "one stage end before the next begins, or give each optimizer other parameters"
+            )
+        self.proof.memory.pop(name, None)
+        self.proof.made.pop(name, None)
+        self.proof.moved[name] = times
 
     def on_other_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Record the parameters that an unfollowed optimizer moves, for an error message."""

@@ -2,6 +2,7 @@
 
 Each module imports only from the modules listed before it:
 
+    packed        recurrent layers on packed sequences, in the transforms of torch.func
     functional    a module as a function of its weights
     base          architectures, learning tasks and forms of the output
     networks      dense and convolutional networks, and lists of layers

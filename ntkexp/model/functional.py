@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 from ntkexp.kernel.record.tape import examples, map_tensors
 from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.mistake import Mistake, first_line, in_short, nearest
+from ntkexp.model.packed import PackedInPython, in_transform
 from ntkexp.records.atomic import Damaged
 from ntkexp.shapes import Function, Inputs, Weights
 
@@ -88,7 +89,8 @@ def function_of(
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         args, kwargs = arguments(inputs)
         single = InOrder() if examples(inputs) == 1 else nullcontext()
-        with without_checkpoints(), single:
+        transformed = PackedInPython() if in_transform() else nullcontext()
+        with without_checkpoints(), single, transformed:
             answer = called(module, {**buffers, **weights}, args, kwargs)
         return choose_output(answer, output)
 

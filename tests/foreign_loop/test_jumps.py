@@ -53,6 +53,31 @@ def in_order(scores: Tensor, outputs: Tensor) -> Tensor:
     return outputs.sum(1) * scores.sort(1).values[:, :3]
 
 
+def by_bucket(scores: Tensor, outputs: Tensor) -> Tensor:
+    edges = torch.linspace(-1, 1, 9, dtype=scores.dtype)
+    return outputs.sum(1) * (scores + torch.bucketize(scores, edges))[:, :3]
+
+
+def by_place(scores: Tensor, outputs: Tensor) -> Tensor:
+    """Count the running sums below fixed numbers."""
+    numbers = torch.tensor([1.0, 2.0, 4.0], dtype=scores.dtype).repeat(len(scores), 1)
+    return outputs.sum(1) * (scores[:, :3] + torch.searchsorted(scores.exp().cumsum(1), numbers))
+
+
+def unpooled(scores: Tensor, outputs: Tensor) -> Tensor:
+    """The larger of two scores returns to its place."""
+    pooled, places = functional.max_pool1d(scores[:, None], 2, return_indices=True)
+    spread = functional.max_unpool1d(pooled, places, [2])
+    return (outputs * spread.transpose(1, 2)).sum(1)
+
+
+def nearest_pixels(scores: Tensor, outputs: Tensor) -> Tensor:
+    """A picture of the outputs, and the pixels that are nearest to places."""
+    places = torch.stack([scores, scores.flip(1)], 2)[:, None].tanh()
+    picture = functional.grid_sample(outputs[:, None], places, mode="nearest", align_corners=False)
+    return outputs.sum(1) * (scores.square().sum(1, keepdim=True) + picture[:, 0, 0, :3])
+
+
 def one_of_two_ways(scores: Tensor, outputs: Tensor) -> Tensor:
     """Python decides by the only example which operations run and which parameters they use."""
     if bool(scores[0, 0] > scores[0, 1]):
@@ -64,6 +89,10 @@ CASES: Mapping[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "the two best experts": (two_best, "aten.topk"),
     "the best expert": (best, "aten.argmax"),
     "scores in order": (in_order, "aten.sort"),
+    "the bucket of a score": (by_bucket, "aten.bucketize"),
+    "a place among running sums": (by_place, "aten.searchsorted"),
+    "the place of a maximum": (unpooled, "aten.max_pool2d_with_indices"),
+    "the nearest pixel": (nearest_pixels, "aten.grid_sampler_2d"),
 }  # fmt: skip
 
 

@@ -162,8 +162,8 @@ KINDS = (
 and after constants, choices, and operations that torch takes apart."""
 
 DENSE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "digamma": (formula(lambda x, w: (2 + torch.tanh(x @ w)).digamma(), w=(4, 3)), (4,)),
-    "digammas": (formula(lambda x, w: torch.digamma(2 + torch.tanh(x @ w)).sum((1, 2)), w=(3, 3)), (3, 3)),
+    "entropy": (formula(lambda x, w: torch.special.entr(2 + torch.tanh(x @ w)), w=(4, 3)), (4,)),
+    "entropies": (formula(lambda x, w: torch.special.entr(2 + torch.tanh(x @ w)).sum((1, 2)), w=(3, 3)), (3, 3)),
     "outputs without inputs": (formula(lambda x, b: b.expand(len(x), 2) * 1.0, b=(2,)), (4,)),
 }
 """Networks with an operation that no rule knows; plain Jacobians read them."""

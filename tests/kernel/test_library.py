@@ -119,8 +119,8 @@ WEIGHTS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         ("no parameter of the module requires gradients",),
     ),
     "an operation without a rule": (
-        lambda: ntkexp.secant_kernel((given := problem("digamma")).module, {}, given.end(0.1), given.x, given.x),
-        (r"aten\.digamma",),
+        lambda: ntkexp.secant_kernel((given := problem("entropy")).module, {}, given.end(0.1), given.x, given.x),
+        (r"aten\.special_entr",),
     ),
 }
 

@@ -347,6 +347,18 @@ def test_another_branch_is_seen() -> None:
         assert_as_usual(reader, given.start | {"bias": bias}, given.x)
 
 
+def test_lengths_that_torch_itself_reads_are_seen() -> None:
+    """The batches of packed sequences have one shape and one number of rows, and other lengths."""
+    given = routed("packed sequences")
+    reader, batches = cached(given), []
+    for lengths in ([3, 3, 2, 1, 1], [2, 2, 3, 2, 1]):
+        x = given.x.clone()
+        x[..., 0] = x[..., 0].abs() * torch.where(torch.arange(4) < torch.tensor(lengths)[:, None], 1, -1)
+        batches.append(x)
+    for k, weights in enumerate(walk(given, TRIALS + 3)):
+        assert_as_usual(reader, weights, batches[k > TRIALS])
+
+
 ROUTING = ("sorted rows", "sorted outside torch", "switched experts")
 SLOW = ("ragged", "last position", "nested masks")
 

@@ -132,8 +132,18 @@ def refuse_other_loop(files: TraceFolder, config: Mapping[str, Json]) -> None:
         if stored.get(key) != wanted.get(key):
             raise Mistake(
                 f"to={path}: it holds another run, whose {key} is {stored.get(key)} and not "
-                f"{wanted.get(key)}"
+                f"{wanted.get(key)}{advice_for(key)}"
             )
+
+
+def advice_for(key: str) -> str:
+    """Return advice on a difference between a loop and the trace in its folder, or no text."""
+    if key != "optimizers":
+        return ""
+    return (
+        "; give another folder to begin anew, or build the optimizers of all stages first and "
+        "follow(model, [first, second]) from the beginning"
+    )
 
 
 def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:

@@ -380,6 +380,16 @@ class ReplayedSteps(AbstractSteps):
 
     # --- Read without a replay
 
+    @property
+    def shared(self) -> str | None:
+        movers: dict[str, int] = {}
+        for event in self.loop.events:
+            names: set[str] = settings_of(event).keys() - set(event["idle"])
+            for name in names:
+                if movers.setdefault(name, event["optimizer"]) != event["optimizer"]:
+                    return name
+        return None
+
     def first_events(self) -> Iterator[Event]:
         """Yield the first event of each step, which stores the calls of the step."""
         return (self.loop.events[first] for first in self.loop.firsts)

@@ -15,6 +15,7 @@ passed all tests gets fewer tests on other batches: it runs on a random half, an
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -23,8 +24,16 @@ from math import isfinite
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.record.tape import Tape, is_whole, map_tensors, tensors
+from ntkexp.kernel.record.tape import (
+    Slot,
+    Tape,
+    advice_for_lists,
+    is_whole,
+    map_tensors,
+    tensors,
+)
 from ntkexp.kernel.record.taping import columns, is_out_of_memory
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Inputs, Weights
@@ -34,6 +43,12 @@ from ntkexp.text import short
 COUPLED = (
     "the module couples the examples of a batch, so it has no tangent kernel; look for batch "
     "statistics, or for operations along the first axis"
+)
+
+RANDOM_ROWS = (
+    "the module draws random numbers for the rows of packed sequences, and which rows an example "
+    "has depends on the lengths of the others; give the lengths as an input of their own, or set "
+    "dropout=0 in the recurrent layer"
 )
 
 UNSEEN = "so coupling between the examples of a batch cannot be seen; use smaller weights or inputs, or float64"
@@ -126,28 +141,70 @@ class Trial:
         in the whole batch.
 
         If the function must run on the whole batch, examples keep their indices, and copies of the
-        first of `rows` replace all others.
+        nearest earlier ones of `rows` replace all others. If the function fails, run the examples
+        in the order of the batch: a function may require that lengths decrease.
         """
         everyone = range(len(self.outputs))
         places: Sequence[int] = range(len(rows))
         if self.tape.keeps_places:
             places = sorted({*rows})
-            first = rows[0]
-            rows = [k if k in places else first for k in everyone]
+            rows = [places[max(0, bisect_right(places, k) - 1)] for k in everyone]
         try:
-            outputs = columns(self.function, self.weights, selected(self.tape.given, rows))
+            outputs = columns(self.function, self.weights, self.selected(rows))
         except Mistake:
             raise
         except Exception as error:  # raised by the module, which did not expect this batch
             if is_out_of_memory(error):
                 raise
+            in_order = sorted(rows)
+            if in_order != list(rows) and not self.tape.keeps_places:
+                self.run(in_order)
+                return
             raise Mistake(
                 f"the module runs on {len(everyone)} examples and not on {len(rows)} of them "
                 f"({first_line(error)}), so coupling between the examples of a batch cannot be "
                 "seen; let it take any number of them (one example is x[None])"
+                f"{advice_for_lists(self.tape.given)}"
             ) from error
         among = self.outputs[[rows[place] for place in places]]
+        if outputs[list(places)].shape != among.shape:
+            raise Mistake(
+                f"the module gives {among.shape[1]} numbers for an example among all of its batch, "
+                f"and {outputs.shape[1]} among some of them; let it pad outputs to the width of "
+                "its inputs, as by pad_packed_sequence(…, total_length=x.shape[1])"
+            )
         self.refuse_coupling(outputs[list(places)], among, self.tape.given, self.outputs)
+
+    def selected(self, rows: Sequence[int]) -> Inputs:
+        """Select examples. If random numbers were drawn for the rows of packed sequences, keep all
+        lengths: they decide which rows an example has.
+        """
+
+        def some(leaf: object) -> object:
+            if not isinstance(leaf, Slot):
+                return leaf
+            return self.tape[leaf] if leaf in self.kept else self.tape[leaf][list(rows)]
+
+        inputs: Inputs = tree_map(some, self.tape.arguments)
+        return inputs
+
+    @cached_property
+    def kept(self) -> frozenset[Slot]:
+        """The lengths among the inputs, if random numbers may belong to rows of packed sequences.
+        Empty if lengths are computed from inputs with more than one number for each example.
+        """
+        if not self.tape.drawn:
+            return frozenset()
+        lengths = {
+            entry.args[1] for entry in self.tape.entries if entry.name == "_pack_padded_sequence"
+        }
+        given = frozenset(self.tape.inputs) - frozenset(self.tape.drawn)
+        kept = frozenset(
+            slot for slot in given if not lengths.isdisjoint(self.tape.reached([slot]))
+        )
+        if any(self.tape[slot].dim() > 1 for slot in kept):
+            return frozenset()
+        return kept
 
     def run_beside_strangers(self) -> None:
         """Run a few examples in one batch with copies, and in one batch with strange inputs (zeros
@@ -172,8 +229,10 @@ class Trial:
         ):
             return
         everyone = range(len(self.outputs))
-        rows = list(everyone) if self.tape.keeps_places else shuffled(everyone)[:FEW_EXAMPLES]
-        copies = selected(self.tape.given, [rows[place - place % 2] for place in range(len(rows))])
+        rows = list(everyone)
+        if not self.tape.keeps_places:
+            rows = sorted(shuffled(everyone)[:FEW_EXAMPLES])
+        copies = self.selected([rows[place - place % 2] for place in range(len(rows))])
         for size, numbers in STRANGE.items():
             usual = self.run_or_none(with_strangers(copies, size))
             for number in numbers:
@@ -209,6 +268,10 @@ class Trial:
             raise Mistake(
                 f"rounding moves outputs of the module by {short(share)} of the largest, {UNSEEN}"
             )
+        if self.tape.drawn and any(
+            entry.name == "_pack_padded_sequence" for entry in self.tape.entries
+        ):
+            raise Mistake(RANDOM_ROWS)
         raise Mistake(COUPLED)
 
     def are_same(
@@ -311,10 +374,6 @@ def halves(everyone: Sequence[int]) -> Iterator[list[int]]:
 def shuffled(rows: Sequence[int], number: int = 0) -> list[int]:
     order = torch.randperm(len(rows), generator=stream("independence", len(rows), number)).tolist()
     return [rows[k] for k in order]
-
-
-def selected(inputs: Inputs, rows: Sequence[int]) -> Inputs:
-    return map_tensors(lambda tensor: tensor[list(rows)], inputs)
 
 
 def with_noise(tensor: Tensor, eps: float) -> Tensor:

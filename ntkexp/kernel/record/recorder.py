@@ -35,7 +35,7 @@ from ntkexp.kernel.record.products import (
     precisions_by_kind,
     refuse_shorter_products,
 )
-from ntkexp.kernel.record.tape import Entry, Slot, leaves, map_leaves, storage
+from ntkexp.kernel.record.tape import Entry, Slot, is_whole, leaves, map_leaves, storage
 from ntkexp.mistake import Mistake
 
 aten = torch.ops.aten
@@ -54,20 +54,44 @@ READS = frozenset(
 )
 
 
+READING_LENGTHS = frozenset(
+    {
+        torch.lstm,
+        torch.gru,
+        torch.rnn_tanh,
+        torch.rnn_relu,
+        torch._pack_padded_sequence,
+        torch._pad_packed_sequence,
+    }
+)
+"""Functions of packed sequences. torch reads the lengths, or the number of sequences at each time,
+without an operation that could be recorded.
+"""
+
+
+def given_numbers(func: Any, args: Any) -> list[Tensor]:
+    """Return the tensors whose numbers a function of torch reads without a recorded operation."""
+    if func in GIVING_NUMBERS:
+        return [args[0]]
+    if func in READING_LENGTHS:
+        return [arg for arg in args if isinstance(arg, Tensor) and is_whole(arg)]
+    return []
+
+
 class NotPure(Exception):
     """Raised before the module writes into a tensor, or reads a number from a tensor."""
 
 
 class PureOnly(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in READS:
+        if func in READS or given_numbers(func, args):
             raise NotPure
         return native_dropout(func, args, kwargs or {})
 
 
 class NoteReads(TorchFunctionMode):
-    """A mode that detects numbers that leave torch as lists or arrays. Later operations may use
-    them as constants.
+    """A mode that detects numbers that leave torch as lists, as arrays, or as the lengths of packed
+    sequences. Later operations may use them as constants.
 
     Torch runs no operation for such a read. So record a call of `torch.equal` that compares the
     tensor with the numbers. A program compiled from the tape is valid while they are equal. Without
@@ -79,10 +103,9 @@ class NoteReads(TorchFunctionMode):
         self.in_memory = in_memory
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in GIVING_NUMBERS:
+        for value in given_numbers(func, args):
             if not self.in_memory:
                 raise RuntimeError("numbers leave torch")
-            value: Tensor = args[0]
             numbers = torch.tensor(value.tolist(), dtype=value.dtype, device=value.device)
             torch.equal(value, numbers.reshape(value.shape))
         return native_dropout(func, args, kwargs or {})

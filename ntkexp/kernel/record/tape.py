@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
@@ -29,12 +30,13 @@ from ntkexp.shapes import Inputs
 
 def as_inputs(inputs: object) -> Inputs:
     """Detach inputs from autograd's graph. Convert lists to tuples, and mappings to dicts. Raise
-    Mistake if there is no tensor, or if the first axes differ.
+    Mistake if there is no tensor, if the first axes differ, or for packed sequences.
     """
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)
     elif isinstance(inputs, list):
         inputs = tuple(inputs)
+    refuse_packed(inputs)
     if not isinstance(inputs, Tensor | tuple | dict):
         kind = type(inputs).__name__
         raise Mistake(
@@ -44,6 +46,19 @@ def as_inputs(inputs: object) -> Inputs:
     detached = map_tensors(Tensor.detach, inputs)
     examples(detached)
     return detached
+
+
+def refuse_packed(inputs: object) -> None:
+    """Raise Mistake for packed sequences, in which rows of several examples alternate."""
+
+    def is_packed(value: object) -> bool:
+        return isinstance(value, PackedSequence)
+
+    if any(map(is_packed, tree_leaves(inputs, is_leaf=is_packed))):
+        raise Mistake(
+            "the inputs are packed sequences, whose rows mix the examples; give the padded tensor "
+            "and a tensor of lengths, and let the model call pack_padded_sequence"
+        )
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
@@ -88,6 +103,26 @@ def examples(inputs: Inputs) -> int:
             "examples"
         )
     return int(counts.pop() or 0)
+
+
+def advice_for_lists(inputs: Inputs) -> str:
+    """Return advice if the inputs hold a list with one number for each example, else no text.
+
+    >>> advice_for_lists((torch.ones(2, 3), [3, 2])), advice_for_lists((torch.ones(2, 3), [1, 2, 3]))
+    ('; give a tensor in place of a list of numbers, of which all examples get the whole', '')
+    """
+    count = examples(inputs)
+
+    def is_list(leaf: object) -> bool:
+        return (
+            isinstance(leaf, list | tuple)
+            and len(leaf) == count
+            and all(isinstance(number, int | float) for number in leaf)
+        )
+
+    if any(map(is_list, tree_leaves(inputs, is_leaf=is_list))):
+        return "; give a tensor in place of a list of numbers, of which all examples get the whole"
+    return ""
 
 
 # Arguments of operations are leaves, or nested lists and tuples of leaves. torch's pytree functions

@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 
 import torch
-from torch import Tensor, fft, linalg
+from torch import Tensor, fft, linalg, nn
 from torch.nn import functional
 
 from ntkexp.kernel.secant.rules.complex_numbers import SAME_FOR_COMPLEX
@@ -49,14 +49,63 @@ def bags(h: Tensor, k: Tensor) -> Tensor:
     return torch.cat([gained, ragged, functional.embedding_bag(index * whole(1, 1, 0), table, padding_idx=0)], 1)
 
 
+def sampled(h: Tensor, k: Tensor, mode: str) -> Tensor:
+    """Sample a picture at places that move, also beyond its border, by every kind of padding."""
+    at = torch.stack([k, h.flip(1)], 2)[:, None]
+    padded = [
+        functional.grid_sample(image(h), at, mode, padding_mode=padding, align_corners=corners)
+        for padding in ("zeros", "border", "reflection")
+        for corners in (False, True)
+    ]
+    return torch.cat(padded, 1)
+
+
+def sampled_volume(h: Tensor, k: Tensor) -> Tensor:
+    at = torch.cat([h, k, h * k], 1).view(len(h), 1, 1, 6, 3)
+    padded = [
+        functional.grid_sample(volume(k), at, padding_mode=padding, align_corners=corners)
+        for padding, corners in (("zeros", False), ("border", True), ("reflection", False))
+    ]
+    return torch.cat([*padded, functional.grid_sample(volume(h), places(3, h), align_corners=True).tile(3)], 1)
+
+
+def at_places(h: Tensor, k: Tensor) -> Tensor:
+    """Moving places, and fixed ones with each mode."""
+    fixed = [functional.grid_sample(image(h), places(2, h), mode, align_corners=False) for mode in MODES]
+    return torch.cat([sampled(h, k, "bilinear").flatten(1), torch.cat(fixed, 1).flatten(1)], 1)
+
+
+def extremes(h: Tensor, k: Tensor) -> Tensor:
+    """The largest and smallest of several numbers, beside the target or not; some are equal."""
+    values = torch.cat([k, k.relu()], 1)
+    at = columns(h, 3, 0, 3, 1, 1, 0, 5, 5, 3, 5, 0, 1)
+    reduced = [
+        h.scatter_reduce(1, at, values, how, include_self=included)
+        for how in ("amax", "amin")
+        for included in (False, True)
+    ]
+    return torch.cat(reduced, 1)
+
+
+def packed(h: Tensor, k: Tensor) -> Tensor:
+    """Sequences of two numbers among three places, packed from either layout, and padded again."""
+    lengths = torch.full((len(h),), 2)
+    rows = nn.utils.rnn.pack_padded_sequence(h.view(-1, 3, 2) * k.view(-1, 3, 2), lengths, batch_first=True)
+    late = nn.utils.rnn.pack_padded_sequence(k.view(-1, 3, 2).transpose(0, 1), lengths)
+    both = rows._replace(data=rows.data * late.data)
+    return nn.utils.rnn.pad_packed_sequence(both, batch_first=True, total_length=4)[0]
+
+
 def columns(h: Tensor, *numbers: int) -> Tensor:
     return whole(*numbers).expand(len(h), -1)
 
 
+MODES = ("bilinear", "nearest", "bicubic")
 ARRANGED: dict[str, Sample] = {
     "_adaptive_avg_pool2d": lambda h, k: functional.adaptive_avg_pool2d(image(h), (1, 2)),
     "_adaptive_avg_pool3d": lambda h, k: functional.adaptive_avg_pool3d(volume(h), (1, 1, 2)),
     "_embedding_bag": bags,
+    "_pack_padded_sequence": packed,
     "_neg_view": lambda h, k: torch.complex(h, k).conj().imag * h,
     "_to_copy": lambda h, k: h.to(torch.float64, copy=True) * k,
     "_upsample_bicubic2d_aa": partial(resized, dims=2, mode="bicubic", antialias=True),
@@ -77,8 +126,8 @@ ARRANGED: dict[str, Sample] = {
     "embedding": lambda h, k: functional.embedding(torch.arange(h.numel()).view(h.shape).flip(1), h.reshape(-1, 1)),
     "empty_like": lambda h, k: torch.empty_like(h).fill_(3.0) * k,
     "gather": lambda h, k: h.gather(1, columns(h, 3, 0, 3)),
-    "grid_sampler_2d": lambda h, k: functional.grid_sample(image(h), places(2, h), align_corners=False),
-    "grid_sampler_3d": lambda h, k: functional.grid_sample(volume(h), places(3, h), align_corners=True),
+    "grid_sampler_2d": at_places,
+    "grid_sampler_3d": lambda h, k: sampled_volume(h, k).flatten(1),
     "im2col": lambda h, k: functional.unfold(image(h), (2, 2)),
     "index": lambda h, k: h[:, whole(3, 0, 3)],
     "index_add": lambda h, k: torch.index_add(h, 1, whole(3, 0, 3), k[:, :3], alpha=2.0),
@@ -89,6 +138,9 @@ ARRANGED: dict[str, Sample] = {
     "masked_select": lambda h, k: h.masked_select(torch.arange(6) > 2).view(len(h), 3),
     "max_unpool2d": lambda h, k: functional.max_unpool2d(
         image(h), torch.arange(6).view(1, 1, 2, 3).repeat(len(h), 1, 1, 1), [2, 2]
+    ),
+    "max_unpool3d": lambda h, k: functional.max_unpool3d(
+        volume(h), 2 * torch.arange(6).view(1, 1, 1, 2, 3).repeat(len(h), 1, 1, 1, 1), [1, 2, 1], output_size=[1, 4, 3]
     ),
     "nansum": lambda h, k: h.nansum(1),
     "new_empty": lambda h, k: h.new_empty(h.shape).fill_(3.0) * k,
@@ -107,7 +159,7 @@ ARRANGED: dict[str, Sample] = {
     "scatter": lambda h, k: h.scatter(1, columns(h, 3, 0), k[:, :2]) * h.scatter(1, columns(h, 2), 3.0),
     "scatter_add": lambda h, k: h.scatter_add(1, columns(h, 3, 0, 3), k[:, :3]),
     "scatter_reduce": lambda h, k: torch.cat(
-        [h.scatter_reduce(1, columns(h, 3, 0, 3), k[:, :3], how) for how in ("sum", "mean")], 1
+        [*(h.scatter_reduce(1, columns(h, 3, 0, 3), k[:, :3], how) for how in ("sum", "mean")), extremes(h, k)], 1
     ),
     "split": lambda h, k: torch.mul(*torch.split(h, 3, 1)),
     "split_with_sizes": lambda h, k: torch.mul(*torch.split(h, [5, 1], 1)),

@@ -11,6 +11,7 @@ from ntkexp.kernel.secant.rules.elementwise import ELEMENTWISE
 from ntkexp.kernel.secant.rules.linear import LINEAR, LOOKUP
 from ntkexp.kernel.secant.rules.linear_algebra import LINEAR_ALGEBRA
 from ntkexp.kernel.secant.rules.norm import NORM_RULES, SOFTMAX
+from ntkexp.kernel.secant.rules.sampling import SAMPLING
 
 RULES: dict[str, Rule] = (
     LINEAR
@@ -22,4 +23,5 @@ RULES: dict[str, Rule] = (
     | BINARY
     | NORM_RULES
     | LINEAR_ALGEBRA
+    | SAMPLING
 )

@@ -20,9 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.secant.call import Call, ChoiceChanged, Ends, Result, Rule, fold, last, total
+from ntkexp.kernel.secant.call import (
+    Call,
+    ChoiceChanged,
+    Ends,
+    NoRule,
+    Result,
+    Rule,
+    fold,
+    last,
+    total,
+)
 from ntkexp.kernel.secant.rules.elementwise import analytic, quotient, relu
-from ntkexp.kernel.secant.rules.linear import join
+from ntkexp.kernel.secant.rules.linear import constant, join
 
 
 def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
@@ -115,6 +125,65 @@ ORDER_OPERATIONS: dict[str, Rule] = {
 }
 
 
+# Scattered maxima. Let a be the mean of the values that are largest at the start, and b the mean of
+# those that are largest at the end. At both ends, max(a, b) is the maximum m of all values, so
+#
+#     Δm = (1 − w) Δa + w Δb        w = the slope of relu at b − a
+#
+# The shares of tied values are equal, as in torch. m − a and b − m are sums of terms of one sign.
+
+
+def scatter_reduce(call: Call) -> Result:
+    """Return the difference of a tensor to which values are reduced at given indices."""
+    how = call.args[4]
+    if how in ("sum", "mean"):
+        return join(call)
+    if how not in ("amax", "amin"):
+        raise NoRule(f"what is written is reduced by {how!r}")
+    target, dim, index, source = call.args[:4]
+    indices = constant(index)
+    written = source[tuple(slice(size) for size in indices.shape)]
+
+    def gather(v: Tensor) -> Tensor:
+        return v.gather(dim, indices)
+
+    def scatter(v: Tensor) -> Tensor:
+        return torch.zeros_like(target.start, dtype=v.dtype).scatter_add(dim, indices, v)
+
+    # the target counts unless include_self=False and something is written there
+    kind = target.start.dtype
+    counts = torch.ones_like(target.start)
+    if not call.given["include_self"]:
+        counts = (scatter(torch.ones_like(written.start)) == 0).to(kind)
+
+    def shares(result: Tensor, own: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the share of each value in the largest, of the target and of the source."""
+        of_target = (own == result) * counts
+        of_source = (values == gather(result)).to(kind)
+        number = of_target + scatter(of_source)
+        return of_target / number, of_source / gather(number)
+
+    m0, m1 = (result.to(kind) for result in call.ends[0])
+    target0, source0 = shares(m0, target.start, written.start)
+    target1, source1 = shares(m1, target.end, written.end)
+
+    def missed(result: Tensor, own: Tensor, values: Tensor, share: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the mean distance between the largest value and the values with these shares."""
+        return share[0] * (result - own).abs() + scatter(share[1] * (gather(result) - values).abs())
+
+    # b − a at both ends
+    behind = -missed(m0, target.start, written.start, (target1, source1))
+    ahead = missed(m1, target.end, written.end, (target0, source0))
+    w = torch.where((behind == 0) & (ahead == 0), 0.5, relu(behind, ahead))
+    terms = []
+    if target.delta is not None:
+        terms.append(call.delta(target, gain=call.coefficient(torch.lerp(target0, target1, w))))
+    if written.delta is not None:
+        share = call.coefficient(torch.lerp(source0, source1, gather(w)))
+        terms.append(scatter(call.delta(written, gain=share)))
+    return total(terms, call.start.shape)
+
+
 def index_put(call: Call) -> Result:
     """Return the difference of writing a value where a mask is true, as in h[h < 0] = 0. Writing at
     integer indices is linear.
@@ -205,6 +274,7 @@ MASKS: dict[str, Rule] = {
     "where": lambda call: select(call, *call.args),
     "masked_fill": lambda call: select(call, call.args[1], call.args[2], call.args[0]),
     "index_put": index_put,
+    "scatter_reduce": scatter_reduce,
     **dict.fromkeys(("logical_and", "bitwise_and"), partial(combine, 0, 1)),
     **dict.fromkeys(("logical_or", "bitwise_or"), partial(combine, 1, -1)),
     **dict.fromkeys(("logical_xor", "bitwise_xor"), partial(combine, 1, -2)),

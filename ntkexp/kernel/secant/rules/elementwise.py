@@ -415,6 +415,21 @@ def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
     return call.slope(value, between) * call.delta(value)
 
 
+def polygamma(call: Call) -> Tensor:
+    """Return the difference of ψ⁽ⁿ⁾(z), whose arguments are n and z. Its poles are 0, −1, −2, …"""
+    order, value = call.args
+
+    def function(z: Tensor) -> Tensor:
+        return torch.polygamma(order, z)
+
+    def between(z0: Tensor, z1: Tensor) -> Tensor:
+        if call.is_point:
+            return derivative_of(function, z0)
+        return slope_between(function, POLES_OF_GAMMA, z0, z1)
+
+    return call.slope(value, between) * call.delta(value)
+
+
 def logit(call: Call) -> Tensor:
     """Return Δlogit. Logit has singularities at 0 and 1, and kinks at the bounds of the clamp."""
     eps = call.given["eps"]
@@ -447,6 +462,7 @@ def prelu(call: Call) -> Tensor:
     return total(terms, shape)
 
 
+POLES_OF_GAMMA = tuple(float(-k) for k in range(64))
 ANALYTIC: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), (-1.0, 1.0)),
     **dict.fromkeys(("asinh", "atan", "cosh", "erfc", "expm1", "i0", "sinc", "sinh"), ()),
@@ -454,7 +470,7 @@ ANALYTIC: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(("special_i0e", "special_i1e"), (0.0,)),
     "acosh": (1.0,),
     "hardswish": (-3.0, 3.0),
-    "lgamma": tuple(float(-k) for k in range(64)),
+    **dict.fromkeys(("digamma", "lgamma"), POLES_OF_GAMMA),
     "mish": (20.0,),
     "special_ndtri": (0.0, 1.0),
     "tan": tuple(pi / 2 + k * pi for k in range(-8, 8)),
@@ -467,6 +483,7 @@ ELEMENTWISE: dict[str, Rule] = {
     **{name: partial(analytic, breaks) for name, breaks in ANALYTIC.items()},
     **dict.fromkeys(PIECEWISE.split(), partial(analytic, None)),
     "logit": logit,
+    "polygamma": polygamma,
     "nan_to_num": nan_to_num,
     "_prelu_kernel": prelu,
 }

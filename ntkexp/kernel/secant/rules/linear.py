@@ -142,11 +142,21 @@ def written(call: Call) -> Result:
     return join(call, (*call.args[:3], *numbers))
 
 
-def reduce(call: Call) -> Result:
-    """Return the difference of a reduction into a tensor if it is linear. Otherwise raise NoRule."""
-    if call.args[4] not in ("sum", "mean"):
-        raise NoRule(f"what is written is reduced by {call.args[4]!r}")
-    return join(call)
+def packed(call: Call) -> Result:
+    """Return the rows of Δv that `pack_padded_sequence` takes. The operation's other result is the
+    number of sequences at each time.
+    """
+    value, lengths, batch_first = call.args
+    axes = value.start.shape[:2]
+    count = torch.arange(axes.numel(), device=value.start.device).view(axes)
+    places = call.entry.op(count, constant(lengths), batch_first)[0]
+
+    def rows(source: Tensor) -> Tensor:
+        return source.flatten(0, 1)[places]
+
+    if call.is_use(value):
+        return call.element_use(value, rows)
+    return rows(call.delta(value))
 
 
 def log_likelihood(call: Call) -> Result:
@@ -169,14 +179,14 @@ def signed_sum(call: Call, *factors: float) -> Tensor:
 
 
 LINEAR_IN_FIRST = """
-    _adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
-    _upsample_nearest_exact2d _upsample_nearest_exact3d affine_grid_generator alias avg_pool2d avg_pool3d
-    channel_shuffle clone col2im cumsum deg2rad diag_embed diagonal expand flip gather grid_sampler_2d grid_sampler_3d
-    im2col index index_select masked_select max_unpool2d mean nansum neg permute pixel_shuffle pixel_unshuffle rad2deg
-    reflection_pad1d reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d
-    roll rot90 slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind unfold unfold_backward
-    unsafe_split unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d
-    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+    _adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d affine_grid_generator alias
+    avg_pool2d avg_pool3d channel_shuffle clone col2im cumsum deg2rad diag_embed diagonal expand flip gather im2col
+    index index_select masked_select max_unpool2d max_unpool3d mean nansum neg permute pixel_shuffle pixel_unshuffle
+    rad2deg reflection_pad1d reflection_pad2d reflection_pad3d repeat replication_pad1d replication_pad2d
+    replication_pad3d roll rot90 slice split split_with_sizes squeeze sum t take trace transpose tril triu unbind
+    unfold unfold_backward unsafe_split unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d
+    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
 """
 UNCHANGED = "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like zero zeros_like"
 JOINED = """
@@ -190,8 +200,8 @@ LINEAR: dict[str, Rule] = {
     # results that depend only on the shape of the argument
     **dict.fromkeys(UNCHANGED.split(), lambda call: torch.zeros_like(call.start)),
     **dict.fromkeys(("scatter", "index_fill"), written),
-    "scatter_reduce": reduce,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), log_likelihood),
+    "_pack_padded_sequence": packed,
     "_to_copy": convert,
     "_neg_view": lambda call: -call.delta(call.args[0]),
     "as_strided": restride,
