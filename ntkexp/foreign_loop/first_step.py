@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ntkexp.foreign_loop.arguments import NEVER_CALLED, common_submodule
 from ntkexp.foreign_loop.call import ModelCall, facts_of
-from ntkexp.foreign_loop.clipping import factors_between
 from ntkexp.foreign_loop.model_function import CalledModule, left_alone
 from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.foreign_loop.value_clipping import gradient_factors
 from ntkexp.kernel import columns
 from ntkexp.kernel.record.tape import part, tensors
 from ntkexp.mistake import Mistake
@@ -50,7 +50,7 @@ class FirstStepProof:
             consumed = {name: step.gradient[name] for name in step.with_grad}
             cast_eps = self.called.cast_eps(step.calls)
             noise = partial(self.called.noise, step.calls, begun)
-            factors_between(of_calls, consumed, step.index, facts_of(step.calls), cast_eps, noise)
+            gradient_factors(of_calls, consumed, step.index, facts_of(step.calls), cast_eps, noise)
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:

@@ -461,7 +461,7 @@ class FollowedTraining(AbstractTrajectory):
                 f"step {index}: the gradients of some parameters were multiplied with other "
                 "factors than those of "
                 f"others (off by {missed:.2g}), and effects need one factor for all; clip all "
-                "parameters together"
+                "parameters together, by norm"
             )
         return factor, rounding
 
