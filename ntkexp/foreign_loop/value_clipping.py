@@ -232,9 +232,9 @@ class ClipSearch:
 
     def found(self, earlier: Sequence[ValueClip]) -> ValueClip | None:
         """Return the clipping, or None. Try the clippings of earlier steps first."""
-        for clip in earlier:
-            if self.explains(clip):
-                return clip
+        for known in earlier:
+            if self.explains(known):
+                return known
         sizes = [part.abs().max() for part in self.gradient.values() if part.numel()]
         largest = NEARLY_ONE * max(read_numbers(sizes), default=0.0)
         starts = [largest * 2.0**-power for power in range(HALVINGS)]

@@ -29,6 +29,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import nan
 from numbers import Real
 from typing import Any
 from weakref import ReferenceType, WeakSet, ref
@@ -67,6 +68,7 @@ from ntkexp.foreign_loop.example_losses import (
 from ntkexp.foreign_loop.example_names import Ids, names_of
 from ntkexp.foreign_loop.first_step import FirstStepProof
 from ntkexp.foreign_loop.hooks import FollowHook, listen
+from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.model_function import shortest
 from ntkexp.foreign_loop.outside import (
     FrozenTensors,
@@ -81,13 +83,13 @@ from ntkexp.foreign_loop.rule import (
     RuleProof,
     Signed,
     StepInput,
+    norm_of,
 )
 from ntkexp.foreign_loop.signatures import signature
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
 from ntkexp.foreign_loop.step_log import StepLog
 from ntkexp.foreign_loop.store.checkpoints import copied_state
 from ntkexp.foreign_loop.store.shards import current_processes
-from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors
 from ntkexp.mistake import Mistake
@@ -148,6 +150,7 @@ class Watch:
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
     states_before: dict[str, dict[str, Any]] = field(default_factory=dict)  # entries in rule.needs
+    settings_before: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     stepping: set[int] = field(default_factory=set)  # ids of optimizers between the two step hooks
     passed: bool = False  # True if the latest step was not stored
 
@@ -548,7 +551,11 @@ class Watch:
         self.statistics.refuse_writes(step)
         self.frozen.refuse_writes(step, self.moving)
         self.stepping.add(id(optimizer))
-        needs = self.rules[id(optimizer)].needs
+        rule = self.rules[id(optimizer)]
+        if rule.changes_settings:
+            for group, members in self.parameters.groups(optimizer):
+                self.settings_before |= dict.fromkeys(members, settings_of(group))
+        needs = rule.needs
         if needs:
             for name, weight in moved.items():
                 state = optimizer.state.get(weight, {})
@@ -632,17 +639,16 @@ class Watch:
         settings: dict[str, Mapping[str, Any]] = {}
         without_grad = set[str]()
         proofs = list[PendingProof]()
+        norm = norm_of(gradient.values()) if rule.reads_norm else nan
         for group, members in self.parameters.groups(optimizer):
-            group_settings = {
-                key: copied_setting(value) for key, value in group.items() if key != "params"
-            }
+            group_settings = settings_of(group)
             for name, weight in members.items():
                 where = f"step {index}: '{name}'"
                 state = optimizer.state.get(weight, {})
                 scratch = self.scratch_like(weight)
                 times = self.proof.moved.get(name, 0)
                 states_before = self.states_before.get(name, {})
-                step_input = StepInput(gradient[name], before[name], times, states_before)
+                step_input = StepInput(gradient[name], before[name], times, states_before, norm)
 
                 step = IDLE
                 if weight.grad is not None:
@@ -667,6 +673,9 @@ class Watch:
             linear=linear,
             without_grad=frozenset(without_grad),
             settings=settings,
+            settings_before={
+                name: self.settings_before[name] for name in settings if rule.changes_settings
+            },
             rule_error=max(self.proof.settle(proofs), default=0.0),
         )
 
@@ -793,6 +802,11 @@ def read_step(
             f"{where}: its optimizer has no {error}, which {type(rule).__name__} reads; give its "
             "own, rules=[…]"
         ) from error
+
+
+def settings_of(group: Mapping[str, Any]) -> dict[str, object]:
+    """Copy the settings of a parameter group."""
+    return {key: copied_setting(value) for key, value in group.items() if key != "params"}
 
 
 def copied_setting(value: object) -> object:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import pytest
 import torch
 import xarray as xr
 from torch import Tensor, nn, optim
@@ -19,6 +20,8 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from ntkexp.foreign_loop.example_names import SeenCall, digests
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.trace import Trace
+from ntkexp.model.foreign import load_torchvision
+from tests.foreign_loop import other_optimizers
 
 EXAMPLES, BATCH, STEPS = 18, 6, 8
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -202,6 +205,18 @@ def of(kind: Callable[..., optim.Optimizer], **settings: Any) -> Maker:
     return optimizers
 
 
+def of_timm(name: str, *, together: bool = False, **settings: Any) -> Maker:
+    """An optimizer of timm, which is imported when it is needed; all parameters `together`, or as in `of`."""
+
+    def optimizers(model: nn.Sequential) -> Optimizers:
+        load_torchvision()
+        kind = getattr(pytest.importorskip("timm.optim"), name)
+        return [kind(model.parameters(), **settings)] if together else of(kind, **settings)(model)
+
+    optimizers.__name__ = " ".join(["timm", name, *(f"{key}={value}" for key, value in settings.items())])
+    return optimizers
+
+
 def with_adamw(**settings: Any) -> Maker:
     """Muon for matrices, AdamW for the rest, as people use it."""
 
@@ -235,8 +250,20 @@ OPTIMIZERS = (
     of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, maximize=True),
     of(optim.Adam, lr=0.01, weight_decay=0.1, maximize=True, foreach=False),
     of(optim.Adam, lr=0.05, betas=(0.5, 0.5), amsgrad=True),
+    of(other_optimizers.Lion, lr=0.01, betas=(0.8, 0.9), weight_decay=0.1),
+    of(other_optimizers.SignSGD, lr=0.01, momentum=0.9, weight_decay=0.1),
+    of(other_optimizers.SignSGD, lr=0.01),
+    of(other_optimizers.LARS, lr=0.5, weight_decay=0.1, trust_coefficient=0.02),
+    of_timm("Lion", lr=0.01, weight_decay=0.1, corrected_weight_decay=True, maximize=True, foreach=True),
+    of_timm("Lion", lr=0.01, caution=True, foreach=False),
+    of_timm("Lamb", lr=0.01, weight_decay=0.1, max_grad_norm=0.1, foreach=True),
+    of_timm("Lamb", lr=0.01, max_grad_norm=None, always_adapt=True, trust_clip=True, grad_averaging=False),
+    of_timm("Lamb", lr=0.01, weight_decay=0.1, decoupled_decay=True, caution=True, bias_correction=False),
+    of_timm("Lars", lr=1.0, momentum=0.9, weight_decay=0.1, trust_coeff=0.02, nesterov=True),
+    of_timm("Lars", lr=0.1, momentum=0.5, dampening=0.1, trust_coeff=0.02, always_adapt=True, trust_clip=True),
+    of_timm("Lars", lr=0.1, weight_decay=0.1),
 )
-"""PyTorch's other optimizers: each option at least once, in some way of computing."""
+"""Other optimizers of PyTorch, and of other libraries: each option at least once, in some way of computing."""
 
 
 # --- Networks that draw random numbers in training.

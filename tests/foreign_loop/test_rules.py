@@ -16,10 +16,12 @@ from ntkexp.foreign_loop.rule import LONG_SUM_DIVISOR, MAX_SUMMED, SIGNATURE_PAR
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import load_module
-from tests.foreign_loop import loops
+from tests.foreign_loop import loops, other_optimizers
 from tests.foreign_loop.loops import OPTIMIZERS, Loop, Maker, closes, fitted, followed, loop, of, outputs_of, plain
 
 Kind: TypeAlias = Callable[..., optim.Optimizer]
+WITHOUT_STATE = ("SignSGD lr=0.01", "timm Lars lr=0.1 weight_decay=0.1")
+"""Optimizers without a memory. ASGD has one, an average that moves nothing."""
 ALL = (loops.momentum, loops.nesterov, loops.adamw, *OPTIMIZERS)
 
 
@@ -46,7 +48,7 @@ def test_a_step_that_leaves_its_rule_is_refused(maker: Maker) -> None:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "maker",
-    [each for each in OPTIMIZERS if not each.__name__.startswith("ASGD")],  # its average moves nothing
+    [each for each in OPTIMIZERS if not each.__name__.startswith("ASGD") and each.__name__ not in WITHOUT_STATE],
     ids=lambda each: each.__name__,
 )
 def test_a_changed_memory_is_refused(maker: Maker) -> None:
@@ -265,6 +267,46 @@ def test_a_rule_from_a_file_is_proved_at_every_step_and_required_later(
     assert command([*known, "--rule=scaled_steps.py:build"]) == 2
     assert "it is not a rule of an optimizer" in capfd.readouterr().err
     assert command([*known, "--rule=scaled_steps.py:ScaledRule"]) == 0
+
+
+def test_a_trace_of_a_library_needs_no_rule_later(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The class is found by its module and name. A class of an unknown module is not imported."""
+    monkeypatch.chdir(tmp_path)
+    Path("lion_net.py").write_text(RULE)
+    followed(loop(loops.of_timm("Lion", lr=0.01)), plain, to="run", every=3)
+    known = ["--model=lion_net.py:build", "--trust=lion_net.py"]
+    assert command(["attribute", "run", *known]) == 0
+    followed(loop(of(type("Lion", (other_optimizers.Lion,), {"__module__": "elsewhere"}), lr=0.01)), plain, to="own")
+    assert command(["attribute", "own", *known]) == 2
+    assert "the trace has steps of elsewhere.Lion, whose rule has to be given again" in capfd.readouterr().err
+
+
+class Overshooting(other_optimizers.Lion):
+    """Moves the weights a little too far."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["lr"] *= 1 + 1e-9
+        super().step(closure)
+        for group in self.param_groups:
+            group["lr"] /= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "said"),
+    [
+        ("Lion", Overshooting, r"step 0: '0\.weight' is not where its optimizer's rule leads"),
+        ("Lion", other_optimizers.SignSGD, "step 0: '0.weight': its optimizer has no 'betas', which LionRule reads"),
+        ("SignSGD", optim.SGD, r"step 0: '0\.weight' is not where its optimizer's rule leads"),
+        ("Lamb", optim.Adam, "step 0: '0.weight': its optimizer has no 'grad_averaging', which LAMBRule reads"),
+        ("Lars", optim.SGD, r"step 0: '0\.weight': its optimizer has no 'trust_coefficient', which LARSRule reads"),
+    ],
+)
+def test_an_optimizer_with_a_known_name_and_other_steps_is_refused(name: str, base: type, said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        followed(loop(of(type(name, (base,), {}), lr=0.01, weight_decay=0.1)), plain)
 
 
 def test_effects_are_refused_where_no_derivative_is_known() -> None:

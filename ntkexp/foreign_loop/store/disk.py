@@ -27,6 +27,7 @@ from ntkexp.foreign_loop.example_losses import (
     stored_batch,
 )
 from ntkexp.foreign_loop.example_names import digests
+from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside, release_memory
 from ntkexp.foreign_loop.rule import Signatures, Signed, distance
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, step_index
@@ -48,7 +49,6 @@ from ntkexp.foreign_loop.store.files import (
 )
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.store.shards import Processes, find_shards, joined_events, refuse_absent
-from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import map_tensors, tensors
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.model.functional import Output

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import sqrt
+from math import nan, sqrt
 from typing import Any, TypeAlias
 
 import torch
@@ -31,9 +31,10 @@ from ntkexp.foreign_loop.clipping import (
     unexplained,
 )
 from ntkexp.foreign_loop.host_reads import read_numbers
+from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import STEP_EPS, Signatures, StepInput, distance, p_of
+from ntkexp.foreign_loop.rule import STEP_EPS, Signatures, StepInput, distance, norm_of, p_of
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.store.checkpoints import (
     OptimizerState,
@@ -42,7 +43,6 @@ from ntkexp.foreign_loop.store.checkpoints import (
     states_at_end,
 )
 from ntkexp.foreign_loop.store.files import Event, StoredLoop
-from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.foreign_loop.value_clipping import ClipSearch, ValueClip
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import Output
@@ -103,12 +103,15 @@ class ReplayedLoop:
 
         # the linear step of each parameter, from its settings and state after the step
         linear = dict.fromkeys(settings, IDLE)
+        rule = self.known[event["optimizer"]].rule
+        norm = norm_of(gradient.values()) if rule.reads_norm else nan
         for name in linear.keys() - event["idle"]:
             step_input = StepInput(
                 gradient[name],
                 start[name],
                 int(name in momentum_before),
                 states_before.get(name, {}),
+                norm,
             )
             linear[name] = self.linear_step(event, name, settings[name], step_input)
         return FollowedStep(
@@ -246,7 +249,10 @@ class ReplayedLoop:
         for name in parameters.keys() - event["idle"]:
             parameters[name].grad = gradient[name].clone()
         groups = [
-            {**group["settings"], "params": [parameters[name] for name in group["names"]]}
+            {
+                **copied_state(group.get("before", group["settings"])),
+                "params": [parameters[name] for name in group["names"]],
+            }
             for group in event["groups"]
         ]
 
