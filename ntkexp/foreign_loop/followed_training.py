@@ -117,7 +117,7 @@ def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
     # p = g + λθ
     p = step.gradient[name]
     l2 = step.linear[name].l2
-    if l2:
+    if isinstance(l2, Tensor) or l2:
         p = p + l2 * step.start[name]
     p = p.reshape(-1)
 

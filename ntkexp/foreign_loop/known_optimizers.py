@@ -21,7 +21,7 @@ from ntkexp.foreign_loop.torch_rules import TORCH_RULES
 from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.model.foreign import load_torchvision
 
-LIBRARIES = frozenset({"timm", "lion_pytorch", "torch_optimizer", "pytorch_optimizer"})
+LIBRARIES = frozenset({"timm", "lion_pytorch", "schedulefree"})
 """Packages whose optimizers a later process imports by name, to replay a trace on disk."""
 
 
@@ -107,7 +107,7 @@ def known_optimizer(
         "",
     )
     names = [each.__name__ for rule in TORCH_RULES for each in rule.kinds]
-    names += [rule.class_names[0] for rule in LIBRARY_RULES]
+    names += [name for rule in LIBRARY_RULES for name in rule.class_names]
     known = ", ".join(names)
     instead = "" if reason else ", or give one, rules=[…]"
     raise Mistake(

@@ -1,4 +1,4 @@
-"""The rules of optimizers from other libraries: Lion, signSGD, LAMB and LARS.
+"""The rules of optimizers from other libraries: Lion, signSGD, LAMB, LARS, and schedule-free ones.
 
 These libraries need not be installed. A rule applies to every class with one of its names, for
 example `timm.optim.Lion`. If a class with this name computes other steps, proof (b) raises at its
@@ -261,9 +261,60 @@ def trust_coefficient(group: Entries) -> float:
     return float(group[name])
 
 
+class ScheduleFreeRule(AbstractLibraryRule):
+    """Schedule-free SGD and AdamW. The weights θ are the points y where gradients are taken.
+
+        y ← (1 − c)y + cz + η(β(1 − c) − 1)u,   z ← z − ηu,   u = (g + λny)/n
+
+    η is the rate after warmup, and c is the weight of this step in the average. n = 1 for SGD, and
+    n = √(v/(1 − β₂ᵗ)) + ε for AdamW. With the memory m = y − z, which is 0 at the beginning,
+
+        m ← (1 − c)m + (1 − c)βη/n p,   y ← y − c/(1 − c) m − η(1 − β)/n p,   p = g + λny
+
+    If c = 1, then y ← y − η/n p and m ← 0. `eval()` moves the weights to the average x of z.
+    """
+
+    class_names = ("SGDScheduleFree", "AdamWScheduleFree")
+    remembers = "z"
+    changes_settings = True
+    overwrites_gradient = True
+    swaps_weights = True
+
+    def momentum_at(self, group: Entries, state: Entries, weight: Tensor) -> Tensor | None:
+        return weight - state["z"] if "z" in state else None
+
+    def downwards(
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        rate = float(group["scheduled_lr"])
+        weight = float(group["k"]) ** group["r"] * group["lr_max"] ** group["weight_lr_power"]
+        share = weight / group["weight_sum"] if group["weight_sum"] else 0.0
+        momentum = float(group["momentum"] if "momentum" in group else group["betas"][0])
+        decay = float(group["weight_decay"])
+
+        # n, and λn
+        inverse: Tensor | float = 1.0
+        l2: Tensor | float = decay
+        if "exp_avg_sq" in state:
+            unbiased = 1 - float(group["betas"][1]) ** group["k"]
+            denominator = (state["exp_avg_sq"] / unbiased).sqrt_().add_(group["eps"])
+            inverse = denominator.reciprocal()
+            l2 = decay * denominator if decay else 0.0
+        if share == 1:
+            return LinearStep(0.0, rate * inverse, momentum_gain=0.0, l2=l2)
+        return LinearStep(
+            momentum_scale=share / (1 - share),
+            gradient_scale=rate * (1 - momentum) * inverse,
+            momentum_decay=1 - share,
+            momentum_gain=(1 - share) * momentum * rate * inverse,
+            l2=l2,
+        )
+
+
 LIBRARY_RULES: tuple[AbstractLibraryRule, ...] = (
     LionRule(),
     SignSGDRule(),
     LAMBRule(),
     LARSRule(),
+    ScheduleFreeRule(),
 )

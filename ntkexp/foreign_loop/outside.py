@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -178,6 +178,8 @@ class LatestWeights:
     weights: Weights = field(default_factory=dict)
     writes: dict[str, int] = field(default_factory=dict)  # `_version` after the latest step
     spare: Weights = field(default_factory=dict)  # buffers to reuse, because allocation is slow
+    # the allowed change of each weight between steps, by rounding, for some optimizers
+    rounding_of_swaps: Callable[[str], Tensor | None] = lambda _: None
     strangers: dict[str, str] = field(default_factory=dict)  # unfollowed optimizer, by parameter
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
@@ -219,7 +221,11 @@ class LatestWeights:
         )
         for (name, weight), is_same in zip(written.items(), same, strict=True):
             if not is_same:
-                self.refuse_change(step, name)
+                allowed = self.rounding_of_swaps(name)
+                change = weight.detach() - self.weights[name]
+                if allowed is None or not bool((change.abs() <= allowed).all()):
+                    self.refuse_change(step, name)
+                self.weights[name] = weight.detach().clone()
             self.writes[name] = weight._version
 
     def refuse_change(self, step: int, name: str) -> None:

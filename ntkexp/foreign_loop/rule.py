@@ -114,6 +114,14 @@ class AbstractOptimizerRule(ABC):
     """True if a step changes settings of the parameter groups, such as a step count. A replay then
     begins with the settings from before the step."""
 
+    overwrites_gradient: ClassVar[bool] = False
+    """True if the optimizer writes into the gradients in its step."""
+
+    swaps_weights: ClassVar[bool] = False
+    """True if the user moves weights to an average and back between steps, by functions of the
+    optimizer that compute them from z, an entry of its state. The weights then come back up to
+    rounding."""
+
     rounds: ClassVar[bool] = False
     """True if the optimizer computes in lower precision than the weights. The rounding is then the
     `residual` of the linear step."""
@@ -138,6 +146,13 @@ class AbstractOptimizerRule(ABC):
     def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
         """Return m after the step, as the optimizer stores it, or None without momentum."""
         return None
+
+    def momentum_at(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor
+    ) -> Tensor | None:
+        """Return m after the step. Override it if m follows from the state and the weights after the
+        step, and `momentum` returns only the part of it in the state."""
+        return self.momentum(group, state)
 
     def watched(
         self,
@@ -372,9 +387,13 @@ class RuleProof:
         scale = 1.0
         if isinstance(step.momentum_gain, Tensor):
             asked["α ⊙ p"] = self.read(step.momentum_gain * p_of(step, taken))
+        if isinstance(step.l2, Tensor):
+            asked["λθ"] = self.read(step.l2 * taken.weight)
         if step.residual is not None:
             asked["residual"] = self.read(step.residual)
-        if step.moves_in_numbers is None:
+        if step.moves_momentum_by_number and isinstance(step.gradient_scale, Tensor):
+            asked["N ⊙ p"] = self.read(step.gradient_scale * p_of(step, taken))
+        elif step.moves_in_numbers is None:
             if momentum is not None:
                 asked["momentum"] = self.read(momentum)
             scale, asked["direction"] = self.read_direction(step, taken, momentum, room)
@@ -397,7 +416,7 @@ class RuleProof:
         rounding = claim.rounding
 
         # σ(p), σ(α ⊙ p), and σ(m) by the rule; `made` sums the norms of the terms of m
-        p = read["gradient"] + step.l2 * before if step.l2 else read["gradient"]
+        p = read["gradient"] + signature_of_l2(step, read, before)
         gained = read["α ⊙ p"] if "α ⊙ p" in read else step.momentum_gain * p
         known = self.memory.get(name)
         momentum = gained + (0.0 if known is None else step.momentum_decay * known)
@@ -411,7 +430,11 @@ class RuleProof:
             left = left - read["residual"]
             terms = terms + size(read["residual"])
         moves = step.moves_in_numbers
-        if moves is not None:
+        if "N ⊙ p" in read:
+            left = left - read["N ⊙ p"]
+            terms = terms + size(read["N ⊙ p"])
+            moves = (float(step.momentum_scale), 0.0)
+        elif moves is not None:
             left = left - moves[1] * p
             terms = terms + abs(moves[1]) * size(p)
 
@@ -481,7 +504,14 @@ def norm_of(tensors: Iterable[Tensor]) -> float:
 
 def p_of(step: LinearStep, taken: StepInput) -> Tensor:
     """Return g + λθ."""
+    if isinstance(step.l2, Tensor):
+        return taken.gradient + step.l2 * taken.weight
     return taken.gradient.add(taken.weight, alpha=step.l2) if step.l2 else taken.gradient
+
+
+def signature_of_l2(step: LinearStep, read: Mapping[str, Numbers], before: Numbers) -> Numbers:
+    """Return σ(λθ)."""
+    return read["λθ"] if isinstance(step.l2, Tensor) else step.l2 * before
 
 
 def astray(where: str, missed: float) -> str:

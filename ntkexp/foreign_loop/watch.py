@@ -99,6 +99,8 @@ from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
 
+SWAP_EPS = 32  # eps: rounding error of weights that were moved to an average and back
+
 FOLLOWED_OPTIMIZERS: WeakSet[torch.optim.Optimizer] = WeakSet()
 """The optimizers that are followed at the moment."""
 
@@ -150,6 +152,7 @@ class Watch:
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
     states_before: dict[str, dict[str, Any]] = field(default_factory=dict)  # entries in rule.needs
+    gradients_before: Weights = field(default_factory=dict)  # if steps overwrite gradients
     settings_before: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     stepping: set[int] = field(default_factory=set)  # ids of optimizers between the two step hooks
     passed: bool = False  # True if the latest step was not stored
@@ -164,6 +167,7 @@ class Watch:
         }
         self.inner = unwrapped_model(self.model)
         self.parameters = ParameterGroups(self.inner, self.optimizers)
+        self.latest.rounding_of_swaps = self.rounding_of_swaps
         self.statistics = RunningStatistics(self.inner, current_processes().world)
         for name, weight in self.parameters:
             self.latest.copy_in({name: weight})
@@ -207,7 +211,7 @@ class Watch:
                 if not has_moved(optimizer.state.get(weight, {})):
                     continue
                 self.proof.moved[name] = 1
-                momentum = rule.momentum(group, optimizer.state[weight])
+                momentum = rule.momentum_at(group, optimizer.state[weight], weight.detach())
                 if momentum is not None:
                     self.proof.remember(name, momentum)
 
@@ -555,6 +559,10 @@ class Watch:
         if rule.changes_settings:
             for group, members in self.parameters.groups(optimizer):
                 self.settings_before |= dict.fromkeys(members, settings_of(group))
+        if rule.overwrites_gradient:
+            for name, weight in moved.items():
+                if weight.grad is not None:
+                    self.gradients_before[name] = weight.grad.detach().clone()
         needs = rule.needs
         if needs:
             for name, weight in moved.items():
@@ -584,7 +592,7 @@ class Watch:
             if weight.grad is None:
                 gradient[name] = torch.zeros_like(weight)
             else:
-                gradient[name] = weight.grad.detach()
+                gradient[name] = self.gradients_before.pop(name, weight.grad.detach())
         self.latest.copy_in(moved)
         sign = self.proof.signatures.on_device
         signed = Signed.of(sign(gradient), sign(moved))
@@ -662,7 +670,9 @@ class Watch:
                 settings[name] = group_settings
 
                 signatures = (signed.gradient[name], signed.after[name])
-                momentum = rule.momentum(group, state) if state else None
+                momentum = None
+                if state:
+                    momentum = rule.momentum_at(group, state, weight.detach())
                 held = self.proof.hold(where, name, step, signatures, step_input, momentum, scratch)
                 proofs.append(held)
         return FollowedStep(
@@ -700,6 +710,19 @@ class Watch:
         self.store.pass_over()
         if self.store.takes_next:
             self.catch_up()
+
+    def rounding_of_swaps(self, name: str) -> Tensor | None:
+        """Return the largest rounding error of each weight after its optimizer has moved it to an
+        average and back, or None if the optimizer does not."""
+        for optimizer in self.optimizers:
+            weight = self.parameters.of(optimizer).get(name)
+            if weight is None or not self.rules[id(optimizer)].swaps_weights:
+                continue
+            average = optimizer.state.get(weight, {}).get("z")
+            if average is not None:
+                eps = torch.finfo(weight.dtype).eps
+                return SWAP_EPS * eps * (self.latest.weights[name].abs() + average.abs())
+        return None
 
     @property
     def moving(self) -> Weights:

@@ -262,6 +262,9 @@ OPTIMIZERS = (
     of_timm("Lars", lr=1.0, momentum=0.9, weight_decay=0.1, trust_coeff=0.02, nesterov=True),
     of_timm("Lars", lr=0.1, momentum=0.5, dampening=0.1, trust_coeff=0.02, always_adapt=True, trust_clip=True),
     of_timm("Lars", lr=0.1, weight_decay=0.1),
+    of(other_optimizers.SGDScheduleFree, lr=0.1, weight_decay=0.1, r=1.0, warmup_steps=2, train_mode=True),
+    of(other_optimizers.AdamWScheduleFree, lr=0.01, train_mode=True),
+    of(other_optimizers.AdamWScheduleFree, lr=0.01, weight_decay=0.1, warmup_steps=3, train_mode=True),
 )
 """Other optimizers of PyTorch, and of other libraries: each option at least once, in some way of computing."""
 

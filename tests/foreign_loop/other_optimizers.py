@@ -84,3 +84,80 @@ class LARS(optim.Optimizer):
                 mean = self.state[weight].setdefault("mu", torch.zeros_like(weight))
                 mean.mul_(group["momentum"]).add_(update)
                 weight.add_(mean, alpha=-group["lr"])
+
+
+class SGDScheduleFree(optim.Optimizer):
+    """Schedule-free SGD as in facebookresearch/schedule_free."""
+
+    def __init__(self, params: Any, lr: float = 1.0, momentum: float = 0.9, **settings: float) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "warmup_steps": 0, "r": 0.0}
+        counts = {"weight_lr_power": 2.0, "k": 0, "train_mode": False, "weight_sum": 0.0, "lr_max": -1.0}
+        super().__init__(params, defaults | counts | {"scheduled_lr": 0.0} | settings)
+
+    def beta(self, group: dict[str, Any]) -> float:
+        return float(group["momentum"])
+
+    @torch.no_grad()
+    def swap(self, *, train: bool) -> None:
+        """Move the weights to x for an evaluation, or back to y."""
+        for group in self.param_groups:
+            beta = self.beta(group)
+            for weight in group["params"]:
+                if group["train_mode"] != train and "z" in self.state[weight]:
+                    weight.lerp_(end=self.state[weight]["z"], weight=1 - beta if train else 1 - 1 / beta)
+            group["train_mode"] = train
+
+    def train(self) -> None:
+        self.swap(train=True)
+
+    def eval(self) -> None:
+        self.swap(train=False)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            beta, k = self.beta(group), group["k"]
+            rate = group["lr"] * (min(1.0, (k + 1) / group["warmup_steps"]) if group["warmup_steps"] else 1.0)
+            group["scheduled_lr"] = rate
+            group["lr_max"] = max(rate, group["lr_max"])
+            weight_of_step = (k + 1) ** group["r"] * group["lr_max"] ** group["weight_lr_power"]
+            group["weight_sum"] += weight_of_step
+            share = weight_of_step / group["weight_sum"]
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if "z" not in state:
+                    state["z"] = weight.clone()
+                gradient = self.normalized(weight.grad, state, group)
+                gradient.add_(weight, alpha=group["weight_decay"])
+                weight.lerp_(end=state["z"], weight=share)
+                weight.add_(gradient, alpha=rate * (beta * (1 - share) - 1))
+                state["z"].sub_(gradient, alpha=rate)
+            group["k"] = k + 1
+
+    def normalized(self, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        return gradient
+
+
+class AdamWScheduleFree(SGDScheduleFree):
+    """Schedule-free AdamW as in facebookresearch/schedule_free."""
+
+    def __init__(
+        self, params: Any, lr: float = 0.0025, betas: tuple[float, float] = (0.9, 0.999), **settings: float
+    ) -> None:
+        super().__init__(params, lr, **{"eps": 1e-8, **settings})
+        self.defaults["betas"] = betas
+        for group in self.param_groups:
+            group.pop("momentum")
+            group.setdefault("betas", betas)
+
+    def beta(self, group: dict[str, Any]) -> float:
+        return float(group["betas"][0])
+
+    def normalized(self, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+        """Divide the gradient in place."""
+        second = group["betas"][1]
+        square = state.setdefault("exp_avg_sq", torch.zeros_like(gradient))
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        return gradient.div_(square.div(1 - second ** (group["k"] + 1)).sqrt_().add_(group["eps"]))

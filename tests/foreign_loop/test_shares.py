@@ -31,6 +31,7 @@ class Shares:
 
     memory: Tensor
     square: Tensor
+    points: Tensor  # parts of the weights, minus the weights before the loop
     count: int = 0
 
     def take(self, decay: float, gain: Tensor | float, parts: Tensor) -> Tensor:
@@ -66,7 +67,8 @@ def lamb(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
     root = (shares.square / (1 - 0.999**shares.count)).sqrt() + 1e-6
     update = memory / (1 - 0.9**shares.count) / root
     update[-1] += 0.1 * weight
-    return -0.02 * weight.norm() / update.sum(0).norm() * update
+    ratio = weight.norm() / update.sum(0).norm()
+    return -0.02 * ratio * update
 
 
 def lars(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
@@ -90,6 +92,31 @@ def adam_by_value(shares: Shares, parts: Tensor, weight: Tensor, norm: float) ->
     return -0.01 * memory / (1 - 0.9**shares.count) / root
 
 
+def schedule_free(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
+    """The rows of `memory` are parts of z, and those of `points` are parts of y, both minus their first values."""
+    shares.count += 1
+    shares.square = 0.99 * shares.square + 0.01 * parts.sum(0).square()
+    parts = parts / ((shares.square / (1 - 0.99**shares.count)).sqrt() + 1e-8)
+    parts[-1] += 0.1 * weight
+    rate = 0.02 * min(1.0, shares.count / 3)
+    rates = [0.02 * min(1.0, (k + 1) / 3) for k in range(shares.count)]
+    share = rate**2 / sum(each**2 for each in rates)
+    before = shares.points
+    shares.points = (1 - share) * before + share * shares.memory + rate * (0.8 * (1 - share) - 1) * parts
+    shares.memory = shares.memory - rate * parts
+    return shares.points - before
+
+
+def swapped(given: Loop, batch: Tensor) -> None:
+    """The weights are moved to their average and back, for an evaluation."""
+    (optimizer,) = given.optimizers
+    assert isinstance(optimizer, other_optimizers.SGDScheduleFree)
+    optimizer.eval()
+    outputs_of(given.model, given.queries)
+    optimizer.train()
+    plain(given, batch)
+
+
 def by_value(given: Loop, batch: Tensor) -> None:
     given.zero()
     given.back(batch)
@@ -110,7 +137,8 @@ class Unrolled:
     def __post_init__(self) -> None:
         for name, weight in self.model.named_parameters():
             zeros = torch.zeros_like(weight.detach())
-            self.shares[name] = Shares(zeros.expand(ROWS, *zeros.shape).clone(), zeros)
+            rows = zeros.expand(ROWS, *zeros.shape).clone()
+            self.shares[name] = Shares(rows, zeros, rows.clone())
         self.parts = torch.zeros(*outputs_of(self.model, self.queries).shape, ROWS, dtype=torch.float64)
 
     def step(self, x: Tensor, y: Tensor, batch: Tensor) -> None:
@@ -161,6 +189,11 @@ CASES: dict[str, tuple[Maker, Body, Moved]] = {
         of_timm("Lars", together=True, lr=1.0, momentum=0.9, weight_decay=0.1, trust_coeff=0.02),
         plain,
         lars,
+    ),
+    "AdamW schedule-free": (
+        all_in_one(other_optimizers.AdamWScheduleFree, lr=0.02, betas=(0.8, 0.99), weight_decay=0.1, warmup_steps=3),
+        swapped,
+        schedule_free,
     ),
     "SGD by value": (all_in_one(optim.SGD, lr=0.1, momentum=0.9), by_value, momentum_by_value),
     "Adam by value": (all_in_one(optim.Adam, lr=0.01), by_value, adam_by_value),

@@ -147,7 +147,7 @@ class ReplayedLoop:
         momenta: Weights = {}
         for name, settings in settings_of(event).items():
             if name in states:
-                momentum = rule.momentum(settings, states[name])
+                momentum = rule.momentum_at(settings, states[name], self.weights[name])
                 if momentum is not None:
                     momenta[name] = momentum
         return momenta
