@@ -321,6 +321,7 @@ class ModelCall:
     gradient: Float[Tensor, "example out"] | None = None  # ∂L/∂f, after backward
     joined: dict[str, tuple[int, ...]] = field(default_factory=dict)  # outputs of f, if several
     backward: int = -1  # the id of the latest backward pass that reached the outputs
+    passes: int = 0  # number of backward passes so far, also of those whose gradient was dropped
     signed: Float[Tensor, "example row"] | None = None  # signature (random projection) of f
     shape: tuple[int, ...] = ()  # shape of the followed output
     statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the call
@@ -346,6 +347,7 @@ class ModelCall:
 
     def add_gradient(self, gradient: Tensor, backward: int) -> None:
         """Add the gradient of one backward pass."""
+        self.passes += backward != self.backward
         self.backward = backward
         rows = as_rows(gradient.detach().clone())
         self.gradient = rows if self.gradient is None else self.gradient + rows
@@ -422,5 +424,6 @@ def facts_of(calls: Sequence[ModelCall]) -> StepFacts:
         drew=any(call.how.states for call in calls),
         differentiated=any(call.is_differentiated for call in calls),
         losses=any(call.losses is not None for call in calls),
+        passes=max((call.passes for call in calls), default=0),
         other_outputs=tuple(sorted({name for call in calls for name in call.other_outputs})),
     )

@@ -77,6 +77,7 @@ class StepFacts:
     differentiated: bool = False  # True if a backward pass had create_graph=True
     losses: bool = False  # True if `trace.losses` was called
     other_outputs: tuple[str, ...] = ()  # outputs without a row for each example
+    passes: int = 0  # largest number of backward passes through one call
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,12 @@ def fit_factors(
 def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
     """Return the error for a gradient that no factors explain."""
     reason = ASK_DRAWS if facts.drew else ASK_ADDED
+    if facts.passes > 1:
+        reason = (
+            f"a call had {facts.passes} backward passes (torch.autograd.grad?). PCGrad and GradNorm "
+            "combine their gradients with factors of inner products or norms, so the result is the "
+            "gradient of no loss of examples; train with a weighted sum of the losses"
+        )
     if facts.losses:
         reason = f"{ASK_SAME_LOSSES} Does the loss have terms besides these losses?"
     if facts.differentiated:

@@ -68,7 +68,8 @@ class KnownOptimizer:
 
 
 NOT_LINEAR = {
-    "LBFGS": "each of its steps asks for the gradient at several weights",
+    "LBFGS": "each of its steps asks for the gradient at several weights, and multiplies it by a "
+    "matrix of earlier gradients",
     "SparseAdam": "its gradients are sparse, of some rows alone",
 }
 

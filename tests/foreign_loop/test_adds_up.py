@@ -69,6 +69,16 @@ def sometimes_empty(given: Loop, batch: Tensor) -> None:
     plain(given, batch[:0] if given.done == 3 else batch)
 
 
+def balanced(given: Loop, batch: Tensor) -> None:
+    """Two losses get weights, so that the norms of their gradients at the last layer are equal."""
+    outputs, labels, last = given.model(given.x[batch]), given.y[batch], given.model[4].get_parameter("weight")
+    losses = [nn.functional.cross_entropy(outputs[k::2], labels[k::2]) for k in range(2)]
+    given.zero()
+    norms = [torch.autograd.grad(loss, last, retain_graph=True)[0].norm() for loss in losses]
+    torch.stack([loss / norm for loss, norm in zip(losses, norms, strict=True)]).sum().backward()  # type: ignore[no-untyped-call]
+    given.step()
+
+
 def with_other_draws(given: Loop, batch: Tensor) -> None:
     """Random numbers are drawn between the calls, one more at each step."""
     torch.rand(given.done)
@@ -114,7 +124,7 @@ OFTEN = (
     Case(loops.nesterov, layer=weight_norm),
 )
 ODD = (
-    *(Case(loops.momentum, body, by=(None,)) for body in (*RECORDED, by_hand, sometimes_empty)),
+    *(Case(loops.momentum, body, by=(None,)) for body in (*RECORDED, by_hand, sometimes_empty, balanced)),
     Case(loops.adamw, by_hand, by=(None,)),
     Case(adam_with_a_tensor, by=(None,)),
 )

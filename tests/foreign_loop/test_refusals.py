@@ -100,6 +100,38 @@ def second_stage(*, first_trains: slice = slice(None), together: bool = False) -
     return trace
 
 
+# --- Gradients of two losses, which the loop combines by itself.
+
+
+def two_losses(given: Loop, batch: Tensor) -> list[Tensor]:
+    outputs, labels = given.model(given.x[batch]), given.y[batch]
+    return [nn.functional.cross_entropy(outputs[k::2], labels[k::2]) for k in range(2)]
+
+
+def pcgrad(given: Loop, batch: Tensor) -> None:
+    """Subtract from each gradient its projection onto the other one, if they conflict."""
+    weights = list(given.model.parameters())
+    first, second = (
+        torch.cat([part.flatten() for part in torch.autograd.grad(loss, weights, retain_graph=True)])
+        for loss in two_losses(given, batch)
+    )
+    inner = (first @ second).clamp(max=0.0) if given.done else first @ second
+    whole = first - inner / second.square().sum() * second + second - inner / first.square().sum() * first
+    for weight, part in zip(weights, whole.split([weight.numel() for weight in weights]), strict=True):
+        weight.grad = part.view_as(weight).clone()
+    given.step()
+
+
+def gradnorm(given: Loop, batch: Tensor) -> None:
+    """Weigh two losses, and take the norms of their gradients afterwards, to find the weights of the next step."""
+    losses = torch.stack(two_losses(given, batch))
+    given.zero()
+    (losses @ losses.new_tensor([2.0, 1.0])).backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    for loss in losses:
+        torch.autograd.grad(loss, given.model[4].get_parameter("weight"), retain_graph=True)
+    given.step()
+
+
 # --- Loops that change something besides their weights.
 
 
@@ -268,6 +300,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     # loops
     "no step": (lambda: followed(loop(sgd), lambda given, batch: None).attribute(), "no step was followed"),
     "a penalty": (doing(with_a_penalty), "as weight_decay .* part of the module's output"),
+    "PCGrad": (doing(pcgrad), "step 0: .* a call had 2 backward passes .*PCGrad and GradNorm combine their gradients"),
+    "GradNorm": (doing(gradnorm), "step 0: .* a call had 3 backward passes .* train with a weighted sum of the losses"),
     "an uncounted write": (
         doing(writing_past_the_count),
         r"step 1: '0\.weight' was changed by something other than the optimizer",
