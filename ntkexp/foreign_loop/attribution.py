@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ntkexp.foreign_loop.batch_gradients import TermGradients
 from ntkexp.foreign_loop.batch_norm import numbers_of
-from ntkexp.foreign_loop.call import ModelCall, facts_of
+from ntkexp.foreign_loop.call import ModelCall, facts_of, weights_of_calls
 from ntkexp.foreign_loop.clipping import ASK_SAME_LOSSES, Factors, bound_of
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.host_reads import read_numbers
@@ -86,9 +86,10 @@ class LoopBackward:
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> None:
         """Run the three proofs of one step, and add its terms to the sums."""
         # Jᵢᵀℓ′ᵢ of every example i, at the weights of its call, and g = Σᵢ Jᵢᵀℓ′ᵢ
-        begun = [
+        starts = [
             step.start if call.at == step.index else steps.start(call.at) for call in step.calls
         ]
+        begun = weights_of_calls(step.calls, starts)
         calls = self.call_gradients(step, begun)
         gradient = summed_gradient(calls, step)
 

@@ -331,6 +331,7 @@ class ModelCall:
     several: SeveralOutputs | None = None  # while the loop runs
     losses: LossFunction | None = None  # the function of `trace.losses`
     is_differentiated: bool = False  # a backward pass of its step had create_graph=True
+    weights: Weights | None = None  # the weights that are not those before step `at`, as in SAM
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -415,6 +416,30 @@ def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
 
     result: Inputs = tree_map(as_number, inputs)
     return result
+
+
+def weights_of_calls(calls: Sequence[ModelCall], starts: Sequence[Weights]) -> list[Weights]:
+    """Return the weights of each call, from the weights before its step.
+
+    Calls share one dict if they have the same `weights`.
+
+    >>> start, moved = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
+    >>> calls = [ModelCall(0, torch.ones(1), weights=weights) for weights in (None, moved, moved)]
+    >>> first, second, third = weights_of_calls(calls, [start] * 3)
+    >>> first is start, second is third, second["w"]
+    (True, True, tensor([1.]))
+    """
+    merged: dict[tuple[int, int], Weights] = {}
+    weights = []
+    for call, start in zip(calls, starts, strict=True):
+        if call.weights is None:
+            weights.append(start)
+            continue
+        key = (id(call.weights), id(start))
+        if key not in merged:
+            merged[key] = {**start, **call.weights}
+        weights.append(merged[key])
+    return weights
 
 
 def facts_of(calls: Sequence[ModelCall]) -> StepFacts:

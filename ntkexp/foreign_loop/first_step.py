@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.foreign_loop.arguments import NEVER_CALLED, common_submodule
-from ntkexp.foreign_loop.call import ModelCall, facts_of
+from ntkexp.foreign_loop.call import ModelCall, facts_of, weights_of_calls
 from ntkexp.foreign_loop.model_function import CalledModule, left_alone
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.value_clipping import gradient_factors
@@ -44,7 +44,7 @@ class FirstStepProof:
         for call in step.calls:
             self.refuse_other_axes(call)
         if all(call.at == step.index for call in step.calls):
-            begun = [step.start] * len(step.calls)
+            begun = weights_of_calls(step.calls, [step.start] * len(step.calls))
             zeros = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
             of_calls = zeros | self.called.gradient(step.calls, begun)
             consumed = {name: step.gradient[name] for name in step.with_grad}

@@ -371,6 +371,11 @@ class FollowedTraining(AbstractTrajectory):
 
     def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, CallShare]:
         """Return the examples of a call, and κ of its loss."""
+        if call.weights is not None:
+            raise Mistake(
+                f"step {step.index}: it used gradients at weights that the loop had moved before "
+                "(SAM), whose dependence on examples effects do not know; ask only for contributions"
+            )
         if call.at != step.index:
             raise Mistake(
                 f"step {step.index}: it used gradients that were computed at the weights of step "

@@ -100,8 +100,8 @@ def known_optimizer(
     if "SAM" in kind.__name__:
         raise Mistake(
             f"{kind.__name__} takes gradients at weights that it has moved up first "
-            "(sharpness-aware minimisation), "
-            "which is not followed; train with the optimizer that it wraps"
+            "(sharpness-aware minimisation), and has no base_optimizer whose step could be followed; "
+            "let it wrap an optimizer, or move the weights in the loop"
         )
     reason = next(
         (f" ({NOT_LINEAR[base.__name__]})" for base in kind.__mro__ if base.__name__ in NOT_LINEAR),

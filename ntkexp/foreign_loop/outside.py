@@ -210,6 +210,13 @@ class LatestWeights:
 
         Compare only weights whose write count has changed, or all weights if `closely`.
         """
+        for name in self.changed(step, members, closely=closely):
+            self.refuse_change(step, name)
+
+    def changed(
+        self, step: int, members: Iterable[tuple[str, Tensor]], *, closely: bool = False
+    ) -> dict[str, Tensor]:
+        """Return the weights that have changed since the latest step. See `refuse_writes`."""
         written: dict[str, Tensor] = {}
         for name, weight in members:
             if name not in self.weights:
@@ -219,14 +226,17 @@ class LatestWeights:
         same = same_bits(
             [(weight.detach(), self.weights[name]) for name, weight in written.items()]
         )
+        changed: dict[str, Tensor] = {}
         for (name, weight), is_same in zip(written.items(), same, strict=True):
             if not is_same:
                 allowed = self.rounding_of_swaps(name)
                 change = weight.detach() - self.weights[name]
                 if allowed is None or not bool((change.abs() <= allowed).all()):
-                    self.refuse_change(step, name)
+                    changed[name] = weight
+                    continue
                 self.weights[name] = weight.detach().clone()
             self.writes[name] = weight._version
+        return changed
 
     def refuse_change(self, step: int, name: str) -> None:
         """Raise the error for a weight that has changed between steps."""
@@ -238,8 +248,8 @@ class LatestWeights:
             )
         raise Mistake(
             f"step {step}: '{name}' was changed by something other than the optimizer since the "
-            "last step (a clamp, an average that was copied back, a load, the ascent of SAM?), "
-            "which is not followed"
+            "last step (a clamp, an average that was copied back, a load, an ascent of SAM that was "
+            "not undone?), which is not followed"
         )
 
 

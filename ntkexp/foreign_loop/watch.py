@@ -2,13 +2,15 @@
 step.
 
     call        `on_call` records a copy of the inputs, the index of the step, the circumstances of
-                the call, and a signature (random projection) of its outputs. `losses` records a
-                call of the user's function of `trace.losses` in the same way
+                the call, and a signature (random projection) of its outputs. If the loop has
+                moved weights since the last step, as SAM does, it copies them too. `losses` records
+                a call of the user's function of `trace.losses` in the same way
     backward    `on_gradient` records ∂L/∂f of each example. It includes reduction, accumulation and
                 loss scale, so the loss function need not be known
     step        `on_step_begin` compares the weights, bit by bit, with the weights after the last
-                step. `on_step_end` reads the gradient g that the optimizer used. From the
-                optimizer's settings and state, it computes the linear step of each parameter:
+                step. (Weights that were moved for a call and back may differ by rounding.)
+                `on_step_end` reads the gradient g that the optimizer used. From the optimizer's
+                settings and state, it computes the linear step of each parameter:
                     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N p
 
 Three proofs of each step, up to rounding:
@@ -76,6 +78,7 @@ from ntkexp.foreign_loop.outside import (
     Outside,
     named_tensors,
     release_memory,
+    same_bits,
 )
 from ntkexp.foreign_loop.rule import (
     AbstractOptimizerRule,
@@ -99,7 +102,7 @@ from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
 
-SWAP_EPS = 32  # eps: rounding error of weights that were moved to an average and back
+SWAP_EPS = 32  # eps: rounding error of weights that were moved and back
 
 FOLLOWED_OPTIMIZERS: WeakSet[torch.optim.Optimizer] = WeakSet()
 """The optimizers that are followed at the moment."""
@@ -152,6 +155,8 @@ class Watch:
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
     states_before: dict[str, dict[str, Any]] = field(default_factory=dict)  # entries in rule.needs
+    moved: Weights = field(default_factory=dict)  # weights that the loop moved before a call
+    moved_at: int = -1  # the step of these calls
     gradients_before: Weights = field(default_factory=dict)  # if steps overwrite gradients
     settings_before: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     stepping: set[int] = field(default_factory=set)  # ids of optimizers between the two step hooks
@@ -308,6 +313,7 @@ class Watch:
         tensors = differentiable_outputs(answer, output)
         if not tensors or not output.numel():  # no examples
             return None
+        weights = self.moved_weights()
         self.refuse_other_weights(moves_statistics=statistics is not None)
         inputs = self.copied_inputs(output, args, kwargs)
 
@@ -319,6 +325,7 @@ class Watch:
             signed=signature(output),
             shape=tuple(output.shape),
             statistics=statistics,
+            weights=weights,
         )
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         if self.log is not None:
@@ -342,7 +349,9 @@ class Watch:
         refuse_unfollowed_losses(self)
         records = self.store.takes_next and torch.is_grad_enabled()
         inputs: Batch = ()
+        weights: Weights | None = None
         if records:
+            weights = self.moved_weights()
             self.refuse_other_weights(moves_statistics=False)
             inputs = copied_batch(batch)
             self.store.hold_function(function)
@@ -368,6 +377,7 @@ class Watch:
                 signed=signature(losses),
                 shape=tuple(losses.shape),
                 losses=function,
+                weights=weights,
             )
             listen(losses, partial(self.on_gradient, call, None), past_casts=False)
             self.calls.append(call)
@@ -412,9 +422,30 @@ class Watch:
                 f"step {step}: BatchNorm in training mode moves statistics at every step, of which "
                 "steps= leaves some out; put it in eval(), or follow all steps"
             )
-        self.latest.refuse_writes(step, self.parameters)
         refuse_instance_statistics(step, self.model)
         self.frozen.refuse_writes(step, self.moving)
+
+    def moved_weights(self) -> Weights | None:
+        """Return the weights that the loop has moved since the latest step, or None.
+
+        SAM moves weights after a first gradient, before its second one. `on_step_begin` raises if
+        they are not moved back. Calls at the same weights share one copy.
+        """
+        step = self.store.count
+        closely = any(call.at == step and call.has_gradient for call in self.calls)
+        changed = self.latest.changed(step, self.parameters, closely=closely)
+        if not changed:
+            return None
+        for name in changed:
+            if name in self.latest.strangers:
+                self.latest.refuse_change(step, name)
+        if self.moved_at == step and changed.keys() == self.moved.keys():
+            pairs = [(weight.detach(), self.moved[name]) for name, weight in changed.items()]
+            if all(same_bits(pairs)):
+                return self.moved
+        self.moved = {name: weight.detach().clone() for name, weight in changed.items()}
+        self.moved_at = step
+        return self.moved
 
     def copied_inputs(
         self, output: Tensor, args: tuple[object, ...], kwargs: dict[str, object]
@@ -691,7 +722,8 @@ class Watch:
 
     def on_other_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Record the parameters that an unfollowed optimizer moves, for an error message."""
-        if any(optimizer is followed for followed in self.optimizers):
+        base = getattr(optimizer, "base_optimizer", None)  # of SAM
+        if any(followed in (optimizer, base) for followed in self.optimizers):
             return
         for group in optimizer.param_groups:
             for weight in group["params"]:
@@ -712,16 +744,23 @@ class Watch:
             self.catch_up()
 
     def rounding_of_swaps(self, name: str) -> Tensor | None:
-        """Return the largest rounding error of each weight after its optimizer has moved it to an
-        average and back, or None if the optimizer does not."""
+        """Return the largest rounding error of each weight after the loop has moved it and back, or
+        None if it must be the same.
+
+        SAM moves weights before its second gradient. Schedule-free optimizers move them to an average.
+        """
+        weight_before = self.latest.weights[name]
+        eps = torch.finfo(weight_before.dtype).eps
+        if self.moved_at == self.store.count:
+            size = weight_before.abs() + self.moved.get(name, weight_before).abs()
+            return size * (SWAP_EPS * eps)
         for optimizer in self.optimizers:
             weight = self.parameters.of(optimizer).get(name)
             if weight is None or not self.rules[id(optimizer)].swaps_weights:
                 continue
             average = optimizer.state.get(weight, {}).get("z")
-            if average is not None:
-                eps = torch.finfo(weight.dtype).eps
-                return SWAP_EPS * eps * (self.latest.weights[name].abs() + average.abs())
+            if isinstance(average, Tensor):
+                return (weight_before.abs() + average.abs()) * (SWAP_EPS * eps)
         return None
 
     @property

@@ -22,6 +22,7 @@ from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.model.foreign import load_torchvision
 from tests.foreign_loop import other_optimizers
+from tests.foreign_loop.other_optimizers import SAM
 
 EXAMPLES, BATCH, STEPS = 18, 6, 8
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -456,6 +457,71 @@ def zeroed_late(given: Loop, batch: Tensor) -> None:
     given.zero()
     cross_entropy(outputs, given.y[batch]).backward()  # type: ignore[no-untyped-call]
     given.step()
+
+
+def by_sam(given: Loop, batch: Tensor) -> None:
+    (optimizer,) = given.optimizers
+    assert isinstance(optimizer, SAM)
+    given.back(batch)
+    optimizer.first_step(zero_grad=True)
+    for part in torch.split(batch, 3):
+        given.back(part, 2)
+    optimizer.second_step(zero_grad=True)
+
+
+def by_sam_with_a_closure(given: Loop, batch: Tensor) -> None:
+    given.zero()
+    given.back(batch)
+    given.optimizers[0].step(lambda: given.back(batch))  # type: ignore[arg-type, return-value]
+
+
+def by_hand_like_sam(given: Loop, batch: Tensor) -> None:
+    """Weights are moved up, and back down by the same amount, which rounds."""
+    given.zero()
+    given.back(batch)
+    moves = [0.05 * weight.grad for weight in given.model.parameters() if weight.grad is not None]
+    with torch.no_grad():
+        torch._foreach_add_(list(given.model.parameters()), moves)
+    given.zero()
+    given.back(batch)
+    with torch.no_grad():
+        torch._foreach_sub_(list(given.model.parameters()), moves)
+    given.step()
+
+
+def by_hand_past_the_count(given: Loop, batch: Tensor) -> None:
+    """Weights are moved by way of `.data`, which torch does not count, from the fourth step on."""
+    given.zero()
+    given.back(batch)
+    if given.done > 2:
+        kept = [weight.detach().clone() for weight in given.model.parameters()]
+        for weight in given.model.parameters():
+            assert weight.grad is not None
+            weight.data.add_(0.05 * weight.grad)
+        given.zero(set_to_none=False)
+        given.back(batch)
+        for weight, before in zip(given.model.parameters(), kept, strict=True):
+            weight.data.copy_(before)
+    given.step()
+
+
+def sam(base: Callable[..., optim.Optimizer], **settings: Any) -> Maker:
+    def optimizers(model: nn.Sequential) -> Optimizers:
+        return [SAM(model.parameters(), base, **settings)]
+
+    optimizers.__name__ = f"SAM of {base.__name__}"
+    return optimizers
+
+
+SHARPNESS: tuple[tuple[Maker, Body], ...] = (
+    (sam(optim.SGD, lr=0.1, momentum=0.9), by_sam),
+    (sam(optim.AdamW, lr=0.01, weight_decay=0.1, adaptive=True, rho=0.5), by_sam),
+    (sam(optim.SGD, lr=0.1), by_sam_with_a_closure),
+    (momentum, by_hand_like_sam),
+    (adamw, by_hand_like_sam),
+    (momentum, by_hand_past_the_count),
+)
+"""Loops whose gradients are taken at weights that were moved up, after a first gradient."""
 
 
 def averaged_to_evaluate(given: Loop, batch: Tensor) -> None:

@@ -161,3 +161,46 @@ class AdamWScheduleFree(SGDScheduleFree):
         square = state.setdefault("exp_avg_sq", torch.zeros_like(gradient))
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
         return gradient.div_(square.div(1 - second ** (group["k"] + 1)).sqrt_().add_(group["eps"]))
+
+
+class SAM(optim.Optimizer):
+    """Sharpness-aware minimisation as in davda54/sam: the gradient at w + ρ g/‖g‖, for the step of an optimizer."""
+
+    def __init__(
+        self, params: Any, base_optimizer: Any, rho: float = 0.05, *, adaptive: bool = False, **kw: Any
+    ) -> None:
+        super().__init__(params, {"rho": rho, "adaptive": adaptive, **kw})
+        self.base_optimizer = base_optimizer(self.param_groups, **kw)
+        self.param_groups = self.base_optimizer.param_groups
+        self.defaults.update(self.base_optimizer.defaults)
+
+    @torch.no_grad()
+    def first_step(self, *, zero_grad: bool = False) -> None:
+        norm = torch.stack([(scale * weight.grad).norm() for weight, scale in self.members()]).norm()
+        for weight, scale in self.members():
+            self.state[weight]["old_p"] = weight.data.clone()
+            weight.add_(scale.square() * weight.grad * self.defaults["rho"] / (norm + 1e-12))
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self, *, zero_grad: bool = False) -> None:
+        for weight, _ in self.members():
+            weight.data = self.state[weight]["old_p"]
+        self.base_optimizer.step()
+        if zero_grad:
+            self.zero_grad()
+
+    def step(self, closure: Any = None) -> Any:
+        self.first_step(zero_grad=True)
+        closure()
+        self.second_step()
+
+    def members(self) -> list[tuple[Any, Tensor]]:
+        """The weights with gradients, each with its scale: |w| if adaptive."""
+        return [
+            (weight, weight.abs() if group["adaptive"] else torch.ones_like(weight))
+            for group in self.param_groups
+            for weight in group["params"]
+            if weight.grad is not None
+        ]

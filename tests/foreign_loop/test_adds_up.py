@@ -22,7 +22,7 @@ from ntkexp.foreign_loop.trace import Trace
 from ntkexp.path.components import By
 from tests.foreign_loop import loops
 from tests.foreign_loop.bugs import RECORDED, loss_of_a_stale_graph
-from tests.foreign_loop.loops import LOOPS, OPTIMIZERS, WAYS, Body, Loop, Maker, Way, followed, plain
+from tests.foreign_loop.loops import LOOPS, OPTIMIZERS, SHARPNESS, WAYS, Body, Loop, Maker, Way, followed, plain
 
 SUMMED = 100  # eps: 8 steps, each a sum of some tens of terms, in two orders
 BY_COMPONENT = {
@@ -120,6 +120,8 @@ class Case:
 OFTEN = (
     *(Case(optimizers, body) for optimizers, body in LOOPS),
     *(Case(optimizers, loops.scheduled_and_clipped, torch.float32) for optimizers in (loops.momentum, loops.adamw)),
+    *(Case(optimizers, body) for optimizers, body in SHARPNESS),
+    *(Case(optimizers, body, torch.float32) for optimizers, body in SHARPNESS),
     *(Case(loops.sgd, layer=layer) for layer in (old_weight_norm, pruned, Keeping)),
     Case(loops.nesterov, layer=weight_norm),
 )

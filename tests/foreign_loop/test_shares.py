@@ -67,8 +67,8 @@ def lamb(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
     root = (shares.square / (1 - 0.999**shares.count)).sqrt() + 1e-6
     update = memory / (1 - 0.9**shares.count) / root
     update[-1] += 0.1 * weight
-    ratio = weight.norm() / update.sum(0).norm()
-    return -0.02 * ratio * update
+    ratio = float(weight.norm() / update.sum(0).norm())
+    return update * (-0.02 * ratio)
 
 
 def lars(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
@@ -131,6 +131,7 @@ class Unrolled:
     model: nn.Sequential
     queries: Tensor
     moved: Moved
+    ascent: float = 0.0  # gradients are taken at w + ascent · g
     shares: dict[str, Shares] = field(default_factory=dict)
     parts: Tensor = field(default_factory=lambda: torch.zeros(0))  # [query, out, row]
 
@@ -141,14 +142,23 @@ class Unrolled:
             self.shares[name] = Shares(rows, zeros, rows.clone())
         self.parts = torch.zeros(*outputs_of(self.model, self.queries).shape, ROWS, dtype=torch.float64)
 
-    def step(self, x: Tensor, y: Tensor, batch: Tensor) -> None:
-        weights = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+    def gradients(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, batch: Tensor) -> dict[str, Tensor]:
+        """The gradients of all rows at some weights."""
+        at = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
         gradients = {name: torch.zeros(ROWS, *weight.shape, dtype=weight.dtype) for name, weight in weights.items()}
         for example in batch.tolist():
-            loss = nn.functional.cross_entropy(self.model(x[example][None]), y[example][None]) / len(batch)
-            of_example = torch.autograd.grad(loss, list(self.model.parameters()))
-            for name, gradient in zip(weights, of_example, strict=True):
+            outputs = torch.func.functional_call(self.model, at, x[example][None])
+            loss = nn.functional.cross_entropy(outputs, y[example][None]) / len(batch)
+            for name, gradient in zip(at, torch.autograd.grad(loss, list(at.values())), strict=True):
                 gradients[name][example] += gradient
+        return gradients
+
+    def step(self, x: Tensor, y: Tensor, batch: Tensor) -> None:
+        weights = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+        gradients = self.gradients(weights, x, y, batch)
+        if self.ascent:
+            up = {name: weight + self.ascent * gradients[name].sum(0) for name, weight in weights.items()}
+            gradients = self.gradients(up, x, y, batch)
         norm = float(torch.stack([gradient.sum(0).norm() for gradient in gradients.values()]).norm())
         movements = {
             name: self.moved(self.shares[name], gradients[name], weights[name], norm).detach() for name in weights
@@ -181,7 +191,13 @@ def all_in_one(kind: Callable[..., optim.Optimizer], **settings: object) -> Make
     return lambda model: [kind(model.parameters(), **settings)]
 
 
+def momentum_alone(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
+    return -0.1 * shares.take(0.9, 1.0, parts)
+
+
+ASCENT = 0.05
 CASES: dict[str, tuple[Maker, Body, Moved]] = {
+    "SAM by hand": (all_in_one(optim.SGD, lr=0.1, momentum=0.9), loops.by_hand_like_sam, momentum_alone),
     "Lion": (all_in_one(other_optimizers.Lion, lr=0.01, weight_decay=0.1), plain, lion),
     "signSGD": (all_in_one(other_optimizers.SignSGD, lr=0.01, momentum=0.9), plain, signum),
     "LAMB": (of_timm("Lamb", together=True, lr=0.02, weight_decay=0.1, max_grad_norm=0.5), plain, lamb),
@@ -208,7 +224,7 @@ def test_contributions_are_shares_of_the_steps_with_their_factors(case: str) -> 
     found = trace.attribute(quiet=True)
 
     again = one_layer(maker)
-    unrolled = Unrolled(again.model, again.queries, moved)
+    unrolled = Unrolled(again.model, again.queries, moved, ASCENT if case.startswith("SAM") else 0.0)
     for _, batch in zip(range(loops.STEPS), loops.batches(), strict=False):
         unrolled.step(again.x, again.y, batch)
     for name, weight in given.model.named_parameters():

@@ -62,16 +62,17 @@ def random_adamw() -> Loop:
 STORED: tuple[tuple[Maker, Body, int], ...] = (
     (loops.adamw, loops.scheduled_and_clipped, 3),
     (loops.several, loops.plain, 3),
+    (*loops.SHARPNESS[0], 3),
     (loops.adamw, loops.scheduled_and_clipped, 1),
     (loops.several, loops.plain, 1),
-    *((maker, body, 3) for maker, body in loops.LOOPS),
+    *((maker, body, 3) for maker, body in (*loops.LOOPS, *loops.SHARPNESS[1:])),
     *((loops.momentum, body, 3) for body in RECORDED),
 )
 
 
 @pytest.mark.parametrize(
     ("maker", "body", "every"),
-    [pytest.param(*case, marks=SLOW if k > 1 else ()) for k, case in enumerate(STORED)],
+    [pytest.param(*case, marks=SLOW if k > 2 else ()) for k, case in enumerate(STORED)],
     ids=lambda part: getattr(part, "__name__", None),
 )
 def test_a_trace_on_disk_has_the_same_contributions(maker: Maker, body: Body, every: int, tmp_path: Path) -> None:

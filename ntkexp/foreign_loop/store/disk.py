@@ -394,6 +394,8 @@ class DiskStore(AbstractStore):
             if call.losses is not None:
                 content["losses"] = name_of(call.losses)
                 content |= stored_batch(call.inputs, len(call.names))
+            if call.weights is not None:
+                content["weights"] = call.weights
         if call.gradient is not stored.gradient:
             stored.gradient = call.gradient
             content["gradient"] = call.gradient
@@ -571,6 +573,7 @@ class LoopOnDisk:
             joined={name: tuple(shape) for name, shape in call.get("joined", {}).items()},
             statistics=statistics_on(call, device),
             losses=losses,
+            weights=weights_on(call, device),
         )
 
     def function(self, name: str) -> LossFunction:
@@ -601,6 +604,14 @@ def statistics_on(
         return None
     before, after = tree_map_only(Tensor, lambda tensor: tensor.clone().to(device), stored)
     return before, after
+
+
+def weights_on(content: Mapping[str, Any], device: torch.device) -> Weights | None:
+    """Return the weights of a stored call on a device, or None if they are those of its step."""
+    stored = content.get("weights")
+    if stored is None:
+        return None
+    return {name: weight.clone().to(device) for name, weight in stored.items()}
 
 
 def example_names(call: Mapping[str, Any]) -> tuple[str, ...]:

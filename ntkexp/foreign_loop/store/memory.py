@@ -53,7 +53,7 @@ class LoopInMemory:
         self.nbytes += bytes_in([event["whole"], event["gradient"], event["after"]])
         for call in event["calls"]:
             self.nbytes += bytes_in([tensors(call.inputs), call.gradient, call.signed])
-            self.nbytes += bytes_in([list(call.how.states.values()), call.statistics])
+            self.nbytes += bytes_in([list(call.how.states.values()), call.statistics, call.weights])
 
     def add_checkpoint(self, content: Mapping[str, Any]) -> None:
         """Add a checkpoint before the next event."""

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.call import Autocast, ModelCall, facts_of
+from ntkexp.foreign_loop.call import Autocast, ModelCall, facts_of, weights_of_calls
 from ntkexp.foreign_loop.clipping import (
     SUM_EPS,
     UNITS,
@@ -165,12 +165,13 @@ class ReplayedLoop:
         recorded = event["gradient"]  # signatures
         if recorded.keys() <= stored.keys():
             return zeros | stored
-        of_calls = zeros | self.called.gradient(calls, [start] * len(calls))
+        begun = weights_of_calls(calls, [start] * len(calls))
+        of_calls = zeros | self.called.gradient(calls, begun)
         gradient = {name: of_calls[name] for name in recorded}
         signature = self.signatures.of(gradient)
 
         def noise() -> Weights:
-            change = self.called.noise(calls, [start] * len(calls))
+            change = self.called.noise(calls, begun)
             return self.signatures.of(
                 {name: part for name, part in change.items() if name in recorded}
             )
