@@ -287,17 +287,16 @@ class Overshooting(other_optimizers.Lion):
     """Moves the weights a little too far."""
 
     def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            group["lr"] *= 1 + 1e-9
         super().step(closure)
         for group in self.param_groups:
-            group["lr"] /= 1 + 1e-9
+            for weight in group["params"]:
+                weight.data.sub_(weight.grad.sign(), alpha=1e-9 * group["lr"])
 
 
 @pytest.mark.parametrize(
     ("name", "base", "said"),
     [
-        ("Lion", Overshooting, r"step 0: '0\.weight' is not where its optimizer's rule leads"),
+        ("Lion", Overshooting, r"'0\.weight' (is not where its optimizer's rule leads|was changed by something other)"),
         ("Lion", other_optimizers.SignSGD, "step 0: '0.weight': its optimizer has no 'betas', which LionRule reads"),
         ("SignSGD", optim.SGD, r"step 0: '0\.weight' is not where its optimizer's rule leads"),
         ("Lamb", optim.Adam, "step 0: '0.weight': its optimizer has no 'grad_averaging', which LAMBRule reads"),
