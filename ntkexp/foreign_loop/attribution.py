@@ -268,9 +268,8 @@ class LoopBackward:
         bound = bound_of(consumed, tolerance)
         if proved.clipped is not None:
             self.multiplied.clipped_values.append(proved.clipped)
-        factors = self.multiplied.take(
-            step.index, proved.factors, proved.times_elements(gradient), consumed, bound
-        )
+        unclipped = proved.before_clipping(consumed)
+        factors = self.multiplied.take(step.index, proved.factors, gradient, unclipped, bound)
         return replace(proved, factors=dict.fromkeys(step.start, 0.0) | factors)
 
     def replay_by_autograd(

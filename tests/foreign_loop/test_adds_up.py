@@ -65,6 +65,23 @@ def by_hand(given: Loop, batch: Tensor) -> None:
     given.step()
 
 
+def clipped_twice(given: Loop, batch: Tensor) -> None:
+    """By norm, and then by value."""
+    given.zero()
+    given.back(batch)
+    nn.utils.clip_grad_norm_(given.model.parameters(), 0.3)
+    nn.utils.clip_grad_value_(given.model.parameters(), 0.03)
+    given.step()
+
+
+def clipped_to_more_and_more(given: Loop, batch: Tensor) -> None:
+    """Some parameters, to a value that changes at every step."""
+    given.zero()
+    given.back(batch)
+    nn.utils.clip_grad_value_(given.model[2:].parameters(), 0.01 + 0.005 * given.done)
+    given.step()
+
+
 def sometimes_empty(given: Loop, batch: Tensor) -> None:
     plain(given, batch[:0] if given.done == 3 else batch)
 
@@ -128,6 +145,9 @@ OFTEN = (
 ODD = (
     *(Case(loops.momentum, body, by=(None,)) for body in (*RECORDED, by_hand, sometimes_empty, balanced)),
     Case(loops.adamw, by_hand, by=(None,)),
+    *(Case(each, clipped_twice, by=(None, "parameter")) for each in (loops.nesterov, loops.adamw)),
+    *(Case(each, clipped_to_more_and_more, by=(None,)) for each in (loops.momentum, loops.adam)),
+    Case(loops.adamw, clipped_to_more_and_more, torch.float32, by=(None,)),
     Case(adam_with_a_tensor, by=(None,)),
 )
 RANDOM = (

@@ -181,7 +181,8 @@ class ReplayedLoop:
         fit = fit_factors(signature, recorded, cast_eps, noise)
         factors = dict(fit.factors)
         if not fit.explains:
-            clipped = self.clipped_by_value(gradient, recorded, fit, bound_of(recorded, cast_eps))
+            rounding = bound_of(recorded, cast_eps)
+            clipped = self.clipped_by_value(gradient, recorded, stored, fit, rounding)
             if clipped is None:
                 raise unexplained(fit, event["step"], facts_of(calls))
             gradient |= clipped
@@ -192,11 +193,17 @@ class ReplayedLoop:
         return zeros | gradient | stored
 
     def clipped_by_value(
-        self, gradient: Weights, recorded: Weights, fit: FactorFit, rounding: float
+        self,
+        gradient: Weights,
+        recorded: Weights,
+        stored: Weights,
+        fit: FactorFit,
+        rounding: float,
     ) -> Weights | None:
         """Return the gradients that no factor explains, clipped by value, or None.
 
-        The bound is one of an earlier step, or follows from the recorded signatures.
+        The bound is one of an earlier step, or follows from the recorded signatures. It may be the
+        largest element of a stored gradient.
         """
         search = ClipSearch(
             gradient={name: gradient[name] for name in fit.failing},
@@ -204,6 +211,7 @@ class ReplayedLoop:
             sign=self.signatures.of,
             rounding=rounding,
             moved=fit.moved,
+            largest=read_numbers([part.abs().max() for part in stored.values() if part.numel()]),
         )
         clip = search.found(self.clips)
         if clip is None:
