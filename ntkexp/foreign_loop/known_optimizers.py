@@ -145,8 +145,8 @@ def optimizers_of_libraries(
 ) -> Iterator[KnownOptimizer]:
     """Yield the optimizer whose class has this module and name.
 
-    The class is one of a rule of the user, or it is read from a module that this process has
-    imported. Only the packages in `LIBRARIES` are imported for this purpose.
+    A rule of the user may name the class, or a module that this process has imported may contain it.
+    Only the packages in `LIBRARIES` are imported for this purpose.
     """
     module, _, kind_name = name.rpartition(".")
     for rule in rules:

@@ -53,9 +53,11 @@ class LionRule(AbstractLibraryRule):
         of_gradient = (1 - first) - of_momentum * (1 - second)
         gradient = -taken.gradient if group.get("maximize") else taken.gradient
         c = of_momentum * state[self.remembers] + of_gradient * gradient
-        denominator = sign_denominator(c, float(group["lr"]))
+        denominator, residual = sign_denominator(c, float(group["lr"]))
         if group.get("caution"):
-            denominator = denominator / caution(c, gradient)
+            mask = caution(c, gradient)
+            denominator = denominator / mask
+            residual = None if residual is None else mask * residual
         return LinearStep(
             momentum_scale=of_momentum,
             gradient_scale=of_gradient,
@@ -63,6 +65,7 @@ class LionRule(AbstractLibraryRule):
             momentum_gain=1 - second,
             decoupled_decay=decay_rate(group) * float(group["weight_decay"]),
             denominator=denominator,
+            residual=residual,
         )
 
 
@@ -80,34 +83,42 @@ class SignSGDRule(AbstractLibraryRule):
     ) -> LinearStep:
         momentum = float(group.get("momentum", 0.0))
         direction = state[self.remembers] if momentum else taken.gradient
+        denominator, residual = sign_denominator(direction, float(group["lr"]))
         return LinearStep(
             momentum_scale=1.0,
             momentum_decay=momentum,
             momentum_gain=1 - momentum,
             decoupled_decay=float(group["lr"]) * float(group.get("weight_decay", 0.0)),
-            denominator=sign_denominator(direction, float(group["lr"])),
+            denominator=denominator,
+            residual=residual,
         )
 
 
-def sign_denominator(direction: Tensor, rate: float) -> Tensor:
-    """Return n with direction/n = rate · sign(direction): |direction|/rate, or ∞ where it is 0.
+def sign_denominator(direction: Tensor, rate: float) -> tuple[Tensor, Tensor | None]:
+    """Return n and r with direction/n + r = rate · sign(direction).
+
+    n is |direction|/rate, or ∞ where the direction is 0. r is None, unless some elements are so
+    small that 1/n overflows. No example has a share in the movement of such elements.
 
     >>> sign_denominator(torch.tensor([2.0, 0.0, -4.0]), 0.5)
-    tensor([4., inf, 8.])
+    (tensor([4., inf, 8.]), None)
+    >>> sign_denominator(torch.tensor([2.0, -1e-44]), 0.5)
+    (tensor([4., inf]), tensor([ 0.0000, -0.5000]))
     """
-    size = direction.abs() / rate if rate else torch.full_like(direction, inf)
+    if not rate:
+        return torch.full_like(direction, inf), None
+    size = direction.abs() / rate
     denominator = size.where(direction != 0, inf)
-    if not bool(denominator.reciprocal().isfinite().all()):
-        raise Mistake(
-            "the signs of gradients were taken that are too small to be divided among examples; "
-            "train in float64, or with another optimizer"
-        )
-    return denominator
+    is_finite = denominator.reciprocal().isfinite()
+    if bool(is_finite.all()):
+        return denominator, None
+    residual = rate * direction.sign().where(~is_finite, 0.0)
+    return denominator.where(is_finite, inf), residual
 
 
 def caution(update: Tensor, gradient: Tensor) -> Tensor:
-    """Return the factors of a cautious update: 0 where its sign is not that of the gradient, and one
-    number elsewhere, so that their mean is 1."""
+    """Return the factors of a cautious update: 0 where the gradient has the other sign, and one number
+    elsewhere, so that their mean is 1."""
     mask = (update * gradient > 0).to(update.dtype)
     return mask / mask.mean().clamp(min=LEAST_CAUTION)
 
@@ -196,8 +207,8 @@ class LARSRule(AbstractLibraryRule):
         timm, Lightning Bolts    r = κ‖θ‖ / (‖g‖ + λ‖θ‖ + ε);   r = 1 and λ = 0 without decay
         MoCo v3, MAE             r = κ‖θ‖ / ‖g + λθ‖ for matrices;   r = 1 and λ = 0 for vectors
 
-    κ is the trust coefficient. r is 1 if a norm is 0. The coefficients are those of SGD, with α times
-    r, and with N = rη for Nesterov momentum. r multiplies the gradients of all examples.
+    κ is the trust coefficient. r is 1 if a norm is 0. The coefficients are as in SGD, with α times r,
+    and with N = rη for Nesterov momentum. r multiplies the gradients of all examples.
     """
 
     class_names = ("Lars", "LARS")

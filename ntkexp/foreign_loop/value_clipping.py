@@ -9,7 +9,7 @@ The optimizer used the gradient clamp(s g, −b, b), where g is the gradient of 
 Clipping multiplies element k of s g by e_k = min(1, b / |s g_k|). The same e multiplies the gradient
 of every example, so the step stays linear in the examples, and their contributions add up.
 
-The proof has one free number, b. Up to rounding, elements below b must be those of s g, and clipped
+The proof has one free number, b. Up to rounding, elements below b must equal s g, and clipped
 elements must be ±b. Noise, changed signs and several bounds are therefore refused."""
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class GradientFactors:
         }
 
     def smallest(self, names: Collection[str]) -> float:
-        """Return the smallest factor of an element of these parameters, or 0 if there are none."""
+        """Return the smallest factor of an element of these parameters, or 0 without parameters."""
         factors = []
         for name in names:
             element = float(self.elements[name].min()) if name in self.elements else 1.0
@@ -160,7 +160,7 @@ def clip_between(
     if not (bound > 0 and isfinite(bound)):
         return None
 
-    # s from the elements that were not clipped; 1.0 if there are none
+    # s from the elements that were not clipped; 1.0 if all elements were clipped
     least = (1 - rounding) * bound
     unclipped = {name: part.abs() < least for name, part in consumed.items()}
     pairs = [
@@ -278,8 +278,8 @@ class ClipSearch:
         return ValueClip(near_power_of_two(scale, self.rounding), bound)
 
     def with_equal_bits(self, clip: ValueClip) -> ValueClip:
-        """Return the clipping with a bound that is equal up to rounding, and whose result has the
-        recorded bits, if there is one.
+        """Return the clipping with the nearest bound whose result has the recorded bits, or the
+        clipping itself.
 
         Try the largest elements of known gradients, short decimal numbers, as users type them, and
         then the nearest numbers.

@@ -308,6 +308,17 @@ def test_an_optimizer_with_a_known_name_and_other_steps_is_refused(name: str, ba
         followed(loop(of(type(name, (base,), {}), lr=0.01, weight_decay=0.1)), plain)
 
 
+def test_signs_of_vanishing_gradients_belong_to_no_example() -> None:
+    """The sign of a number whose inverse overflows moves the weight, and `rounding` holds the effect."""
+    net, x, queries = nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 4e-38]]), torch.eye(2)
+    start, optimizer = outputs_of(net, queries), other_optimizers.SignSGD(net.parameters(), lr=300.0)
+    found = fitted(net, optimizer, lambda _: (net(x) - 3).square().mean(), 1, queries=queries).attribute()
+    change = outputs_of(net, queries) - start
+    assert loops.missed(found, change, "rounding") <= 1e-6
+    assert loops.apart(found["rounding"].isel(query=1), change[1]) <= 1e-6
+    assert float(abs(found["rounding"].isel(query=0)).max()) == 0
+
+
 def test_effects_are_refused_where_no_derivative_is_known() -> None:
     given = loop(of(optim.RMSprop, lr=0.01))
     trace = followed(given, plain, loss=loops.loss_of(given))
