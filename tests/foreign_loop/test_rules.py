@@ -10,8 +10,10 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from torch import Tensor, nn, optim
+from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
 from ntkexp.cli.main import run as command
+from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.rule import LONG_SUM_DIVISOR, MAX_SUMMED, SIGNATURE_PARTS, Signatures
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
@@ -281,6 +283,64 @@ def test_a_trace_of_a_library_needs_no_rule_later(
     followed(loop(of(type("Lion", (other_optimizers.Lion,), {"__module__": "elsewhere"}), lr=0.01)), plain, to="own")
     assert command(["attribute", "own", *known]) == 2
     assert "the trace has steps of elsewhere.Lion, whose rule has to be given again" in capfd.readouterr().err
+
+
+def test_the_average_of_a_schedule_free_optimizer_is_outside_the_steps() -> None:
+    """The steps move y. At the end, `eval()` loads the average x."""
+    given = loop(of(other_optimizers.SGDScheduleFree, lr=0.1, train_mode=True))
+    start = outputs_of(given.model, given.queries)
+    (optimizer,) = given.optimizers
+    assert isinstance(optimizer, other_optimizers.SGDScheduleFree)
+    with follow(given.model, optimizer, queries=given.queries) as trace:
+        loops.train(given, plain)
+        at_y = outputs_of(given.model, given.queries)
+        optimizer.eval()
+    at_x, found = outputs_of(given.model, given.queries), trace.attribute()
+    assert loops.missed(found, at_x - start, "outside") <= 1e-12
+    assert loops.apart(found["outside"], at_x - at_y) <= 1e-12
+
+
+@pytest.mark.parametrize("loads", [False, True], ids=["kept", "loaded"])
+def test_averages_and_their_schedule_are_followed(loads: bool) -> None:
+    """The statistics of the average are renewed at every step; at the end, the average may be loaded."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
+    x, y, queries = torch.randn(18, 4).double(), torch.randint(3, (18,)), torch.randn(3, 4).double()
+    optimizer = optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    average, schedule = AveragedModel(net), SWALR(optimizer, swa_lr=0.05, anneal_epochs=2)
+    start = outputs_of(net, queries)
+    with follow(net, optimizer, queries=queries) as trace:
+        for batch in torch.randint(18, (6, 6)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
+            optimizer.step()
+            average.update_parameters(net)
+            update_bn([x], average)
+            schedule.step()
+        if loads:
+            net.load_state_dict(average.module.state_dict())
+    found = trace.attribute()
+    parts = ("rounding", "statistics", *(["outside"] if loads else []))
+    assert loops.missed(found, outputs_of(net, queries) - start, *parts) <= 1e-12
+
+
+def test_losses_by_a_function_are_followed_at_moved_weights() -> None:
+    """A gradient of `trace.losses` after an ascent, as in SAM."""
+    given = loop(loops.momentum)
+    start, weights = outputs_of(given.model, given.queries), list[Tensor](given.model.parameters())
+
+    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+    with follow(given.model, given.optimizers, queries=given.queries) as trace:
+        for _, batch in zip(range(4), loops.batches(), strict=False):
+            given.zero()
+            with torch.no_grad():
+                torch._foreach_add_(weights, 0.01)
+            trace.losses(losses, given.x[batch], given.y[batch]).mean().backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                torch._foreach_sub_(weights, 0.01)
+            given.step()
+    closes(given, start, trace.attribute())
 
 
 class Overshooting(other_optimizers.Lion):
