@@ -311,7 +311,7 @@ def test_averages_and_their_schedule_are_followed(loads: bool) -> None:
     with follow(net, optimizer, queries=queries) as trace:
         for batch in torch.randint(18, (6, 6)):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()
+            nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             average.update_parameters(net)
             update_bn([x], average)
