@@ -31,7 +31,10 @@ Each module imports only from the modules listed before it:
     batch_norm           running statistics of BatchNorm
     batch_gradients      per-example gradients through a batch that couples its examples
     clipping             proof (a): factors between gradients, explained by scales and clipping
+    value_clipping       proof (a) if gradients were clipped by value: a factor for each element
     rule, torch_rules    proof (b): the linear step of an optimizer; PyTorch's optimizers
+    library_rules        Lion, signSGD, LAMB, LARS and schedule-free optimizers of other libraries
+    known_optimizers     the rule of each optimizer
     example_losses       losses of examples by the user's function in `trace.losses`
     call                 one recorded model call: inputs, modes and random states, ∂L/∂f
     equal_inputs         signs that several examples share a name

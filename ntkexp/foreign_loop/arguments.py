@@ -172,8 +172,10 @@ def unwrapped_optimizers(
 
 
 def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer inside one or more wrappers."""
+    """Return the optimizer inside one or more wrappers. SAM names it `base_optimizer`."""
     inner = getattr(optimizer, "optimizer", None)
+    if "SAM" in type(optimizer).__name__:
+        inner = getattr(optimizer, "base_optimizer", None)
     return unwrapped_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 

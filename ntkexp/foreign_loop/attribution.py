@@ -22,14 +22,15 @@ from torch import Tensor
 
 from ntkexp.foreign_loop.batch_gradients import TermGradients
 from ntkexp.foreign_loop.batch_norm import numbers_of
-from ntkexp.foreign_loop.call import ModelCall, facts_of
-from ntkexp.foreign_loop.clipping import ASK_SAME_LOSSES, Factors, bound_of, factors_between
+from ntkexp.foreign_loop.call import ModelCall, facts_of, weights_of_calls
+from ntkexp.foreign_loop.clipping import ASK_SAME_LOSSES, Factors, bound_of
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs
 from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
+from ntkexp.foreign_loop.value_clipping import GradientFactors, gradient_factors
 from ntkexp.kernel import Jacobian, Reader, Tape
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
@@ -85,15 +86,17 @@ class LoopBackward:
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> None:
         """Run the three proofs of one step, and add its terms to the sums."""
         # Jᵢᵀℓ′ᵢ of every example i, at the weights of its call, and g = Σᵢ Jᵢᵀℓ′ᵢ
-        begun = [
+        starts = [
             step.start if call.at == step.index else steps.start(call.at) for call in step.calls
         ]
+        begun = weights_of_calls(step.calls, starts)
         calls = self.call_gradients(step, begun)
         gradient = summed_gradient(calls, step)
 
         # proof (a): the optimizer used the gradient c g + e, where no example caused e
-        factors, gradient_error = self.prove(step, begun, gradient, calls)
-        rounding, credited = self.rounding_of(step, calls, gradient, factors)
+        proved = self.prove(step, begun, gradient, calls)
+        factors = proved.factors
+        rounding, credited = self.rounding_of(step, calls, gradient, proved)
 
         # J̄, the secant Jacobian of the queries along the step
         ends = self.query_ends(step, end, steps)
@@ -126,8 +129,8 @@ class LoopBackward:
         jumps = torch.where(jumped[:, None], -unclosed, 0.0)
         unclosed = unclosed + jumps
         proofs = StepProofs(
-            gradient_factor=min((factors[name] for name in step.with_grad), default=0.0),
-            gradient_error=gradient_error,
+            gradient_factor=proved.smallest(step.with_grad),
+            gradient_error=proved.missed,
             rule_error=step.rule_error,
             closure=ratio(unclosed.norm(), change.norm()),
             casts_error=relative_size(rounding, step.gradient) if self.is_cast(step) else 0.0,
@@ -227,9 +230,9 @@ class LoopBackward:
         begun: Sequence[Weights],
         gradient: Weights,
         calls: Sequence[CallGradients],
-    ) -> tuple[Mapping[str, float], float]:
-        """Run proof (a), and return the factor c of each parameter and the relative distance of the
-        gradients.
+    ) -> GradientFactors:
+        """Run proof (a), and return the factor c of each parameter, the factors of elements that were
+        clipped by value, and the relative distance of the gradients.
 
         Raise unless the optimizer used c times the gradient of the examples, and unless the
         replayed calls return the outputs of the loop. For calls under casts or with BatchNorm,
@@ -248,7 +251,7 @@ class LoopBackward:
         consumed = {name: step.gradient[name] for name in step.with_grad}
         tolerance = called.cast_eps(step.calls, exact=step.exact)
         noise = partial(called.noise, step.calls, begun)
-        factors, error = factors_between(
+        proved = gradient_factors(
             gradient, consumed, step.index, facts_of(step.calls), tolerance, noise
         )
         for call, replay in zip(step.calls, replayed, strict=True):
@@ -263,8 +266,11 @@ class LoopBackward:
                     f"same weights, off by {missed:.2g} of them; {CHANGED}"
                 )
         bound = bound_of(consumed, tolerance)
-        factors = self.multiplied.take(step.index, factors, gradient, consumed, bound)
-        return dict.fromkeys(step.start, 0.0) | factors, error
+        if proved.clipped is not None:
+            self.multiplied.clipped_values.append(proved.clipped)
+        unclipped = proved.before_clipping(consumed)
+        factors = self.multiplied.take(step.index, proved.factors, gradient, unclipped, bound)
+        return replace(proved, factors=dict.fromkeys(step.start, 0.0) | factors)
 
     def replay_by_autograd(
         self, step: FollowedStep, begun: Sequence[Weights], replayed: Sequence[Replayed]
@@ -289,18 +295,24 @@ class LoopBackward:
         step: FollowedStep,
         calls: Sequence[CallGradients],
         gradient: Weights,
-        factors: Mapping[str, float],
+        proved: GradientFactors,
     ) -> tuple[Weights, Weights]:
         """Return the part e of the optimizer's gradient that no example caused, and the credit of
         the examples (see `credit_of_examples`).
 
+        If gradients were clipped by value, the factors of elements are a part of the credit.
         e is the effect of casts, or the rounding error of terms that cancel. The rounding error
         matters because Adam normalizes gradients: a gradient that is only a rounding error moves
         the weights as far as any other gradient.
         """
         cast = self.is_cast(step)
+        factors = proved.factors
         self.divided |= {name for name in step.with_grad if step.linear[name].divides}
-        credited = credit_of_examples(step, calls, gradient, factors, self.divided, cast=cast)
+        credited = credit_of_examples(step, calls, gradient, proved, self.divided, cast=cast)
+        credited = {
+            **proved.elements,
+            **{name: proved.elements.get(name, 1.0) * mask for name, mask in credited.items()},
+        }
         if not cast and not self.divided:
             return {}, credited
         rounding = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
@@ -415,7 +427,7 @@ def credit_of_examples(
     step: FollowedStep,
     calls: Sequence[CallGradients],
     gradient: Weights,
-    factors: Mapping[str, float],
+    proved: GradientFactors,
     divided: Collection[str],
     *,
     cast: bool,
@@ -429,6 +441,8 @@ def credit_of_examples(
     consumed = {name: step.gradient[name] for name in step.with_grad if name in divided}
     if not consumed:
         return {}
+    consumed = proved.before_clipping(consumed)
+    factors = proved.factors
     jacobians = (jacobian for call in calls if call.can_be_reread for jacobian in call.features)
     sizes = {
         name: size * abs(factors[name])

@@ -321,6 +321,7 @@ class ModelCall:
     gradient: Float[Tensor, "example out"] | None = None  # ∂L/∂f, after backward
     joined: dict[str, tuple[int, ...]] = field(default_factory=dict)  # outputs of f, if several
     backward: int = -1  # the id of the latest backward pass that reached the outputs
+    passes: int = 0  # number of backward passes so far, also of those whose gradient was dropped
     signed: Float[Tensor, "example row"] | None = None  # signature (random projection) of f
     shape: tuple[int, ...] = ()  # shape of the followed output
     statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the call
@@ -330,6 +331,7 @@ class ModelCall:
     several: SeveralOutputs | None = None  # while the loop runs
     losses: LossFunction | None = None  # the function of `trace.losses`
     is_differentiated: bool = False  # a backward pass of its step had create_graph=True
+    weights: Weights | None = None  # the weights that are not those before step `at`, as in SAM
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -346,6 +348,7 @@ class ModelCall:
 
     def add_gradient(self, gradient: Tensor, backward: int) -> None:
         """Add the gradient of one backward pass."""
+        self.passes += backward != self.backward
         self.backward = backward
         rows = as_rows(gradient.detach().clone())
         self.gradient = rows if self.gradient is None else self.gradient + rows
@@ -415,6 +418,30 @@ def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
     return result
 
 
+def weights_of_calls(calls: Sequence[ModelCall], starts: Sequence[Weights]) -> list[Weights]:
+    """Return the weights of each call, from the weights before its step.
+
+    Calls share one dict if they have the same `weights`.
+
+    >>> start, moved = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
+    >>> calls = [ModelCall(0, torch.ones(1), weights=weights) for weights in (None, moved, moved)]
+    >>> first, second, third = weights_of_calls(calls, [start] * 3)
+    >>> first is start, second is third, second["w"]
+    (True, True, tensor([1.]))
+    """
+    merged: dict[tuple[int, int], Weights] = {}
+    weights = []
+    for call, start in zip(calls, starts, strict=True):
+        if call.weights is None:
+            weights.append(start)
+            continue
+        key = (id(call.weights), id(start))
+        if key not in merged:
+            merged[key] = {**start, **call.weights}
+        weights.append(merged[key])
+    return weights
+
+
 def facts_of(calls: Sequence[ModelCall]) -> StepFacts:
     """Return facts about the calls of a step, for the error message of proof (a)."""
     return StepFacts(
@@ -422,5 +449,6 @@ def facts_of(calls: Sequence[ModelCall]) -> StepFacts:
         drew=any(call.how.states for call in calls),
         differentiated=any(call.is_differentiated for call in calls),
         losses=any(call.losses is not None for call in calls),
+        passes=max((call.passes for call in calls), default=0),
         other_outputs=tuple(sorted({name for call in calls for name in call.other_outputs})),
     )

@@ -9,7 +9,10 @@ examples. The factor c must be a scale, or come from clipping.
 Norms are over all parameters with the same c. If the gradient has several elements, a factor c
 exists only if both gradients have the same direction, which does not happen by chance. If it has a
 single element, a factor always exists. In this case c must equal the factor of parameters that were
-clipped together with it, or be a power of two, or lead to the clipping norm of other steps."""
+clipped together with it, or be a power of two, or lead to the clipping norm or the clipping value of
+other steps.
+
+Clipping by value multiplies each element by a factor of its own. See `value_clipping`."""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import frexp, hypot, log2, sqrt
+from math import frexp, hypot, inf, log2, sqrt
 
 import torch
 from torch import Tensor
@@ -41,6 +44,9 @@ WHAT_ADDED = "was a term added to the loss, or a gradient changed by hand?"
 ASK_LOSSES = (
     "let a function return one loss for each example, and call it as trace.losses(function, *batch)"
 )
+# changes of a factor or bound, in units in the last place. They are tried until a replayed gradient
+# has the bits of the gradient that the optimizer used
+UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
 RARE_SHARE = 0.01  # largest fraction of all factors that are near some 1/n by chance
 ASK_ADDED = (
     f"{WHAT_ADDED} A penalty on weights is followed as weight_decay of "
@@ -71,29 +77,37 @@ class StepFacts:
     differentiated: bool = False  # True if a backward pass had create_graph=True
     losses: bool = False  # True if `trace.losses` was called
     other_outputs: tuple[str, ...] = ()  # outputs without a row for each example
+    passes: int = 0  # largest number of backward passes through one call
 
 
-def factors_between(
-    found: Weights,
-    consumed: Weights,
-    step: int,
-    facts: StepFacts,
-    tolerance: float,
-    noise: Callable[[], Weights],
-) -> tuple[dict[str, float], float]:
-    """Return the factor c of each parameter, and the relative distance between c g and the gradient
-    that the optimizer used. Raise if rounding does not explain the distance.
+@dataclass(frozen=True)
+class FactorFit:
+    """One factor for each parameter, and how well they explain the gradient that the optimizer
+    used."""
+
+    factors: Mapping[str, float]
+    missed: float  # relative distance, of all gradients together or of the worst parameter
+    failing: tuple[str, ...] = ()  # parameters that no factor explains, the worst first
+    moved: Weights = field(default_factory=dict)  # measured rounding error of g, if needed
+
+    @property
+    def explains(self) -> bool:
+        return not self.failing
+
+
+def fit_factors(
+    found: Weights, consumed: Weights, tolerance: float, noise: Callable[[], Weights]
+) -> FactorFit:
+    """Fit one factor c to all parameters, or else one to each.
 
     Args:
-        found: replayed gradient g of the recorded examples.
-        consumed: gradient that the optimizer used.
-        step: index of the step, for the error message.
-        facts: facts about the step, for the error message.
+        found: replayed gradient g of the recorded examples, or its signatures.
+        consumed: gradient that the optimizer used, or its signatures.
         tolerance: eps of the lower precision under autocast, or 0.
         noise: function that measures the rounding error of a gradient whose terms cancel.
     """
     if not consumed:
-        return {}, 0.0
+        return FactorFit({}, 0.0)
     bound = bound_of(consumed, tolerance)
 
     # one factor for all parameters, or else one for each
@@ -101,19 +115,31 @@ def factors_between(
         [(found[name].flatten(), part.flatten()) for name, part in consumed.items()]
     )
     if missed <= bound:
-        return dict.fromkeys(consumed, factor), missed
+        return FactorFit(dict.fromkeys(consumed, factor), missed)
     moved = noise()
     # 1.0 is for a gradient that is only a rounding error
     for near in (near_power_of_two(factor, missed), 1.0):
         if cancels(found, consumed, near, bound, moved):
-            return dict.fromkeys(consumed, near), missed
+            return FactorFit(dict.fromkeys(consumed, near), missed)
     each = {
         name: factor_between(found[name].flatten(), consumed[name].flatten()) for name in consumed
     }
-    worst = max(each, key=lambda name: each[name][1])
-    if (missed := each[worst][1]) <= bound:
-        return {name: one[0] for name, one in each.items()}, missed
+    from_worst = sorted(each, key=lambda name: -each[name][1])
+    failing = tuple(name for name in from_worst if not each[name][1] <= bound)
+    factors = {name: factor for name, (factor, _) in each.items()}
+    worst = failing[0] if failing else from_worst[0]
+    return FactorFit(factors, each[worst][1], failing, moved)
+
+
+def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
+    """Return the error for a gradient that no factors explain."""
     reason = ASK_DRAWS if facts.drew else ASK_ADDED
+    if facts.passes > 1:
+        reason = (
+            f"a call had {facts.passes} backward passes (torch.autograd.grad?). PCGrad and GradNorm "
+            "combine their gradients with factors of inner products or norms, so the result is the "
+            "gradient of no loss of examples; train with a weighted sum of the losses"
+        )
     if facts.losses:
         reason = f"{ASK_SAME_LOSSES} Does the loss have terms besides these losses?"
     if facts.differentiated:
@@ -124,9 +150,9 @@ def factors_between(
             f"does the loss use {others}, which has no row for each example? Let the model return the "
             "tensors that the loss is computed from"
         )
-    raise Mistake(
+    return Mistake(
         f"step {step}: the optimizer's gradient is not the gradient of the {facts.rows} recorded "
-        f"examples, off by {missed:.2g} of itself in '{worst}'; {reason}"
+        f"examples, off by {fit.missed:.2g} of itself in '{fit.failing[0]}'; {reason}"
     )
 
 
@@ -233,16 +259,16 @@ class Multiplied:
     def may_be_clipped(self, other: Multiplied) -> bool:
         """True if this step and another may have been clipped to the same norm.
 
-        For a single element, clipping by norm is distinguished from clipping by value. Because
-        PyTorch divides by ‖g‖ + 1e-6, clipping by norm makes c(‖g‖ + 1e-6) equal in both steps.
-        Clipping by value makes c‖g‖ equal.
+        For a single element, the norm is compared more strictly. Because PyTorch divides by
+        ‖g‖ + 1e-6, clipping by norm makes c(‖g‖ + 1e-6) equal in both steps. Clipping by value
+        makes c‖g‖ equal.
         """
         if not self.single:
             return self.factor > 0
         by_value = abs(self.norm - other.norm)
         by_norm = abs(self.norm + GUARD * self.factor - other.norm - GUARD * other.factor)
-        return 0 < self.factor < 1 and by_norm <= max(
-            by_value, RESOLVED_BOUNDS * self.bound * self.norm
+        return 0 < self.factor < 1 and min(by_norm, by_value) <= (
+            RESOLVED_BOUNDS * self.bound * self.norm
         )
 
     def only(self, names: Iterable[str]) -> Multiplied:
@@ -253,11 +279,25 @@ class Multiplied:
         return replace(self, names=tuple(self.names[place] for place in places), squares=squares)
 
 
+@dataclass(frozen=True)
+class ValueBound:
+    """The bound of clipping by value in one step."""
+
+    step: int
+    value: float
+    elements: int  # number of clipped elements
+    bound: float  # relative rounding error
+
+    def is_near(self, value: float) -> bool:
+        return nearly_equal(self.value, value, RESOLVED_BOUNDS * self.bound)
+
+
 @dataclass
 class Factors:
     """The factors of all steps so far, except scales."""
 
     seen: list[Multiplied] = field(default_factory=list)
+    clipped_values: list[ValueBound] = field(default_factory=list)
 
     def take(
         self,
@@ -312,6 +352,7 @@ class Factors:
 
     def refuse_unexplained(self) -> None:
         """Raise if a factor is neither a scale nor explained by clipping."""
+        self.refuse_lone_elements()
         # a norm that several steps share is a clipping norm
         ordered = sorted(self.seen, key=lambda each: each.norm)
         norms = [each.norm for each in ordered]
@@ -332,6 +373,7 @@ class Factors:
             each
             for each in left
             if not is_sum(each, known)
+            and not self.is_clipped_by_value(each)
             and not (
                 0 < each.factor < 1
                 and any(nearly_equal(each.mantissa, m, EQUAL_BOUNDS * each.bound) for m in scales)
@@ -358,6 +400,27 @@ class Factors:
                     f"step {each.step}: the optimizer's gradient is not the gradient of the recorded "
                     f"examples: in '{each.names[0]}'{more} it is {each.factor:.4g} times that, {what}; "
                     f"{WHAT_ADDED}"
+                )
+
+    def is_clipped_by_value(self, each: Multiplied) -> bool:
+        """True if a single element was clipped to the value of another step."""
+        is_shorter = each.single and 0 < each.factor < 1
+        return is_shorter and any(one.is_near(each.norm) for one in self.clipped_values)
+
+    def refuse_lone_elements(self) -> None:
+        """Raise if a step reduced one element only, to a value that no other step has.
+
+        If several elements are equal to one bound, or if several steps have the same bound, then
+        this is clipping. One element may be smaller for any reason. If this happens in one step
+        only, it is clipping: no other element of the gradient is larger.
+        """
+        for one in self.clipped_values:
+            others = [other for other in self.clipped_values if other is not one]
+            if one.elements == 1 and others and not any(each.is_near(one.value) for each in others):
+                raise Mistake(
+                    f"step {one.step}: the optimizer's gradient is not the gradient of the recorded "
+                    f"examples: one element was reduced to {one.value:.4g}, which is not the bound "
+                    f"of clipping by value in another step; {WHAT_ADDED}"
                 )
 
 
@@ -454,3 +517,16 @@ def is_scale(factor: float, bound: float, most: int = MAX_MEAN) -> bool:
     return any(
         2 * part - 1 <= bound or 1 - part <= bound for part in (frexp(factor * n)[0] for n in parts)
     )
+
+
+def moved_by_units(factor: float, units: int, kind: torch.dtype) -> float:
+    """Return the number `units` units in the last place above `factor`, in a dtype.
+
+    >>> moved_by_units(1.0, 2, torch.float32) == 1 + 2 * torch.finfo(torch.float32).eps
+    True
+    """
+    near = torch.tensor(factor, dtype=kind)
+    toward = torch.tensor(inf if units > 0 else -inf, dtype=kind)
+    for _ in range(abs(units)):
+        near = torch.nextafter(near, toward)
+    return near.item()

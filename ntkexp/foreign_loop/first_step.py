@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ntkexp.foreign_loop.arguments import NEVER_CALLED, common_submodule
-from ntkexp.foreign_loop.call import ModelCall, facts_of
-from ntkexp.foreign_loop.clipping import factors_between
+from ntkexp.foreign_loop.call import ModelCall, facts_of, weights_of_calls
 from ntkexp.foreign_loop.model_function import CalledModule, left_alone
 from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.foreign_loop.value_clipping import gradient_factors
 from ntkexp.kernel import columns
 from ntkexp.kernel.record.tape import part, tensors
 from ntkexp.mistake import Mistake
@@ -44,13 +44,13 @@ class FirstStepProof:
         for call in step.calls:
             self.refuse_other_axes(call)
         if all(call.at == step.index for call in step.calls):
-            begun = [step.start] * len(step.calls)
+            begun = weights_of_calls(step.calls, [step.start] * len(step.calls))
             zeros = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
             of_calls = zeros | self.called.gradient(step.calls, begun)
             consumed = {name: step.gradient[name] for name in step.with_grad}
             cast_eps = self.called.cast_eps(step.calls)
             noise = partial(self.called.noise, step.calls, begun)
-            factors_between(of_calls, consumed, step.index, facts_of(step.calls), cast_eps, noise)
+            gradient_factors(of_calls, consumed, step.index, facts_of(step.calls), cast_eps, noise)
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:

@@ -1,7 +1,7 @@
 """The entry point: a context manager around any training loop of PyTorch, or two calls if a library
 runs the loop (`FollowSession`).
 
-`watch` records the loop. `torch_rules` lists the optimizers that can be followed.
+`watch` records the loop. `known_optimizers` lists the optimizers that can be followed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ntkexp.foreign_loop.arguments import (
 from ntkexp.foreign_loop.batch_norm import BatchNormMode
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.first_step import FirstStepProof
+from ntkexp.foreign_loop.known_optimizers import KnownOptimizer, known_optimizer
 from ntkexp.foreign_loop.measure import Measure, gathered_queries
 from ntkexp.foreign_loop.model_function import CalledModule, evaluate_at_queries
 from ntkexp.foreign_loop.outside import (
@@ -50,7 +51,6 @@ from ntkexp.foreign_loop.store.endpoints import EndpointStore
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.store.memory import MemoryStore
 from ntkexp.foreign_loop.store.shards import Processes, current_processes
-from ntkexp.foreign_loop.torch_rules import KnownOptimizer, known_optimizer
 from ntkexp.foreign_loop.trace import Trace, outputs_at_ends
 from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.foreign_loop.watch import Watch, refuse_followed

@@ -123,7 +123,7 @@ def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
     # p = g + λθ
     p = step.gradient[name]
     l2 = step.linear[name].l2
-    if l2:
+    if isinstance(l2, Tensor) or l2:
         p = p + l2 * step.start[name]
     p = p.reshape(-1)
 
@@ -377,6 +377,11 @@ class FollowedTraining(AbstractTrajectory):
 
     def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, CallShare]:
         """Return the examples of a call, and κ of its loss."""
+        if call.weights is not None:
+            raise Mistake(
+                f"step {step.index}: it used gradients at weights that the loop had moved before "
+                "(SAM), whose dependence on examples effects do not know; ask only for contributions"
+            )
         if call.at != step.index:
             raise Mistake(
                 f"step {step.index}: it used gradients that were computed at the weights of step "
@@ -467,7 +472,7 @@ class FollowedTraining(AbstractTrajectory):
                 f"step {index}: the gradients of some parameters were multiplied with other "
                 "factors than those of "
                 f"others (off by {missed:.2g}), and effects need one factor for all; clip all "
-                "parameters together"
+                "parameters together, by norm"
             )
         return factor, rounding
 

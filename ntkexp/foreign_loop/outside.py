@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -178,6 +178,8 @@ class LatestWeights:
     weights: Weights = field(default_factory=dict)
     writes: dict[str, int] = field(default_factory=dict)  # `_version` after the latest step
     spare: Weights = field(default_factory=dict)  # buffers to reuse, because allocation is slow
+    # the allowed change of each weight between steps, by rounding, for some optimizers
+    rounding_of_swaps: Callable[[str], Tensor | None] = lambda _: None
     strangers: dict[str, str] = field(default_factory=dict)  # unfollowed optimizer, by parameter
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
@@ -208,6 +210,13 @@ class LatestWeights:
 
         Compare only weights whose write count has changed, or all weights if `closely`.
         """
+        for name in self.changed(step, members, closely=closely):
+            self.refuse_change(step, name)
+
+    def changed(
+        self, step: int, members: Iterable[tuple[str, Tensor]], *, closely: bool = False
+    ) -> dict[str, Tensor]:
+        """Return the weights that have changed since the latest step. See `refuse_writes`."""
         written: dict[str, Tensor] = {}
         for name, weight in members:
             if name not in self.weights:
@@ -217,10 +226,17 @@ class LatestWeights:
         same = same_bits(
             [(weight.detach(), self.weights[name]) for name, weight in written.items()]
         )
+        changed: dict[str, Tensor] = {}
         for (name, weight), is_same in zip(written.items(), same, strict=True):
             if not is_same:
-                self.refuse_change(step, name)
+                allowed = self.rounding_of_swaps(name)
+                change = weight.detach() - self.weights[name]
+                if allowed is None or not bool((change.abs() <= allowed).all()):
+                    changed[name] = weight
+                    continue
+                self.weights[name] = weight.detach().clone()
             self.writes[name] = weight._version
+        return changed
 
     def refuse_change(self, step: int, name: str) -> None:
         """Raise the error for a weight that has changed between steps."""
@@ -233,8 +249,8 @@ class LatestWeights:
             )
         raise Mistake(
             f"step {step}: '{name}' was changed by something other than the optimizer since the "
-            "last step (a clamp, an average that was copied back, a load, the ascent of SAM?), "
-            "which is not followed"
+            "last step (a clamp, an average that was copied back, a load, an ascent of SAM that was "
+            "not undone?), which is not followed"
         )
 
 

@@ -8,9 +8,9 @@ projections of the tensors (signatures)."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import hypot, sqrt
+from math import hypot, nan, sqrt
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -42,6 +42,7 @@ class StepInput(NamedTuple):
     weight: Tensor  # θ before the step
     times: int  # number of earlier steps of this parameter
     state: Mapping[str, Any]  # optimizer state before the step, entries named in `needs` only
+    gradient_norm: float = nan  # ‖g‖ of all parameters of the optimizer, if the rule `reads_norm`
 
 
 class AbstractOptimizerRule(ABC):
@@ -52,13 +53,13 @@ class AbstractOptimizerRule(ABC):
     rule must compute the weights after it and the optimizer's momentum, up to rounding. Otherwise
     an error is raised.
 
-    As an example, Lion updates weights by −η sign(c), with c = β₁m₋ + (1 − β₁)g. The momentum is
-    m ← β₂m₋ + (1 − β₂)g, so that its value before the step is m₋ = (m − (1 − β₂)g)/β₂:
+    As an example, ADOPT divides the gradient by the root of its mean square v before the step:
+    m ← β₁m + (1 − β₁)g/√v₋ and θ ← θ − ηm. So α is a tensor, and the rule needs v₋:
 
     >>> import torch
     >>> import ntkexp
     >>> from ntkexp import AbstractOptimizerRule, LinearStep
-    >>> class Lion(torch.optim.Optimizer):
+    >>> class Adopt(torch.optim.Optimizer):
     ...     def __init__(self, params, lr=0.01, betas=(0.9, 0.99)):
     ...         super().__init__(params, {"lr": lr, "betas": betas})
     ...     @torch.no_grad()
@@ -67,28 +68,27 @@ class AbstractOptimizerRule(ABC):
     ...             first, second = group["betas"]
     ...             for weight in group["params"]:
     ...                 m = self.state[weight].setdefault("m", torch.zeros_like(weight))
-    ...                 weight.sub_(group["lr"] * torch.sign(first * m + (1 - first) * weight.grad))
-    ...                 m.mul_(second).add_((1 - second) * weight.grad)
-    >>> class LionRule(AbstractOptimizerRule):
-    ...     kinds = (Lion,)
-    ...     needs = ("m",)
+    ...                 v = self.state[weight].setdefault("v", torch.ones_like(weight))
+    ...                 m.mul_(first).add_((1 - first) * weight.grad / v.sqrt())
+    ...                 weight.sub_(group["lr"] * m)
+    ...                 v.mul_(second).add_((1 - second) * weight.grad.square())
+    >>> class AdoptRule(AbstractOptimizerRule):
+    ...     kinds = (Adopt,)
+    ...     needs = ("v",)
     ...     def step(self, group, state, taken, room=None):
-    ...         first, second = group["betas"]
-    ...         before = taken.state.get("m", torch.zeros_like(taken.gradient))
-    ...         c = first * before + (1 - first) * taken.gradient
-    ...         size = torch.where(c == 0, 0.0, group["lr"] / c.abs())
+    ...         first, _ = group["betas"]
+    ...         before = taken.state.get("v", torch.ones_like(taken.gradient))
     ...         return LinearStep(
-    ...             momentum_scale=size * first / second,
-    ...             gradient_scale=size * ((1 - first) - first * (1 - second) / second),
-    ...             momentum_decay=second,
-    ...             momentum_gain=1 - second,
+    ...             momentum_scale=group["lr"],
+    ...             momentum_decay=first,
+    ...             momentum_gain=(1 - first) / before.sqrt(),
     ...         )
     ...     def momentum(self, group, state):
     ...         return state.get("m")
     >>> x = torch.eye(2, dtype=torch.double)
     >>> model = torch.nn.Linear(2, 1).double()
-    >>> optimizer, before = Lion(model.parameters()), model(x).detach()
-    >>> with ntkexp.follow(model, optimizer, queries=x, rules=[LionRule()]) as trace:
+    >>> optimizer, before = Adopt(model.parameters()), model(x).detach()
+    >>> with ntkexp.follow(model, optimizer, queries=x, rules=[AdoptRule()]) as trace:
     ...     for _ in range(3):
     ...         optimizer.zero_grad()
     ...         (model(x) - 1).square().sum().backward()
@@ -106,6 +106,21 @@ class AbstractOptimizerRule(ABC):
 
     has_effects: ClassVar[bool] = False
     """True if the derivative of S's denominator is implemented. Leave-out effects need it."""
+
+    reads_norm: ClassVar[bool] = False
+    """True if the rule needs the norm of the gradients of all parameters together."""
+
+    changes_settings: ClassVar[bool] = False
+    """True if a step changes settings of the parameter groups, such as a step count. A replay then
+    begins with the settings from before the step."""
+
+    overwrites_gradient: ClassVar[bool] = False
+    """True if the optimizer writes into the gradients in its step."""
+
+    swaps_weights: ClassVar[bool] = False
+    """True if the user moves weights to an average and back between steps, by functions of the
+    optimizer that compute them from z, an entry of its state. The weights then come back up to
+    rounding."""
 
     rounds: ClassVar[bool] = False
     """True if the optimizer computes in lower precision than the weights. The rounding is then the
@@ -131,6 +146,13 @@ class AbstractOptimizerRule(ABC):
     def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
         """Return m after the step, as the optimizer stores it, or None without momentum."""
         return None
+
+    def momentum_at(
+        self, group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor
+    ) -> Tensor | None:
+        """Return m after the step. Override it if m follows from the state and the weights after the
+        step, and `momentum` returns only the part of it in the state."""
+        return self.momentum(group, state)
 
     def watched(
         self,
@@ -365,9 +387,13 @@ class RuleProof:
         scale = 1.0
         if isinstance(step.momentum_gain, Tensor):
             asked["α ⊙ p"] = self.read(step.momentum_gain * p_of(step, taken))
+        if isinstance(step.l2, Tensor):
+            asked["λθ"] = self.read(step.l2 * taken.weight)
         if step.residual is not None:
             asked["residual"] = self.read(step.residual)
-        if step.moves_in_numbers is None:
+        if step.moves_momentum_by_number and isinstance(step.gradient_scale, Tensor):
+            asked["N ⊙ p"] = self.read(step.gradient_scale * p_of(step, taken))
+        elif step.moves_in_numbers is None:
             if momentum is not None:
                 asked["momentum"] = self.read(momentum)
             scale, asked["direction"] = self.read_direction(step, taken, momentum, room)
@@ -390,7 +416,7 @@ class RuleProof:
         rounding = claim.rounding
 
         # σ(p), σ(α ⊙ p), and σ(m) by the rule; `made` sums the norms of the terms of m
-        p = read["gradient"] + step.l2 * before if step.l2 else read["gradient"]
+        p = read["gradient"] + signature_of_l2(step, read, before)
         gained = read["α ⊙ p"] if "α ⊙ p" in read else step.momentum_gain * p
         known = self.memory.get(name)
         momentum = gained + (0.0 if known is None else step.momentum_decay * known)
@@ -404,7 +430,11 @@ class RuleProof:
             left = left - read["residual"]
             terms = terms + size(read["residual"])
         moves = step.moves_in_numbers
-        if moves is not None:
+        if "N ⊙ p" in read:
+            left = left - read["N ⊙ p"]
+            terms = terms + size(read["N ⊙ p"])
+            moves = (float(step.momentum_scale), 0.0)
+        elif moves is not None:
             left = left - moves[1] * p
             terms = terms + abs(moves[1]) * size(p)
 
@@ -463,9 +493,25 @@ class RuleProof:
         return 1.0, self.read(direction)
 
 
+def norm_of(tensors: Iterable[Tensor]) -> float:
+    """Return the norm of several tensors together.
+
+    >>> norm_of([torch.tensor([3.0]), torch.tensor([4.0])])
+    5.0
+    """
+    return hypot(*read_numbers([tensor.norm() for tensor in tensors]))
+
+
 def p_of(step: LinearStep, taken: StepInput) -> Tensor:
     """Return g + λθ."""
+    if isinstance(step.l2, Tensor):
+        return taken.gradient + step.l2 * taken.weight
     return taken.gradient.add(taken.weight, alpha=step.l2) if step.l2 else taken.gradient
+
+
+def signature_of_l2(step: LinearStep, read: Mapping[str, Numbers], before: Numbers) -> Numbers:
+    """Return σ(λθ)."""
+    return read["λθ"] if isinstance(step.l2, Tensor) else step.l2 * before
 
 
 def astray(where: str, missed: float) -> str:

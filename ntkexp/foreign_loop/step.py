@@ -12,9 +12,9 @@ from torch import nn
 
 from ntkexp.foreign_loop.call import Autocast, ModelCall
 from ntkexp.foreign_loop.example_losses import LossFunction
+from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
-from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.records.folder import RunFolder
 from ntkexp.shapes import Weights
@@ -30,10 +30,12 @@ class FollowedStep:
     gradient: Weights  # gradient that the optimizer used
     linear: Mapping[str, LinearStep]  # step of every parameter that an optimizer moves
     without_grad: frozenset[str]  # parameters that received no gradient
-    settings: Mapping[str, Mapping[str, Any]]  # settings of groups, by parameter
+    settings: Mapping[str, Mapping[str, Any]]  # settings of groups after it, by parameter
     rule_error: float  # proof (b): relative distance of the weights after it from the update rule
     statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the step
     remembered: Weights = field(default_factory=dict)  # momentum from before the followed steps
+    # settings of groups before it, by parameter, if a step of the optimizer changes them
+    settings_before: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exact: bool = True  # False if `start` was replayed, so that its rounding may differ
 
     def joined(self, other: FollowedStep) -> FollowedStep:
@@ -45,6 +47,7 @@ class FollowedStep:
             self,
             linear={**self.linear, **other.linear},
             settings={**self.settings, **other.settings},
+            settings_before={**self.settings_before, **other.settings_before},
             gradient=self.gradient | other.gradient,
             without_grad=self.without_grad | other.without_grad,
             rule_error=max(self.rule_error, other.rule_error),

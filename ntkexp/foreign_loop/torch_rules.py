@@ -11,9 +11,8 @@ and t the number of steps.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from inspect import signature
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import sqrt
 from typing import Any, ClassVar, TypeAlias
 
@@ -22,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule, StepInput
-from ntkexp.mistake import Mistake, WrongArgument
+from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import LinearStep, Mixing
 
 Entries: TypeAlias = Mapping[str, Any]
@@ -453,7 +452,7 @@ def adjusted_rate(group: Entries, rows: int, columns: int) -> float:
     return float(group["lr"]) * sqrt(max(1.0, rows / columns))
 
 
-OPTIMIZER_RULES: tuple[AbstractOptimizerRule, ...] = (
+TORCH_RULES: tuple[AbstractOptimizerRule, ...] = (
     SGDRule(),
     AdamRule(),
     RMSpropRule(),
@@ -467,104 +466,3 @@ OPTIMIZER_RULES: tuple[AbstractOptimizerRule, ...] = (
     RpropRule(),
     MuonRule(),
 )
-
-
-# --- The rule of an optimizer is the rule of its class, or of the first base class with a rule. If
-# a subclass computes a different step, proof (b) raises at its first step.
-
-
-@dataclass(frozen=True)
-class KnownOptimizer:
-    """A rule, and the class of optimizer that it applies to. Replays use an optimizer of this
-    class."""
-
-    rule: AbstractOptimizerRule
-    kind: type[torch.optim.Optimizer]
-
-    @property
-    def name(self) -> str:
-        """The name that a trace stores. For a user's rule, it includes the name of the rule.
-
-        >>> KnownOptimizer(OPTIMIZER_RULES[0], torch.optim.SGD).name
-        'SGD'
-        """
-        if self.rule in OPTIMIZER_RULES:
-            return self.kind.__name__
-        return f"{self.kind.__name__} by {type(self.rule).__name__}"
-
-    def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """Construct an optimizer with these parameter groups.
-
-        Required arguments of the constructor are taken from the first group.
-        """
-        needed = [
-            name
-            for name, each in signature(self.kind).parameters.items()
-            if each.default is each.empty
-        ]
-        return self.kind(
-            groups, **{name: groups[0][name] for name in needed[1:] if name in groups[0]}
-        )
-
-
-NOT_LINEAR = {
-    "LBFGS": "each of its steps asks for the gradient at several weights",
-    "SparseAdam": "its gradients are sparse, of some rows alone",
-}
-
-
-def known_optimizer(
-    optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOptimizerRule] = ()
-) -> KnownOptimizer:
-    """Return the rule of an optimizer, from the user's `rules` or PyTorch's. Raise if there is
-    none."""
-    kind = type(optimizer)
-    where = f"{kind.__module__}.{kind.__qualname__}"
-    if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise Mistake(
-            f"{kind.__name__} with differentiable=True: its steps are not followed; train with "
-            "differentiable=False"
-        )
-    ours = () if "SAM" in kind.__name__ else OPTIMIZER_RULES
-    for base in kind.__mro__:
-        for rule in (*rules, *ours):
-            if base in rule.kinds:
-                return KnownOptimizer(rule, base)
-    if kind.__name__ == "ZeroRedundancyOptimizer":
-        raise Mistake(
-            "ZeroRedundancyOptimizer splits its state over the processes, so that none sees a "
-            "whole step; train with "
-            "the optimizer that it holds, in every process"
-        )
-    if "SAM" in kind.__name__:
-        raise Mistake(
-            f"{kind.__name__} takes gradients at weights that it has moved up first "
-            "(sharpness-aware minimisation), "
-            "which is not followed; train with the optimizer that it wraps"
-        )
-    reason = next(
-        (f" ({NOT_LINEAR[base.__name__]})" for base in kind.__mro__ if base.__name__ in NOT_LINEAR),
-        "",
-    )
-    known = ", ".join(each.__name__ for rule in OPTIMIZER_RULES for each in rule.kinds)
-    instead = "" if reason else ", or give one, rules=[…]"
-    raise Mistake(
-        f"steps of {where} are not followed{reason}: rules are known for {known}{instead}"
-    )
-
-
-def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimizer:
-    """Return the optimizer with this name in a trace. Raise if its rule was not given.
-
-    >>> named("AdamW").kind
-    <class 'torch.optim.adamw.AdamW'>
-    """
-    known = [
-        KnownOptimizer(rule, kind) for rule in (*rules, *OPTIMIZER_RULES) for kind in rule.kinds
-    ]
-    optimizer = next((each for each in known if each.name == name), None)
-    if optimizer is None:
-        raise WrongArgument(
-            f"rule=: the trace has steps of {name}, whose rule has to be given again", "rule"
-        )
-    return optimizer

@@ -39,6 +39,7 @@ from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
 from ntkexp.foreign_loop.example_gradients import CallReaders
 from ntkexp.foreign_loop.example_losses import LossFunction, hold_function
 from ntkexp.foreign_loop.gallery import Decode, Gallery, ShownExamples, shown, texts
+from ntkexp.foreign_loop.known_optimizers import named
 from ntkexp.foreign_loop.loop_sums import LoopSums, NamedArrays, StepMemory, sums_at_zero
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.model_function import CalledModule
@@ -52,7 +53,6 @@ from ntkexp.foreign_loop.store.chosen import share_sentence
 from ntkexp.foreign_loop.store.disk import LoopOnDisk
 from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
-from ntkexp.foreign_loop.torch_rules import named
 from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.foreign_loop.watch import Watch
 from ntkexp.kernel import ProgramCache, Reader, Tape, columns, plain_kernels

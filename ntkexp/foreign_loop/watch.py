@@ -2,13 +2,15 @@
 step.
 
     call        `on_call` records a copy of the inputs, the index of the step, the circumstances of
-                the call, and a signature (random projection) of its outputs. `losses` records a
-                call of the user's function of `trace.losses` in the same way
+                the call, and a signature (random projection) of its outputs. If the loop has
+                moved weights since the last step, as SAM does, it copies them too. `losses` records
+                a call of the user's function of `trace.losses` in the same way
     backward    `on_gradient` records ∂L/∂f of each example. It includes reduction, accumulation and
                 loss scale, so the loss function need not be known
     step        `on_step_begin` compares the weights, bit by bit, with the weights after the last
-                step. `on_step_end` reads the gradient g that the optimizer used. From the
-                optimizer's settings and state, it computes the linear step of each parameter:
+                step. (Weights that were moved for a call and back may differ by rounding.)
+                `on_step_end` reads the gradient g that the optimizer used. From the optimizer's
+                settings and state, it computes the linear step of each parameter:
                     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N p
 
 Three proofs of each step, up to rounding:
@@ -29,6 +31,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import nan
 from numbers import Real
 from typing import Any
 from weakref import ReferenceType, WeakSet, ref
@@ -67,6 +70,7 @@ from ntkexp.foreign_loop.example_losses import (
 from ntkexp.foreign_loop.example_names import Ids, names_of
 from ntkexp.foreign_loop.first_step import FirstStepProof
 from ntkexp.foreign_loop.hooks import FollowHook, listen
+from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.model_function import shortest
 from ntkexp.foreign_loop.outside import (
     FrozenTensors,
@@ -74,6 +78,7 @@ from ntkexp.foreign_loop.outside import (
     Outside,
     named_tensors,
     release_memory,
+    same_bits,
 )
 from ntkexp.foreign_loop.rule import (
     AbstractOptimizerRule,
@@ -81,13 +86,13 @@ from ntkexp.foreign_loop.rule import (
     RuleProof,
     Signed,
     StepInput,
+    norm_of,
 )
 from ntkexp.foreign_loop.signatures import signature
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
 from ntkexp.foreign_loop.step_log import StepLog
 from ntkexp.foreign_loop.store.checkpoints import copied_state
 from ntkexp.foreign_loop.store.shards import current_processes
-from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors
 from ntkexp.mistake import Mistake
@@ -96,6 +101,8 @@ from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
+
+SWAP_EPS = 32  # eps: rounding error of weights that were moved and back
 
 FOLLOWED_OPTIMIZERS: WeakSet[torch.optim.Optimizer] = WeakSet()
 """The optimizers that are followed at the moment."""
@@ -151,6 +158,10 @@ class Watch:
     # of several optimizers: the one that moved each parameter last, and the steps of each
     movers: dict[str, int] = field(default_factory=dict)
     times_moved: dict[tuple[int, str], int] = field(default_factory=dict)
+    moved: Weights = field(default_factory=dict)  # weights that the loop moved before a call
+    moved_at: int = -1  # the step of these calls
+    gradients_before: Weights = field(default_factory=dict)  # if steps overwrite gradients
+    settings_before: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     stepping: set[int] = field(default_factory=set)  # ids of optimizers between the two step hooks
     passed: bool = False  # True if the latest step was not stored
 
@@ -164,6 +175,7 @@ class Watch:
         }
         self.inner = unwrapped_model(self.model)
         self.parameters = ParameterGroups(self.inner, self.optimizers)
+        self.latest.rounding_of_swaps = self.rounding_of_swaps
         self.statistics = RunningStatistics(self.inner, current_processes().world)
         for name, weight in self.parameters:
             self.latest.copy_in({name: weight})
@@ -210,7 +222,7 @@ class Watch:
                 self.proof.moved[name] = 1
                 self.movers[name] = id(optimizer)
                 self.times_moved[id(optimizer), name] = 1
-                momentum = rule.momentum(group, optimizer.state[weight])
+                momentum = rule.momentum_at(group, optimizer.state[weight], weight.detach())
                 if momentum is not None:
                     self.proof.remember(name, momentum)
 
@@ -307,6 +319,7 @@ class Watch:
         tensors = differentiable_outputs(answer, output)
         if not tensors or not output.numel():  # no examples
             return None
+        weights = self.moved_weights()
         self.refuse_other_weights(moves_statistics=statistics is not None)
         inputs = self.copied_inputs(output, args, kwargs)
 
@@ -318,6 +331,7 @@ class Watch:
             signed=signature(output),
             shape=tuple(output.shape),
             statistics=statistics,
+            weights=weights,
         )
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         if self.log is not None:
@@ -341,7 +355,9 @@ class Watch:
         refuse_unfollowed_losses(self)
         records = self.store.takes_next and torch.is_grad_enabled()
         inputs: Batch = ()
+        weights: Weights | None = None
         if records:
+            weights = self.moved_weights()
             self.refuse_other_weights(moves_statistics=False)
             inputs = copied_batch(batch)
             self.store.hold_function(function)
@@ -367,6 +383,7 @@ class Watch:
                 signed=signature(losses),
                 shape=tuple(losses.shape),
                 losses=function,
+                weights=weights,
             )
             listen(losses, partial(self.on_gradient, call, None), past_casts=False)
             self.calls.append(call)
@@ -411,9 +428,30 @@ class Watch:
                 f"step {step}: BatchNorm in training mode moves statistics at every step, of which "
                 "steps= leaves some out; put it in eval(), or follow all steps"
             )
-        self.latest.refuse_writes(step, self.parameters)
         refuse_instance_statistics(step, self.model)
         self.frozen.refuse_writes(step, self.moving)
+
+    def moved_weights(self) -> Weights | None:
+        """Return the weights that the loop has moved since the latest step, or None.
+
+        SAM moves weights after a first gradient, before its second one. `on_step_begin` raises if
+        they are not moved back. Calls at the same weights share one copy.
+        """
+        step = self.store.count
+        closely = any(call.at == step and call.has_gradient for call in self.calls)
+        changed = self.latest.changed(step, self.parameters, closely=closely)
+        if not changed:
+            return None
+        for name in changed:
+            if name in self.latest.strangers:
+                self.latest.refuse_change(step, name)
+        if self.moved_at == step and changed.keys() == self.moved.keys():
+            pairs = [(weight.detach(), self.moved[name]) for name, weight in changed.items()]
+            if all(same_bits(pairs)):
+                return self.moved
+        self.moved = {name: weight.detach().clone() for name, weight in changed.items()}
+        self.moved_at = step
+        return self.moved
 
     def copied_inputs(
         self, output: Tensor, args: tuple[object, ...], kwargs: dict[str, object]
@@ -554,7 +592,15 @@ class Watch:
         self.statistics.refuse_writes(step)
         self.frozen.refuse_writes(step, self.moving)
         self.stepping.add(id(optimizer))
-        needs = self.rules[id(optimizer)].needs
+        rule = self.rules[id(optimizer)]
+        if rule.changes_settings:
+            for group, members in self.parameters.groups(optimizer):
+                self.settings_before |= dict.fromkeys(members, settings_of(group))
+        if rule.overwrites_gradient:
+            for name, weight in moved.items():
+                if weight.grad is not None:
+                    self.gradients_before[name] = weight.grad.detach().clone()
+        needs = rule.needs
         if needs:
             for name, weight in moved.items():
                 state = optimizer.state.get(weight, {})
@@ -583,7 +629,7 @@ class Watch:
             if weight.grad is None:
                 gradient[name] = torch.zeros_like(weight)
             else:
-                gradient[name] = weight.grad.detach()
+                gradient[name] = self.gradients_before.pop(name, weight.grad.detach())
         self.latest.copy_in(moved)
         sign = self.proof.signatures.on_device
         signed = Signed.of(sign(gradient), sign(moved))
@@ -638,20 +684,20 @@ class Watch:
         settings: dict[str, Mapping[str, Any]] = {}
         without_grad = set[str]()
         proofs = list[PendingProof]()
+        norm = norm_of(gradient.values()) if rule.reads_norm else nan
         for group, members in self.parameters.groups(optimizer):
-            group_settings = {
-                key: copied_setting(value) for key, value in group.items() if key != "params"
-            }
+            group_settings = settings_of(group)
             for name, weight in members.items():
                 where = f"step {index}: '{name}'"
                 state = optimizer.state.get(weight, {})
                 scratch = self.scratch_like(weight)
                 if len(self.optimizers) > 1 and weight.grad is not None:
-                    remembers = bool(state) and rule.momentum(group, state) is not None
+                    momentum = rule.momentum_at(group, state, weight.detach()) if state else None
+                    remembers = momentum is not None
                     self.change_mover(optimizer, name, index, remembers=remembers)
                 times = self.proof.moved.get(name, 0)
                 states_before = self.states_before.get(name, {})
-                step_input = StepInput(gradient[name], before[name], times, states_before)
+                step_input = StepInput(gradient[name], before[name], times, states_before, norm)
 
                 step = IDLE
                 if weight.grad is not None:
@@ -665,7 +711,9 @@ class Watch:
                 settings[name] = group_settings
 
                 signatures = (signed.gradient[name], signed.after[name])
-                momentum = rule.momentum(group, state) if state else None
+                momentum = None
+                if state:
+                    momentum = rule.momentum_at(group, state, weight.detach())
                 held = self.proof.hold(where, name, step, signatures, step_input, momentum, scratch)
                 proofs.append(held)
         return FollowedStep(
@@ -676,6 +724,9 @@ class Watch:
             linear=linear,
             without_grad=frozenset(without_grad),
             settings=settings,
+            settings_before={
+                name: self.settings_before[name] for name in settings if rule.changes_settings
+            },
             rule_error=max(self.proof.settle(proofs), default=0.0),
         )
 
@@ -705,7 +756,8 @@ class Watch:
 
     def on_other_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Record the parameters that an unfollowed optimizer moves, for an error message."""
-        if any(optimizer is followed for followed in self.optimizers):
+        base = getattr(optimizer, "base_optimizer", None)  # of SAM
+        if any(followed in (optimizer, base) for followed in self.optimizers):
             return
         for group in optimizer.param_groups:
             for weight in group["params"]:
@@ -724,6 +776,26 @@ class Watch:
         self.store.pass_over()
         if self.store.takes_next:
             self.catch_up()
+
+    def rounding_of_swaps(self, name: str) -> Tensor | None:
+        """Return the largest rounding error of each weight after the loop has moved it and back, or
+        None if it must be the same.
+
+        SAM moves weights before its second gradient. Schedule-free optimizers move them to an average.
+        """
+        weight_before = self.latest.weights[name]
+        eps = torch.finfo(weight_before.dtype).eps
+        if self.moved_at == self.store.count:
+            size = weight_before.abs() + self.moved.get(name, weight_before).abs()
+            return size * (SWAP_EPS * eps)
+        for optimizer in self.optimizers:
+            weight = self.parameters.of(optimizer).get(name)
+            if weight is None or not self.rules[id(optimizer)].swaps_weights:
+                continue
+            average = optimizer.state.get(weight, {}).get("z")
+            if isinstance(average, Tensor):
+                return (weight_before.abs() + average.abs()) * (SWAP_EPS * eps)
+        return None
 
     @property
     def moving(self) -> Weights:
@@ -826,6 +898,11 @@ def read_step(
             f"{where}: its optimizer has no {error}, which {type(rule).__name__} reads; give its "
             "own, rules=[…]"
         ) from error
+
+
+def settings_of(group: Mapping[str, Any]) -> dict[str, object]:
+    """Copy the settings of a parameter group."""
+    return {key: copied_setting(value) for key, value in group.items() if key != "params"}
 
 
 def copied_setting(value: object) -> object:

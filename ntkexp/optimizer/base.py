@@ -134,7 +134,7 @@ class LinearStep:
     gradient_scale: Coefficient = 0.0  # N
     momentum_decay: float = 0.0  # β
     momentum_gain: Coefficient = 1.0  # α
-    l2: float = 0.0  # λ
+    l2: Coefficient = 0.0  # λ
     decoupled_decay: Coefficient = 0.0  # d
     denominator: Tensor | None = None  # n, which divides S and N; None means 1
     mixing: Mixing | None = None  # M
@@ -185,6 +185,12 @@ parameter
         if isinstance(self.momentum_scale, Tensor) or isinstance(self.gradient_scale, Tensor):
             return None
         return self.momentum_scale, self.gradient_scale
+
+    @property
+    def moves_momentum_by_number(self) -> bool:
+        """True if S is one number, and nothing divides or mixes it."""
+        is_plain = self.denominator is None and self.mixing is None
+        return is_plain and not isinstance(self.momentum_scale, Tensor)
 
     @property
     def moves_by_momentum(self) -> bool:

@@ -121,6 +121,38 @@ def clipped_by_value(given: Loop, batch: Tensor) -> None:
     given.step()
 
 
+def noisy_and_clipped(given: Loop, batch: Tensor) -> None:
+    """Noise is added to gradients, and they are clipped element by element."""
+    given.zero()
+    given.back(batch)
+    for weight in given.model.parameters():
+        assert weight.grad is not None
+        weight.grad += 1e-9 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(given.done))
+    clip_grad_value_(given.model.parameters(), 0.01)
+    given.step()
+
+
+def clipped_to_two_bounds(given: Loop, batch: Tensor) -> None:
+    """Elements of one layer are clipped to one bound above zero, and to another below."""
+    given.zero()
+    given.back(batch)
+    gradient = given.model[2].get_parameter("weight").grad
+    assert gradient is not None
+    gradient.clamp_(-0.01, 0.02)
+    given.step()
+
+
+def turned_at_the_bound(given: Loop, batch: Tensor) -> None:
+    """Gradients are clipped element by element, and one clipped element gets the wrong sign."""
+    given.zero()
+    given.back(batch)
+    clip_grad_value_(given.model.parameters(), 0.01)
+    gradient = given.model[2].get_parameter("weight").grad
+    assert gradient is not None
+    gradient.view(-1)[gradient.abs().argmax()] *= -1
+    given.step()
+
+
 def with_a_penalty(given: Loop, batch: Tensor) -> None:
     """A penalty on weights is added to the loss."""
     given.zero()
@@ -256,6 +288,7 @@ RECORDED: tuple[Body, ...] = (
     hooks_that_multiply,
     clipped_after,
     clipped_in_part,
+    clipped_by_value,
     normalised,
     never_zeroed,
     shifted_labels,
@@ -285,7 +318,9 @@ REFUSED: tuple[tuple[Body, int, str, str], ...] = (
     (written_past_pytorch, 1, "0.weight", OTHERWISE),
     (momentum_forgotten, 5, "0.weight", RULE),
     (noisy, 0, "", GRADIENT),
-    (clipped_by_value, 0, "", GRADIENT),
+    (noisy_and_clipped, 0, "", GRADIENT),
+    (clipped_to_two_bounds, 0, "", GRADIENT),
+    (turned_at_the_bound, 0, "", GRADIENT),
     (with_a_penalty, 0, "", GRADIENT),
     (randomly_masked, 0, "", GRADIENT),
     (exchanged, 0, "", GRADIENT),

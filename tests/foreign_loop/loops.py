@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import pytest
 import torch
 import xarray as xr
 from torch import Tensor, nn, optim
@@ -19,6 +20,9 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from ntkexp.foreign_loop.example_names import SeenCall, digests
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.trace import Trace
+from ntkexp.model.foreign import load_torchvision
+from tests.foreign_loop import other_optimizers
+from tests.foreign_loop.other_optimizers import SAM
 
 EXAMPLES, BATCH, STEPS = 18, 6, 8
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -202,6 +206,18 @@ def of(kind: Callable[..., optim.Optimizer], **settings: Any) -> Maker:
     return optimizers
 
 
+def of_timm(name: str, *, together: bool = False, **settings: Any) -> Maker:
+    """An optimizer of timm, which is imported when it is needed; all parameters `together`, or as in `of`."""
+
+    def optimizers(model: nn.Sequential) -> Optimizers:
+        load_torchvision()
+        kind = getattr(pytest.importorskip("timm.optim"), name)
+        return [kind(model.parameters(), **settings)] if together else of(kind, **settings)(model)
+
+    optimizers.__name__ = " ".join(["timm", name, *(f"{key}={value}" for key, value in settings.items())])
+    return optimizers
+
+
 def with_adamw(**settings: Any) -> Maker:
     """Muon for matrices, AdamW for the rest, as people use it."""
 
@@ -235,8 +251,28 @@ OPTIMIZERS = (
     of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, maximize=True),
     of(optim.Adam, lr=0.01, weight_decay=0.1, maximize=True, foreach=False),
     of(optim.Adam, lr=0.05, betas=(0.5, 0.5), amsgrad=True),
+    of(optim.Adam, lr=0.01, weight_decay=0.1, amsgrad=True, fused=True),
+    of(optim.AdamW, lr=0.01, weight_decay=0.1, maximize=True, fused=True),
+    of(optim.AdamW, lr=0.01, weight_decay=0.1, foreach=True),
+    of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, fused=True),
+    of(optim.SGD, lr=0.1, momentum=0.9, dampening=0.1, foreach=True),
+    of(other_optimizers.Lion, lr=0.01, betas=(0.8, 0.9), weight_decay=0.1),
+    of(other_optimizers.SignSGD, lr=0.01, momentum=0.9, weight_decay=0.1),
+    of(other_optimizers.SignSGD, lr=0.01),
+    of(other_optimizers.LARS, lr=0.5, weight_decay=0.1, trust_coefficient=0.02),
+    of_timm("Lion", lr=0.01, weight_decay=0.1, corrected_weight_decay=True, maximize=True, foreach=True),
+    of_timm("Lion", lr=0.01, caution=True, foreach=False),
+    of_timm("Lamb", lr=0.01, weight_decay=0.1, max_grad_norm=0.1, foreach=True),
+    of_timm("Lamb", lr=0.01, max_grad_norm=None, always_adapt=True, trust_clip=True, grad_averaging=False),
+    of_timm("Lamb", lr=0.01, weight_decay=0.1, decoupled_decay=True, caution=True, bias_correction=False),
+    of_timm("Lars", lr=1.0, momentum=0.9, weight_decay=0.1, trust_coeff=0.02, nesterov=True),
+    of_timm("Lars", lr=0.1, momentum=0.5, dampening=0.1, trust_coeff=0.02, always_adapt=True, trust_clip=True),
+    of_timm("Lars", lr=0.1, weight_decay=0.1),
+    of(other_optimizers.SGDScheduleFree, lr=0.1, weight_decay=0.1, r=1.0, warmup_steps=2, train_mode=True),
+    of(other_optimizers.AdamWScheduleFree, lr=0.01, train_mode=True),
+    of(other_optimizers.AdamWScheduleFree, lr=0.01, weight_decay=0.1, warmup_steps=3, train_mode=True),
 )
-"""PyTorch's other optimizers: each option at least once, in some way of computing."""
+"""Other optimizers of PyTorch, and of other libraries: each option at least once, in some way of computing."""
 
 
 # --- Networks that draw random numbers in training.
@@ -421,6 +457,71 @@ def zeroed_late(given: Loop, batch: Tensor) -> None:
     given.zero()
     cross_entropy(outputs, given.y[batch]).backward()  # type: ignore[no-untyped-call]
     given.step()
+
+
+def by_sam(given: Loop, batch: Tensor) -> None:
+    (optimizer,) = given.optimizers
+    assert isinstance(optimizer, SAM)
+    given.back(batch)
+    optimizer.first_step(zero_grad=True)
+    for part in torch.split(batch, 3):
+        given.back(part, 2)
+    optimizer.second_step(zero_grad=True)
+
+
+def by_sam_with_a_closure(given: Loop, batch: Tensor) -> None:
+    given.zero()
+    given.back(batch)
+    given.optimizers[0].step(lambda: given.back(batch))  # type: ignore[arg-type, return-value]
+
+
+def by_hand_like_sam(given: Loop, batch: Tensor) -> None:
+    """Weights are moved up, and back down by the same amount, which rounds."""
+    given.zero()
+    given.back(batch)
+    moves = [0.05 * weight.grad for weight in given.model.parameters() if weight.grad is not None]
+    with torch.no_grad():
+        torch._foreach_add_(list(given.model.parameters()), moves)
+    given.zero()
+    given.back(batch)
+    with torch.no_grad():
+        torch._foreach_sub_(list(given.model.parameters()), moves)
+    given.step()
+
+
+def by_hand_past_the_count(given: Loop, batch: Tensor) -> None:
+    """Weights are moved by way of `.data`, which torch does not count, from the fourth step on."""
+    given.zero()
+    given.back(batch)
+    if given.done > 2:
+        kept = [weight.detach().clone() for weight in given.model.parameters()]
+        for weight in given.model.parameters():
+            assert weight.grad is not None
+            weight.data.add_(0.05 * weight.grad)
+        given.zero(set_to_none=False)
+        given.back(batch)
+        for weight, before in zip(given.model.parameters(), kept, strict=True):
+            weight.data.copy_(before)
+    given.step()
+
+
+def sam(base: Callable[..., optim.Optimizer], **settings: Any) -> Maker:
+    def optimizers(model: nn.Sequential) -> Optimizers:
+        return [SAM(model.parameters(), base, **settings)]
+
+    optimizers.__name__ = f"SAM of {base.__name__}"
+    return optimizers
+
+
+SHARPNESS: tuple[tuple[Maker, Body], ...] = (
+    (sam(optim.SGD, lr=0.1, momentum=0.9), by_sam),
+    (sam(optim.AdamW, lr=0.01, weight_decay=0.1, adaptive=True, rho=0.5), by_sam),
+    (sam(optim.SGD, lr=0.1), by_sam_with_a_closure),
+    (momentum, by_hand_like_sam),
+    (adamw, by_hand_like_sam),
+    (momentum, by_hand_past_the_count),
+)
+"""Loops whose gradients are taken at weights that were moved up, after a first gradient."""
 
 
 def averaged_to_evaluate(given: Loop, batch: Tensor) -> None:

@@ -22,7 +22,7 @@ from ntkexp.foreign_loop.trace import Trace
 from ntkexp.path.components import By
 from tests.foreign_loop import loops
 from tests.foreign_loop.bugs import RECORDED, loss_of_a_stale_graph
-from tests.foreign_loop.loops import LOOPS, OPTIMIZERS, WAYS, Body, Loop, Maker, Way, followed, plain
+from tests.foreign_loop.loops import LOOPS, OPTIMIZERS, SHARPNESS, WAYS, Body, Loop, Maker, Way, followed, plain
 
 SUMMED = 100  # eps: 8 steps, each a sum of some tens of terms, in two orders
 BY_COMPONENT = {
@@ -65,8 +65,35 @@ def by_hand(given: Loop, batch: Tensor) -> None:
     given.step()
 
 
+def clipped_twice(given: Loop, batch: Tensor) -> None:
+    """By norm, and then by value."""
+    given.zero()
+    given.back(batch)
+    nn.utils.clip_grad_norm_(given.model.parameters(), 0.3)
+    nn.utils.clip_grad_value_(given.model.parameters(), 0.03)
+    given.step()
+
+
+def clipped_to_more_and_more(given: Loop, batch: Tensor) -> None:
+    """Some parameters, to a value that changes at every step."""
+    given.zero()
+    given.back(batch)
+    nn.utils.clip_grad_value_(given.model[2:].parameters(), 0.01 + 0.005 * given.done)
+    given.step()
+
+
 def sometimes_empty(given: Loop, batch: Tensor) -> None:
     plain(given, batch[:0] if given.done == 3 else batch)
+
+
+def balanced(given: Loop, batch: Tensor) -> None:
+    """Two losses get weights, so that the norms of their gradients at the last layer are equal."""
+    outputs, labels, last = given.model(given.x[batch]), given.y[batch], given.model[4].get_parameter("weight")
+    losses = [nn.functional.cross_entropy(outputs[k::2], labels[k::2]) for k in range(2)]
+    given.zero()
+    norms = [torch.autograd.grad(loss, last, retain_graph=True)[0].norm() for loss in losses]
+    torch.stack([loss / norm for loss, norm in zip(losses, norms, strict=True)]).sum().backward()  # type: ignore[no-untyped-call]
+    given.step()
 
 
 def with_other_draws(given: Loop, batch: Tensor) -> None:
@@ -110,12 +137,17 @@ class Case:
 OFTEN = (
     *(Case(optimizers, body) for optimizers, body in LOOPS),
     *(Case(optimizers, loops.scheduled_and_clipped, torch.float32) for optimizers in (loops.momentum, loops.adamw)),
+    *(Case(optimizers, body) for optimizers, body in SHARPNESS),
+    *(Case(optimizers, body, torch.float32) for optimizers, body in SHARPNESS),
     *(Case(loops.sgd, layer=layer) for layer in (old_weight_norm, pruned, Keeping)),
     Case(loops.nesterov, layer=weight_norm),
 )
 ODD = (
-    *(Case(loops.momentum, body, by=(None,)) for body in (*RECORDED, by_hand, sometimes_empty)),
+    *(Case(loops.momentum, body, by=(None,)) for body in (*RECORDED, by_hand, sometimes_empty, balanced)),
     Case(loops.adamw, by_hand, by=(None,)),
+    *(Case(each, clipped_twice, by=(None, "parameter")) for each in (loops.nesterov, loops.adamw)),
+    *(Case(each, clipped_to_more_and_more, by=(None,)) for each in (loops.momentum, loops.adam)),
+    Case(loops.adamw, clipped_to_more_and_more, torch.float32, by=(None,)),
     Case(adam_with_a_tensor, by=(None,)),
 )
 RANDOM = (

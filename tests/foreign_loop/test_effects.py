@@ -299,6 +299,8 @@ def test_a_missing_loss_is_noticed_before_the_attribution(loss: ExampleLoss | No
     ("body", "loss", "said"),
     [
         (bugs.clipped_in_part, None, "multiplied with other factors"),
+        (bugs.clipped_by_value, None, "multiplied with other factors .* clip all parameters together, by norm"),
+        (loops.by_hand_like_sam, None, "used gradients at weights that the loop had moved before .SAM."),
         (bugs.normalised, None, "and does not clip"),
         (bugs.never_zeroed, None, "effects do not know"),
         (loops.plain, of_squares, "step 7: loss= is not the loss that was trained with"),

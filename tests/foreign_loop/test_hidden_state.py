@@ -280,7 +280,7 @@ NO_CLIPPING: dict[str, Gradients] = {
     "decayed": lambda net, step: grad(net.bias).add_(0.1 * net.bias.detach()),
     "noisy": lambda net, step: grad(net.bias).add_(noise(step)),
     "noisy once": lambda net, step: grad(net.bias).add_(noise(step) * (step == HALF)),
-    "cut": lambda net, step: clip_grad_value_([net.bias], 1.5),
+    "cut to many values": lambda net, step: clip_grad_value_([net.bias], 1.5 - 0.1 * step),
     "turned": times(lambda _: 1, lambda _: -1),
     "all turned": times(lambda _: -1, lambda _: -1),
     "clipped and turned": clipped(0.2, 0.2, turns=HALF),
@@ -294,6 +294,7 @@ CLIPPING: dict[str, Gradients] = {
     "to less": together(lambda step: 0.5 if step < HALF else 0.25),
     "without the bias": clipped(0.5),
     "divided by three": times(lambda _: 1 / 3, lambda _: 1 / 3),
+    "by value": lambda net, step: clip_grad_value_([net.bias], 1.5),
     "thrown away": times(lambda _: 1, lambda _: 0),
 }
 
@@ -304,6 +305,19 @@ def test_a_factor_that_no_clipping_gives_is_refused(case: str) -> None:
         Mistake, match=r"step \d: the optimizer's gradient is not the gradient of the recorded examples: in"
     ):
         lone(NO_CLIPPING[case])
+
+
+def test_one_element_that_is_reduced_at_every_step_is_not_clipped() -> None:
+    """Clipping by value has the same bound in several steps."""
+
+    def reduced(net: nn.Linear, step: int) -> None:
+        gradient = grad(net.weight).view(-1)
+        place = gradient.abs().argmax()
+        second = gradient.abs().sort().values[-2]
+        gradient[place] = gradient[place].sign() * (second + gradient[place].abs()) / 2
+
+    with pytest.raises(Mistake, match=r"step \d: .* examples: one element was reduced to .*, which is not the bound"):
+        lone(reduced)
 
 
 @pytest.mark.sample(6)

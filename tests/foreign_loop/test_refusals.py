@@ -100,6 +100,38 @@ def second_stage(*, first_trains: slice = slice(None), together: bool = False) -
     return trace
 
 
+# --- Gradients of two losses, which the loop combines by itself.
+
+
+def two_losses(given: Loop, batch: Tensor) -> list[Tensor]:
+    outputs, labels = given.model(given.x[batch]), given.y[batch]
+    return [nn.functional.cross_entropy(outputs[k::2], labels[k::2]) for k in range(2)]
+
+
+def pcgrad(given: Loop, batch: Tensor) -> None:
+    """Subtract from each gradient its projection onto the other one, if they conflict."""
+    weights = list(given.model.parameters())
+    first, second = (
+        torch.cat([part.flatten() for part in torch.autograd.grad(loss, weights, retain_graph=True)])
+        for loss in two_losses(given, batch)
+    )
+    inner = (first @ second).clamp(max=0.0) if given.done else first @ second
+    whole = first - inner / second.square().sum() * second + second - inner / first.square().sum() * first
+    for weight, part in zip(weights, torch.split(whole, [weight.numel() for weight in weights]), strict=True):
+        weight.grad = part.view_as(weight).clone()
+    given.step()
+
+
+def gradnorm(given: Loop, batch: Tensor) -> None:
+    """Weigh two losses, and take the norms of their gradients afterwards, to find the weights of the next step."""
+    losses = torch.stack(two_losses(given, batch))
+    given.zero()
+    (losses @ losses.new_tensor([2.0, 1.0])).backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    for loss in losses:
+        torch.autograd.grad(loss, given.model[4].get_parameter("weight"), retain_graph=True)
+    given.step()
+
+
 # --- Loops that change something besides their weights.
 
 
@@ -148,6 +180,22 @@ def moved_by_hand(given: Loop, batch: Tensor) -> None:
         given.model[4].get_parameter("bias").add_(0.1)
 
 
+def ascending(undone: float) -> Body:
+    """Take the gradient after an ascent, as SAM does, and undo the ascent up to a factor."""
+
+    def body(given: Loop, batch: Tensor) -> None:
+        weights = list[Tensor](given.model.parameters())
+        given.zero()
+        with torch.no_grad():
+            torch._foreach_add_(weights, 0.01)
+        given.back(batch)
+        with torch.no_grad():
+            torch._foreach_sub_(weights, 0.01 * undone)
+        given.step()
+
+    return body
+
+
 def diverging(model: nn.Sequential) -> loops.Optimizers:
     return [torch.optim.SGD(model.parameters(), lr=1e200)]
 
@@ -156,7 +204,7 @@ def diverging(model: nn.Sequential) -> loops.Optimizers:
 
 
 class SAM(torch.optim.SGD):
-    """Has the name of the optimizer that takes gradients elsewhere."""
+    """Has the name of the optimizer that takes gradients elsewhere, and wraps none."""
 
 
 class MeanOfSquares(nn.Linear):
@@ -264,11 +312,18 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "an optimizer twice": (moving(lambda model: 2 * sgd(model)), "in the list twice"),
     "another model's": (moving(lambda _: sgd(loop(sgd).model)), "not a parameter of the"),
     "a begun optimizer": (lambda: followed(stepped(), plain), "has taken steps already"),
-    "SAM": (moving(lambda model: [SAM(model.parameters())]), "SAM takes gradients at weights that it has"),
+    "SAM alone": (moving(lambda model: [SAM(model.parameters())]), "SAM takes gradients .* has no base_optimizer"),
     "divergence": (moving(diverging), r"step \d: '.*' is no longer finite; training has diverged"),
     # loops
     "no step": (lambda: followed(loop(sgd), lambda given, batch: None).attribute(), "no step was followed"),
     "a penalty": (doing(with_a_penalty), "as weight_decay .* part of the module's output"),
+    "PCGrad": (doing(pcgrad), "step 0: .* a call had 2 backward passes .*PCGrad and GradNorm combine their gradients"),
+    "GradNorm": (doing(gradnorm), "step 0: .* a call had 3 backward passes .* train with a weighted sum of the losses"),
+    "an ascent that stays": (
+        doing(ascending(0.0)),
+        "step 0: '0.weight' was changed by .* an ascent of SAM that was not",
+    ),
+    "an ascent that nearly stays": (doing(ascending(1 + 1e-10)), "step 0: '0.weight' was changed by something other"),
     "an uncounted write": (
         doing(writing_past_the_count),
         r"step 1: '0\.weight' was changed by something other than the optimizer",

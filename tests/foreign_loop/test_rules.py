@@ -10,16 +10,20 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from torch import Tensor, nn, optim
+from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
 from ntkexp.cli.main import run as command
+from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.rule import LONG_SUM_DIVISOR, MAX_SUMMED, SIGNATURE_PARTS, Signatures
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import load_module
-from tests.foreign_loop import loops
+from tests.foreign_loop import loops, other_optimizers
 from tests.foreign_loop.loops import OPTIMIZERS, Loop, Maker, closes, fitted, followed, loop, of, outputs_of, plain
 
 Kind: TypeAlias = Callable[..., optim.Optimizer]
+WITHOUT_STATE = ("SignSGD lr=0.01", "timm Lars lr=0.1 weight_decay=0.1")
+"""Optimizers without a memory. ASGD has one, an average that moves nothing."""
 ALL = (loops.momentum, loops.nesterov, loops.adamw, *OPTIMIZERS)
 
 
@@ -46,7 +50,7 @@ def test_a_step_that_leaves_its_rule_is_refused(maker: Maker) -> None:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "maker",
-    [each for each in OPTIMIZERS if not each.__name__.startswith("ASGD")],  # its average moves nothing
+    [each for each in OPTIMIZERS if not each.__name__.startswith("ASGD") and each.__name__ not in WITHOUT_STATE],
     ids=lambda each: each.__name__,
 )
 def test_a_changed_memory_is_refused(maker: Maker) -> None:
@@ -265,6 +269,114 @@ def test_a_rule_from_a_file_is_proved_at_every_step_and_required_later(
     assert command([*known, "--rule=scaled_steps.py:build"]) == 2
     assert "it is not a rule of an optimizer" in capfd.readouterr().err
     assert command([*known, "--rule=scaled_steps.py:ScaledRule"]) == 0
+
+
+def test_a_trace_of_a_library_needs_no_rule_later(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The class is found by its module and name. A class of an unknown module is not imported."""
+    monkeypatch.chdir(tmp_path)
+    Path("lion_net.py").write_text(RULE)
+    followed(loop(loops.of_timm("Lion", lr=0.01)), plain, to="run", every=3)
+    known = ["--model=lion_net.py:build", "--trust=lion_net.py"]
+    assert command(["attribute", "run", *known]) == 0
+    followed(loop(of(type("Lion", (other_optimizers.Lion,), {"__module__": "elsewhere"}), lr=0.01)), plain, to="own")
+    assert command(["attribute", "own", *known]) == 2
+    assert "the trace has steps of elsewhere.Lion, whose rule has to be given again" in capfd.readouterr().err
+
+
+def test_the_average_of_a_schedule_free_optimizer_is_outside_the_steps() -> None:
+    """The steps move y. At the end, `eval()` loads the average x."""
+    given = loop(of(other_optimizers.SGDScheduleFree, lr=0.1, train_mode=True))
+    start = outputs_of(given.model, given.queries)
+    (optimizer,) = given.optimizers
+    assert isinstance(optimizer, other_optimizers.SGDScheduleFree)
+    with follow(given.model, optimizer, queries=given.queries) as trace:
+        loops.train(given, plain)
+        at_y = outputs_of(given.model, given.queries)
+        optimizer.eval()
+    at_x, found = outputs_of(given.model, given.queries), trace.attribute()
+    assert loops.missed(found, at_x - start, "outside") <= 1e-12
+    assert loops.apart(found["outside"], at_x - at_y) <= 1e-12
+
+
+@pytest.mark.parametrize("loads", [False, True], ids=["kept", "loaded"])
+def test_averages_and_their_schedule_are_followed(loads: bool) -> None:
+    """The statistics of the average are renewed at every step; at the end, the average may be loaded."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
+    x, y, queries = torch.randn(18, 4).double(), torch.randint(3, (18,)), torch.randn(3, 4).double()
+    optimizer = optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    average, schedule = AveragedModel(net), SWALR(optimizer, swa_lr=0.05, anneal_epochs=2)
+    start = outputs_of(net, queries)
+    with follow(net, optimizer, queries=queries) as trace:
+        for batch in torch.randint(18, (6, 6)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            average.update_parameters(net)
+            update_bn([x], average)
+            schedule.step()
+        if loads:
+            net.load_state_dict(average.module.state_dict())
+    found = trace.attribute()
+    parts = ("rounding", "statistics", *(["outside"] if loads else []))
+    assert loops.missed(found, outputs_of(net, queries) - start, *parts) <= 1e-12
+
+
+def test_losses_by_a_function_are_followed_at_moved_weights() -> None:
+    """A gradient of `trace.losses` after an ascent, as in SAM."""
+    given = loop(loops.momentum)
+    start, weights = outputs_of(given.model, given.queries), list[Tensor](given.model.parameters())
+
+    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+    with follow(given.model, given.optimizers, queries=given.queries) as trace:
+        for _, batch in zip(range(4), loops.batches(), strict=False):
+            given.zero()
+            with torch.no_grad():
+                torch._foreach_add_(weights, 0.01)
+            trace.losses(losses, given.x[batch], given.y[batch]).mean().backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                torch._foreach_sub_(weights, 0.01)
+            given.step()
+    closes(given, start, trace.attribute())
+
+
+class Overshooting(other_optimizers.Lion):
+    """Moves the weights a little too far."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.data.sub_(weight.grad.sign(), alpha=1e-9 * group["lr"])
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "said"),
+    [
+        ("Lion", Overshooting, r"'0\.weight' (is not where its optimizer's rule leads|was changed by something other)"),
+        ("Lion", other_optimizers.SignSGD, "step 0: '0.weight': its optimizer has no 'betas', which LionRule reads"),
+        ("SignSGD", optim.SGD, r"step 0: '0\.weight' is not where its optimizer's rule leads"),
+        ("Lamb", optim.Adam, "step 0: '0.weight': its optimizer has no 'grad_averaging', which LAMBRule reads"),
+        ("Lars", optim.SGD, r"step 0: '0\.weight': its optimizer has no 'trust_coefficient', which LARSRule reads"),
+    ],
+)
+def test_an_optimizer_with_a_known_name_and_other_steps_is_refused(name: str, base: type, said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        followed(loop(of(type(name, (base,), {}), lr=0.01, weight_decay=0.1)), plain)
+
+
+def test_signs_of_vanishing_gradients_belong_to_no_example() -> None:
+    """The sign of a number whose inverse overflows moves the weight, and `rounding` holds the effect."""
+    net, x, queries = nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 4e-38]]), torch.eye(2)
+    start, optimizer = outputs_of(net, queries), other_optimizers.SignSGD(net.parameters(), lr=300.0)
+    found = fitted(net, optimizer, lambda _: (net(x) - 3).square().mean(), 1, queries=queries).attribute()
+    change = outputs_of(net, queries) - start
+    assert loops.missed(found, change, "rounding") <= 1e-6
+    assert loops.apart(found["rounding"].isel(query=1), change[1]) <= 1e-6
+    assert float(abs(found["rounding"].isel(query=0)).max()) == 0
 
 
 def test_effects_are_refused_where_no_derivative_is_known() -> None:

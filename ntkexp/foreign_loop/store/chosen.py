@@ -18,13 +18,13 @@ from torch import nn
 
 from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.call import ModelCall
+from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep
 from ntkexp.foreign_loop.store.checkpoints import cloned
 from ntkexp.foreign_loop.store.memory import MemoryStore
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
-from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.mistake import Mistake, in_short
 from ntkexp.model.functional import Output
 from ntkexp.shapes import Weights

@@ -27,6 +27,7 @@ from ntkexp.foreign_loop.example_losses import (
     stored_batch,
 )
 from ntkexp.foreign_loop.example_names import digests
+from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside, release_memory
 from ntkexp.foreign_loop.rule import Signatures, Signed, distance
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, step_index
@@ -48,7 +49,6 @@ from ntkexp.foreign_loop.store.files import (
 )
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.store.shards import Processes, find_shards, joined_events, refuse_absent
-from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import map_tensors, tensors
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.model.functional import Output
@@ -404,6 +404,8 @@ class DiskStore(AbstractStore):
             if call.losses is not None:
                 content["losses"] = name_of(call.losses)
                 content |= stored_batch(call.inputs, len(call.names))
+            if call.weights is not None:
+                content["weights"] = call.weights
         if call.gradient is not stored.gradient:
             stored.gradient = call.gradient
             content["gradient"] = call.gradient
@@ -581,6 +583,7 @@ class LoopOnDisk:
             joined={name: tuple(shape) for name, shape in call.get("joined", {}).items()},
             statistics=statistics_on(call, device),
             losses=losses,
+            weights=weights_on(call, device),
         )
 
     def function(self, name: str) -> LossFunction:
@@ -611,6 +614,14 @@ def statistics_on(
         return None
     before, after = tree_map_only(Tensor, lambda tensor: tensor.clone().to(device), stored)
     return before, after
+
+
+def weights_on(content: Mapping[str, Any], device: torch.device) -> Weights | None:
+    """Return the weights of a stored call on a device, or None if they are those of its step."""
+    stored = content.get("weights")
+    if stored is None:
+        return None
+    return {name: weight.clone().to(device) for name, weight in stored.items()}
 
 
 def example_names(call: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from ntkexp.foreign_loop.call import Autocast, ModelCall
+from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, step_index
-from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.shapes import Weights
 
 

@@ -406,7 +406,10 @@ def event_of(
         members = [names[id(weight)] for weight in group["params"]]
         members = [name for name in members if name in step.settings]
         if members:
-            groups.append({"names": members, "settings": dict(step.settings[members[0]])})
+            stored = {"names": members, "settings": dict(step.settings[members[0]])}
+            if members[0] in step.settings_before:
+                stored["before"] = dict(step.settings_before[members[0]])
+            groups.append(stored)
     return {
         "step": index,
         "optimizer": which,

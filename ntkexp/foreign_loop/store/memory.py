@@ -13,13 +13,13 @@ from torch.utils._pytree import tree_iter
 
 from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.call import Autocast, ModelCall
+from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, step_index
 from ntkexp.foreign_loop.store.checkpoints import CheckpointPlan, cloned, optimizer_states
 from ntkexp.foreign_loop.store.files import Event, event_of
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
-from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.model.functional import Output
 from ntkexp.shapes import Weights
@@ -53,7 +53,7 @@ class LoopInMemory:
         self.nbytes += bytes_in([event["whole"], event["gradient"], event["after"]])
         for call in event["calls"]:
             self.nbytes += bytes_in([tensors(call.inputs), call.gradient, call.signed])
-            self.nbytes += bytes_in([list(call.how.states.values()), call.statistics])
+            self.nbytes += bytes_in([list(call.how.states.values()), call.statistics, call.weights])
 
     def add_checkpoint(self, content: Mapping[str, Any]) -> None:
         """Add a checkpoint before the next event."""

@@ -14,18 +14,27 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf, sqrt
+from math import nan, sqrt
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.call import Autocast, ModelCall, facts_of
-from ntkexp.foreign_loop.clipping import SUM_EPS, factors_between
+from ntkexp.foreign_loop.call import Autocast, ModelCall, facts_of, weights_of_calls
+from ntkexp.foreign_loop.clipping import (
+    SUM_EPS,
+    UNITS,
+    FactorFit,
+    bound_of,
+    fit_factors,
+    moved_by_units,
+    unexplained,
+)
 from ntkexp.foreign_loop.host_reads import read_numbers
+from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import STEP_EPS, Signatures, StepInput, distance, p_of
+from ntkexp.foreign_loop.rule import STEP_EPS, Signatures, StepInput, distance, norm_of, p_of
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.store.checkpoints import (
     OptimizerState,
@@ -34,15 +43,13 @@ from ntkexp.foreign_loop.store.checkpoints import (
     states_at_end,
 )
 from ntkexp.foreign_loop.store.files import Event, StoredLoop
-from ntkexp.foreign_loop.torch_rules import KnownOptimizer
+from ntkexp.foreign_loop.value_clipping import ClipSearch, ValueClip
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import Output
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
 
-FACTOR_UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
-"""Changes of a factor c, in units in the last place. They are tried until c g has the bits of the
-gradient that the optimizer used."""
+MAX_KNOWN_CLIPS = 4  # different clippings by value that are remembered
 
 
 # --- One event after another.
@@ -59,6 +66,7 @@ class ReplayedLoop:
     signatures: Signatures
     events: int = 0  # number of events replayed since the checkpoint
     exact: bool = True  # True if the weights have the same bits as in the loop
+    clips: list[ValueClip] = field(default_factory=list)  # clipping by value in steps so far
 
     def replay(
         self, event: Event, calls: Sequence[ModelCall], start: Weights, then: Any | None
@@ -95,12 +103,15 @@ class ReplayedLoop:
 
         # the linear step of each parameter, from its settings and state after the step
         linear = dict.fromkeys(settings, IDLE)
+        rule = self.known[event["optimizer"]].rule
+        norm = norm_of(gradient.values()) if rule.reads_norm else nan
         for name in linear.keys() - event["idle"]:
             step_input = StepInput(
                 gradient[name],
                 start[name],
                 int(name in momentum_before),
                 states_before.get(name, {}),
+                norm,
             )
             linear[name] = self.linear_step(event, name, settings[name], step_input)
         return FollowedStep(
@@ -136,7 +147,7 @@ class ReplayedLoop:
         momenta: Weights = {}
         for name, settings in settings_of(event).items():
             if name in states:
-                momentum = rule.momentum(settings, states[name])
+                momentum = rule.momentum_at(settings, states[name], self.weights[name])
                 if momentum is not None:
                     momenta[name] = momentum
         return momenta
@@ -154,23 +165,60 @@ class ReplayedLoop:
         recorded = event["gradient"]  # signatures
         if recorded.keys() <= stored.keys():
             return zeros | stored
-        of_calls = zeros | self.called.gradient(calls, [start] * len(calls))
+        begun = weights_of_calls(calls, [start] * len(calls))
+        of_calls = zeros | self.called.gradient(calls, begun)
         gradient = {name: of_calls[name] for name in recorded}
         signature = self.signatures.of(gradient)
 
         def noise() -> Weights:
-            change = self.called.noise(calls, [start] * len(calls))
+            change = self.called.noise(calls, begun)
             return self.signatures.of(
                 {name: part for name, part in change.items() if name in recorded}
             )
 
+        # the factors c, or else clipping by value
         cast_eps = self.called.cast_eps(calls, exact=self.exact)
-        factors, _ = factors_between(
-            signature, recorded, event["step"], facts_of(calls), cast_eps, noise
-        )
+        fit = fit_factors(signature, recorded, cast_eps, noise)
+        factors = dict(fit.factors)
+        if not fit.explains:
+            rounding = bound_of(recorded, cast_eps)
+            clipped = self.clipped_by_value(gradient, recorded, stored, fit, rounding)
+            if clipped is None:
+                raise unexplained(fit, event["step"], facts_of(calls))
+            gradient |= clipped
+            signature |= self.signatures.of(clipped)
+            factors |= dict.fromkeys(clipped, 1.0)
         if any(not torch.equal(signature[name], recorded[name]) for name in recorded):
             gradient = self.multiplied(gradient, factors, recorded)
         return zeros | gradient | stored
+
+    def clipped_by_value(
+        self,
+        gradient: Weights,
+        recorded: Weights,
+        stored: Weights,
+        fit: FactorFit,
+        rounding: float,
+    ) -> Weights | None:
+        """Return the gradients that no factor explains, clipped by value, or None.
+
+        The bound is one of an earlier step, or follows from the recorded signatures. It may be the
+        largest element of a stored gradient.
+        """
+        search = ClipSearch(
+            gradient={name: gradient[name] for name in fit.failing},
+            recorded={name: recorded[name] for name in fit.failing},
+            sign=self.signatures.of,
+            rounding=rounding,
+            moved=fit.moved,
+            largest=read_numbers([part.abs().max() for part in stored.values() if part.numel()]),
+        )
+        clip = search.found(self.clips)
+        if clip is None:
+            return None
+        if clip not in self.clips:
+            self.clips[:] = [clip, *self.clips][:MAX_KNOWN_CLIPS]
+        return clip.of(search.gradient)
 
     def multiplied(
         self, gradient: Weights, factors: Mapping[str, float], recorded: Weights
@@ -182,7 +230,7 @@ class ReplayedLoop:
         Try nearby factors until the signature equals the recorded signature in every bit.
         """
         products: Weights = {}
-        for unit in FACTOR_UNITS:
+        for unit in UNITS:
             trial = {
                 name: part * moved_by_units(factors[name], unit, part.dtype)
                 for name, part in gradient.items()
@@ -210,7 +258,10 @@ class ReplayedLoop:
         for name in parameters.keys() - event["idle"]:
             parameters[name].grad = gradient[name].clone()
         groups = [
-            {**group["settings"], "params": [parameters[name] for name in group["names"]]}
+            {
+                **copied_state(group.get("before", group["settings"])),
+                "params": [parameters[name] for name in group["names"]],
+            }
             for group in event["groups"]
         ]
 
@@ -300,19 +351,6 @@ def momenta_of(known: KnownOptimizer, states: OptimizerState) -> Weights:
     return momenta
 
 
-def moved_by_units(factor: float, units: int, kind: torch.dtype) -> float:
-    """Return the number `units` units in the last place above `factor`, in a dtype.
-
-    >>> moved_by_units(1.0, 2, torch.float32) == 1 + 2 * torch.finfo(torch.float32).eps
-    True
-    """
-    near = torch.tensor(factor, dtype=kind)
-    toward = torch.tensor(inf if units > 0 else -inf, dtype=kind)
-    for _ in range(abs(units)):
-        near = torch.nextafter(near, toward)
-    return near.item()
-
-
 def residual_of(
     step: LinearStep, step_input: StepInput, momentum: Tensor | None, after: Tensor
 ) -> Tensor:
@@ -348,6 +386,7 @@ class ReplayedSteps(AbstractSteps):
     # the replayed segment in memory, by its half-open range of events (first, last + 1)
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
+    clips: list[ValueClip] = field(default_factory=list)  # clipping by value in steps so far
 
     @cached_property
     def called(self) -> CalledModule:
@@ -476,7 +515,12 @@ class ReplayedSteps(AbstractSteps):
         then = self.loop.checkpoint(stop, device)
         assert first is not None
         loop = ReplayedLoop(
-            self.called, self.known, first["weights"], list(first["memories"]), self.signatures
+            self.called,
+            self.known,
+            first["weights"],
+            list(first["memories"]),
+            self.signatures,
+            clips=self.clips,
         )
         # a single event between two checkpoints needs no step of the optimizer
         is_single = stop - begin == 1 and then is not None and states_at_end(then) is not None

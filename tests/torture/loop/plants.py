@@ -257,5 +257,5 @@ GRADIENTS: dict[str, Plant] = {
     **{f"minus {of.__name__}": times(of, lambda loop: -1.0) for of in (everything, single, one_layer)},
     **{each.__name__: each for each in (signs, stale, hidden_loss, forward_by_name)},
 }
-TRUE_TIMES = ("factor", "times", "minus", "cut of single")
+TRUE_TIMES = ("factor", "times", "minus", "cut")
 """A record of these plants is right, if it multiplies the gradients."""

@@ -1,0 +1,163 @@
+"""The rule of an optimizer: the user's rule, or the rule of PyTorch's or another library's class.
+
+The rule of an optimizer is the rule of its class, or of the first base class with a rule. If a
+subclass computes a different step, proof (b) raises at its first step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from typing import Any
+
+import torch
+
+from ntkexp.foreign_loop.library_rules import LIBRARY_RULES, AbstractLibraryRule
+from ntkexp.foreign_loop.rule import AbstractOptimizerRule
+from ntkexp.foreign_loop.torch_rules import TORCH_RULES
+from ntkexp.mistake import Mistake, WrongArgument
+from ntkexp.model.foreign import load_torchvision
+
+LIBRARIES = frozenset({"timm", "lion_pytorch", "schedulefree"})
+"""Packages whose optimizers a later process imports by name, to replay a trace on disk."""
+
+
+@dataclass(frozen=True)
+class KnownOptimizer:
+    """A rule, and the class of optimizer that it applies to. Replays use an optimizer of this
+    class."""
+
+    rule: AbstractOptimizerRule
+    kind: type[torch.optim.Optimizer]
+
+    @property
+    def name(self) -> str:
+        """The name that a trace stores. For a user's rule, it includes the name of the rule. For a
+        rule of another library, it includes the module of the class.
+
+        >>> KnownOptimizer(TORCH_RULES[0], torch.optim.SGD).name
+        'SGD'
+        """
+        if self.rule in TORCH_RULES:
+            return self.kind.__name__
+        if self.rule in LIBRARY_RULES:
+            return f"{self.kind.__module__}.{self.kind.__name__}"
+        return f"{self.kind.__name__} by {type(self.rule).__name__}"
+
+    def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Construct an optimizer with these parameter groups.
+
+        Required arguments of the constructor are taken from the first group. Some optimizers read
+        settings that all groups share from their defaults.
+        """
+        needed = [
+            name
+            for name, each in signature(self.kind).parameters.items()
+            if each.default is each.empty
+        ]
+        shared = groups[0]
+        optimizer = self.kind(
+            groups, **{name: shared[name] for name in needed[1:] if name in shared}
+        )
+        for name in optimizer.defaults.keys() & shared.keys():
+            optimizer.defaults[name] = shared[name]
+        return optimizer
+
+
+NOT_LINEAR = {
+    "LBFGS": "each of its steps asks for the gradient at several weights, and multiplies it by a "
+    "matrix of earlier gradients",
+    "SparseAdam": "its gradients are sparse, of some rows alone",
+}
+
+
+def known_optimizer(
+    optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOptimizerRule] = ()
+) -> KnownOptimizer:
+    """Return the rule of an optimizer, from the user's `rules` or PyTorch's. Raise if there is
+    none."""
+    kind = type(optimizer)
+    where = f"{kind.__module__}.{kind.__qualname__}"
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise Mistake(
+            f"{kind.__name__} with differentiable=True: its steps are not followed; train with "
+            "differentiable=False"
+        )
+    ours = () if "SAM" in kind.__name__ else (*TORCH_RULES, *LIBRARY_RULES)
+    for base in kind.__mro__:
+        for rule in (*rules, *ours):
+            if applies(rule, base):
+                return KnownOptimizer(rule, base)
+    if kind.__name__ == "ZeroRedundancyOptimizer":
+        raise Mistake(
+            "ZeroRedundancyOptimizer splits its state over the processes, so that none sees a "
+            "whole step; train with "
+            "the optimizer that it holds, in every process"
+        )
+    if "SAM" in kind.__name__:
+        raise Mistake(
+            f"{kind.__name__} takes gradients at weights that it has moved up first "
+            "(sharpness-aware minimisation), and has no base_optimizer whose step could be followed; "
+            "let it wrap an optimizer, or move the weights in the loop"
+        )
+    reason = next(
+        (f" ({NOT_LINEAR[base.__name__]})" for base in kind.__mro__ if base.__name__ in NOT_LINEAR),
+        "",
+    )
+    names = [each.__name__ for rule in TORCH_RULES for each in rule.kinds]
+    names += [name for rule in LIBRARY_RULES for name in rule.class_names]
+    known = ", ".join(names)
+    instead = "" if reason else ", or give one, rules=[…]"
+    raise Mistake(
+        f"steps of {where} are not followed{reason}: rules are known for {known}{instead}"
+    )
+
+
+def applies(rule: AbstractOptimizerRule, kind: type) -> bool:
+    """True if a rule is for a class, which rules of other libraries know by name."""
+    if kind in rule.kinds:
+        return True
+    is_by_name = isinstance(rule, AbstractLibraryRule) and kind.__name__ in rule.class_names
+    return is_by_name and issubclass(kind, torch.optim.Optimizer)
+
+
+def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimizer:
+    """Return the optimizer with this name in a trace. Raise if its rule was not given.
+
+    >>> named("AdamW").kind
+    <class 'torch.optim.adamw.AdamW'>
+    """
+    known = [KnownOptimizer(rule, kind) for rule in (*rules, *TORCH_RULES) for kind in rule.kinds]
+    optimizer = next((each for each in known if each.name == name), None)
+    optimizer = optimizer or next(optimizers_of_libraries(name, rules), None)
+    if optimizer is None:
+        raise WrongArgument(
+            f"rule=: the trace has steps of {name}, whose rule has to be given again", "rule"
+        )
+    return optimizer
+
+
+def optimizers_of_libraries(
+    name: str, rules: Sequence[AbstractOptimizerRule]
+) -> Iterator[KnownOptimizer]:
+    """Yield the optimizer whose class has this module and name.
+
+    A rule of the user may name the class, or a module that this process has imported may contain it.
+    Only the packages in `LIBRARIES` are imported for this purpose.
+    """
+    module, _, kind_name = name.rpartition(".")
+    for rule in rules:
+        for kind in rule.kinds:
+            if isinstance(rule, AbstractLibraryRule) and kind.__name__ == kind_name:
+                yield KnownOptimizer(rule, kind)
+    package = module.partition(".")[0]
+    if package in LIBRARIES and find_spec(package) is not None:
+        load_torchvision()  # timm imports it
+        import_module(module)
+    imported: object = getattr(sys.modules.get(module), kind_name, None)
+    for library_rule in LIBRARY_RULES:
+        if isinstance(imported, type) and applies(library_rule, imported):
+            yield KnownOptimizer(library_rule, imported)

@@ -1,0 +1,331 @@
+"""The rules of optimizers from other libraries: Lion, signSGD, LAMB, LARS, and schedule-free ones.
+
+These libraries need not be installed. A rule applies to every class with one of its names, for
+example `timm.optim.Lion`. If a class with this name computes other steps, proof (b) raises at its
+first step.
+
+The docstrings use the symbols of `torch_rules.py`.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ntkexp.foreign_loop.rule import StepInput
+from ntkexp.foreign_loop.torch_rules import AbstractTorchRule, Entries
+from ntkexp.mistake import Mistake
+from ntkexp.optimizer.base import LinearStep
+
+LEAST_CAUTION = 1e-3  # least mean of the mask of a cautious optimizer, as in timm
+
+
+class AbstractLibraryRule(AbstractTorchRule):
+    """Base class for rules that apply to classes by name."""
+
+    kinds = ()
+    class_names: ClassVar[tuple[str, ...]]
+
+
+class LionRule(AbstractLibraryRule):
+    """Lion: θ ← (1 − ηλ)θ − η sign(c), with c = β₁m₋ + (1 − β₁)g and m ← β₂m₋ + (1 − β₂)g.
+
+    With m₋ = (m − (1 − β₂)g)/β₂, c = a m + b g, so that S = aη/|c|, N = bη/|c|, and 0 where c = 0:
+
+        a = β₁/β₂,   b = (1 − β₁) − a(1 − β₂),   β = β₂,   α = 1 − β₂
+
+    If the optimizer is cautious, its mask multiplies S and N.
+    """
+
+    class_names = ("Lion",)
+    remembers = "exp_avg"
+
+    def downwards(
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        first, second = (float(beta) for beta in group["betas"])
+        if not second:
+            raise Mistake("Lion with betas=(…, 0) forgets the momentum of its step; take another")
+        of_momentum = first / second
+        of_gradient = (1 - first) - of_momentum * (1 - second)
+        gradient = -taken.gradient if group.get("maximize") else taken.gradient
+        c = of_momentum * state[self.remembers] + of_gradient * gradient
+        denominator, residual = sign_denominator(c, float(group["lr"]))
+        if group.get("caution"):
+            mask = caution(c, gradient)
+            denominator = denominator / mask
+            residual = None if residual is None else mask * residual
+        return LinearStep(
+            momentum_scale=of_momentum,
+            gradient_scale=of_gradient,
+            momentum_decay=second,
+            momentum_gain=1 - second,
+            decoupled_decay=decay_rate(group) * float(group["weight_decay"]),
+            denominator=denominator,
+            residual=residual,
+        )
+
+
+class SignSGDRule(AbstractLibraryRule):
+    """signSGD, or Signum with momentum: θ ← (1 − ηλ)θ − η sign(m).
+
+    S = η/|m|, and 0 where m = 0. With momentum μ, β = μ and α = 1 − μ. Else m = g.
+    """
+
+    class_names = ("SignSGD", "SignSgd", "Signum")
+    remembers = "momentum_buffer"
+
+    def downwards(
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        momentum = float(group.get("momentum", 0.0))
+        direction = state[self.remembers] if momentum else taken.gradient
+        denominator, residual = sign_denominator(direction, float(group["lr"]))
+        return LinearStep(
+            momentum_scale=1.0,
+            momentum_decay=momentum,
+            momentum_gain=1 - momentum,
+            decoupled_decay=float(group["lr"]) * float(group.get("weight_decay", 0.0)),
+            denominator=denominator,
+            residual=residual,
+        )
+
+
+def sign_denominator(direction: Tensor, rate: float) -> tuple[Tensor, Tensor | None]:
+    """Return n and r with direction/n + r = rate · sign(direction).
+
+    n is |direction|/rate, or ∞ where the direction is 0. r is None, unless some elements are so
+    small that 1/n overflows. No example has a share in the movement of such elements.
+
+    >>> sign_denominator(torch.tensor([2.0, 0.0, -4.0]), 0.5)
+    (tensor([4., inf, 8.]), None)
+    >>> sign_denominator(torch.tensor([2.0, -1e-44]), 0.5)
+    (tensor([4., inf]), tensor([ 0.0000, -0.5000]))
+    """
+    if not rate:
+        return torch.full_like(direction, inf), None
+    size = direction.abs() / rate
+    denominator = size.where(direction != 0, inf)
+    is_finite = denominator.reciprocal().isfinite()
+    if bool(is_finite.all()):
+        return denominator, None
+    residual = rate * direction.sign().where(~is_finite, 0.0)
+    return denominator.where(is_finite, inf), residual
+
+
+def caution(update: Tensor, gradient: Tensor) -> Tensor:
+    """Return the factors of a cautious update: 0 where the gradient has the other sign, and one number
+    elsewhere, so that their mean is 1."""
+    mask = (update * gradient > 0).to(update.dtype)
+    return mask / mask.mean().clamp(min=LEAST_CAUTION)
+
+
+def decay_rate(group: Entries) -> float:
+    """Return η, or η²/η_max for timm's corrected weight decay."""
+    rate = float(group["lr"])
+    if group.get("corrected_weight_decay"):
+        return rate**2 / float(group["max_lr_snapshot"])
+    return rate
+
+
+class LAMBRule(AbstractLibraryRule):
+    """LAMB as in timm: Adam's update u, times the trust ratio r = ‖θ‖/‖u‖ of the parameter.
+
+        u = (m/(1 − β₁ᵗ)) / n + λθ,   n = √(v/(1 − β₂ᵗ)) + ε
+        S = rη/(1 − β₁ᵗ)/n,   d = rηλ,   β = β₁,   α = (1 − β₁)/k
+
+    k = max(1, ‖g‖/`max_grad_norm`) clips the gradients of all parameters together. With decoupled
+    decay, d = ηλ, and θ is the weight after the decay. r is 1 if a norm is 0, or without decay unless
+    `always_adapt` is set. As in Adafactor, r and k multiply the gradients of all examples.
+    """
+
+    class_names = ("Lamb",)
+    remembers = "exp_avg"
+    reads_norm = True
+    changes_settings = True
+
+    def downwards(
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        rate = float(group["lr"])
+        decay = float(group["weight_decay"])
+        first, second = (float(beta) for beta in group["betas"])
+        gain = 1 - first if group["grad_averaging"] else 1.0
+        unbiased_first = unbiased_second = 1.0
+        if group["bias_correction"]:
+            unbiased_first = 1 - first ** float(group["step"])
+            unbiased_second = 1 - second ** float(group["step"])
+
+        # the update u without decay, and the weights that the trust ratio compares it with
+        denominator = (state["exp_avg_sq"] / unbiased_second).sqrt_().add_(group["eps"])
+        denominator *= unbiased_first
+        if group["caution"]:
+            denominator = denominator / caution(state[self.remembers], taken.gradient)
+        update = state[self.remembers] / denominator
+        weight = taken.weight
+        decoupled_decay = 0.0
+        if group["decoupled_decay"]:
+            decoupled_decay = decay_rate(group) * decay
+            weight = (1 - decoupled_decay) * weight
+        elif decay:
+            update = update.add(weight, alpha=decay)
+
+        ratio = 1.0
+        if decay or group["always_adapt"]:
+            ratio = trust_ratio(float(weight.norm()), float(update.norm()))
+            if group["trust_clip"]:
+                ratio = min(ratio, 1.0)
+        if not group["decoupled_decay"]:
+            decoupled_decay = ratio * rate * decay
+        clipping = 1.0
+        if group["max_grad_norm"] is not None:
+            clipping = max(1.0, taken.gradient_norm / float(group["max_grad_norm"]))
+        return LinearStep(
+            momentum_scale=ratio * rate,
+            momentum_decay=first,
+            momentum_gain=gain / clipping,
+            decoupled_decay=decoupled_decay,
+            denominator=denominator,
+        )
+
+
+def trust_ratio(weights: float, update: float) -> float:
+    """Return the ratio of two norms, or 1 if one of them is 0.
+
+    >>> trust_ratio(1.0, 4.0), trust_ratio(0.0, 4.0)
+    (0.25, 1.0)
+    """
+    return weights / update if weights > 0 and update > 0 else 1.0
+
+
+class LARSRule(AbstractLibraryRule):
+    """LARS: SGD whose gradient p is multiplied by the trust ratio r of the parameter.
+
+        timm, Lightning Bolts    r = κ‖θ‖ / (‖g‖ + λ‖θ‖ + ε);   r = 1 and λ = 0 without decay
+        MoCo v3, MAE             r = κ‖θ‖ / ‖g + λθ‖ for matrices;   r = 1 and λ = 0 for vectors
+
+    κ is the trust coefficient. r is 1 if a norm is 0. The coefficients are as in SGD, with α times r,
+    and with N = rη for Nesterov momentum. r multiplies the gradients of all examples.
+    """
+
+    class_names = ("Lars", "LARS")
+
+    def momentum(self, group: Entries, state: Entries) -> Tensor | None:
+        momentum: Tensor | None = state.get("mu", state.get("momentum_buffer"))
+        return momentum
+
+    def downwards(
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        rate = float(group["lr"])
+        momentum = float(group["momentum"])
+        ratio, l2 = self.of_matrices(group, taken) if "mu" in state else self.of_all(group, taken)
+        momentum_scale = rate
+        gradient_scale = 0.0
+        if group.get("nesterov"):
+            momentum_scale = rate * momentum
+            gradient_scale = rate * ratio
+        gain = ratio
+        if taken.times:
+            gain = ratio * (1 - float(group.get("dampening", 0.0)))
+        return LinearStep(
+            momentum_scale=momentum_scale,
+            gradient_scale=gradient_scale,
+            momentum_decay=momentum if taken.times else 0.0,
+            momentum_gain=gain,
+            l2=l2,
+        )
+
+    def of_all(self, group: Entries, taken: StepInput) -> tuple[float, float]:
+        """Return r and λ as in timm."""
+        decay = float(group["weight_decay"])
+        if not decay and not group.get("always_adapt"):
+            return 1.0, 0.0
+        weight = float(taken.weight.norm())
+        gradient = float(taken.gradient.norm())
+        ratio = 1.0
+        if weight > 0 and gradient > 0:
+            ratio = trust_coefficient(group) * weight
+            ratio /= gradient + weight * decay + float(group["eps"])
+        if group.get("trust_clip"):
+            ratio = min(ratio / float(group["lr"]), 1.0)
+        return ratio, decay
+
+    def of_matrices(self, group: Entries, taken: StepInput) -> tuple[float, float]:
+        """Return r and λ as in MoCo v3."""
+        if taken.weight.dim() <= 1:
+            return 1.0, 0.0
+        decay = float(group["weight_decay"])
+        update = taken.gradient.add(taken.weight, alpha=decay)
+        weight = float(taken.weight.norm())
+        size = float(update.norm())
+        ratio = trust_coefficient(group) * weight / size if weight > 0 and size > 0 else 1.0
+        return ratio, decay
+
+
+def trust_coefficient(group: Entries) -> float:
+    """Return κ, which libraries name differently."""
+    name = "trust_coeff" if "trust_coeff" in group else "trust_coefficient"
+    return float(group[name])
+
+
+class ScheduleFreeRule(AbstractLibraryRule):
+    """Schedule-free SGD and AdamW. The weights θ are the points y where gradients are taken.
+
+        y ← (1 − c)y + cz + η(β(1 − c) − 1)u,   z ← z − ηu,   u = (g + λny)/n
+
+    η is the rate after warmup, and c is the weight of this step in the average. n = 1 for SGD, and
+    n = √(v/(1 − β₂ᵗ)) + ε for AdamW. With the memory m = y − z, which is 0 at the beginning,
+
+        m ← (1 − c)m + (1 − c)βη/n p,   y ← y − c/(1 − c) m − η(1 − β)/n p,   p = g + λny
+
+    If c = 1, then y ← y − η/n p and m ← 0. `eval()` moves the weights to the average x of z.
+    """
+
+    class_names = ("SGDScheduleFree", "AdamWScheduleFree")
+    remembers = "z"
+    changes_settings = True
+    overwrites_gradient = True
+    swaps_weights = True
+
+    def momentum_at(self, group: Entries, state: Entries, weight: Tensor) -> Tensor | None:
+        return weight - state["z"] if "z" in state else None
+
+    def downwards(
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+    ) -> LinearStep:
+        rate = float(group["scheduled_lr"])
+        weight = float(group["k"]) ** group["r"] * group["lr_max"] ** group["weight_lr_power"]
+        share = weight / group["weight_sum"] if group["weight_sum"] else 0.0
+        momentum = float(group["momentum"] if "momentum" in group else group["betas"][0])
+        decay = float(group["weight_decay"])
+
+        # n, and λn
+        inverse: Tensor | float = 1.0
+        l2: Tensor | float = decay
+        if "exp_avg_sq" in state:
+            unbiased = 1 - float(group["betas"][1]) ** group["k"]
+            denominator = (state["exp_avg_sq"] / unbiased).sqrt_().add_(group["eps"])
+            inverse = denominator.reciprocal()
+            l2 = decay * denominator if decay else 0.0
+        if share == 1:
+            return LinearStep(0.0, rate * inverse, momentum_gain=0.0, l2=l2)
+        return LinearStep(
+            momentum_scale=share / (1 - share),
+            gradient_scale=rate * (1 - momentum) * inverse,
+            momentum_decay=1 - share,
+            momentum_gain=(1 - share) * momentum * rate * inverse,
+            l2=l2,
+        )
+
+
+LIBRARY_RULES: tuple[AbstractLibraryRule, ...] = (
+    LionRule(),
+    SignSGDRule(),
+    LAMBRule(),
+    LARSRule(),
+    ScheduleFreeRule(),
+)
