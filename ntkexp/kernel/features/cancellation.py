@@ -114,7 +114,7 @@ def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> W
     masks = dict[str, Tensor]()
     for name, part in gradient.items():
         size = sizes[name]
-        absolute = torch.abs if size.dim() else torch.norm
+        absolute = torch.abs if size.dim() else torch.linalg.vector_norm
 
         # |g| ≤ c · eps · Σ|terms|
         magnitude = absolute(part)
