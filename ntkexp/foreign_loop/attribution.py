@@ -33,7 +33,7 @@ from ntkexp.foreign_loop.clipping import (
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs
-from ntkexp.foreign_loop.outside import release_memory
+from ntkexp.foreign_loop.outside import is_large, release_memory
 from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.kernel import Jacobian, Reader, Tape
@@ -76,6 +76,8 @@ class LoopBackward:
         recorded model calls of the step.
         """
         began = steps.count
+        parameters = list(self.calls.called.module.parameters())
+        is_large_model = is_large(parameters)
         for step, later in steps.backwards():
             if step.index + 1 < began:
                 self.pass_over(later)
@@ -84,7 +86,8 @@ class LoopBackward:
             began = step.index
             explained(step.calls)
             del step, later  # frees their memory before the next step is replayed
-            release_memory(self.calls.called.module.parameters())
+            if is_large_model:
+                release_memory(parameters)
         if began:
             self.pass_over(steps.start(0))
 

@@ -321,6 +321,11 @@ class CalledModule:
 
     # --- Copies in other modes
 
+    @cached_property
+    def modes(self) -> LayerModes:
+        """The modes of the module, which no replay changes."""
+        return LayerModes.of(self.module)
+
     def twin(self, modes: LayerModes, kind: torch.dtype | None = None) -> nn.Module:
         """Return a copy of the module with its layers in these modes.
 
@@ -331,7 +336,7 @@ class CalledModule:
         >>> twin.training, net.training, twin.weight is net.weight
         (True, False, True)
         """
-        if kind is None and modes == LayerModes.of(self.module):
+        if kind is None and modes == self.modes:
             return self.module
         if (modes, kind) not in self.twins:
             shared = {id(tensor): tensor for tensor in members(self.module)}

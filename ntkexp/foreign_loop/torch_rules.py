@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from inspect import signature
 from math import sqrt
 from typing import Any, ClassVar, TypeAlias
@@ -497,14 +498,14 @@ class KnownOptimizer:
 
         Required arguments of the constructor are taken from the first group.
         """
-        needed = [
-            name
-            for name, each in signature(self.kind).parameters.items()
-            if each.default is each.empty
-        ]
-        return self.kind(
-            groups, **{name: groups[0][name] for name in needed[1:] if name in groups[0]}
-        )
+        _, *needed = self.required_arguments
+        return self.kind(groups, **{name: groups[0][name] for name in needed if name in groups[0]})
+
+    @cached_property
+    def required_arguments(self) -> list[str]:
+        """The arguments of the optimizer's constructor without a default."""
+        parameters = signature(self.kind).parameters.items()
+        return [name for name, each in parameters if each.default is each.empty]
 
 
 NOT_LINEAR = {

@@ -10,7 +10,7 @@ If there is a checkpoint before and after a step, only the gradient is replayed.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -373,6 +373,7 @@ class ReplayedSteps(AbstractSteps):
     def refresh(self) -> None:
         self.loop.refresh()
         self.segments.clear()
+        vars(self).pop("with_statistics", None)
 
     def __len__(self) -> int:
         return len(self.loop.firsts)
@@ -413,16 +414,19 @@ class ReplayedSteps(AbstractSteps):
         return None
 
     def statistics(self, index: int) -> Weights:
-        known = [
-            (event["step"], event["statistics"])
-            for event in self.loop.events
-            if event.get("statistics")
-        ]
-        if not known:
+        if not self.with_statistics:
             return {}
-        _, last = known[-1]
-        wanted = next((before for step, (before, _) in known if step >= index), last[1])
+        place = bisect_left(self.with_statistics, index, key=lambda event: event["step"])
+        if place < len(self.with_statistics):
+            wanted, _ = self.with_statistics[place]["statistics"]
+        else:
+            _, wanted = self.with_statistics[-1]["statistics"]
         return {name: value.to(self.device) for name, value in wanted.items()}
+
+    @cached_property
+    def with_statistics(self) -> list[Event]:
+        """The events that store running statistics."""
+        return [event for event in self.loop.events if event.get("statistics")]
 
     # --- Replayed
 
