@@ -344,6 +344,12 @@ class ModelCall:
             return self.inputs
         return rows_of_batch(self.inputs, self.shape[0])
 
+    def __copy__(self) -> ModelCall:
+        """Return a shallow copy. `copy.copy` would take longer than the rest of `consumed`."""
+        call = object.__new__(ModelCall)
+        vars(call).update(vars(self))
+        return call
+
     def add_gradient(self, gradient: Tensor, backward: int) -> None:
         """Add the gradient of one backward pass."""
         self.backward = backward

@@ -803,6 +803,8 @@ def copied_setting(value: object) -> object:
     >>> copied_setting(torch.tensor(0.5)), copied_setting((0.9, 0.99))
     (tensor(0.5000), (0.9, 0.99))
     """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
     if isinstance(value, list | tuple):

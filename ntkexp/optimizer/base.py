@@ -106,6 +106,12 @@ class Mixing:
         return weight @ self.matrix if self.by_rows else self.matrix.mT @ weight
 
 
+COEFFICIENTS = (
+    *("momentum_scale", "gradient_scale", "momentum_decay", "momentum_gain"),
+    *("l2", "decoupled_decay"),
+)
+"""The fields of `LinearStep` that are numbers, or tensors shaped like the parameter."""
+
 RENAMED = {
     "scale": "momentum_scale",
     "ahead": "gradient_scale",
@@ -160,15 +166,10 @@ class LinearStep:
         ntkexp.mistake.Mistake: LinearStep: momentum_scale='0.1': it takes a number, or a tensor shaped like the \
 parameter
         """
-        coefficients = {
-            "momentum_scale": self.momentum_scale,
-            "gradient_scale": self.gradient_scale,
-            "momentum_decay": self.momentum_decay,
-            "momentum_gain": self.momentum_gain,
-            "l2": self.l2,
-            "decoupled_decay": self.decoupled_decay,
-        }
-        for name, value in coefficients.items():
+        for name in COEFFICIENTS:
+            value = getattr(self, name)
+            if type(value) is float:
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
                 raise Mistake(
                     f"LinearStep: {name}={in_short(value)}: it takes a number, or a tensor shaped "
