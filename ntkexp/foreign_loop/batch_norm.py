@@ -63,9 +63,10 @@ def running_statistics(model: nn.Module) -> dict[str, Tensor]:
     ['0.running_mean', '0.running_var', '0.num_batches_tracked']
     """
     return {
-        f"{prefix}.{name}".lstrip("."): buffer
+        f"{prefix}.{name}" if prefix else name: buffer
         for prefix, layer in batch_norms(model).items()
-        for name, buffer in layer.named_buffers(recurse=False)
+        for name, buffer in layer._buffers.items()
+        if buffer is not None
     }
 
 

@@ -649,7 +649,7 @@ class Watch:
                     self.proof.moved[name] = times + 1
                     step = read_step(rule, group, state, step_input, scratch, where)
                     if name not in self.proof.memory:
-                        step = replace(step, momentum_decay=0.0)
+                        step = step.changed(momentum_decay=0.0)
                 if weight.grad is None or not weight.requires_grad:
                     without_grad.add(name)
                 linear[name] = step

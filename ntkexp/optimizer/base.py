@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -153,8 +153,8 @@ class LinearStep:
         Traceback (most recent call last):
         ntkexp.mistake.Mistake: LinearStep: scale= is now momentum_scale=
         """
-        if former := RENAMED.keys() & fields.keys():
-            renamed = ", ".join(f"{n}= is now {RENAMED[n]}=" for n in RENAMED if n in former)
+        if not RENAMED.keys().isdisjoint(fields):
+            renamed = ", ".join(f"{n}= is now {RENAMED[n]}=" for n in RENAMED if n in fields)
             raise Mistake(f"LinearStep: {renamed}")
         return super().__new__(cls)
 
@@ -207,17 +207,25 @@ parameter
             return self
         inverse = self.denominator.reciprocal()
         gradient_scale = 0.0 if self.moves_by_momentum else inverse * self.gradient_scale
-        return replace(
-            self,
+        return self.changed(
             momentum_scale=inverse * self.momentum_scale,
             gradient_scale=gradient_scale,
             denominator=None,
         )
 
+    def changed(self, **fields: Any) -> LinearStep:
+        """Return a copy with other values of some fields.
+
+        It takes a third of the time of `replace`, which checks all fields again. A followed loop
+        calls it for each parameter in every step.
+        """
+        step = object.__new__(LinearStep)
+        vars(step).update(vars(self) | fields)
+        return step
+
     def reversed(self) -> LinearStep:
         """Return the step for `maximize=True`: it maps −g and −m as this step maps g and m."""
-        return replace(
-            self,
+        return self.changed(
             momentum_scale=-self.momentum_scale,
             gradient_scale=-self.gradient_scale,
             l2=-self.l2,

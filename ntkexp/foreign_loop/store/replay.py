@@ -125,8 +125,8 @@ class ReplayedLoop:
         if rule.rounds:
             momentum = rule.momentum(settings, state)
             residual = residual_of(step, step_input, momentum, self.weights[name])
-            step = replace(step, residual=residual)
-        return step if step_input.times else replace(step, momentum_decay=0.0)
+            step = step.changed(residual=residual)
+        return step if step_input.times else step.changed(momentum_decay=0.0)
 
     def remembered(self, event: Event) -> Weights:
         """Return the momenta of the event's parameters before the event."""
