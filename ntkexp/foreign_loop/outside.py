@@ -31,7 +31,7 @@ from ntkexp.foreign_loop.host_reads import to_host
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.kernel import columns
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import copied
+from ntkexp.model.functional import copied, named_layers
 from ntkexp.records.contributions import OUTSIDE
 from ntkexp.shapes import Inputs, Weights
 from ntkexp.text import short
@@ -155,7 +155,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     parameters: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
     known = set[int]()
-    for prefix, layer in model.named_modules():
+    for prefix, layer in named_layers(model).items():
         for named, members in ((parameters, layer._parameters), (buffers, layer._buffers)):
             for name, tensor in members.items():
                 if tensor is not None and id(tensor) not in known:
