@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import hypot, sqrt
+from math import hypot, isfinite, sqrt
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -386,7 +386,8 @@ class RuleProof:
         step, name = claim.step, claim.name
         read = yield asked
         after, before = read["after"], self.weights[name]
-        if not np.isfinite(after).all():
+        size_after = size(after)
+        if not isfinite(size_after):
             raise Mistake(
                 f"{claim.where} is no longer finite; training has diverged, follow the steps "
                 "before, or "
@@ -404,12 +405,12 @@ class RuleProof:
         # the part of the step that momentum must explain, (1 − d)σ(θ₋) − σ(θ) − σ(r) − Nσ(p), and
         # the sum of the norms of its terms
         left = (1 - float(step.decoupled_decay)) * before - after
-        terms = size(before) + size(after)
+        terms = size(before) + size_after
         if "residual" in read:
             left = left - read["residual"]
             terms = terms + size(read["residual"])
         moves = step.moves_in_numbers
-        if moves is not None:
+        if moves is not None and moves[1]:
             left = left - moves[1] * p
             terms = terms + abs(moves[1]) * size(p)
 
