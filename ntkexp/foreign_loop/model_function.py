@@ -236,7 +236,7 @@ class CalledModule:
             begun: weights of each call.
             on_outputs: function that is called with the outputs of each replayed call.
         """
-        parameters = dict(self.module.named_parameters())
+        parameters = self.parameters
         for parameter in parameters.values():
             parameter.grad = None
         for places in passes(calls, begun):
@@ -320,6 +320,11 @@ class CalledModule:
         return {name: there[name] - part for name, part in here.items()}
 
     # --- Copies in other modes
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of the module by name."""
+        return dict(self.module.named_parameters())
 
     @cached_property
     def modes(self) -> LayerModes:

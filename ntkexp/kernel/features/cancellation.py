@@ -93,8 +93,9 @@ def row_norms(rows: Float[Tensor, "*several number"]) -> Float[Tensor, "*several
     long as products.
     """
     if rows.stride(-1) == 1:
-        return rows.norm(dim=-1)
-    return torch.linalg.vecdot(rows, rows).sqrt()
+        return torch.linalg.vector_norm(rows, dim=-1)
+    squares: Tensor = torch.linalg.vecdot(rows, rows)
+    return squares.sqrt()
 
 
 def add_rows(size: Tensor, block: Rows) -> None:
