@@ -93,7 +93,8 @@ def row_norms(rows: Float[Tensor, "*several number"]) -> Float[Tensor, "*several
     long as products.
     """
     if rows.stride(-1) == 1:
-        return torch.linalg.vector_norm(rows, dim=-1)
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+        return norms
     squares: Tensor = torch.linalg.vecdot(rows, rows)
     return squares.sqrt()
 
