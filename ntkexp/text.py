@@ -115,7 +115,7 @@ def is_digest(name: str) -> bool:
     >>> is_digest("4f2a09c81b7d3e65"), is_digest("17")
     (True, False)
     """
-    return len(name) == DIGEST_LENGTH and set(name) <= set("0123456789abcdef")
+    return len(name) == DIGEST_LENGTH and not name.strip("0123456789abcdef")
 
 
 def numbered(index: int, name: str) -> str:

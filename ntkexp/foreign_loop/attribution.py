@@ -23,11 +23,11 @@ from torch import Tensor
 from ntkexp.foreign_loop.batch_gradients import TermGradients
 from ntkexp.foreign_loop.batch_norm import numbers_of
 from ntkexp.foreign_loop.call import ModelCall, facts_of, weights_of_calls
-from ntkexp.foreign_loop.clipping import ASK_SAME_LOSSES, Factors, bound_of
+from ntkexp.foreign_loop.clipping import ASK_SAME_LOSSES, Factors, bound_of, multiple
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs
-from ntkexp.foreign_loop.outside import release_memory
+from ntkexp.foreign_loop.outside import is_large, release_memory
 from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.value_clipping import GradientFactors, gradient_factors
@@ -71,6 +71,8 @@ class LoopBackward:
         recorded model calls of the step.
         """
         began = steps.count
+        parameters = list(self.calls.called.module.parameters())
+        is_large_model = is_large(parameters)
         for step, later in steps.backwards():
             if step.index + 1 < began:
                 self.pass_over(later)
@@ -79,7 +81,8 @@ class LoopBackward:
             began = step.index
             explained(step.calls)
             del step, later  # frees their memory before the next step is replayed
-            release_memory(self.calls.called.module.parameters())
+            if is_large_model:
+                release_memory(parameters)
         if began:
             self.pass_over(steps.start(0))
 
@@ -315,12 +318,16 @@ class LoopBackward:
         }
         if not cast and not self.divided:
             return {}, credited
-        rounding = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
-        for name in step.with_grad:
+        with_grad = set(step.with_grad)
+        rounding: Weights = {}
+        for name, weight in step.start.items():
+            if name not in with_grad:
+                rounding[name] = torch.zeros_like(weight)
+                continue
             by_examples = gradient[name]
             if name in credited:
                 by_examples = credited[name] * by_examples
-            rounding[name] = step.gradient[name] - factors[name] * by_examples
+            rounding[name] = step.gradient[name] - multiple(factors[name], by_examples)
         return rounding, credited
 
     def query_ends(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> QueryEnds:
@@ -407,12 +414,14 @@ class QueryEnds(NamedTuple):
 
 def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weights:
     """Return Σᵢ Jᵢᵀℓ′ᵢ over the calls of a step, for the parameters with a gradient."""
-    gradient = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
+    gradient: Weights = {}
     for call in calls:
         total = call.total(step.start)
-        for name in gradient:
-            gradient[name] += total[name]
+        for name in step.with_grad:
+            gradient[name] = gradient[name] + total[name] if name in gradient else total[name]
         del total
+    if not calls:
+        return {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
     return gradient
 
 
@@ -454,7 +463,7 @@ def credit_of_examples(
 
     # the loop and the replay sum the same terms in different order; their distance also shows the
     # rounding error of a gradient
-    other = {name: factors[name] * gradient[name] for name in consumed}
+    other = {name: multiple(factors[name], gradient[name]) for name in consumed}
     for call in calls:
         if (
             call.whole is not None

@@ -11,7 +11,7 @@ not. The change in one step is the sum of two parts:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ntkexp.mistake import Mistake, in_short
+from ntkexp.model.functional import named_layers
 from ntkexp.shapes import Weights
 from ntkexp.text import short
 
@@ -53,7 +54,8 @@ def checked_mode(mode: str) -> BatchNormMode:
 
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)}
+    layers = named_layers(model)
+    return {name: layer for name, layer in layers.items() if isinstance(layer, _BatchNorm)}
 
 
 def running_statistics(model: nn.Module) -> dict[str, Tensor]:
@@ -62,11 +64,21 @@ def running_statistics(model: nn.Module) -> dict[str, Tensor]:
     >>> list(running_statistics(nn.Sequential(nn.BatchNorm1d(2))))
     ['0.running_mean', '0.running_var', '0.num_batches_tracked']
     """
+    return statistics_of(batch_norms(model))
+
+
+def statistics_of(layers: Mapping[str, _BatchNorm]) -> dict[str, Tensor]:
+    """Return the buffers of some BatchNorm layers, by name."""
     return {
-        f"{prefix}.{name}".lstrip("."): buffer
-        for prefix, layer in batch_norms(model).items()
-        for name, buffer in layer.named_buffers(recurse=False)
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, layer in layers.items()
+        for name, buffer in layer._buffers.items()
+        if buffer is not None
     }
+
+
+def copies_of(statistics: Weights) -> Weights:
+    return {name: value.clone() for name, value in statistics.items()}
 
 
 def numbers_of(statistics: Weights) -> Weights:
@@ -92,7 +104,7 @@ def refuse_instance_statistics(step: int, model: nn.Module) -> None:
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: step 0: layer '' (InstanceNorm1d) moves running statistics; let it track none, or eval() it
     """
-    for name, layer in model.named_modules():
+    for name, layer in named_layers(model).items():
         if isinstance(layer, _InstanceNorm) and layer.training and layer.running_mean is not None:
             raise Mistake(
                 f"step {step}: layer '{name}' ({type(layer).__name__}) moves running statistics; "
@@ -115,28 +127,24 @@ class RunningStatistics:
     at_step: Weights = field(default_factory=dict)  # statistics after the latest step
 
     def __post_init__(self) -> None:
-        self.latest = self.copy()
+        self.latest = copies_of(running_statistics(self.model))
         self.at_step = self.latest
-
-    def copy(self) -> Weights:
-        """Copy the buffers of the model."""
-        return {name: buffer.clone() for name, buffer in running_statistics(self.model).items()}
 
     def begin_call(self, step: int, *, with_gradients: bool) -> None:
         """Begin a call of the model. Raise if anything else has changed the statistics."""
-        if running_statistics(self.model).keys() != self.latest.keys():
+        layers = batch_norms(self.model)
+        now = statistics_of(layers)
+        if now.keys() != self.latest.keys():
             raise Mistake(
                 f"step {step}: a BatchNorm layer was exchanged, or came or went, since following "
                 "began; follow from there on"
             )
-        trains = bool(self.latest) and any(
-            layer.training for layer in batch_norms(self.model).values()
-        )
+        trains = bool(self.latest) and any(layer.training for layer in layers.values())
         if trains and not self.moves:
             self.refuse_kinds(step)
             self.moves = True
         if self.moves and (trains or with_gradients):
-            self.refuse_writes(step)
+            self.refuse_other(step, now)
 
     def end_call(self) -> tuple[Weights, Weights] | None:
         """Return the running statistics before and after the latest call, or None if no call
@@ -147,7 +155,7 @@ class RunningStatistics:
         before = self.latest
         now = running_statistics(self.model)
         if any(not torch.equal(buffer, before[name]) for name, buffer in now.items()):
-            self.latest = self.copy()
+            self.latest = copies_of(now)
         return before, self.latest
 
     def end_step(self) -> tuple[Weights, Weights] | None:
@@ -160,9 +168,12 @@ class RunningStatistics:
 
     def refuse_writes(self, step: int) -> None:
         """Raise if anything but a call of the model has changed the statistics."""
-        if not self.moves:
-            return
-        for name, buffer in running_statistics(self.model).items():
+        if self.moves:
+            self.refuse_other(step, running_statistics(self.model))
+
+    def refuse_other(self, step: int, now: Weights) -> None:
+        """Raise if the present statistics are not those after the latest call."""
+        for name, buffer in now.items():
             if not torch.equal(buffer, self.latest[name]):
                 raise Mistake(
                     f"step {step}: the running statistics '{name}' were changed by something else "

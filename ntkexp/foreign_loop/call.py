@@ -24,7 +24,7 @@ from ntkexp.foreign_loop.clipping import StepFacts
 from ntkexp.foreign_loop.example_losses import LossFunction, rows_of_batch
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import Output, as_rows
+from ntkexp.model.functional import Output, as_rows, named_layers
 from ntkexp.shapes import Inputs, Weights
 
 # --- States of torch's random number generators. A state determines the next random numbers.
@@ -214,7 +214,9 @@ class LayerModes:
     @classmethod
     def of(cls, module: nn.Module) -> LayerModes:
         otherwise = (
-            name for name, layer in module.named_modules() if layer.training != module.training
+            name
+            for name, layer in named_layers(module).items()
+            if layer.training != module.training
         )
         return cls(module.training, frozenset(otherwise))
 
@@ -345,6 +347,12 @@ class ModelCall:
         if self.losses is None:
             return self.inputs
         return rows_of_batch(self.inputs, self.shape[0])
+
+    def __copy__(self) -> ModelCall:
+        """Return a shallow copy. `copy.copy` would take longer than the rest of `consumed`."""
+        call = object.__new__(ModelCall)
+        vars(call).update(vars(self))
+        return call
 
     def add_gradient(self, gradient: Tensor, backward: int) -> None:
         """Add the gradient of one backward pass."""

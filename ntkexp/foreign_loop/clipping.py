@@ -196,12 +196,13 @@ def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, floa
     """Return `factor_between` of gradients in parts, without concatenating them, which can take
     gigabytes."""
     # ‖ours‖, ‖theirs‖, ours·ours and ours·theirs of each part, in one transfer from the device
-    products = []
-    for ours, theirs in pairs:
-        products += [ours.norm(), theirs.norm(), ours @ ours, ours @ theirs]
-    read = read_numbers(products)
-    size = hypot(*read[::4])
-    size_of_theirs = hypot(*read[1::4])
+    norms = torch._foreach_norm([ours for ours, _ in pairs] + [theirs for _, theirs in pairs])
+    squares = [ours @ ours for ours, _ in pairs]
+    products = [ours @ theirs for ours, theirs in pairs]
+    read = read_numbers([*norms, *squares, *products])
+    parts = len(pairs)
+    size = hypot(*read[:parts])
+    size_of_theirs = hypot(*read[parts : 2 * parts])
 
     # in double precision if squares underflow
     count = sum(theirs.numel() for _, theirs in pairs)
@@ -211,10 +212,16 @@ def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, floa
         return factor_of_parts([(ours.double(), theirs.double()) for ours, theirs in pairs])
 
     # c = ours·theirs / ours·ours, and ‖c ours − theirs‖ / ‖theirs‖
-    square = sum(read[2::4])
-    factor = sum(read[3::4]) / square if square else 0.0
-    missed = hypot(*read_numbers([(factor * ours - theirs).norm() for ours, theirs in pairs]))
+    square = sum(read[2 * parts : 3 * parts])
+    factor = sum(read[3 * parts :]) / square if square else 0.0
+    gaps = [torch.linalg.vector_norm(multiple(factor, ours) - theirs) for ours, theirs in pairs]
+    missed = hypot(*read_numbers(gaps))
     return factor, missed / size_of_theirs if size_of_theirs else 0.0
+
+
+def multiple(factor: float, tensor: Tensor) -> Tensor:
+    """Return a tensor times a factor, and the tensor itself if the factor is 1."""
+    return tensor if factor == 1 else factor * tensor
 
 
 def bound_of(consumed: Weights, tolerance: float) -> float:
@@ -312,6 +319,11 @@ class Factors:
         A parameter with a single nonzero element gets the factor of a group of parameters, if that
         factor explains it.
         """
+        # one factor for all parameters, which is a scale
+        first = next(iter(factors.values()), 1.0)
+        if all(factor == first for factor in factors.values()) and is_scale(first, bound, 1):
+            return dict(factors)
+
         # groups of parameters with equal factors. Any factor explains a parameter with a single
         # nonzero element. It joins the group whose factor fits it best, if the distance is within
         # the rounding error of the whole gradient

@@ -56,6 +56,8 @@ class RepeatedInputs:
             if raised >= 0 and self.classes.setdefault(name, raised) != raised:
                 self.other_classes.add(name)
 
+        if len(set(call.names)) == len(call.names):  # no name is repeated
+            return
         rows_of = defaultdict[str, list[int]](list)
         for row, name in enumerate(call.names):
             rows_of[name].append(row)

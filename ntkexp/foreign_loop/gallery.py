@@ -112,9 +112,12 @@ def token_texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
 
 @dataclass(frozen=True)
 class ShownExamples:
-    """The queries and examples that a notebook shows, by axis ("query" or "example") and index."""
+    """The queries and examples that a notebook shows, by axis ("query" or "example") and index.
 
-    known: Mapping[tuple[str, int], Example]
+    Each has a name, a row, and its decoded text. It is formatted when it is shown.
+    """
+
+    known: Mapping[tuple[str, int], tuple[str, NDArray[Any], str | None]]
 
     @classmethod
     def of(
@@ -126,9 +129,9 @@ class ShownExamples:
         queries.
         """
 
-        def named(place: int, name: str, row: NDArray[Any]) -> Example:
+        def copied(name: str, row: NDArray[Any]) -> tuple[str, NDArray[Any], str | None]:
             text = None if decode is None else str(texts(row[None], decode)[0])
-            return named_example(place, name, row.copy(), text)
+            return name, row.copy(), text
 
         points = shown(queries)
         names = attribution["example"].to_numpy().tolist()
@@ -141,14 +144,15 @@ class ShownExamples:
             example_places = {place for top in tops for place in top.places}
 
         known = {
-            ("query", place): named(place, f"query {place}", points[place])
-            for place in query_places
+            ("query", place): copied(f"query {place}", points[place]) for place in query_places
         }
         for place in example_places:
             name = names[place]
             if name in gallery.rows:
-                known["example", place] = named(place, name, gallery.rows[name])
+                known["example", place] = copied(name, gallery.rows[name])
         return cls(known)
 
     def __call__(self, axis: str, place: int) -> Example | None:
-        return self.known.get((axis, place))
+        if (axis, place) not in self.known:
+            return None
+        return named_example(place, *self.known[axis, place])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -47,21 +48,21 @@ class KnownOptimizer:
             return f"{self.kind.__module__}.{self.kind.__name__}"
         return f"{self.kind.__name__} by {type(self.rule).__name__}"
 
+    @cached_property
+    def required_arguments(self) -> list[str]:
+        """The arguments of the optimizer's constructor without a default."""
+        parameters = signature(self.kind).parameters.items()
+        return [name for name, each in parameters if each.default is each.empty]
+
     def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """Construct an optimizer with these parameter groups.
 
         Required arguments of the constructor are taken from the first group. Some optimizers read
         settings that all groups share from their defaults.
         """
-        needed = [
-            name
-            for name, each in signature(self.kind).parameters.items()
-            if each.default is each.empty
-        ]
         shared = groups[0]
-        optimizer = self.kind(
-            groups, **{name: shared[name] for name in needed[1:] if name in shared}
-        )
+        _, *needed = self.required_arguments
+        optimizer = self.kind(groups, **{name: shared[name] for name in needed if name in shared})
         for name in optimizer.defaults.keys() & shared.keys():
             optimizer.defaults[name] = shared[name]
         return optimizer

@@ -236,7 +236,7 @@ class CalledModule:
             begun: weights of each call.
             on_outputs: function that is called with the outputs of each replayed call.
         """
-        parameters = dict(self.module.named_parameters())
+        parameters = self.parameters
         for parameter in parameters.values():
             parameter.grad = None
         for places in passes(calls, begun):
@@ -321,6 +321,16 @@ class CalledModule:
 
     # --- Copies in other modes
 
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of the module by name."""
+        return dict(self.module.named_parameters())
+
+    @cached_property
+    def modes(self) -> LayerModes:
+        """The modes of the module, which no replay changes."""
+        return LayerModes.of(self.module)
+
     def twin(self, modes: LayerModes, kind: torch.dtype | None = None) -> nn.Module:
         """Return a copy of the module with its layers in these modes.
 
@@ -331,7 +341,7 @@ class CalledModule:
         >>> twin.training, net.training, twin.weight is net.weight
         (True, False, True)
         """
-        if kind is None and modes == LayerModes.of(self.module):
+        if kind is None and modes == self.modes:
             return self.module
         if (modes, kind) not in self.twins:
             shared = {id(tensor): tensor for tensor in members(self.module)}

@@ -31,7 +31,7 @@ from ntkexp.foreign_loop.host_reads import to_host
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.kernel import columns
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import copied
+from ntkexp.model.functional import copied, named_layers
 from ntkexp.records.contributions import OUTSIDE
 from ntkexp.shapes import Inputs, Weights
 from ntkexp.text import short
@@ -151,8 +151,17 @@ def refuse_other_weights(step: int, name: str, own: Tensor, now: Tensor | None) 
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    """Return parameters and buffers by their first names, in one pass over the layers."""
+    parameters: dict[str, Tensor] = {}
+    buffers: dict[str, Tensor] = {}
+    known = set[int]()
+    for prefix, layer in named_layers(model).items():
+        for named, members in ((parameters, layer._parameters), (buffers, layer._buffers)):
+            for name, tensor in members.items():
+                if tensor is not None and id(tensor) not in known:
+                    known.add(id(tensor))
+                    named[f"{prefix}.{name}" if prefix else name] = tensor
+    return parameters | buffers
 
 
 def same_values(now: Tensor, before: Tensor) -> bool:
@@ -168,7 +177,8 @@ def same_values(now: Tensor, before: Tensor) -> bool:
 
 
 LIBRARY = ctypes.CDLL(None)
-SIZE = ctypes.c_size_t
+MEMCMP = LIBRARY.memcmp
+MEMCMP.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 @dataclass
@@ -265,19 +275,21 @@ def same_bits(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     >>> same_bits([(torch.zeros(2), -torch.zeros(2)), (torch.ones(3), torch.ones(3))])
     [False, True]
     """
-    return [bool(same) for same in to_host([have_same_bits(*pair) for pair in pairs])]
+    same = [have_same_bits(*pair) for pair in pairs]
+    on_device = [each for each in same if isinstance(each, Tensor)]
+    read = iter(to_host(on_device))
+    return [bool(next(read)) if isinstance(each, Tensor) else each for each in same]
 
 
-def have_same_bits(one: Tensor, other: Tensor) -> Tensor:
-    """Return a boolean tensor, on the device, which is True if both tensors have the same bits.
+def have_same_bits(one: Tensor, other: Tensor) -> bool | Tensor:
+    """Return True if two tensors have the same bits. The result may be a tensor on the device.
 
     Contiguous tensors on the CPU are compared by `memcmp`, all others as integers.
     """
     if not alike(one, other):
-        return torch.tensor(False)
+        return False
     if one.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
-        addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (one, other))
-        return torch.tensor(not LIBRARY.memcmp(*addresses, SIZE(one.nbytes)))
+        return not MEMCMP(one.data_ptr(), other.data_ptr(), one.nbytes)
     kind = torch.int64 if one.nbytes % 8 == 0 else torch.uint8
     return (one.reshape(-1).view(kind) == other.reshape(-1).view(kind)).all()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import hypot, nan, sqrt
+from math import hypot, isfinite, nan, sqrt
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -223,7 +223,8 @@ class Signatures:
         parts = max(1, min(SIGNATURE_PARTS, flat.numel()))
         width, rest = divmod(flat.numel(), parts)
         signature = flat.new_zeros(parts + 1)
-        rows, drawn = flat[: width * parts].view(parts, width), self.drawn(width, flat)
+        rows = flat[: width * parts] if rest else flat
+        rows, drawn = rows.view(parts, width), self.drawn(width, flat)
         if width <= MAX_SUMMED:
             torch.mv(rows, drawn, out=signature[:parts])
         else:  # rounding errors grow with the length of a sum: add short sums in double precision
@@ -259,13 +260,19 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     return missed / size if size else missed
 
 
-def in_doubles(signature: Tensor) -> Numbers:
-    """Convert a signature to double precision in host memory.
+def in_doubles(signatures: Sequence[Tensor]) -> list[Numbers]:
+    """Convert signatures to double precision in host memory, all at once.
 
-    >>> in_doubles(torch.ones(1))
-    array([1.])
+    >>> in_doubles([torch.ones(1), torch.zeros(2)])
+    [array([1.]), array([0., 0.])]
     """
-    doubles: Numbers = signature.double().numpy()
+    joined: Numbers = torch.cat(to_host(signatures)).double().numpy()
+    doubles = list[Numbers]()
+    start = 0
+    for signature in signatures:
+        end = start + len(signature)
+        doubles.append(joined[start:end])
+        start = end
     return doubles
 
 
@@ -326,11 +333,11 @@ class RuleProof:
 
     def begin(self, name: str, weight: Tensor) -> None:
         """Store the signature of a parameter before its first step."""
-        self.weights[name] = in_doubles(self.signatures.of({"": weight})[""])
+        (self.weights[name],) = in_doubles([self.read(weight)])
 
     def remember(self, name: str, momentum: Tensor) -> None:
         """Store the momentum that a parameter has before the first followed step."""
-        self.memory[name] = in_doubles(self.signatures.of({"": momentum})[""])
+        (self.memory[name],) = in_doubles([self.read(momentum)])
         self.made[name] = size(self.memory[name])
 
     def read(self, tensor: Tensor) -> Tensor:
@@ -346,10 +353,8 @@ class RuleProof:
         asked = {place: next(proof) for place, proof in enumerate(waiting)}
         while asked:
             tensors = [tensor for requests in asked.values() for tensor in requests.values()]
-            read = iter(to_host(tensors))
-            answers = {
-                place: {key: in_doubles(next(read)) for key in asked[place]} for place in asked
-            }
+            read = iter(in_doubles(tensors))
+            answers = {place: {key: next(read) for key in asked[place]} for place in asked}
             asked = {}
             for place, answer in answers.items():
                 try:
@@ -407,7 +412,8 @@ class RuleProof:
         step, name = claim.step, claim.name
         read = yield asked
         after, before = read["after"], self.weights[name]
-        if not np.isfinite(after).all():
+        size_after = size(after)
+        if not isfinite(size_after):
             raise Mistake(
                 f"{claim.where} is no longer finite; training has diverged, follow the steps "
                 "before, or "
@@ -425,7 +431,7 @@ class RuleProof:
         # the part of the step that momentum must explain, (1 − d)σ(θ₋) − σ(θ) − σ(r) − Nσ(p), and
         # the sum of the norms of its terms
         left = (1 - float(step.decoupled_decay)) * before - after
-        terms = size(before) + size(after)
+        terms = size(before) + size_after
         if "residual" in read:
             left = left - read["residual"]
             terms = terms + size(read["residual"])
@@ -434,7 +440,7 @@ class RuleProof:
             left = left - read["N ⊙ p"]
             terms = terms + size(read["N ⊙ p"])
             moves = (float(step.momentum_scale), 0.0)
-        elif moves is not None:
+        elif moves is not None and moves[1]:
             left = left - moves[1] * p
             terms = terms + abs(moves[1]) * size(p)
 

@@ -75,10 +75,10 @@ class SGDRule(AbstractTorchRule):
         if not momentum:
             return step
         if group["nesterov"]:
-            step = replace(step, momentum_scale=rate * momentum, gradient_scale=rate)
+            step = step.changed(momentum_scale=rate * momentum, gradient_scale=rate)
         if not taken.times:
             return step
-        return replace(step, momentum_decay=momentum, momentum_gain=1 - float(group["dampening"]))
+        return step.changed(momentum_decay=momentum, momentum_gain=1 - float(group["dampening"]))
 
 
 class AdamRule(AbstractTorchRule):
@@ -114,8 +114,8 @@ class AdamRule(AbstractTorchRule):
             denominator=torch.sqrt(square, out=room).add_(group["eps"] * root),
         )
         if group["decoupled_weight_decay"]:
-            return replace(step, decoupled_decay=decoupled_decay)
-        return replace(step, l2=decay)
+            return step.changed(decoupled_decay=decoupled_decay)
+        return step.changed(l2=decay)
 
 
 class RMSpropRule(AbstractTorchRule):

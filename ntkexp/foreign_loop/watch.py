@@ -704,7 +704,7 @@ class Watch:
                     self.proof.moved[name] = times + 1
                     step = read_step(rule, group, state, step_input, scratch, where)
                     if name not in self.proof.memory:
-                        step = replace(step, momentum_decay=0.0)
+                        step = step.changed(momentum_decay=0.0)
                 if weight.grad is None or not weight.requires_grad:
                     without_grad.add(name)
                 linear[name] = step
@@ -913,6 +913,8 @@ def copied_setting(value: object) -> object:
     >>> copied_setting(torch.tensor(0.5)), copied_setting((0.9, 0.99))
     (tensor(0.5000), (0.9, 0.99))
     """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
     if isinstance(value, list | tuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -106,6 +106,12 @@ class Mixing:
         return weight @ self.matrix if self.by_rows else self.matrix.mT @ weight
 
 
+COEFFICIENTS = (
+    *("momentum_scale", "gradient_scale", "momentum_decay", "momentum_gain"),
+    *("l2", "decoupled_decay"),
+)
+"""The fields of `LinearStep` that are numbers, or tensors shaped like the parameter."""
+
 RENAMED = {
     "scale": "momentum_scale",
     "ahead": "gradient_scale",
@@ -147,8 +153,8 @@ class LinearStep:
         Traceback (most recent call last):
         ntkexp.mistake.Mistake: LinearStep: scale= is now momentum_scale=
         """
-        if former := RENAMED.keys() & fields.keys():
-            renamed = ", ".join(f"{n}= is now {RENAMED[n]}=" for n in RENAMED if n in former)
+        if not RENAMED.keys().isdisjoint(fields):
+            renamed = ", ".join(f"{n}= is now {RENAMED[n]}=" for n in RENAMED if n in fields)
             raise Mistake(f"LinearStep: {renamed}")
         return super().__new__(cls)
 
@@ -160,15 +166,10 @@ class LinearStep:
         ntkexp.mistake.Mistake: LinearStep: momentum_scale='0.1': it takes a number, or a tensor shaped like the \
 parameter
         """
-        coefficients = {
-            "momentum_scale": self.momentum_scale,
-            "gradient_scale": self.gradient_scale,
-            "momentum_decay": self.momentum_decay,
-            "momentum_gain": self.momentum_gain,
-            "l2": self.l2,
-            "decoupled_decay": self.decoupled_decay,
-        }
-        for name, value in coefficients.items():
+        for name in COEFFICIENTS:
+            value = getattr(self, name)
+            if type(value) is float:
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
                 raise Mistake(
                     f"LinearStep: {name}={in_short(value)}: it takes a number, or a tensor shaped "
@@ -212,17 +213,25 @@ parameter
             return self
         inverse = self.denominator.reciprocal()
         gradient_scale = 0.0 if self.moves_by_momentum else inverse * self.gradient_scale
-        return replace(
-            self,
+        return self.changed(
             momentum_scale=inverse * self.momentum_scale,
             gradient_scale=gradient_scale,
             denominator=None,
         )
 
+    def changed(self, **fields: Any) -> LinearStep:
+        """Return a copy with other values of some fields.
+
+        It takes a third of the time of `replace`, which checks all fields again. A followed loop
+        calls it for each parameter in every step.
+        """
+        step = object.__new__(LinearStep)
+        vars(step).update(vars(self) | fields)
+        return step
+
     def reversed(self) -> LinearStep:
         """Return the step for `maximize=True`: it maps −g and −m as this step maps g and m."""
-        return replace(
-            self,
+        return self.changed(
             momentum_scale=-self.momentum_scale,
             gradient_scale=-self.gradient_scale,
             l2=-self.l2,

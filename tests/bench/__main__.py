@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tests.bench import attribution, follow, infinite, kernels, scale, steps
+from tests.bench import attribution, follow, infinite, kernels, scale, small_loops, steps
 from tests.bench.cell import Cell, Machine, Table, as_json, measure, shown
 from tests.bench.peers import SECONDS, Peers
 
@@ -30,6 +30,7 @@ REPORTS: dict[str, Callable[..., list[Table]]] = {
     "language": kernels.language,
     "scale": scale.report,
     "follow": follow.report,
+    "loops": small_loops.report,
     "attribution": attribution.report,
 }
 WITH_PEERS = ("kernels", "infinite", "attribution")

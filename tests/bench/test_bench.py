@@ -28,7 +28,7 @@ from tests.bench.peers import Answer, Racer, median_of
 
 TITLES = (
     *("torch", "Tangent", "A", "A", "Kernels", "Whole", "Language:", "Scale:", "Following:", "Measure:"),
-    *("Attribution,", "Attribution,", "Attribution,"),
+    *("Small", "Attribution,", "Attribution,", "Attribution,"),
 )
 
 

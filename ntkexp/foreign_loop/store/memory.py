@@ -50,10 +50,10 @@ class LoopInMemory:
             if place in self.contents:
                 self.checkpoints.append(place)
         self.events.append(event)
-        self.nbytes += bytes_in([event["whole"], event["gradient"], event["after"]])
+        for key in ("whole", "gradient", "after"):
+            self.nbytes += sum(tensor.nbytes for tensor in event[key].values())
         for call in event["calls"]:
-            self.nbytes += bytes_in([tensors(call.inputs), call.gradient, call.signed])
-            self.nbytes += bytes_in([list(call.how.states.values()), call.statistics, call.weights])
+            self.nbytes += sum(tensor.nbytes for tensor in tensors_of(call))
 
     def add_checkpoint(self, content: Mapping[str, Any]) -> None:
         """Add a checkpoint before the next event."""
@@ -68,6 +68,18 @@ class LoopInMemory:
 
     def names_and_casts(self, event: Event) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
         return ((call.names, call.how.autocast) for call in event["calls"])
+
+
+def tensors_of(call: ModelCall) -> Iterator[Tensor]:
+    """Yield all tensors that a recorded call holds."""
+    yield from tensors(call.inputs)
+    yield from call.how.states.values()
+    for tensor in (call.gradient, call.signed):
+        if tensor is not None:
+            yield tensor
+    for statistics in call.statistics or ():
+        yield from statistics.values()
+    yield from (call.weights or {}).values()
 
 
 def bytes_in(content: object) -> int:
