@@ -89,7 +89,7 @@ Form: TypeAlias = Callable[[Tensor, Tensor, Tensor], Any]
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 CASES: Mapping[str, tuple[Form, Loss, tuple[str, ...]]] = {
-    "a tuple": (lambda h, p, v: (p, v), of_pair, ("0", "1")),
+    "a list": (lambda h, p, v: [p, v], of_pair, ("0", "1")),
     "a dataclass": (lambda h, p, v: Named(p, v), of_pair, ("policy", "value")),
     "nested": (lambda h, p, v: {"heads": (p, {"value": v}), "n": 1}, of_nested, ("heads.0", "heads.1.value")),
     "one computed from another": (
