@@ -53,7 +53,7 @@ def on(device: str, optimizers: Maker, dtype: torch.dtype = torch.float64) -> Lo
 def test_parts_are_those_of_the_processor(name: str, stored: bool, tmp_path: Path) -> None:
     """Every second loop is stored on disk."""
     maker, body = LOOPS[name]
-    trace = followed(on(DEVICE, maker), body, **({"to": tmp_path / "run", "every": 3} if stored else {}))
+    trace = followed(on(DEVICE, maker), body, to=tmp_path / "run" if stored else None, every=3)
     same_parts(trace, followed(on("cpu", maker), body), close_to(maker))
 
 
