@@ -132,8 +132,7 @@ def test_the_size_of_what_is_summed(name: str, reading: dict[str, bool]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "width"), [*zip(INITS, cycle([8, 24]))])  # alternate widths
-@pytest.mark.parametrize("model", networks())
+@pytest.mark.parametrize(("model", "name", "width"), [*zip(networks(), cycle(INITS), cycle([8, 24]))])
 def test_every_architecture_runs_on_the_default_data(model: str, name: str, width: int) -> None:
     architecture = configured("model", model, width=width)
     assert isinstance(architecture, AbstractArchitecture)

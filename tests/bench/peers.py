@@ -126,6 +126,7 @@ class Racer:
 
     command: tuple[str, ...]
     seconds: float
+    first: float = FIRST
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     known: set[str] = field(default_factory=set, init=False)
 
@@ -146,7 +147,7 @@ class Racer:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(question.encode() + b"\n")
-        limit = self.seconds + (0.0 if question in self.known else FIRST)
+        limit = self.seconds + (0.0 if question in self.known else self.first)
         self.known.add(question)
         if not select.select([self.process.stdout], [], [], limit)[0]:
             self.stop()

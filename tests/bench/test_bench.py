@@ -213,6 +213,8 @@ for line in sys.stdin:
 )
 def test_each_kernel_has_a_median_or_a_reason(kernel: tuple[str, float], answer: Answer) -> None:
     with Racer((sys.executable, "-c", PROGRAM), seconds=0.01) as racer:
-        racer.known.add(json.dumps(kernel) if kernel[0] == "late" else "")
+        patience = racer.first
+        racer.first = 0.0 if kernel[0] == "late" else patience
         assert median_of(racer, kernel, times=3) == answer
+        racer.first = patience
         assert median_of(racer, ("fast", 2.0), times=1) == 2.0

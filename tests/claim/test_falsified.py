@@ -320,8 +320,8 @@ def test_a_falsified_publication_with_digests_of_its_own_is_refused(
 
 
 UNFORGED = [
-    *(pytest.param(one.values[0], "", id=one.id) for one in FORGED),
-    *(case(f"cell-{look}-{row}", set_cell, look, row, -1, cell_times(1.1)) for look in LOOKS for row in (2, 5, 8, 11)),
+    *(pytest.param(one.values[0], "", id=one.id) for one in FORGED[::6]),
+    *(case(f"cell-main-{row}", set_cell, "main", row, -1, cell_times(1.1)) for row in (2, 5)),
     case("machine", set_field, "machine", to="a larger one", reason="verdicts.json is not as it was published"),
     case(
         "picture-line", replace_text, "tiny/picture.svg", "stroke-width: 0.8", "stroke-width: 8", reason="picture.svg"
@@ -342,7 +342,7 @@ UNFORGED = [
 ]
 
 
-@pytest.mark.parametrize(("falsify", "reason"), few(UNFORGED[::-1], 16))
+@pytest.mark.parametrize(("falsify", "reason"), few(UNFORGED[::-1], 3))
 def test_a_falsified_publication_is_refused(
     published: Published, tmp_path: Path, falsify: Falsify, reason: str
 ) -> None:

@@ -92,7 +92,7 @@ def test_regression_returns_the_labels_without_a_ridge() -> None:
 
 @pytest.mark.slow
 def test_convolutions_classify_as_their_kernels_do_elsewhere() -> None:
-    images = Digits(train=20, query=0, test=90, classes=tuple(range(10)))
+    images = Digits(train=20, query=0, test=30, classes=tuple(range(10)))
     rows = ConvolutionalAccuracy(data=images, depths=(3,), width=2, steps=3).rows(0)
     models = (CNTK(depth=3), CNTK(depth=3, pooling=True))
     kernels = LimitRegression(names=("CNTK", "CNTK-GAP"), models=models, init=INIT, data=images).rows(0)

@@ -299,16 +299,20 @@ def test_data_follow_the_seed_unless_they_have_their_own() -> None:
     )
 
 
-def doors(tree: ast.AST) -> list[str]:
-    """Return the names that give access to random numbers."""
-    names = (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in ast.walk(tree))
-    return [name for name in names if name in {"manual_seed", "default_rng", "RandomState", "seed_all", "SystemRandom"}]
+DOORS = ("manual_seed", "default_rng", "RandomState", "seed_all", "SystemRandom")
+"""Names that give access to random numbers."""
+
+
+def doors(code: str) -> set[str]:
+    """Return the names that give access to random numbers in the code, and not in its texts."""
+    if not any(door in code for door in DOORS):
+        return set()
+    nodes = ast.walk(ast.parse(code))
+    return {node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in nodes} & set(DOORS)
 
 
 def test_chance_has_one_door() -> None:
-    found = {
-        str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if doors(ast.parse(file.read_text("utf-8")))
-    }
+    found = {str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if doors(file.read_text("utf-8"))}
     # `adapted` and Monte Carlo start torch's generator, which layers use, at the start of a stream; simulated
     # tables and resampled rows decide no result of a run
     assert found == {

@@ -1,4 +1,4 @@
-"""Commands on the device: a default training, one that is killed and repeated, a sweep, kernels in a file."""
+"""Commands on the device: a training that is killed and repeated, a sweep, kernels in a file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import pytest
 import xarray as xr
 from xarray import Dataset
 
-import ntkexp
 from tests.device.emulated import DEVICE, autoloading
 from tests.run.commands import TINY, only_run, promised
 
 pytestmark = pytest.mark.slow
 HERE = f"device={DEVICE}"
-CLOSE = 1e-9  # of all contributions: in float64, over 300 steps
+CLOSE = 1e-9  # of all entries, in float64
 
 
 def begun(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -44,13 +43,6 @@ def missed(found: Dataset, expected: Dataset) -> float:
         if values.dtype.kind == "f" and values.size and (size := float(abs(values).max())):
             errors.append(float(abs(found[name] - values).max()) / size)
     return max(errors)
-
-
-def test_a_default_training_is_that_of_the_processor(tmp_path: Path) -> None:
-    for name, words in (("cpu", ()), ("device", (HERE,))):
-        done(tmp_path, "train", "--quiet", f"--out={name}", *words)
-    expected, found = (ntkexp.load_run(only_run(tmp_path / name)) for name in ("cpu", "device"))
-    assert missed(found.contributions, expected.contributions) <= CLOSE
 
 
 BITS = ("contributions.zarr", "kernels.zarr", "predictions.zarr", "results.csv")

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tests.device.emulated import DEVICE, IS_EMULATED, NAME, EmulatedModule, counted_reads
 
-pytestmark = pytest.mark.skipif(not IS_EMULATED, reason="there is a GPU")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_EMULATED, reason="there is a GPU")]
 
 MIXED: dict[str, Callable[[Tensor], Tensor]] = {
     "two devices": lambda x: x + x.to(f"{NAME}:0"),

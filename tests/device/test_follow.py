@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,13 +20,14 @@ from tests.device.emulated import DEVICE
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import OPTIMIZERS, Loop, Maker, apart, fitted, followed, loop, same_parts
 
+pytestmark = pytest.mark.slow
+
 CLOSE = 1e5 * torch.finfo(torch.float64).eps  # of all parts: some hundred sums in another order, in each of 8 steps
 
-LOOPS = {
+LOOPS = {  # with one of the settings of each optimizer
     **{f"{maker.__name__} {body.__name__}": (maker, body) for maker, body in loops.LOOPS},
-    **{maker.__name__: (maker, loops.plain) for maker in OPTIMIZERS},
+    **{maker.__name__.partition(" ")[0]: (maker, loops.plain) for maker in OPTIMIZERS},
 }
-FAST = "adamw scheduled_and_clipped"
 SHORT = {"Muon": torch.bfloat16, "ASGD": torch.float32}
 """The precision in which some optimizers compute, or hold their rate. Sums in another order round differently."""
 
@@ -47,21 +49,15 @@ def on(device: str, optimizers: Maker, dtype: torch.dtype = torch.float64) -> Lo
     return given
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LOOPS)
-def test_parts_are_those_of_the_processor(name: str) -> None:
+@pytest.mark.parametrize(("name", "stored"), [(name, row % 2 == 0) for row, name in enumerate(LOOPS)])
+def test_parts_are_those_of_the_processor(name: str, stored: bool, tmp_path: Path) -> None:
+    """Every second loop is stored on disk."""
     maker, body = LOOPS[name]
-    same_parts(followed(on(DEVICE, maker), body), followed(on("cpu", maker), body), close_to(maker))
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != FAST)) for name in LOOPS])
-def test_stored_parts_are_those_of_the_processor(name: str, tmp_path: Path) -> None:
-    maker, body = LOOPS[name]
-    trace = followed(on(DEVICE, maker), body, to=tmp_path / "run", every=3)
+    trace = followed(on(DEVICE, maker), body, to=tmp_path / "run" if stored else None, every=3)
     same_parts(trace, followed(on("cpu", maker), body), close_to(maker))
 
 
-@pytest.mark.parametrize("to_disk", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("to_disk", [False, True])
 def test_masks_of_dropout_are_drawn_again(to_disk: bool, tmp_path: Path) -> None:
     """The generator of the device draws them; its state is recorded with the call."""
 
@@ -89,7 +85,6 @@ def test_a_loop_under_autocast_is_explained() -> None:
     assert float(found["closure"].max()) < 1e-3  # of float32, relative to steps
 
 
-@pytest.mark.slow
 def test_a_resumed_loop_is_that_of_the_processor(tmp_path: Path) -> None:
     """A trace is attributed on the processor too."""
     trace = loops.resumed(lambda: on(DEVICE, loops.adamw), loops.plain, 4, to=tmp_path / "run", every=2)
@@ -150,8 +145,7 @@ WAYS: dict[str, Way] = {
 }
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way != "effects")) for way in WAYS])
+@pytest.mark.parametrize(("way", "optimizer"), [*zip(WAYS, cycle(("adamw", "sgd")))])
 def test_other_results_are_those_of_the_processor(way: str, optimizer: str, tmp_path: Path) -> None:
     expected, found = (WAYS[way](each, optimizer, tmp_path / each.replace(":", "-")) for each in ("cpu", DEVICE))
     assert apart(found, expected) <= CLOSE

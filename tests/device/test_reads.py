@@ -40,8 +40,7 @@ def reads_of(steps: int, layers: int, optimizer: type[torch.optim.Optimizer], fo
     return sum(in_loop.values()), sum(attributed.values())
 
 
-@pytest.mark.parametrize("to_disk", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, pytest.param(torch.optim.SGD, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("optimizer", "to_disk"), [(torch.optim.AdamW, True), (torch.optim.SGD, False)])
 def test_reads_of_a_step_are_few(optimizer: type[torch.optim.Optimizer], to_disk: bool, tmp_path: Path) -> None:
     found = {}
     for layers in (1, 4):

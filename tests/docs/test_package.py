@@ -180,15 +180,6 @@ def test_the_wheel_has_the_tracked_files_and_finds_its_configs(installed: Path, 
     assert "model=mlp (default)" in shown.stdout
 
 
-# The import contracts hold.
-
-
-def test_the_contracts_hold() -> None:
-    linter = Path(sys.executable).with_name("lint-imports")
-    ended = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout
-
-
 # Classes of different packages have different names, except components, such as `ntkexp.loss.Squared`, and callbacks,
 # such as `ntkexp.lightning.Follow`, which are used with the name of their package.
 

@@ -248,8 +248,9 @@ COUNTED_ONCE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("body", [loops.plain, loops.accumulated, loops.with_a_scaler])
-@pytest.mark.parametrize("mean", COUNTED_ONCE)
+@pytest.mark.parametrize(
+    ("mean", "body"), [*zip(COUNTED_ONCE, (loops.plain, loops.accumulated, loops.with_a_scaler), strict=True)]
+)
 def test_means_over_examples_need_no_counts(mean: str, body: Body) -> None:
     given = counted(COUNTED_ONCE[mean])
     found = followed(given, body, loss=counted_loss(given, counts=False)).attribute(effects=True)

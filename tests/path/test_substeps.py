@@ -114,7 +114,7 @@ DEEP = (2, ("steps=30", "optimizer.stable_fraction=0.1", "data.query=48"), range
 
 @pytest.mark.parametrize(
     ("depth", "words", "seeds"),
-    [(1, ("steps=4",), [0]), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, ("steps=4",), [1]), DEEP))],
+    [(1, ("steps=4",), [0]), pytest.param(*DEEP, marks=pytest.mark.slow)],
 )
 def test_parts_of_a_relu_network_converge_at_order_two(depth: int, words: tuple[str, ...], seeds: range) -> None:
     errors = np.sqrt(np.square([kinked(depth, seed, *words) for seed in seeds]).mean(0)).tolist()
@@ -127,8 +127,8 @@ ONE_LAYER = (*RELU, "steps=4", "model.depth=1")
 @pytest.mark.parametrize(
     ("words", "substeps", "romberg"),
     [
-        *((SMOOTH, *cut) for cut in ((1, 0), (2, 0), (4, 0), (2, 1), (4, 1))),
-        *(((*ONE_LAYER, f"seed={seed}"), 4, 0) for seed in range(2)),
+        *((SMOOTH, *cut) for cut in ((1, 0), (4, 0), (2, 1))),
+        ((*ONE_LAYER, "seed=0"), 4, 0),
     ],
 )
 def test_the_error_bar_is_right(words: tuple[str, ...], substeps: int, romberg: int) -> None:

@@ -144,7 +144,10 @@ PAIRS = [  # every network with every optimizer, and every loss with each of bot
 ]
 DIAGONAL = [PAIRS[k] for k in (*range(0, 36, 7), 36)]  # each network, each optimizer and each loss
 FEW = ("data.train=4", "data.query=2", "data.test=2")
-ARCHITECTURES = {name: (*asked_for("model", name), *FEW, "model.width=16", "steps=2") for name in networks()}
+ARCHITECTURES = {  # in both parametrizations by turns
+    name: (*asked_for("model", name), *FEW, "model.width=16", "steps=2", init)
+    for name, init in zip(networks(), cycle(("init=standard", "init=ntk")), strict=False)
+}
 TOKENS = {
     "sums": ("data=modular_addition", "data.modulus=3", *FEW, "steps=3"),
     "text": ("data=text", "data.path={text}", "data.context=4", *FEW, "steps=3"),
@@ -200,25 +203,28 @@ SPLIT_UP = {  # into components or outputs, or as a measure of the outputs
     for way, words in WAYS.items()
     for more in ("path.by=module", "path.by=parameter", "path.outputs=[2,0]")
 }
-MEASURES = {
+MEASURES = {  # each measure in two ways to sum a path
     f"{measure}, {way}": (*words, *CLASSES, f"path.measure={measure}", "path.rule=[secant]", LADDER)
-    for way, words in WAYS.items()
-    for measure in ("margin", "loss", "probability", "log_probability")
-    if way != "with traces"
+    for row, (way, words) in enumerate(WAYS.items())
+    for column, measure in enumerate(("margin", "loss", "probability", "log_probability"))
+    if way != "with traces" and (row + column) % 2
 } | {
     f"{loss}, {classes}": (f"loss={loss}", f"data.classes={classes}", "path.measure=loss", "path.rule=[secant]", LADDER)
     for loss, classes in product(("squared", "hinge", "logistic"), ("[0,1]", "[0,1,2]"))
 }
 PHASES = {
     f"{name}, {activation}": ("data=sequence", *words, f"model.activation={activation}")
-    for name, words in {
-        "sgd": ("optimizer=sgd", "optimizer.batch=5", "optimizer.weight_decay=0.01", "path.by=module"),
-        "momentum": ("optimizer=momentum", "optimizer.batch=5", "optimizer.step_size=0.05"),
-        "gd": (),
-        "adam": ("optimizer=adam", "optimizer.weight_decay=0.01"),
-        "nesterov": ("optimizer=nesterov", "optimizer.step_size=0.05"),
-    }.items()
-    for activation in ("relu", "tanh")
+    for (name, words), activation in zip(
+        {
+            "sgd": ("optimizer=sgd", "optimizer.batch=5", "optimizer.weight_decay=0.01", "path.by=module"),
+            "momentum": ("optimizer=momentum", "optimizer.batch=5", "optimizer.step_size=0.05"),
+            "gd": (),
+            "adam": ("optimizer=adam", "optimizer.weight_decay=0.01"),
+            "nesterov": ("optimizer=nesterov", "optimizer.step_size=0.05"),
+        }.items(),
+        cycle(("relu", "tanh")),
+        strict=False,
+    )
 }
 
 
@@ -234,8 +240,7 @@ def rows(group: str, cases: Mapping[str, Words], shared: Words, fast: int) -> li
 TABLE = [
     *rows("cell", {", ".join(names): cell(*names) for names in DIAGONAL}, (LADDER,), 3),
     *rows("cell", {", ".join(names): cell(*names) for names in PAIRS if names not in DIAGONAL}, (LADDER,), 0),
-    *rows("standard", ARCHITECTURES, (LADDER, "init=standard"), 2),
-    *rows("ntk", {name: (*words, "model.width=8") for name, words in ARCHITECTURES.items()}, (LADDER, "init=ntk"), 0),
+    *rows("architecture", ARCHITECTURES, (LADDER,), 2),
     *rows("tokens", {f"{d}, {m}": (*TOKENS[d], *LEARNERS[m]) for d, m in product(TOKENS, LEARNERS)}, (LADDER,), 1),
     *rows("float32", SINGLE_PRECISION, (LADDER, *IN_32), 1),
     *rows("square", SQUARE, (*BOTH, "steps=6"), 4),
