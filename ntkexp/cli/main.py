@@ -124,8 +124,10 @@ def first_line_of(command: Callable[..., None]) -> str:
     return (command.__doc__ or "").strip().partition("\n")[0]
 
 
-def examples_of(name: str) -> str:
+def examples_of(name: str) -> str | None:
     """Return the examples below the help of a command. Click keeps the lines after "\\b"."""
+    if name not in EXAMPLES:
+        return None
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[name])])
 
 

@@ -134,8 +134,6 @@ def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> s
     """Return the name of an output: its name in the measure, "f for <class>", "f" or "f[out]"."""
     if OUT_NAME in run.data:
         return str(run.data[OUT_NAME][out])
-    if outputs == 1 and len(run.data["classes"]) == 2:
-        return f"f (positive for {class_name(run, 1, phase)})"
     if outputs == 1:
         return "f"
     if outputs == len(run.data["classes"]):
@@ -144,9 +142,15 @@ def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> s
 
 
 def sharing(run: Run, out: int, outputs: int) -> str:
-    """Name the class of an output in each phase. Return "" unless phases share the outputs."""
+    """Name the class of an output in each phase, or both classes of a single output.
+
+    Return "" if the name of the output is the name of its class.
+    """
     if PHASE_CLASSES not in run.data:
-        return ""
+        if outputs > 1 or len(run.data["classes"]) != 2 or OUT_NAME in run.data:
+            return ""
+        below, above = (class_name(run, target, None) for target in (0, 1))
+        return f"above 0, f is for {above}; below, for {below}"
     classes_by_output = [
         listed(
             [f"{shown_name(name)} in phase {number}" for number, name in enumerate(names, start=1)]

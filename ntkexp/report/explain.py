@@ -85,7 +85,7 @@ class Explanation:
     warning: str = ""  # reason to withhold the leave-out effects
     movement: Movement | None = None
     predicted: str = ""  # the predicted class; empty without classes
-    sharing: str = ""  # the class of the output in each phase, if phases share it
+    sharing: str = ""  # the classes of the output, if its name does not say them
     components: tuple[ComponentPart, ...] = ()
     positions: tuple[PositionPart, ...] = ()
 

@@ -142,7 +142,7 @@ def test_the_table_lists_the_largest_parts_and_the_rest(finished: dict[str, Path
     (found,) = explain(load_run(finished["two classes"]), "query", [2])
     lines = format_explanations([found], 4).splitlines()
     verdict = "which is right" if found.predicted == found.point.name else f"but it is {found.point.name}"
-    assert lines[0].startswith(f"query 2 (#{found.point.index}): predicted {found.predicted}, {verdict}; f (positive")
+    assert lines[0].startswith(f"query 2 (#{found.point.index}): predicted {found.predicted}, {verdict}; f = ")
     assert sum(line.startswith("#") for line in lines) == 4
     assert any(line.startswith("36 others") for line in lines)
 

@@ -359,9 +359,9 @@ def test_a_missing_device_is_refused_also_for_a_finished_run(
 def test_a_run_that_diverged_ends_by_saying_so(tmp_path: Path, capfd: Said) -> None:
     wild = ("steps=40", "optimizer.step_size=1e9", "ladder.machine=[secant]")
     assert run(["train", *SMALLEST, *wild, f"--out={tmp_path}"]) == 0
-    *_, last, folder = capfd.readouterr().out.splitlines()
+    _, verdict, *_, folder = capfd.readouterr().out.splitlines()
     assert Path(folder) == only_run(tmp_path)
-    assert last.startswith("Training diverged; what remains true is of the network that is left: on all 3 splits ")
-    assert "reproduces it to rounding" in last
-    assert "trained network" not in last
-    assert what_came_out([load_run(folder)]) == last
+    assert verdict.startswith("Training diverged; what remains true is of the network that is left: on all 3 splits ")
+    assert "reproduces it to rounding" in verdict
+    assert "trained network" not in verdict
+    assert what_came_out([load_run(folder)]) == verdict

@@ -20,7 +20,7 @@ from ntkexp.optimizer.descent import SGD
 from ntkexp.progress import Silent
 from ntkexp.removal.rerun import again, drifted, trained
 from ntkexp.removal.retraining import EffectsFound
-from ntkexp.report.explain import explain, format_explanation
+from ntkexp.report.explain import explain, format_explanation, heading_of
 from ntkexp.report.forgetting import Forgetting, forgetting_sentence, forgettings, format_tasks
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.page.build import write_explanations
@@ -262,7 +262,9 @@ def test_points_and_examples_go_by_the_classes_of_their_own_phase(tmp_path: Path
         assert explanation.output == f"f for {own[phase - 1][explanation.out]}"
         shared = f"this output is for {own[0][explanation.out]} in phase 1 and {own[1][explanation.out]} in phase 2"
         assert shared in format_explanation(explanation, 3)
-        assert f", {explanation.point.name}, phase {phase}): f for " in format_explanation(explanation, 3)
+        heading = heading_of(explanation)
+        assert f", phase {phase}): predicted " in heading
+        assert f"; {explanation.output} = " in heading
         for part in explanation.parts:
             assert part.example.phase is not None
             assert part.example.name in own[part.example.phase - 1]
