@@ -37,6 +37,7 @@ Purpose: TypeAlias = Literal[
     "signature",  # numbers that identify a tensor
     "signs",  # signs of weight perturbations as small as rounding errors
     "rounding",  # noise and random factors for measuring rounding errors of gradients
+    "shares",  # random weights for comparing gradients of examples with those of their batch
     "terms",  # random factors for measuring the terms of a gradient
     "outputs",  # random sums of outputs, and noise in inputs, for checking a replay
     "removals",  # examples whose removal is measured

@@ -234,7 +234,7 @@ class SplitGradients(TermGradients):
         Compare Σ rᵢgᵢ with the gradient of Σ rᵢκᵢℓᵢ through the whole batch, where rᵢ are random
         numbers and κ = ∂L/∂ℓ. An error in any gᵢ changes this sum.
         """
-        generator = stream("terms", self.examples)
+        generator = stream("shares", self.examples)
         shares = torch.randn(self.examples, generator=generator, dtype=torch.float64)
         shares = shares.to(self.output_gradient)
         whole = self.coupled.gradients(shares * self.output_gradient, keep=True)

@@ -228,7 +228,7 @@ def headline(material: Material) -> str:
 
 
 @dataclass(frozen=True)
-class Tile:
+class ReportTile:
     """One number on the first screen of a report."""
 
     label: str
@@ -243,7 +243,7 @@ TILE_MACHINES = {
 }
 
 
-def tiles(runs: Sequence[Run]) -> list[Tile]:
+def tiles(runs: Sequence[Run]) -> list[ReportTile]:
     """Return the tiles of a report: errors of the main kernel machines, and the accuracy.
 
     Errors are the largest of each run over all splits. If there are several runs, a tile shows the
@@ -260,17 +260,17 @@ def tiles(runs: Sequence[Run]) -> list[Tile]:
         if exact == len(compared):
             worst = short(max(one.error for one in compared))
             count = f"{exact} of {counted(len(runs), 'network')}, " if len(runs) > 1 else ""
-            found.append(Tile(label, "exact", f"{count}to {worst}"))
+            found.append(ReportTile(label, "exact", f"{count}to {worst}"))
         else:
             middle = statistics.median(one.error for one in compared)
-            found.append(Tile(label, f"{percent(middle)} off", over_runs))
+            found.append(ReportTile(label, f"{percent(middle)} off", over_runs))
     accuracies = [
         run.metrics["accuracy_query"].iloc[-1] for run in runs if "accuracy_query" in run.metrics
     ]
     known = [float(accuracy) for accuracy in accuracies if math.isfinite(accuracy)]
     if known:
         note = "of the network at queries" if len(runs) == 1 else "of networks at queries, median"
-        found.append(Tile("accuracy", percent(statistics.median(known)), note))
+        found.append(ReportTile("accuracy", percent(statistics.median(known)), note))
     return found
 
 

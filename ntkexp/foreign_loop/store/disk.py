@@ -50,7 +50,7 @@ from ntkexp.foreign_loop.store.files import (
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.store.shards import Processes, find_shards, joined_events, refuse_absent
 from ntkexp.kernel.record.tape import map_tensors, tensors
-from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.mistake import Mistake, NoPlace, WrongArgument
 from ntkexp.model.functional import Output
 from ntkexp.records.atomic import Damaged, Json, read_object
 from ntkexp.records.folder import CONFIG, START_WEIGHTS, TRACE_IDENTITY, RunFolder
@@ -589,9 +589,10 @@ class LoopOnDisk:
     def function(self, name: str) -> LossFunction:
         """Return a function of `trace.losses`. Raise if it was not given."""
         if name not in self.functions:
-            raise Mistake(
-                f"trace.losses: the loop called the function '{name}', which is not in "
-                f"{self.files.folder.path}; give it, --losses=FILE.py:{name}"
+            raise WrongArgument(
+                f"losses=: the loop passed the function '{name}' to trace.losses, and "
+                f"{self.files.folder.path} does not contain its code; give the function again",
+                "losses",
             )
         return self.functions[name]
 
