@@ -1,4 +1,4 @@
-"""The table of planted bugs in docs/follow.md. `python -m tests.docs.follow` writes it, and a test compares it."""
+"""The table of planted bugs in docs/follow-proofs.md. `python -m tests.docs.follow` writes it, and a test compares it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.docs.readme import ROOT
 from tests.foreign_loop.bugs import GRADIENT, RECORDED, REFUSED, loss_of_a_stale_graph
 from tests.foreign_loop.loops import Body
 
-PAGE = ROOT / "docs" / "follow.md"
+PAGE = ROOT / "docs" / "follow-proofs.md"
 SECTION = re.compile(r"(?<=<!-- bugs -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
 

@@ -1,6 +1,6 @@
 """Training loops as users write them, each in a few lines, for the table in docs/loops.md.
 
-Each loop is written from docs/follow.md alone. It returns the attribution, whose parts must add up to
+Each loop is written from the pages docs/follow*.md alone. It returns the attribution, whose parts must add up to
 the change of the outputs. `python -m tests.foreign_loop.many_loops` writes the table.
 """
 
