@@ -63,8 +63,8 @@ class FollowedSweep:
                 self.training.norm = state["norm"]
         kept_at, announced = time.monotonic(), None
         for done, whole in self.sweep.steps_back():
-            # count from the first step of this process, because a continued sweep took its earlier
-            # steps in another process
+            # estimate the time from the steps of this process only, because a continued sweep took
+            # its earlier steps in another process
             announced = announced or Announced(
                 "ntkexp: the sweep for effects", 1 + whole - done, self.progress
             )
@@ -79,9 +79,7 @@ class FollowedSweep:
 
     @cached_property
     def of(self) -> Mapping[str, object]:
-        """The identity of the sweep. A saved state belongs to this sweep if both identities are
-        equal.
-        """
+        """The identity of the sweep. A saved state is continued only if it has the same identity."""
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
         asked = ["sweeps", self.training.length, self.sweep.chunk, self.sweep.mean, self.sweep.kind]
@@ -105,7 +103,7 @@ def sweep_over(
     mean: MeanName,
     progress: AbstractProgress,
 ) -> FollowedSweep:
-    """Return sweeps for all outputs at the queries of a trace, before their first step."""
+    """Return backward sweeps for all outputs at the queries of a trace, with no step taken yet."""
     flat, end = training.flat, training.end
 
     def outputs(weights: Tensor, query: Inputs) -> Tensor:
@@ -146,8 +144,8 @@ def sweep_over(
 
 LOG = logging.getLogger("ntkexp.follow")
 OUTPUTS_PER_TRAINING = 2
-"""A sweep for this many outputs costs about as much as one training. The measured number is 0.7 for
-wide networks, and up to 5.5 for others."""
+"""A backward sweep for this many outputs costs about as much as one training. The measured number is
+0.7 for wide networks, and up to 5.5 for others."""
 UNCHECKED = (
     "effects were not checked against trainings without examples; give again=, a function that "
     "trains again"

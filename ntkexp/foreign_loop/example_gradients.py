@@ -48,7 +48,8 @@ class CallReaders:
     coupling: set[int] = field(default_factory=set)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
-        """Replay a call at these weights. Return Jᵢᵀℓ′ᵢ of every example, and the outputs."""
+        """Replay a call at these weights. Return the gradient Jᵢᵀℓ′ᵢ of every example, and the
+        outputs."""
         if call.gradient is None:
             raise ValueError("a call without a gradient")
         function = self.called.at(call)
@@ -159,7 +160,8 @@ class CallGradients:
 
     features: Sequence[Jacobian]  # one for each group of examples
     replayed: Replayed
-    whole: Weights | None = None  # gradient of a coupled batch, which may not be the sum
+    # gradient of a coupled batch, which may differ from the sum of the examples' gradients
+    whole: Weights | None = None
     by_position: PositionGradients | None = None
 
     @property

@@ -110,8 +110,8 @@ def failure(name: str, argument: str, outputs: Tensor, error: Exception) -> Mist
 
 
 class CountedTargets(TorchFunctionMode):
-    """Intercepts `cross_entropy` and `nll_loss`, and records the total target weight of each
-    example.
+    """A mode that records the total target weight of each example in `cross_entropy` and
+    `nll_loss`.
 
     The weight of a target is its class weight, and zero for ignored targets. Probabilities as
     targets are not counted, because torch divides their mean by the number of examples.
@@ -214,7 +214,7 @@ class CallLoss:
                 gradient = gradient * rows
             return gradient.view(-1)
 
-        # κ, and the relative distance between the two gradients
+        # the loss factor κ, and the relative distance between the two gradients
         assert self.call.gradient is not None
         recorded = self.call.gradient.reshape(-1)
         factor, gap = factor_between(slope(1.0), recorded)

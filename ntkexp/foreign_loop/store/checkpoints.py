@@ -90,7 +90,8 @@ def copied_state(state: Mapping[str, Any]) -> dict[str, Any]:
 def states_on(
     states: Sequence[OptimizerState] | None, device: torch.device
 ) -> list[OptimizerState] | None:
-    """Move states to a device, except step counts, which most optimizers store on the CPU."""
+    """Move optimizer states to a device, except step counts, which most optimizers keep on the
+    CPU."""
     if states is None:
         return None
 

@@ -90,7 +90,7 @@ def current_processes() -> Processes:
 
 # --- Shards: the parts of the trace that each process stores.
 #
-#     gradient that the optimizer used = c Σ_ranks Σ_calls Jᵀℓ′
+#     gradient that the optimizer used = c Σ_ranks Σ_calls Jᵀℓ′        with a factor c
 #
 # If gradients are averaged, c = 1/world, which proof (a) finds as a scale. A merged step has the
 # calls of all ranks. The stored signatures show if all processes had the same weights.
