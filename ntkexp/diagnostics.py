@@ -175,7 +175,7 @@ def label_alignment(
 
 
 def centred(kernel: Float[Tensor, "train train"]) -> Float[Tensor, "train train"]:
-    """Return H K H with H = 1 − 11ᵀ/M."""
+    """Return the centred kernel H K H with H = 1 − 11ᵀ/M."""
     return kernel - kernel.mean(0, keepdim=True) - kernel.mean(1, keepdim=True) + kernel.mean()
 
 

@@ -336,7 +336,7 @@ class Reference:
     def where(self) -> Int[Tensor, " kept"]:
         """The indices of the compared points.
 
-        Points with NaN are included, so the result is NaN.
+        Points with NaN are included, so that the comparison returns NaN.
         """
         theory = self.process.theory
         pinned = theory.deviation <= LEAST_DEVIATION * theory.before
@@ -349,7 +349,8 @@ class Reference:
         return self.process.theory.covariance[self.where][:, self.where] * scale * scale[:, None]
 
     def errors(self, outputs: Float[Tensor, "network point"]) -> Float[Tensor, "network kept"]:
-        """Return (f(x) − μ(x))/σ(x) for each network f."""
+        """Return the error of each network f in standard deviations of the process:
+        (f(x) − μ(x))/σ(x)."""
         theory = self.process.theory
         return (outputs[:, self.where] - theory.mean[self.where]) / theory.deviation[self.where]
 

@@ -102,7 +102,7 @@ class Explanation:
 
     @property
     def mass(self) -> float:
-        """Σᵢ |𝒮(x, xᵢ)|"""
+        """The sum of the magnitudes of all contributions, Σᵢ |𝒮(x, xᵢ)|."""
         return sum(abs(part.added) for part in self.parts)
 
     def __repr__(self) -> str:
