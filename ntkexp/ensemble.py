@@ -255,7 +255,7 @@ class EnsembleTraining:
 # width would be many standard errors.
 
 
-LEAST_DEVIATION = 0.1  # minimum σ of a compared point, relative to its value before training
+LEAST_DEVIATION = 0.1  # minimum deviation σ at a compared point, relative to σ before training
 SIMULATED_ENSEMBLES = 999  # so the resolution of p-values is 0.001
 REJECTION_LEVEL = 0.05  # smaller p-values reject the process
 NUMBERS_AT_ONCE = 1 << 21  # numbers in one batch of simulated ensembles
@@ -344,7 +344,7 @@ class Reference:
 
     @cached_property
     def correlation(self) -> Float[Tensor, "kept kept"]:
-        """The correlation C(x, x′)/σ(x)σ(x′)."""
+        """The correlation of the process between points, C(x, x′)/σ(x)σ(x′)."""
         scale = 1 / self.process.theory.deviation[self.where]
         return self.process.theory.covariance[self.where][:, self.where] * scale * scale[:, None]
 

@@ -415,7 +415,8 @@ class QueryEnds(NamedTuple):
 
 
 def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weights:
-    """Return Σᵢ Jᵢᵀℓ′ᵢ over the calls of a step, for the parameters with a gradient."""
+    """Return the sum of the gradients of all examples of a step, for the parameters with a
+    gradient."""
     gradient: Weights = {}
     for call in calls:
         total = call.total(step.start)
@@ -527,7 +528,7 @@ class StepRows:
         return LoopTerms(contributions, terms.decay, terms.rounding, gap)
 
     def position_kernel(self, terms: StepTerms) -> Float[Tensor, "query out row"]:
-        """Return the inner products of V with the rows of positions, which are the last rows."""
+        """Return the inner products of the adjoint V with the rows of positions, the last rows."""
         return terms.kernel[:, :, self.first_position :].squeeze(3)
 
 

@@ -43,7 +43,7 @@ from ntkexp.text import short
 
 MAX_COTANGENTS = 64  # number of cotangents in one backward pass; more are no faster
 SPLIT_ROWS = 32  # number of rows in one part of a batch of independent examples
-TERM_SUM_TOLERANCE = 1e3  # eps: largest distance of Σᵢ gᵢ from the gradient, relative to its norm
+TERM_SUM_TOLERANCE = 1e3  # eps: largest relative distance of Σᵢ gᵢ from the batch gradient
 
 
 # --- The gradient of each example's term, through the whole batch.
@@ -131,7 +131,7 @@ class TermGradients(Sequence[Jacobian]):
     """
 
     coupled: CoupledOutputs
-    output_gradient: Float[Tensor, "example ..."]  # ℓ′
+    output_gradient: Float[Tensor, "example ..."]  # ℓ′ = ∂L/∂f
     buffer_bytes: float
     stored: dict[int, Jacobian] = field(default_factory=dict)
     total: Weights = field(default_factory=dict)  # Σᵢ gᵢ of the first `summed` groups
@@ -298,7 +298,7 @@ class FixedStatistics(TorchFunctionMode):
 
 
 CONSTANTS = "statistics of the batch"
-"""The prefix of the names that batch means and variances have among the weights (`at_constants`)."""
+"""The prefix of the names of batch means and variances, which `at_constants` adds to the weights."""
 
 
 def at_constants(function: Function) -> Function:

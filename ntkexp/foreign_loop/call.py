@@ -294,7 +294,7 @@ class Circumstances:
 class SeveralOutputs:
     """The outputs of a call, and the gradients that reached their aliases."""
 
-    followed: str  # the name of the followed output, if it is one of these
+    followed: str  # the name of the followed output, if the call returned it
     shapes: dict[str, tuple[int, ...]]
     signatures: dict[str, Float[Tensor, "example row"]]
     gradients: dict[str, Float[Tensor, "example number"]] = field(default_factory=dict)

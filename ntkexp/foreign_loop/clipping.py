@@ -12,7 +12,7 @@ single element, a factor always exists. In this case c must equal the factor of 
 clipped together with it, or be a power of two, or lead to the clipping norm or the clipping value of
 other steps.
 
-Clipping by value multiplies each element by a factor of its own. See `value_clipping`."""
+Clipping by value multiplies each element by a different factor. See `value_clipping`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOISE_MULTIPLE = 64  # largest rounding error, relative to the effect of noise o
 CAST_EPS = 8  # eps of the lower precision: rounding error of the same sums by other kernels
 # largest distance of two equal factors or norms, in units of the error bound of each
 EQUAL_BOUNDS = 4
-MAX_MEAN = 1000  # the largest n of a mean
+MAX_MEAN = 1000  # the largest number n of terms in a mean
 # largest distance of two equal norms, in error bounds, for gradients with a single nonzero element
 RESOLVED_BOUNDS = 0.05
 COMMON_SHARE = 0.1  # smallest fraction of a parameter's steps that share a norm or scale

@@ -45,7 +45,7 @@ MAGNITUDES_AT_ONCE = 2**18  # elements whose absolute values are stored at once 
 class Closing:
     """The result of the final check. Norms are over queries and outputs."""
 
-    missed: float  # ‖Σ parts − change‖
+    missed: float  # error of the sum, ‖Σ parts − change‖
     tolerance: float
     change: float  # ‖f_T − f_0‖
     cancellation: float  # Σ|contributions| / |Σ contributions|
@@ -101,8 +101,8 @@ class ClosingSums:
     """Sums over the steps for the final check. They stay on the device until the end."""
 
     mass: Float[Tensor, "query out"]  # Σ|parts| of all steps
-    unclosed: Float[Tensor, ""]  # Σ_s ‖J̄Δθ − Δf‖
-    noise: Float[Tensor, ""]  # Σ_s ‖J̄ (eps θ ⊙ ±1)‖
+    unclosed: Float[Tensor, ""]  # errors of the secants, Σ_s ‖J̄Δθ − Δf‖
+    noise: Float[Tensor, ""]  # effects of rounded weights, Σ_s ‖J̄ (eps θ ⊙ ±1)‖
     signs: Weights = field(default_factory=dict)  # ±1, drawn once for each parameter
     heaviest: float = 0.0  # the largest Σ|parts| of a single step whose parts cancel
     parameter: str = ""

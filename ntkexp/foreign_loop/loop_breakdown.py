@@ -63,7 +63,7 @@ def loop_without(
             second_place = Path(folder) / "trace"
             pair, first = trained_twice(files, again, Weighing(mean=mean), group, second_place)
 
-            # each sweep handles as many queries as fit into memory
+            # split the queries into sweeps that fit into memory
             flat = pair.first.flat
             queries = [partial(outputs_at, first, flat, point) for point in points]
             outs = len(queries[0](pair.first.end))

@@ -40,7 +40,7 @@ class StepProofs(NamedTuple):
     gradient_factor: float  # (a) smallest factor c of all parameters
     gradient_error: float  # (a) relative distance of c g from the gradient that the optimizer used
     rule_error: float  # (b) relative distance of the weights from the optimizer's update rule
-    closure: float  # (c) ‖J̄Δθ − Δf‖/‖Δf‖
+    closure: float  # (c) relative error of the secant, ‖J̄Δθ − Δf‖/‖Δf‖
     casts_error: float  # norm of the gradient error by casts, relative to the optimizer's gradient
 
 

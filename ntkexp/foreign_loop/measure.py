@@ -57,7 +57,7 @@ class NamedValues(NamedTuple):
 
 @dataclass(frozen=True)
 class QueryCalls:
-    """The calls by which the queries are evaluated."""
+    """The calls that evaluate the queries."""
 
     sizes: tuple[int, ...]  # number of queries of each call
     ids: tuple[str, ...]  # names of all queries

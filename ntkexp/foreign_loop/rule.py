@@ -144,8 +144,8 @@ class AbstractOptimizerRule(ABC):
         """
 
     def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
-        """Return the momentum m after the step, as the optimizer stores it, or None if there is
-        none."""
+        """Return the momentum m after the step, as the optimizer stores it, or None without
+        momentum."""
         return None
 
     def momentum_at(
@@ -199,7 +199,7 @@ class Signed:
 
 @dataclass(frozen=True)
 class Signatures:
-    """Computes signatures. Stores the vectors r drawn so far, by length, dtype and device."""
+    """Computes signatures. Stores the random vectors r drawn so far, by length, dtype and device."""
 
     numbers: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
@@ -249,7 +249,7 @@ class Signatures:
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Return ‖σ₁ − σ₂‖ / ‖σ₂‖ for the signatures of the same tensors, or ‖σ₁‖ if σ₂ = 0.
+    """Return the relative distance ‖σ₁ − σ₂‖ / ‖σ₂‖ of two signatures, or ‖σ₁‖ if σ₂ = 0.
 
     >>> distance({"w": torch.ones(4)}, {"w": torch.full((4,), 2.0)})
     0.5

@@ -36,7 +36,7 @@ CAST_NOISE_FACTOR = 2.0  # NOISE_FACTOR under casts
 NOISE_REPEATS = 4  # repeated calls, which detect hidden randomness
 
 SIGNATURE_VECTORS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
-"""The vectors r drawn so far, by length, dtype and device."""
+"""The random vectors r drawn so far, by length, dtype and device."""
 
 CHANGED = (
     "something changed that is not a tensor (a number in a dict, a class or a global, a hook, a "
@@ -180,7 +180,7 @@ class OutputsAtEnds:
         measured: bool = False,
     ) -> None:
         """Raise unless, at the start and at the end of the loop, a replay returns the outputs of
-        the user's model. Ignore an end at which no signature was recorded.
+        the user's model. Ignore an end without a recorded signature.
 
         Args:
             began: replays at the start of the loop, for example with and without autocast.

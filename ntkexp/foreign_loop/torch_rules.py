@@ -147,8 +147,8 @@ class RMSpropRule(AbstractTorchRule):
 
 
 class AdagradRule(AbstractTorchRule):
-    """Adagrad: S = η/(1 + (t − 1)δ) / (√v + ε), with v the sum of squared gradients, and δ
-    `lr_decay`."""
+    """Adagrad: S = η/(1 + (t − 1)δ) / (√v + ε), with v the sum of squared gradients, and
+    δ = `lr_decay`."""
 
     kinds = (torch.optim.Adagrad,)
 

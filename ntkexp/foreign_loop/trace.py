@@ -87,7 +87,7 @@ class Trace:
     folder: RunFolder | None = None
     rank: int = 0  # rank of this process
     budget: MemoryBudget = DEFAULT_MEMORY
-    by: By | None = None  # components by which contributions are split
+    by: By | None = None  # components that split the contributions
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
     measured: MeasuredQueries | None = None  # measure to attribute instead of the outputs

@@ -55,7 +55,7 @@ class ValueClip:
     bound: float
 
     def of(self, gradient: Weights) -> Weights:
-        """Return clamp(s g, −b, b).
+        """Return the clipped gradient clamp(s g, −b, b).
 
         >>> ValueClip(0.5, 1.0).of({"w": torch.tensor([1.0, -4.0])})
         {'w': tensor([ 0.5000, -1.0000])}
@@ -196,7 +196,7 @@ def leads_to(
 
 
 def distance_of(ours: Weights, theirs: Weights) -> float:
-    """Return ‖ours − theirs‖ / ‖theirs‖, over all parameters."""
+    """Return the relative distance ‖ours − theirs‖ / ‖theirs‖, over all parameters."""
     gap = torch.stack([(ours[name] - part).norm() for name, part in theirs.items()]).norm()
     size = torch.stack([part.norm() for part in theirs.values()]).norm()
     return float(gap / size)

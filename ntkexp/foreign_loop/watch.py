@@ -161,7 +161,7 @@ class Watch:
     movers: dict[str, int] = field(default_factory=dict)
     times_moved: dict[tuple[int, str], int] = field(default_factory=dict)
     moved: Weights = field(default_factory=dict)  # weights that the loop moved before a call
-    moved_at: int = -1  # index of the step for which `moved` holds
+    moved_at: int = -1  # index of the step after that call
     gradients_before: Weights = field(default_factory=dict)  # copies, if steps overwrite gradients
     settings_before: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     stepping: set[int] = field(default_factory=set)  # ids of optimizers between the two step hooks

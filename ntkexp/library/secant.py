@@ -35,8 +35,8 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class SegmentSide:
-    """Examples with the weights at both ends of a segment, whose secant Jacobians are computed.
-    `closures` collects the error of J̄Δθ = Δf for each Jacobian.
+    """Examples, and the segment of weights for their secant Jacobians. `closures` collects the
+    error of J̄Δθ = Δf for each Jacobian.
     """
 
     reader: Reader

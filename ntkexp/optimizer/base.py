@@ -37,7 +37,7 @@ class Arc:
     length: float
 
     def at(self, position: float) -> Weights:
-        """Return the weights θ(u).
+        """Return the weights θ(u) at u = `position`.
 
         >>> one, zero = {"w": torch.tensor(1.0)}, {"w": torch.tensor(0.0)}
         >>> Arc(zero, (one, one, zero, zero), 1.0).at(0.5)
@@ -91,7 +91,7 @@ class Mixing:
     [[2.0], [1.0]]
     """
 
-    matrix: Float[Tensor, "line line"]  # L
+    matrix: Float[Tensor, "line line"]  # the matrix L
     by_rows: bool = False
 
     def of(
@@ -249,7 +249,7 @@ class Spread(NamedTuple):
     square ← β₂ square + (1 − β₂)g²; if `largest` (AMSGrad), the largest such value so far.
     """
 
-    second: float  # β₂
+    second: float  # decay β₂ of the mean square
     root: float  # ρ: √(1 − β₂ˢ⁺¹) of Adam, 1 of RMSprop
     eps: float
     largest: bool

@@ -64,7 +64,7 @@ def attempt(weights: Weights, slope: Weights, field: VectorField, length: float)
 
 
 def combined(row: Sequence[float], slopes: Sequence[Weights], length: float) -> Weights:
-    """Return h Σ_j row_j k_j, with the length h and the slopes k_j."""
+    """Return the displacement h Σ_j row_j k_j, with the length h and the slopes k_j."""
     total = {name: torch.zeros_like(part) for name, part in slopes[0].items()}
     for coefficient, slope in zip(row, slopes, strict=True):
         for name, part in total.items() if coefficient else ():
@@ -73,7 +73,7 @@ def combined(row: Sequence[float], slopes: Sequence[Weights], length: float) -> 
 
 
 def size(weights: Weights) -> float:
-    """Return ‖θ‖."""
+    """Return the norm of all weights together."""
     return sqrt(sum(float(part.square().sum()) for part in weights.values()))
 
 

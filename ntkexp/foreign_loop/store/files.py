@@ -200,7 +200,7 @@ LENGTH_BYTES = 8
 ALIGNMENT = 16  # bytes
 PLAIN_TYPES = (bool, int, float, str, type(None))
 CONTAINERS: Mapping[str, Callable[[list[Any]], Any]] = {"dict": dict, "tuple": tuple}
-"""The container types by name. Containers of other types are read as lists."""
+"""The container types by name. All other containers become lists."""
 
 
 def written(content: object) -> list[bytes | memoryview]:

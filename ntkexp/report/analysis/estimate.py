@@ -330,7 +330,8 @@ def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
 
 @cache
 def needed_distances() -> NDArray[np.float64]:
-    """Return the smallest distance/s that m = 1, 2, … repetitions can decide."""
+    """Return the smallest distance, in standard deviations, that m = 1, 2, … repetitions can
+    decide."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import
 
     repetitions = np.arange(2, MAX_REPETITIONS + 1)
