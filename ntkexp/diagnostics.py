@@ -184,7 +184,7 @@ def centred(kernel: Float[Tensor, "train train"]) -> Float[Tensor, "train train"
 
 
 KINKED_AT_ZERO = ("relu", "leaky_relu", "abs")
-"""Names on the tape of operations whose only kink is at 0."""
+"""Names of operations whose only kink is at 0, as a tape (a recorded forward pass) stores them."""
 
 
 def pattern(tape: Tape) -> Bool[Tensor, " unit"]:

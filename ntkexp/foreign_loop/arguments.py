@@ -160,7 +160,7 @@ def unwrapped_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Return the optimizers inside the wrappers of accelerate and Lightning.
 
-    If a wrapper computes a different step, proof (b) raises at its first step.
+    If a wrapper computes a different step, the check of its first step raises (`rule.RuleProof`).
 
     >>> from types import SimpleNamespace
     >>> sgd = torch.optim.SGD([torch.ones(1, requires_grad=True)])

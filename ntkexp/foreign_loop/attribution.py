@@ -7,7 +7,7 @@ step to the first.
 the linear steps of the optimizers, the per-example gradients Jᵢᵀℓ′ᵢ of the recorded calls, and the
 factor c between the gradient of the examples and the gradient that the optimizer used (clipping, a
 scaled loss). Jᵢ is the Jacobian of example i at the weights of its call. The three proofs of each
-step run at the same time."""
+step (see `foreign_loop`) run at the same time."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LoopBackward:
     reader: Reader
     calls: CallReaders
     queries: Inputs
-    later: Tape  # tape of the queries, at the end of the next step to add
+    later: Tape  # recorded forward pass of the queries, at the end of the next step to add
     places: Mapping[str, int]  # index of each example
     added: LoopSums  # sums over the steps so far
     steps: Sequence[int]  # indices of the steps
@@ -408,7 +408,8 @@ class LoopBackward:
 
 
 class QueryEnds(NamedTuple):
-    """Tapes of the queries before and after a step, with the same running statistics."""
+    """Recorded forward passes (tapes) of the queries before and after a step, with the same running
+    statistics."""
 
     before: Tape
     after: Tape

@@ -33,7 +33,8 @@ from ntkexp.shapes import Weights
 from ntkexp.text import counted
 
 SUM_EPS = 1e3  # eps: relative rounding error of a batch gradient summed in another order
-NOISE_MULTIPLE = 64  # largest rounding error, relative to the effect of noise of one eps
+# largest rounding error, relative to the effect of noise of one eps in weights and inputs
+NOISE_MULTIPLE = 64
 CAST_EPS = 8  # eps of the lower precision: rounding error of the same sums by other kernels
 # largest distance of two equal factors or norms, in units of the error bound of each
 EQUAL_BOUNDS = 4

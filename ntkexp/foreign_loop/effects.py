@@ -34,11 +34,12 @@ from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_s
 from ntkexp.report.progress import Announced
 from ntkexp.shapes import Inputs
 
-# --- Backward sweeps over a loop, for the outputs at its queries.
+# --- Backward sweeps over a loop, from the last step to the first, for the outputs at its queries.
 #
-# Queries are handled in chunks, so that their adjoints fit into memory. If the trace is in a
-# folder, the state of the sweep is saved there from time to time. A killed sweep continues from the
-# saved state, with the same result to the bit.
+# Queries are handled in chunks, so that their adjoints (the derivatives of the final outputs with
+# respect to the weights before a step) fit into memory. If the trace is in a folder, the state of
+# the sweep is saved there from time to time. A killed sweep continues from the saved state, with
+# the same result to the bit.
 
 
 SWEEP_SAVE_SECONDS = 60.0
@@ -138,8 +139,8 @@ def sweep_over(
 # --- Effects by sweeps, or by retraining without each example, if this is cheaper.
 #
 # In both cases, `loss=` is compared with every call of the loop, because effects assume that it is
-# a mean. Proof (b) runs at every step of the retrainings. Proof (a) holds for the followed
-# training, which is repeated first.
+# a mean. The optimizer's rule (proof (b)) is checked at every step of the retrainings. The sum of
+# the examples' gradients (proof (a)) is checked for the followed training, which is repeated first.
 
 
 LOG = logging.getLogger("ntkexp.follow")

@@ -1,7 +1,8 @@
 """Per-example gradients Jᵢᵀℓ′ᵢ of a call, at the weights of the call.
 
-If the examples are independent, a tape gives their gradients. If BatchNorm couples the batch, the
-gradient of an example is the gradient of its term of the loss, through the whole batch.
+If the examples are independent, one recorded forward pass (a `Tape`) gives their gradients. If
+BatchNorm couples the batch, the gradient of an example is the gradient of its term of the loss,
+through the whole batch.
 """
 
 from __future__ import annotations

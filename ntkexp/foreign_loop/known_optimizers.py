@@ -1,7 +1,7 @@
 """The rule of an optimizer: the user's rule, or the rule of PyTorch's or another library's class.
 
 The rule of an optimizer is the rule of its class, or of the first base class with a rule. If a
-subclass computes a different step, proof (b) raises at its first step."""
+subclass computes a different step, the check of its first step raises (`rule.RuleProof`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The rules of optimizers from other libraries: Lion, signSGD, LAMB, LARS, and schedule-free ones.
 
 These libraries need not be installed. A rule applies to every class with one of its names, for
-example `timm.optim.Lion`. If a class with this name computes other steps, proof (b) raises at its
-first step.
+example `timm.optim.Lion`. If a class with this name computes other steps, the check of its first
+step raises (`rule.RuleProof`).
 
 The docstrings use the symbols of `torch_rules.py`.
 """

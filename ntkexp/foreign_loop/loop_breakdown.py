@@ -33,7 +33,8 @@ from ntkexp.records.contributions import REMOVAL_FOLDER, Removal
 from ntkexp.removal.between import Pair, TrainingPair
 from ntkexp.removal.retraining import OutputsAt, removal_of, split_change
 
-MAX_ADJOINT_NUMBERS = 2**28 // 12  # elements in one sweep; about 12 such arrays are in memory
+# elements of the adjoints in one backward sweep; about 12 arrays of this size are in memory
+MAX_ADJOINT_NUMBERS = 2**28 // 12
 
 
 def loop_without(

@@ -244,7 +244,7 @@ CACHED_COPIES = 6
 class StepMemory:
     """The largest memory that one step takes."""
 
-    tape: Tape  # tape of the queries
+    tape: Tape  # recorded forward pass of the queries
     rows: int  # largest number of examples in a step
     parameters: int  # number of trained weights
     # number of arrays like the adjoint: 1 for U, or 3 if V and N ⊙ J̄ (`path.backward_sum`) differ

@@ -31,7 +31,8 @@ from ntkexp.stream import stream
 
 OUTPUT_TOLERANCE = 1e3  # eps: relative rounding error of outputs by other kernels
 CAST_TOLERANCE = 8  # eps of the lower precision, under casts
-NOISE_FACTOR = 64.0  # largest rounding error, relative to the effect of noise of one eps
+# largest rounding error, relative to the effect of noise of one eps in weights and inputs
+NOISE_FACTOR = 64.0
 CAST_NOISE_FACTOR = 2.0  # NOISE_FACTOR under casts
 NOISE_REPEATS = 4  # repeated calls, which detect hidden randomness
 

@@ -89,9 +89,10 @@ class Flow(AbstractPlain):
 
     It is the limit of gradient descent for small step sizes, at equal times.
 
-    A training step of size η follows the flow for a time η, in arcs by the method of Dormand &
-    Prince. An arc is accepted if its error is at most `tolerance` times the distance covered so
-    far, this arc included. The length h of the next arc is predicted from the error:
+    A training step of size η follows the flow for a time η. Steps of the method of Dormand & Prince
+    give its path in arcs (`Arc`). An arc is accepted if its error is at most `tolerance` times the
+    distance covered so far, this arc included. The length h of the next arc is predicted from the
+    error:
 
         h ← 0.9 h (allowed/error)^{1/5},  at most 5 times longer, at least 5 times shorter.
     """

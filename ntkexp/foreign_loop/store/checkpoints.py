@@ -119,7 +119,7 @@ def placed_state(
 
 
 def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
-    """Return the optimizer states after the last event before a checkpoint.
+    """Return the optimizer states after the last step of one optimizer before a checkpoint.
 
     They may differ from the states in the checkpoint if a resumed loop began there.
     """

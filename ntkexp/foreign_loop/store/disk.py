@@ -57,7 +57,7 @@ from ntkexp.records.folder import CONFIG, START_WEIGHTS, TRACE_IDENTITY, RunFold
 from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
-SAME_WEIGHTS_EPS = 16  # eps: signatures of the same weights, summed in another order
+SAME_WEIGHTS_EPS = 16  # eps: rounding error of a signature that is summed in another order
 
 
 # --- A resumed loop continues the trace at the step that began with the loop's weights.
@@ -65,7 +65,7 @@ SAME_WEIGHTS_EPS = 16  # eps: signatures of the same weights, summed in another 
 
 @dataclass(frozen=True)
 class PlaceInTrace:
-    """A position in a trace: the numbers of events and steps before it."""
+    """A position in a trace: the numbers of events (steps of one optimizer) and steps before it."""
 
     events: int
     steps: int

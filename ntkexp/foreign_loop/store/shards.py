@@ -136,7 +136,8 @@ def joined_events(shards: Sequence[TraceFolder]) -> list[dict[str, Any]]:
 def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
     """Return the stored events of one process, with complete calls.
 
-    An event stores only the changes of a call since the previous event, so merge them.
+    An event (a step of one optimizer) stores only the changes of a call since the previous event,
+    so merge them.
     """
     shard.refuse_lost()
     if shard.rank == 0:  # only the first process writes checkpoints
