@@ -14,7 +14,8 @@ The command `ntkexp` runs experiments. The library has these functions and class
     lightning.Follow, huggingface.Follow              `follow` as a callback
     bridges.QuandaExplainer, .DattriAttributor        scores of a followed loop for other libraries
 
-J is the Jacobian of the outputs with respect to the weights θ, and J̄ its mean from start to end.
+J is the Jacobian of the outputs with respect to the weights θ. The secant Jacobian J̄ maps the
+change of the weights from start to end to the change of the outputs.
 Functions raise a `Mistake` with a one-line message if an argument is invalid.
 """
 

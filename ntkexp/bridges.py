@@ -32,7 +32,7 @@ from ntkexp.shapes import Inputs
 from ntkexp.text import counted
 
 ROWS_AT_ONCE = 256
-"""Number of rows of a data set that are read at a time."""
+"""Number of rows of a data set to read at once."""
 
 
 @dataclass(frozen=True, eq=False)

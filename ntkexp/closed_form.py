@@ -24,7 +24,7 @@ class AbstractGain(ABC):
 
     @abstractmethod
     def __call__(self, spectrum: Float[Tensor, " mode"]) -> Float[Tensor, " mode"]:
-        """Return g(λ) for non-negative eigenvalues."""
+        """Return the gain g(λ) of each non-negative eigenvalue λ."""
 
     @property
     @abstractmethod
@@ -102,7 +102,7 @@ def singular(eigenvalues: str) -> Mistake:
 
 
 Learned: TypeAlias = Callable[[Tensor], Tensor]
-"""The map B [entry, column] ↦ g(R) B."""
+"""The map B [entry, column] ↦ g(R) B, with the gain g and the kernel matrix with ridge R."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Factor:
     jitter: float
 
     def solve(self, right: Float[Tensor, "entry column"]) -> Float[Tensor, "entry column"]:
-        """Return (R + jitter)⁻¹ B."""
+        """Return (R + jitter)⁻¹ B for the matrix B = `right`."""
         return torch.cholesky_solve(right, self.lower)
 
 
@@ -430,7 +430,7 @@ def probabilities(
     for c in classes:
         others = [d for d in classes if d != c]
         gaps = scaled_means[:, [c]] - scaled_means[:, others]
-        # Π_{d≠c} Φ(z + gap) at every node z
+        # Π_{d≠c} Φ(z + gap) at every quadrature point z
         products = torch.special.log_ndtr(nodes[:, None, None] + gaps).sum(2).exp()
         columns.append((weights[:, None] * products).sum(0) / weights.sum())
     chances = torch.stack(columns, 1)

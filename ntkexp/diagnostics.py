@@ -169,13 +169,14 @@ def alignment(left: Float[Tensor, "..."], right: Float[Tensor, "..."]) -> float:
 def label_alignment(
     kernel: Float[Tensor, "train kept train kept_"], targets: Float[Tensor, "train out"]
 ) -> float:
-    """Return the CKA of y yᵀ with the kernel. The kernel is averaged over outputs first."""
+    """Return the alignment (CKA) of the kernel with y yᵀ for the targets y. The kernel is averaged
+    over outputs first."""
     averaged = kernel.diagonal(dim1=1, dim2=3).mean(2)
     return alignment(centred(averaged), centred(targets @ targets.t()))
 
 
 def centred(kernel: Float[Tensor, "train train"]) -> Float[Tensor, "train train"]:
-    """Return H K H with H = 1 − 11ᵀ/M."""
+    """Return the centred kernel H K H with H = 1 − 11ᵀ/M."""
     return kernel - kernel.mean(0, keepdim=True) - kernel.mean(1, keepdim=True) + kernel.mean()
 
 
@@ -183,7 +184,7 @@ def centred(kernel: Float[Tensor, "train train"]) -> Float[Tensor, "train train"
 
 
 KINKED_AT_ZERO = ("relu", "leaky_relu", "abs")
-"""Names on the tape of operations whose only kink is at 0."""
+"""Names of operations whose only kink is at 0, as a tape (a recorded forward pass) stores them."""
 
 
 def pattern(tape: Tape) -> Bool[Tensor, " unit"]:
@@ -334,7 +335,7 @@ def top_share(contributions: Float[Tensor, "query out train"], k: int) -> float:
 def coefficients(
     kernel: Float[Tensor, "query out train out_"], contributions: Float[Tensor, "query out train"]
 ) -> dict[str, float]:
-    """Return `coefficient_variation` and `left_out`: how much aᵢ(x) depends on the query x."""
+    """Return `coefficient_variation` and `left_out`, the dependence of aᵢ(x) on the query x."""
     pair_blocks = kernel.transpose(1, 2)  # [query, train, out, out_]
     outputs = pair_blocks.shape[2]
     sizes = smallest_singular_values(pair_blocks)

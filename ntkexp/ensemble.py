@@ -255,7 +255,7 @@ class EnsembleTraining:
 # width would be many standard errors.
 
 
-LEAST_DEVIATION = 0.1  # minimum σ of a compared point, relative to its value before training
+LEAST_DEVIATION = 0.1  # minimum deviation σ at a compared point, relative to σ before training
 SIMULATED_ENSEMBLES = 999  # so the resolution of p-values is 0.001
 REJECTION_LEVEL = 0.05  # smaller p-values reject the process
 NUMBERS_AT_ONCE = 1 << 21  # numbers in one batch of simulated ensembles
@@ -336,7 +336,7 @@ class Reference:
     def where(self) -> Int[Tensor, " kept"]:
         """The indices of the compared points.
 
-        Points with NaN are included, so the result is NaN.
+        Points with NaN are included, so that the comparison returns NaN.
         """
         theory = self.process.theory
         pinned = theory.deviation <= LEAST_DEVIATION * theory.before
@@ -344,12 +344,13 @@ class Reference:
 
     @cached_property
     def correlation(self) -> Float[Tensor, "kept kept"]:
-        """The correlation C(x, x′)/σ(x)σ(x′)."""
+        """The correlation of the process between points, C(x, x′)/σ(x)σ(x′)."""
         scale = 1 / self.process.theory.deviation[self.where]
         return self.process.theory.covariance[self.where][:, self.where] * scale * scale[:, None]
 
     def errors(self, outputs: Float[Tensor, "network point"]) -> Float[Tensor, "network kept"]:
-        """Return (f(x) − μ(x))/σ(x) for each network f."""
+        """Return the error of each network f in standard deviations of the process:
+        (f(x) − μ(x))/σ(x)."""
         theory = self.process.theory
         return (outputs[:, self.where] - theory.mean[self.where]) / theory.deviation[self.where]
 

@@ -26,11 +26,11 @@ class AbstractLoss(Component):
     """A loss: its value, its output gradient ∂ℓ/∂f, and the bound max ℓ″ of its curvature."""
 
     curvature: ClassVar[float]
-    """max ℓ″, which determines the largest stable step size."""
+    """The bound max ℓ″ of the second derivative, which determines the largest stable step size."""
     smooth: ClassVar[bool] = True
-    """True if ℓ′ is continuous."""
+    """True if the derivative ℓ′ of the loss is continuous."""
     is_quadratic: ClassVar[bool] = False
-    """True if ℓ = ½ curvature ‖f − y‖². Gradient flow then has a closed form."""
+    """True if the loss is ½ curvature ‖f − y‖². Gradient flow then has a closed form."""
     reduction: Literal["mean", "sum"] = "mean"
 
     @abstractmethod
@@ -53,18 +53,19 @@ class AbstractLoss(Component):
     def value(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, " example"]:
-        """Return ℓ(f, y), summed over outputs."""
+        """Return the loss ℓ(f, y) of each example, summed over outputs."""
 
     @abstractmethod
     def output_gradient(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, "example out"]:
-        """Return ∂ℓ/∂f."""
+        """Return the output gradient ∂ℓ/∂f of each example."""
 
     def log_probability(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, " example"]:
-        """Return log p(y). Raise if the loss defines no distribution over the classes."""
+        """Return the log-probability of the class of each example. Raise if the loss defines no
+        distribution over the classes."""
         raise Mistake(
             f"loss={self.option} makes no probabilities of outputs; use loss=cross_entropy or "
             "logistic, or another measure, such as margin"

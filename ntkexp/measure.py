@@ -32,12 +32,13 @@ class Objective(Protocol):
     def value(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, " example"]:
-        """Return ℓ(f, y)."""
+        """Return the loss ℓ(f, y) of each example."""
 
     def log_probability(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, " example"]:
-        """Return log p(y), or raise a `Mistake` if the loss defines no probabilities."""
+        """Return the log-probability of the class of each example, or raise a `Mistake` if the loss
+        defines no probabilities."""
 
 
 class AbstractMeasure(Component):
@@ -84,7 +85,7 @@ class AbstractNumber(AbstractMeasure):
         outputs: Float[Tensor, "example out"],
         targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
-        """Return g(f, y)."""
+        """Return the measure g(f, y) of each example."""
 
 
 class Loss(AbstractNumber):
@@ -196,7 +197,7 @@ class MeasuredOutputs:
     def __call__(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, "example 1"]:
-        """Return g(f, y) as a column, [example, 1]."""
+        """Return the measure g(f, y) as a column, [example, 1]."""
         return self.measure.values(self.objective, outputs, targets)[:, None]
 
     def slopes(

@@ -8,7 +8,7 @@ that solves the problem.
 >>> with_advice(NoPlace("the disk is full; choose another place"))
 'the disk is full; choose another place with --out'
 
-`options` returns the options with which a command can be repeated.
+`options` returns the options that repeat a command.
 
 >>> options(Path("outputs"), ["net.py"], Path("mine")), options(Path("there"))
 (['--trust=net.py', '--config-dir=mine'], ['--out=there'])

@@ -85,7 +85,7 @@ def component_class(
     try:
         kind = getattr(module, name)
     except AttributeError as error:
-        # the error of a lazy package already names the nearest class
+        # a package that loads its classes lazily raises an error that names the nearest class
         hint = "" if module_name in LAZY_PACKAGES else nearest(name, dir(module))
         raise Mistake(f"{given}: {error}{hint}") from None
     if not (isinstance(kind, type) and issubclass(kind, base) and can_be_built(kind)):

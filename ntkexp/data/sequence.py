@@ -310,7 +310,7 @@ def examples_of_phase(source: AbstractSource, generator: torch.Generator, number
     try:
         return source.examples(copy if source.seed is None else examples_stream(source.seed))
     except Mistake as mistake:
-        if type(mistake) is not Mistake:  # keep subclasses, to which the command line adds advice
+        if type(mistake) is not Mistake:  # the command line adds advice to subclasses
             raise
         raise Mistake(f"data.phases, phase {number}: {mistake}") from mistake
 

@@ -34,7 +34,7 @@ class AbstractSynthetic(AbstractSource):
 class Circle(AbstractSynthetic):
     """Points on the unit circle, with a sum of waves as the target.
 
-    Regression; `frequencies` are the k.
+    Regression; `frequencies` are the numbers k of waves around the circle.
 
         x = (cos a, sin a),  a uniform in [0, 2π),    y = Σ_k cos(k a) + sin(k a)
 
@@ -108,7 +108,7 @@ class Sphere(AbstractSynthetic):
 
 
 def hermite(z: Float[Tensor, " example"], degree: int) -> list[Float[Tensor, " example"]]:
-    """Return h_0(z) … h_degree(z)."""
+    """Return the normalised Hermite polynomials h_0(z) … h_degree(z)."""
     values = [torch.ones_like(z), z]
     for k in range(1, degree):
         values.append((z * values[k] - sqrt(k) * values[k - 1]) / sqrt(k + 1))

@@ -67,7 +67,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Warned:
-    """An event: a job has given a warning, and continues. `work` collects these events for
+    """An event: a job has given a warning, and continues. `work` stores the warning in
     `Ended.warnings`.
     """
 

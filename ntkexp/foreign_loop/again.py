@@ -38,7 +38,8 @@ Again: TypeAlias = Callable[[], object]
 
 @dataclass
 class AlteredLoop:
-    """The weights of the examples in a loop that runs again, and the traces of its `follow`s."""
+    """The weights of the examples in a loop that runs again, and the traces that its calls of
+    `follow` have recorded."""
 
     weighing: Weighing
     place: Path | None  # folder for the steps, or None if they are not stored
@@ -74,14 +75,16 @@ def trained_again(again: Again, weighing: Weighing, place: Path | None = None) -
     return altered.traces[0]
 
 
-# --- Comparison of both loops.
+# --- Comparison of the loop that runs again with the followed loop.
 #
 # The second loop must begin at the same weights and use the same examples at the same steps. If all
 # examples have weight 1, it must end at the same weights. The function prints and writes its own
 # output in every run.
 
 
-REPEAT_TOLERANCE = 0.01  # largest distance of an unchanged rerun, relative to removals' effects
+# largest distance between the outputs of both loops with all weights 1, relative to the effects of
+# removals
+REPEAT_TOLERANCE = 0.01
 GROUPS_SEED = 0  # seed of the random groups that are left out in retrainings
 
 
@@ -159,8 +162,8 @@ class LoopAgain(AbstractRetraining):
     def doubts(
         self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
     ) -> list[str]:
-        """Raise if the unchanged loop does not end at the same outputs. Otherwise return an empty
-        list."""
+        """Raise if the second loop with all weights 1 does not end at the same outputs. Otherwise
+        return an empty list."""
         changed = float(changes.square().sum((1, 2)).mean().sqrt())
         end = self.flat.vector(self.trace.steps.end)
         gap = float((repeated - self.at(end)).norm())

@@ -135,7 +135,7 @@ def moves(weight: Tensor) -> bool:
 
 
 def refuse_short(name: str, weight: Tensor) -> None:
-    """Raise for trained weights in half precision, which is too coarse for the proofs of a step.
+    """Raise for trained weights in half precision, which is too coarse to check a step.
 
     >>> refuse_short("a", torch.ones(1)), refuse_short("b", torch.ones(1, dtype=torch.bfloat16))
     Traceback (most recent call last):
@@ -160,7 +160,7 @@ def unwrapped_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Return the optimizers inside the wrappers of accelerate and Lightning.
 
-    If a wrapper computes a different step, proof (b) raises at its first step.
+    If a wrapper computes a different step, the check of its first step raises (`rule.RuleProof`).
 
     >>> from types import SimpleNamespace
     >>> sgd = torch.optim.SGD([torch.ones(1, requires_grad=True)])
@@ -406,7 +406,7 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
     try:
         reader.checks.faithful_owners(tape)
     except Unfaithful:
-        return  # allowed: the secant explains the values, and training uses the gradients
+        return  # allowed: the secant explains the outputs, although their gradients are surrogates
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error
 

@@ -7,7 +7,7 @@ step to the first.
 the linear steps of the optimizers, the per-example gradients Jᵢᵀℓ′ᵢ of the recorded calls, and the
 factor c between the gradient of the examples and the gradient that the optimizer used (clipping, a
 scaled loss). Jᵢ is the Jacobian of example i at the weights of its call. The three proofs of each
-step run at the same time."""
+step (see `foreign_loop`) run at the same time."""
 
 from __future__ import annotations
 
@@ -55,13 +55,14 @@ class LoopBackward:
     reader: Reader
     calls: CallReaders
     queries: Inputs
-    later: Tape  # tape of the queries, at the end of the next step to add
+    later: Tape  # recorded forward pass of the queries, at the end of the next step to add
     places: Mapping[str, int]  # index of each example
     added: LoopSums  # sums over the steps so far
     steps: Sequence[int]  # indices of the steps
     sum: BackwardSum = field(default_factory=BackwardSum)  # recursion, after the steps so far
-    multiplied: Factors = field(default_factory=Factors)  # factors c of the steps so far
-    divided: set[str] = field(default_factory=set)  # parameters that a step so far normalizes
+    multiplied: Factors = field(default_factory=Factors)  # proof (a): factors c of the steps so far
+    # parameters whose gradient a step so far divides by a denominator, as Adam does
+    divided: set[str] = field(default_factory=set)
     jumping: dict[int, str] = field(default_factory=dict)  # reason for a jump, by step
 
     def over(
@@ -105,7 +106,8 @@ class LoopBackward:
         ends = self.query_ends(step, end, steps)
         secant, jumped = self.secants(step, ends)
 
-        # U ← S ⊙ J̄ + β U,  V = α U + N ⊙ J̄,  and the inner products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩, −⟨V, e⟩
+        # adjoints U ← S ⊙ J̄ + β U and V = α U + N ⊙ J̄, with the symbols of `rule.py`, and the inner
+        # products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩ and −⟨V, e⟩
         right = StepRows(step, calls, self.calls.buffer_bytes)
         back = BackwardStep(
             start=step.start,
@@ -383,8 +385,8 @@ class LoopBackward:
         self.added.closing.find_parameter(adjoint, examples, step.with_grad, like)
 
     def add_earlier_momentum(self, step: FollowedStep) -> None:
-        """Add −⟨βU, m⟩, the effect of momentum from before the followed steps. No followed example
-        caused it."""
+        """Add −⟨βU, m⟩, the effect of the momentum m from before the followed steps, with the
+        adjoint U. No followed example caused it."""
         if step.remembered and self.sum.adjoint is not None:
             momentum = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
             for name, m in step.remembered.items():
@@ -406,14 +408,16 @@ class LoopBackward:
 
 
 class QueryEnds(NamedTuple):
-    """Tapes of the queries before and after a step, with the same running statistics."""
+    """Recorded forward passes (tapes) of the queries before and after a step, with the same running
+    statistics."""
 
     before: Tape
     after: Tape
 
 
 def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weights:
-    """Return Σᵢ Jᵢᵀℓ′ᵢ over the calls of a step, for the parameters with a gradient."""
+    """Return the sum of the gradients of all examples of a step, for the parameters with a
+    gradient."""
     gradient: Weights = {}
     for call in calls:
         total = call.total(step.start)
@@ -443,9 +447,9 @@ def credit_of_examples(
 ) -> Weights:
     """Return 0 for elements whose gradient is only a rounding error, and 1 for all others.
 
-    Only the parameters in `divided` are examined, which this step or a later one normalizes by past
-    gradients, because momentum carries rounding errors to later steps. Parameters without such
-    elements are omitted.
+    Only the parameters in `divided` are examined, whose gradient this step or a later one divides
+    by a denominator. (Momentum carries rounding errors to later steps.) Parameters without elements
+    of credit 0 are omitted.
     """
     consumed = {name: step.gradient[name] for name in step.with_grad if name in divided}
     if not consumed:
@@ -480,7 +484,7 @@ def credit_of_examples(
 
 
 class StepRows:
-    """The gradients that are multiplied by V, as rows in this order:
+    """The gradients that are multiplied by the adjoint V, as rows in this order:
 
     1. one for each example of the calls,
     2. one for all calls whose batches BatchNorm couples, if there are any,
@@ -504,7 +508,7 @@ class StepRows:
         self.first_position = self.examples + len(batch)
 
     def terms(self, terms: StepTerms, *, coupling_is_rounding: bool) -> LoopTerms:
-        """Return contributions and coupling, from the inner products of V with these rows.
+        """Return contributions and coupling, from the inner products `terms` of V with these rows.
 
         The gradients of single examples may not add up to the gradient of a coupled batch. With
         `coupling_is_rounding` the gap is added to `rounding`, because each gradient was computed
@@ -525,7 +529,7 @@ class StepRows:
         return LoopTerms(contributions, terms.decay, terms.rounding, gap)
 
     def position_kernel(self, terms: StepTerms) -> Float[Tensor, "query out row"]:
-        """Return the inner products of V with the rows of positions, which are the last rows."""
+        """Return the inner products of the adjoint V with the rows of positions, the last rows."""
         return terms.kernel[:, :, self.first_position :].squeeze(3)
 
 

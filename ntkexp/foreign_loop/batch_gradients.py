@@ -43,17 +43,17 @@ from ntkexp.text import short
 
 MAX_COTANGENTS = 64  # number of cotangents in one backward pass; more are no faster
 SPLIT_ROWS = 32  # number of rows in one part of a batch of independent examples
-TERM_SUM_TOLERANCE = 1e3  # eps: largest distance of Σᵢ gᵢ from the gradient, relative to its norm
+TERM_SUM_TOLERANCE = 1e3  # eps: largest relative distance of Σᵢ gᵢ from the batch gradient
 
 
 # --- The gradient of each example's term, through the whole batch.
 
 
 class CountedBytes(DispatchMode):
-    """Counts the bytes of all results that have memory of their own.
+    """A mode that counts the bytes of all results of operations, except views.
 
-    A graph saves no other new tensors for the backward pass. Hooks for saved tensors would count
-    more exactly, but torch.func does not support them.
+    This bounds the bytes that autograd saves for the backward pass. Hooks for saved tensors would
+    count more exactly, but torch.func does not support them.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class TermGradients(Sequence[Jacobian]):
     """
 
     coupled: CoupledOutputs
-    output_gradient: Float[Tensor, "example ..."]  # ℓ′
+    output_gradient: Float[Tensor, "example ..."]  # ℓ′ = ∂L/∂f
     buffer_bytes: float
     stored: dict[int, Jacobian] = field(default_factory=dict)
     total: Weights = field(default_factory=dict)  # Σᵢ gᵢ of the first `summed` groups
@@ -190,7 +190,7 @@ class TermGradients(Sequence[Jacobian]):
         return Jacobian(blocks, len(gradients[0]), 1)
 
     def refuse_other_sum(self, whole: Weights, step: int) -> None:
-        """Raise if Σᵢ gᵢ is not `whole`, the gradient of the batch."""
+        """Raise if the examples' gradients gᵢ do not add up to `whole`, the gradient of the batch."""
         ours = torch.cat([self.total[name].detach().flatten() for name in whole])
         theirs = torch.cat([whole[name].detach().flatten() for name in whole])
         gap = float((ours - theirs).norm())
@@ -248,7 +248,7 @@ class SplitGradients(TermGradients):
                     terms = rows[:, None] * block.rows.flatten(1)
                     gap[block.name] = gap[block.name] - terms.sum(0).view_as(gap[block.name])
                     square += float(terms.square().sum())
-        except Exception as error:  # any error of the user's function, for rows without the others
+        except Exception as error:  # the user's function may fail if it receives only some rows
             if is_out_of_memory(error):
                 raise
             return False
@@ -261,8 +261,8 @@ class SplitGradients(TermGradients):
 
 
 class FixedStatistics(TorchFunctionMode):
-    """Replaces the batch statistics in `batch_norm` by the constants `given`, (mean, variance) of
-    one layer after another. Without `given`, it records the batch statistics.
+    """A mode that replaces the batch statistics in `batch_norm` by the constants `given`: (mean,
+    variance) of one layer after another. Without `given`, it records the batch statistics.
 
     >>> x = torch.tensor([[1.0], [3.0]])
     >>> with FixedStatistics() as recording:
@@ -298,7 +298,7 @@ class FixedStatistics(TorchFunctionMode):
 
 
 CONSTANTS = "statistics of the batch"
-"""The prefix of the constants' names among the weights."""
+"""The prefix of the names of batch means and variances, which `at_constants` adds to the weights."""
 
 
 def at_constants(function: Function) -> Function:

@@ -294,7 +294,7 @@ class Circumstances:
 class SeveralOutputs:
     """The outputs of a call, and the gradients that reached their aliases."""
 
-    followed: str  # the name of the followed output, if it is one of these
+    followed: str  # the name of the followed output, if the call returned it
     shapes: dict[str, tuple[int, ...]]
     signatures: dict[str, Float[Tensor, "example row"]]
     gradients: dict[str, Float[Tensor, "example number"]] = field(default_factory=dict)
@@ -321,19 +321,23 @@ class ModelCall:
     given_names: tuple[str, ...] | None = None  # names of the examples by `ids=`
     how: Circumstances = field(default_factory=Circumstances)
     gradient: Float[Tensor, "example out"] | None = None  # ∂L/∂f, after backward
-    joined: dict[str, tuple[int, ...]] = field(default_factory=dict)  # outputs of f, if several
+    # the shapes of the outputs that f concatenates, by name, if several outputs have a gradient
+    joined: dict[str, tuple[int, ...]] = field(default_factory=dict)
     backward: int = -1  # the id of the latest backward pass that reached the outputs
-    passes: int = 0  # number of backward passes so far, also of those whose gradient was dropped
+    passes: int = 0  # number of backward passes so far, even if their gradients were dropped
     signed: Float[Tensor, "example row"] | None = None  # signature (random projection) of f
     shape: tuple[int, ...] = ()  # shape of the followed output
-    statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the call
-    sums_of_loss: tuple[Tensor, Tensor] | None = None  # Σℓ and Σm, for a log
+    # BatchNorm's running statistics, before and after the call
+    statistics: tuple[Weights, Weights] | None = None
+    # sums over the examples for a log: of the losses, and of the weights in the mean
+    sums_of_loss: tuple[Tensor, Tensor] | None = None
     # outputs with a gradient, but without a row for each example
     other_outputs: list[str] = field(default_factory=list)
-    several: SeveralOutputs | None = None  # while the loop runs
+    several: SeveralOutputs | None = None  # all outputs of the call, while the loop runs
     losses: LossFunction | None = None  # the function of `trace.losses`
     is_differentiated: bool = False  # a backward pass of its step had create_graph=True
-    weights: Weights | None = None  # the weights that are not those before step `at`, as in SAM
+    # the weights that the loop had moved before the call, as in SAM, if any
+    weights: Weights | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -381,8 +385,7 @@ class ModelCall:
     def consumed(self) -> ModelCall:
         """Return a copy of the call with the output gradient that the optimizer step used.
 
-        It is the gradient of the followed output, or of all outputs that received one,
-        concatenated.
+        If several outputs received a gradient, their gradients are concatenated.
         """
         call = copy(self)
         call.several = None

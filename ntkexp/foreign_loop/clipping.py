@@ -12,7 +12,7 @@ single element, a factor always exists. In this case c must equal the factor of 
 clipped together with it, or be a power of two, or lead to the clipping norm or the clipping value of
 other steps.
 
-Clipping by value multiplies each element by a factor of its own. See `value_clipping`."""
+Clipping by value multiplies each element by a different factor. See `value_clipping`."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ from ntkexp.shapes import Weights
 from ntkexp.text import counted
 
 SUM_EPS = 1e3  # eps: relative rounding error of a batch gradient summed in another order
-NOISE_MULTIPLE = 64  # largest rounding error, relative to the effect of noise of one eps
+# largest rounding error, relative to the effect of noise of one eps in weights and inputs
+NOISE_MULTIPLE = 64
 CAST_EPS = 8  # eps of the lower precision: rounding error of the same sums by other kernels
 # largest distance of two equal factors or norms, in units of the error bound of each
 EQUAL_BOUNDS = 4
-MAX_MEAN = 1000  # the largest n of a mean
-RESOLVED_BOUNDS = 0.05  # largest distance of equal norms of single elements, in error bounds
+MAX_MEAN = 1000  # the largest number n of terms in a mean
+# largest distance of two equal norms, in error bounds, for gradients with a single nonzero element
+RESOLVED_BOUNDS = 0.05
 COMMON_SHARE = 0.1  # smallest fraction of a parameter's steps that share a norm or scale
 WHAT_ADDED = "was a term added to the loss, or a gradient changed by hand?"
 ASK_LOSSES = (
@@ -86,9 +88,9 @@ class FactorFit:
     used."""
 
     factors: Mapping[str, float]
-    missed: float  # relative distance, of all gradients together or of the worst parameter
+    missed: float  # relative distance of the gradients, together or for the worst parameter
     failing: tuple[str, ...] = ()  # parameters that no factor explains, the worst first
-    moved: Weights = field(default_factory=dict)  # measured rounding error of g, if needed
+    moved: Weights = field(default_factory=dict)  # rounding error of the replayed g, if measured
 
     @property
     def explains(self) -> bool:
@@ -157,8 +159,8 @@ def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
 
 
 def cancels(found: Weights, consumed: Weights, factor: float, bound: float, noise: Weights) -> bool:
-    """True if the distance of two gradients is, for every parameter, a rounding error of terms that
-    cancel."""
+    """True if rounding of terms that cancel explains, for every parameter, the distance of two
+    gradients."""
     for name, part in consumed.items():
         missed = float((factor * found[name] - part).norm())
         rounding = (
@@ -392,8 +394,8 @@ class Factors:
             )
         ]
 
-        # if the parameters have an unexplained factor in one step only, it is clipping: the
-        # gradients have the same direction
+        # an unexplained factor below 1 is accepted as clipping if its parameters have no other in
+        # the loop, because the gradients have the same direction
         times = Counter(name for each in left for name in each.names)
         for each in sorted(left, key=lambda each: each.step):
             once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
@@ -422,9 +424,9 @@ class Factors:
     def refuse_lone_elements(self) -> None:
         """Raise if a step reduced one element only, to a value that no other step has.
 
-        If several elements are equal to one bound, or if several steps have the same bound, then
-        this is clipping. One element may be smaller for any reason. If this happens in one step
-        only, it is clipping: no other element of the gradient is larger.
+        It is clipping if several elements equal the bound, or if several steps have the same bound.
+        A single element may be smaller for any other reason. If only one step of the loop was
+        clipped, accept it, because no other element of the gradient is larger than the bound.
         """
         for one in self.clipped_values:
             others = [other for other in self.clipped_values if other is not one]
@@ -439,7 +441,7 @@ class Factors:
 def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
     """Yield the entries whose factor occurs in several steps, up to a power of two.
 
-    For gradients with a single nonzero element, it must occur in almost all steps.
+    The factor of a gradient with a single nonzero element must occur in almost all steps.
     """
     for single, fair in ((False, COMMON_SHARE), (True, 1 - COMMON_SHARE)):
         ordered = sorted(

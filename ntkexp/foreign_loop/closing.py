@@ -7,7 +7,8 @@
     + Σ_s ‖J̄_s Δθ_s − Δf_s‖                   error of the secant of each step, proof (c)
     + 64 eps Σ|parts|                         rounding of the parts, at most 1 % of the change
 
-Otherwise an error is raised. The check also reports how strongly the contributions cancel,
+J̄_s is the secant Jacobian of step s at the queries, and the parts are the terms on the left side.
+If the check fails, an error is raised. It also reports how strongly the contributions cancel,
 Σ|c| / |Σc|, and the parameter that causes it. If they cancel strongly, they still add up in double
 precision, but a single contribution means little."""
 
@@ -44,7 +45,7 @@ MAGNITUDES_AT_ONCE = 2**18  # elements whose absolute values are stored at once 
 class Closing:
     """The result of the final check. Norms are over queries and outputs."""
 
-    missed: float  # ‖Σ parts − change‖
+    missed: float  # error of the sum, ‖Σ parts − change‖
     tolerance: float
     change: float  # ‖f_T − f_0‖
     cancellation: float  # Σ|contributions| / |Σ contributions|
@@ -100,10 +101,10 @@ class ClosingSums:
     """Sums over the steps for the final check. They stay on the device until the end."""
 
     mass: Float[Tensor, "query out"]  # Σ|parts| of all steps
-    unclosed: Float[Tensor, ""]  # Σ_s ‖J̄Δθ − Δf‖
-    noise: Float[Tensor, ""]  # Σ_s ‖J̄ (eps θ ⊙ ±1)‖
+    unclosed: Float[Tensor, ""]  # errors of the secants, Σ_s ‖J̄Δθ − Δf‖
+    noise: Float[Tensor, ""]  # effects of rounded weights, Σ_s ‖J̄ (eps θ ⊙ ±1)‖
     signs: Weights = field(default_factory=dict)  # ±1, drawn once for each parameter
-    heaviest: float = 0.0  # the largest Σ|parts| of a step that cancels
+    heaviest: float = 0.0  # the largest Σ|parts| of a single step whose parts cancel
     parameter: str = ""
 
     @classmethod
@@ -166,8 +167,8 @@ class ClosingSums:
         """Find the parameter with more than half of the magnitude of a step's contributions.
 
         Args:
-            adjoint: the left factor of the contributions.
-            right: the gradients of the examples.
+            adjoint: the left factor V of the contributions −⟨V, gᵢ⟩.
+            right: the gradients gᵢ of the examples.
             names: parameters to compare.
             like: tensor with the shape of the outputs.
         """

@@ -34,11 +34,12 @@ from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_s
 from ntkexp.report.progress import Announced
 from ntkexp.shapes import Inputs
 
-# --- Backward sweeps over a loop, for the outputs at its queries.
+# --- Backward sweeps over a loop, from the last step to the first, for the outputs at its queries.
 #
-# Queries are handled in chunks, so that their adjoints fit into memory. If the trace is in a
-# folder, the state of the sweep is saved there from time to time. A killed sweep continues from the
-# saved state, with the same result to the bit.
+# Queries are handled in chunks, so that their adjoints (the derivatives of the final outputs with
+# respect to the weights before a step) fit into memory. If the trace is in a folder, the state of
+# the sweep is saved there from time to time. A killed sweep continues from the saved state, with
+# the same result to the bit.
 
 
 SWEEP_SAVE_SECONDS = 60.0
@@ -63,8 +64,8 @@ class FollowedSweep:
                 self.training.norm = state["norm"]
         kept_at, announced = time.monotonic(), None
         for done, whole in self.sweep.steps_back():
-            # count from the first step of this process, because a continued sweep took its earlier
-            # steps in another process
+            # estimate the time from the steps of this process only, because a continued sweep took
+            # its earlier steps in another process
             announced = announced or Announced(
                 "ntkexp: the sweep for effects", 1 + whole - done, self.progress
             )
@@ -79,9 +80,7 @@ class FollowedSweep:
 
     @cached_property
     def of(self) -> Mapping[str, object]:
-        """The identity of the sweep. A saved state belongs to this sweep if both identities are
-        equal.
-        """
+        """The identity of the sweep. A saved state is continued only if it has the same identity."""
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
         asked = ["sweeps", self.training.length, self.sweep.chunk, self.sweep.mean, self.sweep.kind]
@@ -105,7 +104,7 @@ def sweep_over(
     mean: MeanName,
     progress: AbstractProgress,
 ) -> FollowedSweep:
-    """Return sweeps for all outputs at the queries of a trace, before their first step."""
+    """Return backward sweeps for all outputs at the queries of a trace, with no step taken yet."""
     flat, end = training.flat, training.end
 
     def outputs(weights: Tensor, query: Inputs) -> Tensor:
@@ -140,14 +139,14 @@ def sweep_over(
 # --- Effects by sweeps, or by retraining without each example, if this is cheaper.
 #
 # In both cases, `loss=` is compared with every call of the loop, because effects assume that it is
-# a mean. Proof (b) runs at every step of the retrainings. Proof (a) holds for the followed
-# training, which is repeated first.
+# a mean. The optimizer's rule (proof (b)) is checked at every step of the retrainings. The sum of
+# the examples' gradients (proof (a)) is checked for the followed training, which is repeated first.
 
 
 LOG = logging.getLogger("ntkexp.follow")
 OUTPUTS_PER_TRAINING = 2
-"""A sweep for this many outputs costs about as much as one training. The measured number is 0.7 for
-wide networks, and up to 5.5 for others."""
+"""A backward sweep for this many outputs costs about as much as one training. The measured number is
+0.7 for wide networks, and up to 5.5 for others."""
 UNCHECKED = (
     "effects were not checked against trainings without examples; give again=, a function that "
     "trains again"

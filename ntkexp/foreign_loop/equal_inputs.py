@@ -42,7 +42,8 @@ class RepeatedInputs:
 
     used: Counter[str] = field(default_factory=Counter)  # number of uses of every digest
     together: set[str] = field(default_factory=set)  # digests that occur repeatedly in one call
-    differing: set[str] = field(default_factory=set)  # the same, with different ∂L/∂f
+    # digests that occur repeatedly in one call, with different ∂L/∂f
+    differing: set[str] = field(default_factory=set)
     classes: dict[str, int] = field(default_factory=dict)  # the first label that ∂L/∂f shows
     # digests whose ∂L/∂f showed two or more different class labels
     other_classes: set[str] = field(default_factory=set)

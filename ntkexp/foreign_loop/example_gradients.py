@@ -1,7 +1,8 @@
 """Per-example gradients Jᵢᵀℓ′ᵢ of a call, at the weights of the call.
 
-If the examples are independent, a tape gives their gradients. If BatchNorm couples the batch, the
-gradient of an example is the gradient of its term of the loss, through the whole batch.
+If the examples are independent, one recorded forward pass (a `Tape`) gives their gradients. If
+BatchNorm couples the batch, the gradient of an example is the gradient of its term of the loss,
+through the whole batch.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class CallReaders:
     coupling: set[int] = field(default_factory=set)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
-        """Replay a call at these weights. Return Jᵢᵀℓ′ᵢ of every example, and the outputs."""
+        """Replay a call at these weights. Return the gradient Jᵢᵀℓ′ᵢ of every example, and the
+        outputs."""
         if call.gradient is None:
             raise ValueError("a call without a gradient")
         function = self.called.at(call)
@@ -159,7 +161,8 @@ class CallGradients:
 
     features: Sequence[Jacobian]  # one for each group of examples
     replayed: Replayed
-    whole: Weights | None = None  # gradient of a coupled batch, which may not be the sum
+    # gradient of a coupled batch, which may differ from the sum of the examples' gradients
+    whole: Weights | None = None
     by_position: PositionGradients | None = None
 
     @property

@@ -124,7 +124,8 @@ def part_of_batch(batch: Inputs, count: int, where: slice) -> Inputs:
     return map_tensors(part, batch)
 
 
-# --- In a folder. Rows are stored once for each example, and the function by its name.
+# --- The stored form of a call in a folder. Each example's rows are stored once, and the function
+# by its name.
 
 
 def name_of(function: LossFunction) -> str:
@@ -137,7 +138,7 @@ def name_of(function: LossFunction) -> str:
 
 
 def hold_function(functions: dict[str, LossFunction], function: LossFunction) -> None:
-    """Add a function to `functions`. Raise if another one has its name."""
+    """Add a function to `functions`. Raise if another function there has the same name."""
     name = name_of(function)
     if functions.setdefault(name, function) is not function:
         raise Mistake(
@@ -184,7 +185,7 @@ def restored_batch(content: Mapping[str, Any], rows: Sequence[Tensor]) -> Batch:
 
 
 class LossModule(nn.Module):
-    """The model, followed by the user's function, as a module."""
+    """A module that applies the user's function to the model and the batch."""
 
     def __init__(self, model: nn.Module, function: LossFunction) -> None:
         super().__init__()

@@ -54,10 +54,8 @@ class FirstStepProof:
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:
-        """Raise if the queries' number of axes differs from the loop's inputs, and the outputs too.
-
-        In this case the queries may lack the batch axis. Different lengths of axes are allowed. A
-        different number of axes is allowed if the model returns as many outputs per example.
+        """Raise if queries and inputs of the loop differ in their number of axes, and the outputs
+        per example differ in number too. The queries then probably lack the batch axis.
         """
         if call.losses is not None:  # its inputs need not be those of the model
             return

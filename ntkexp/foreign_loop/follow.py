@@ -284,7 +284,7 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
     yield
     watch.catch_up()
 
-    # f_T, unless tensors were changed after the last step, which no step explains
+    # f_T, except if tensors were changed after the last step, because no step explains the change
     last = {**named_tensors(trace.module), **watch.latest.weights, **watch.statistics.at_step}
     if all(
         same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last

@@ -48,7 +48,7 @@ from ntkexp.text import several
 # --- Adam's moments after every step of a loop, computed from the first step to the last: m, v, and
 # the largest v so far for AMSGrad.
 #
-# The rows are in an unnamed temporary file, which the system deletes when it is closed.
+# They are stored in an unnamed temporary file, which the system deletes when it is closed.
 
 
 ADAM_PARTS = ("mean", "latest", "largest")
@@ -144,7 +144,8 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 
 
 # --- The mean that a loop computes. Let mᵢ be the count of example i in the mean: 1, its class
-# weight, or its number of tokens. The trace shows only κ, the factor of each example of a call.
+# weight, or its number of tokens. The trace shows only the loss factor κ of each call, with
+# ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ.
 #
 # Without example i, a mean divides by Σm − mᵢ instead of Σm. This is known only if κ Σm is the same
 # at every call, up to the scale of a GradScaler. Unless `loss=` returns m, all examples of a call
@@ -174,8 +175,8 @@ def consumed_share(share: CallShare, after: TakenBatch, before: TakenBatch) -> C
 
 @dataclass
 class MeanTaken:
-    """The value of κ Σm for each kind of count ("examples", "counts", …) on which all calls
-    agree."""
+    """The loss factor κ times Σm, for each kind of count m ("examples", "counts", …) on which all
+    calls agree."""
 
     first: tuple[int, CallShare] | None = None
     means: dict[str, float] = field(default_factory=dict)
@@ -194,7 +195,7 @@ class MeanTaken:
                 self.compare(step, share, agreed)
 
     def agreed(self, step: int, share: CallShare) -> dict[str, float]:
-        """Return κ Σm of a call, for those kinds of count whose value agrees with earlier calls."""
+        """Return κ Σm of a call (see above), for each kind of count that agrees with earlier calls."""
         assert self.first is not None
         means = means_of(share)
         tolerance = share.tolerance + self.first[1].tolerance
@@ -243,7 +244,7 @@ class MeanTaken:
 
 
 def means_of(share: CallShare) -> dict[str, float]:
-    """Return κ Σm of a call for each kind of count."""
+    """Return the loss factor κ of a call, times Σm for each kind of count m."""
     means = {"examples": share.factor * share.examples}
     if share.counts is not None:
         return means | {"counts": share.factor * float(share.counts.sum())}
@@ -254,7 +255,8 @@ def means_of(share: CallShare) -> dict[str, float]:
 
 
 def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
-    """Raise if the loss is a sum: κ is 1, or the same in two calls with different total counts."""
+    """Raise if the loss is a sum: its factor κ is 1, or the same in two calls with different total
+    counts."""
     sizes = [
         float(share.examples if share.counts is None else share.counts.sum())
         for share in (one, other)
@@ -376,7 +378,7 @@ class FollowedTraining(AbstractTrajectory):
         return step
 
     def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, CallShare]:
-        """Return the examples of a call, and κ of its loss."""
+        """Return the examples of a call, and the factor κ of its loss."""
         if call.weights is not None:
             raise Mistake(
                 f"step {step.index}: it used gradients at weights that the loop had moved before "
@@ -456,8 +458,8 @@ class FollowedTraining(AbstractTrajectory):
     def factor(
         self, index: int, g: Tensor, consumed: Tensor, replayed: Callable[[float], Tensor]
     ) -> tuple[float, float]:
-        """Return the factor c between g and the gradient that the optimizer used, and its relative
-        rounding error.
+        """Return the factor c between the replayed gradient g and the gradient that the optimizer
+        used, and the relative rounding error of c.
 
         If terms of g cancel, the rounding error is measured from `replayed`, which returns the
         gradient of a multiple of the loss.
@@ -477,7 +479,8 @@ class FollowedTraining(AbstractTrajectory):
         return factor, rounding
 
     def same_norm(self, index: int, factor: float, size: float) -> float:
-        """Return the norm that the gradient was clipped to, or raise if it was not clipped."""
+        """Return the clipping norm of a step. Raise if the factor is not below 1, or if an earlier
+        step was clipped to another norm."""
         multiplied = (
             f"step {index}: the gradient was multiplied with {factor:.4g}, which is not a power of "
             "two"

@@ -2,7 +2,7 @@
 
 `copy.deepcopy`, `pickle`, `torch.save` and new processes copy a module together with its hooks. A
 copy is not part of the followed loop, and may be loaded in a program without this package. So
-`FollowHook` does nothing on a copy:
+`FollowHook` works only on the followed object and its shallow copies:
 
     the same object, in this process     the hook works
     a shallow copy (`copy.copy`)         the hook works, because parameters are shared
@@ -28,7 +28,7 @@ FOLLOWING: WeakSet[FollowHook] = WeakSet()
 
 
 class FollowHook:
-    """A hook that passes the events of `owner`, a module or an optimizer, to `react`.
+    """A hook of `owner`, a module or an optimizer. If torch calls it, it calls `react`.
 
     >>> from copy import deepcopy
     >>> net, events = torch.nn.Linear(1, 1), []
@@ -83,9 +83,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 
 # --- Hooks on the gradients of outputs.
 #
-# Some models compute their loss from an output, and under autocast a library then casts the output
-# before it returns it. The gradient reaches the tensor before this cast, but not the returned
-# output, so the hook must be on the tensor before the cast.
+# Some models compute their loss from an output inside `forward`. Under autocast, a library may then
+# cast this output before it is returned. The gradient of the loss reaches the tensor before the
+# cast, but not the returned output, so the hook must be on the tensor before the cast.
 
 
 CAST_NODE = "ToCopyBackward0"

@@ -1,7 +1,7 @@
 """The rule of an optimizer: the user's rule, or the rule of PyTorch's or another library's class.
 
 The rule of an optimizer is the rule of its class, or of the first base class with a rule. If a
-subclass computes a different step, proof (b) raises at its first step."""
+subclass computes a different step, the check of its first step raises (`rule.RuleProof`)."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ NOT_LINEAR = {
 def known_optimizer(
     optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOptimizerRule] = ()
 ) -> KnownOptimizer:
-    """Return the rule of an optimizer, from the user's `rules` or PyTorch's. Raise if there is
-    none."""
+    """Return the rule of an optimizer: one of the user's `rules`, or the rule of its class in
+    PyTorch or another library. Raise if there is none."""
     kind = type(optimizer)
     where = f"{kind.__module__}.{kind.__qualname__}"
     if any(group.get("differentiable") for group in optimizer.param_groups):
@@ -118,7 +118,7 @@ def known_optimizer(
 
 
 def applies(rule: AbstractOptimizerRule, kind: type) -> bool:
-    """True if a rule is for a class, which rules of other libraries know by name."""
+    """True if a rule is for a class. Rules for other libraries compare the name of the class."""
     if kind in rule.kinds:
         return True
     is_by_name = isinstance(rule, AbstractLibraryRule) and kind.__name__ in rule.class_names

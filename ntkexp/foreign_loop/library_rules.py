@@ -1,8 +1,8 @@
 """The rules of optimizers from other libraries: Lion, signSGD, LAMB, LARS, and schedule-free ones.
 
 These libraries need not be installed. A rule applies to every class with one of its names, for
-example `timm.optim.Lion`. If a class with this name computes other steps, proof (b) raises at its
-first step.
+example `timm.optim.Lion`. If a class with this name computes other steps, the check of its first
+step raises (`rule.RuleProof`).
 
 The docstrings use the symbols of `torch_rules.py`.
 """
@@ -117,14 +117,14 @@ def sign_denominator(direction: Tensor, rate: float) -> tuple[Tensor, Tensor | N
 
 
 def caution(update: Tensor, gradient: Tensor) -> Tensor:
-    """Return the factors of a cautious update: 0 where the gradient has the other sign, and one number
-    elsewhere, so that their mean is 1."""
+    """Return the factors of a cautious update: 0 where update and gradient differ in sign, and one
+    number elsewhere, so that the mean of the factors is 1."""
     mask = (update * gradient > 0).to(update.dtype)
     return mask / mask.mean().clamp(min=LEAST_CAUTION)
 
 
 def decay_rate(group: Entries) -> float:
-    """Return η, or η²/η_max for timm's corrected weight decay."""
+    """Return the rate that multiplies weight decay: η, or η²/η_max for timm's corrected decay."""
     rate = float(group["lr"])
     if group.get("corrected_weight_decay"):
         return rate**2 / float(group["max_lr_snapshot"])
@@ -240,7 +240,7 @@ class LARSRule(AbstractLibraryRule):
         )
 
     def of_all(self, group: Entries, taken: StepInput) -> tuple[float, float]:
-        """Return r and λ as in timm."""
+        """Return the trust ratio r and the decay λ as in timm."""
         decay = float(group["weight_decay"])
         if not decay and not group.get("always_adapt"):
             return 1.0, 0.0
@@ -255,7 +255,7 @@ class LARSRule(AbstractLibraryRule):
         return ratio, decay
 
     def of_matrices(self, group: Entries, taken: StepInput) -> tuple[float, float]:
-        """Return r and λ as in MoCo v3."""
+        """Return the trust ratio r and the decay λ as in MoCo v3."""
         if taken.weight.dim() <= 1:
             return 1.0, 0.0
         decay = float(group["weight_decay"])
@@ -267,7 +267,7 @@ class LARSRule(AbstractLibraryRule):
 
 
 def trust_coefficient(group: Entries) -> float:
-    """Return κ, which libraries name differently."""
+    """Return the trust coefficient κ, which libraries name differently."""
     name = "trust_coeff" if "trust_coeff" in group else "trust_coefficient"
     return float(group[name])
 
@@ -303,7 +303,7 @@ class ScheduleFreeRule(AbstractLibraryRule):
         momentum = float(group["momentum"] if "momentum" in group else group["betas"][0])
         decay = float(group["weight_decay"])
 
-        # n, and λn
+        # the denominator n, and λn
         inverse: Tensor | float = 1.0
         l2: Tensor | float = decay
         if "exp_avg_sq" in state:

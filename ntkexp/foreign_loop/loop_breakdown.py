@@ -33,7 +33,8 @@ from ntkexp.records.contributions import REMOVAL_FOLDER, Removal
 from ntkexp.removal.between import Pair, TrainingPair
 from ntkexp.removal.retraining import OutputsAt, removal_of, split_change
 
-MAX_ADJOINT_NUMBERS = 2**28 // 12  # elements in one sweep; about 12 such arrays are in memory
+# elements of the adjoints in one backward sweep; about 12 arrays of this size are in memory
+MAX_ADJOINT_NUMBERS = 2**28 // 12
 
 
 def loop_without(
@@ -63,7 +64,7 @@ def loop_without(
             second_place = Path(folder) / "trace"
             pair, first = trained_twice(files, again, Weighing(mean=mean), group, second_place)
 
-            # each sweep handles as many queries as fit into memory
+            # split the queries into sweeps that fit into memory
             flat = pair.first.flat
             queries = [partial(outputs_at, first, flat, point) for point in points]
             outs = len(queries[0](pair.first.end))

@@ -40,14 +40,15 @@ class StepProofs(NamedTuple):
     gradient_factor: float  # (a) smallest factor c of all parameters
     gradient_error: float  # (a) relative distance of c g from the gradient that the optimizer used
     rule_error: float  # (b) relative distance of the weights from the optimizer's update rule
-    closure: float  # (c) ‖J̄Δθ − Δf‖/‖Δf‖
+    closure: float  # (c) relative error of the secant, ‖J̄Δθ − Δf‖/‖Δf‖
     casts_error: float  # norm of the gradient error by casts, relative to the optimizer's gradient
 
 
 class LoopTerms(NamedTuple):
     """The terms of one step, summed over all parameters or over one component."""
 
-    contributions: Float[Tensor, "query out row"]  # −⟨V, c Jᵢᵀℓ′ᵢ⟩ for each row of the calls
+    # −⟨V, c Jᵢᵀℓ′ᵢ⟩ for each row i of the calls, with the adjoint V of the step (`attribution`)
+    contributions: Float[Tensor, "query out row"]
     decay: Float[Tensor, "query out"]
     rounding: Float[Tensor, "query out"]  # effect of rounding errors in gradients, and of casts
     coupling: Float[Tensor, "query out"]  # effect of examples on one another in BatchNorm
@@ -232,8 +233,8 @@ MAX_HALF_BY_NUMBERS = 2**27
 """`half_by` is computed if it needs at most this many numbers (1 GB)."""
 
 PRODUCT_COPIES = 5
-"""The number of arrays of inner products ⟨V, J⟩ that exist at once in a step: for one parameter,
-their sum, a multiple, its negative, and a temporary one."""
+"""The number of arrays of inner products ⟨V, J⟩ that exist at once in a step: the products of one
+parameter, their sum over parameters, a multiple of the sum, its negative, and a temporary array."""
 
 CACHED_COPIES = 6
 """The number of blocks of gradients, of the size of the processor's cache, that exist at once."""
@@ -243,14 +244,15 @@ CACHED_COPIES = 6
 class StepMemory:
     """The largest memory that one step takes."""
 
-    tape: Tape  # tape of the queries
+    tape: Tape  # recorded forward pass of the queries
     rows: int  # largest number of examples in a step
     parameters: int  # number of trained weights
-    adjoints: int  # number of adjoints: 1 for U, or 3 if V and N ⊙ J̄ are computed as well
+    # number of arrays like the adjoint: 1 for U, or 3 if V and N ⊙ J̄ (`path.backward_sum`) differ
+    adjoints: int
 
     @property
     def products(self) -> float:
-        """Bytes of the inner products ⟨V, J⟩ of a step."""
+        """Bytes of the inner products of a step, between the adjoint V and the gradients."""
         outputs = self.tape.outputs
         return float(PRODUCT_COPIES * outputs.numel() * self.rows * outputs.element_size())
 

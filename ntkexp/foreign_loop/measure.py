@@ -57,7 +57,7 @@ class NamedValues(NamedTuple):
 
 @dataclass(frozen=True)
 class QueryCalls:
-    """The calls by which the queries are evaluated."""
+    """The calls that evaluate the queries."""
 
     sizes: tuple[int, ...]  # number of queries of each call
     ids: tuple[str, ...]  # names of all queries
@@ -363,8 +363,8 @@ def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str,
 
 
 # --- The identity of a measure. A trace continues only with a measure of the same name, code and
-# constants. `signatures.OutputsAtEnds` also compares its values at the queries with the values for
-# the user's model.
+# constants. `signatures.OutputsAtEnds` also compares the measure's values at the queries, for the
+# replayed model and for the user's model.
 
 
 def described(measure: Measure) -> str:

@@ -107,7 +107,8 @@ class CalledModule:
 
     def at(self, call: ModelCall) -> Function:
         """Return the module as a function under the circumstances of a call, with the running
-        statistics from before the call. For a call of `trace.losses`, return the losses."""
+        statistics from before the call. For a call of `trace.losses`, the function returns the
+        losses."""
         if call.losses is not None:
             return self.losses_at(call, call.losses)
         before: Weights = {} if call.statistics is None else call.statistics[0]
@@ -229,10 +230,10 @@ class CalledModule:
         begun: Sequence[Weights],
         on_outputs: Callable[[Float[Tensor, "example ..."]], object] | None = None,
     ) -> Weights:
-        """Return Σ Jᵀℓ′ over some calls, by autograd.
+        """Return the gradient Σ Jᵀℓ′ of some calls, by autograd.
 
         Args:
-            calls: recorded calls, with ℓ′ = ∂L/∂f.
+            calls: recorded calls, with the output gradients ℓ′ = ∂L/∂f.
             begun: weights of each call.
             on_outputs: function that is called with the outputs of each replayed call.
         """
@@ -291,12 +292,11 @@ class CalledModule:
             torch.autograd.backward(outputs, gradients, inputs=leaves)
 
     def noise(self, calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Weights:
-        """Return the change of the gradient under relative noise of one eps in weights, inputs and
-        ℓ′.
+        """Estimate the rounding error of a gradient whose terms cancel: return its change under
+        relative noise of one eps in weights, inputs and ∂L/∂f.
 
-        It estimates the rounding error of a gradient whose terms cancel. The result is empty if
-        there is no such estimate: under casts, because they round in large steps, and for functions
-        with hidden randomness.
+        The result is empty under casts, which round in large steps, and for functions with hidden
+        randomness.
         """
         if any(self.is_cast(call.how) for call in calls):
             return {}

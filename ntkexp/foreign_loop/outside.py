@@ -151,7 +151,8 @@ def refuse_other_weights(step: int, name: str, own: Tensor, now: Tensor | None) 
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by their first names, in one pass over the layers."""
+    """Return parameters and buffers by name, in one pass over the layers. Use the first name of a
+    shared tensor."""
     parameters: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
     known = set[int]()
@@ -188,7 +189,7 @@ class LatestWeights:
     weights: Weights = field(default_factory=dict)
     writes: dict[str, int] = field(default_factory=dict)  # `_version` after the latest step
     spare: Weights = field(default_factory=dict)  # buffers to reuse, because allocation is slow
-    # the allowed change of each weight between steps, by rounding, for some optimizers
+    # the largest change of a weight by rounding if the loop moves it and back between steps
     rounding_of_swaps: Callable[[str], Tensor | None] = lambda _: None
     strangers: dict[str, str] = field(default_factory=dict)  # unfollowed optimizer, by parameter
 
@@ -302,7 +303,7 @@ KEPT_BYTES = 2**28  # largest allocation whose memory the process keeps after it
 MMAP_THRESHOLD = -3  # option of mallopt
 TRIM_THRESHOLD = -1  # option of mallopt
 GLIBC_MAXIMA = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}  # limits of glibc's dynamic values
-KEEPING: list[int] = []  # not empty inside `memory_kept`, whose nested uses do nothing
+KEEPING: list[int] = []  # not empty inside `memory_kept`, so that nested uses do nothing
 
 
 @contextmanager

@@ -58,8 +58,8 @@ class Positions:
 def positions_of(
     steps: Iterable[Sequence[ModelCall]], couples: Callable[[ModelCall], bool]
 ) -> Positions:
-    """Find the axis of positions from the calls of all steps. Raise if the signs show no axis, or
-    both.
+    """Find the axis of positions from the calls of all steps. Raise if the two signs (see above)
+    show no axis, or both axes.
 
     `couples` returns True if BatchNorm couples the examples of a call.
     """
@@ -231,12 +231,12 @@ class LoopPositions:
         calls: Sequence[tuple[PositionGradients, Int[Tensor, " _"]]],
         kernel: Float[Tensor, "query out row"],
     ) -> None:
-        """Add the contributions of the positions in one step, which are −`kernel`.
+        """Add the contributions of all positions in one step, the negative elements of `kernel`.
 
         Args:
             calls: gradients of each call, and the indices of its examples.
-            kernel: products ⟨V, J_itᵀ ∂L/∂f_it⟩, with a row for each (position, example) pair of
-                each call.
+            kernel: products ⟨V, J_itᵀ ∂L/∂f_it⟩ with the adjoint V of the step, with a row for each
+                (position, example) pair of each call.
         """
         start = 0
         for gradients, places in calls:

@@ -41,7 +41,7 @@ class StepInput(NamedTuple):
     gradient: Tensor  # g
     weight: Tensor  # θ before the step
     times: int  # number of earlier steps of this parameter
-    state: Mapping[str, Any]  # optimizer state before the step, entries named in `needs` only
+    state: Mapping[str, Any]  # optimizer state before the step; only entries in the rule's `needs`
     gradient_norm: float = nan  # ‖g‖ of all parameters of the optimizer, if the rule `reads_norm`
 
 
@@ -105,7 +105,7 @@ class AbstractOptimizerRule(ABC):
     """Keys of the optimizer state whose values before the step the rule needs."""
 
     has_effects: ClassVar[bool] = False
-    """True if the derivative of S's denominator is implemented. Leave-out effects need it."""
+    """True if leave-out effects can differentiate the step, including its denominator."""
 
     reads_norm: ClassVar[bool] = False
     """True if the rule needs the norm of the gradients of all parameters together."""
@@ -144,14 +144,15 @@ class AbstractOptimizerRule(ABC):
         """
 
     def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
-        """Return m after the step, as the optimizer stores it, or None without momentum."""
+        """Return the momentum m after the step, as the optimizer stores it, or None without
+        momentum."""
         return None
 
     def momentum_at(
         self, group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor
     ) -> Tensor | None:
-        """Return m after the step. Override it if m follows from the state and the weights after the
-        step, and `momentum` returns only the part of it in the state."""
+        """Return the momentum m after the step. Override it if m follows from the state and the
+        weights after the step, and `momentum` returns only the part of m in the state."""
         return self.momentum(group, state)
 
     def watched(
@@ -198,7 +199,7 @@ class Signed:
 
 @dataclass(frozen=True)
 class Signatures:
-    """Computes signatures. Stores the vectors r drawn so far, by length, dtype and device."""
+    """Computes signatures. Stores the random vectors r drawn so far, by length, dtype and device."""
 
     numbers: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
@@ -248,7 +249,7 @@ class Signatures:
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Return ‖σ₁ − σ₂‖ / ‖σ₂‖ for the signatures of the same tensors, or ‖σ₁‖ if σ₂ = 0.
+    """Return the relative distance ‖σ₁ − σ₂‖ / ‖σ₂‖ of two signatures, or ‖σ₁‖ if σ₂ = 0.
 
     >>> distance({"w": torch.ones(4)}, {"w": torch.full((4,), 2.0)})
     0.5
@@ -298,8 +299,8 @@ LONG_SUM_DIVISOR = 4  # the rounding error of a long sum is √length/4 eps
 
 
 PendingProof: TypeAlias = Generator[dict[str, Tensor], dict[str, Numbers], float]
-"""The check of one parameter in one step: it yields the signatures that it needs by name, receives
-their values, and returns the relative error."""
+"""A generator that checks one parameter in one step: it yields the signatures that it needs by
+name, receives their values, and returns the relative error."""
 
 
 @dataclass(frozen=True)
@@ -326,8 +327,8 @@ class RuleProof:
     """Proof (b) of all steps. The fields hold the state after the latest step, by parameter."""
 
     signatures: Signatures = field(default_factory=Signatures)
-    weights: dict[str, Numbers] = field(default_factory=dict)  # σ(θ)
-    memory: dict[str, Numbers] = field(default_factory=dict)  # σ(m)
+    weights: dict[str, Numbers] = field(default_factory=dict)  # signature σ(θ) of the weight
+    memory: dict[str, Numbers] = field(default_factory=dict)  # signature σ(m) of the momentum
     made: dict[str, float] = field(default_factory=dict)  # sum of the norms of the terms of m
     moved: dict[str, int] = field(default_factory=dict)  # number of steps
 
@@ -382,7 +383,7 @@ class RuleProof:
             where: parameter and step, for the error message.
             name: name of the parameter.
             step: linear step by the rule.
-            seen: σ(g), and σ(θ) after the step.
+            seen: signatures of the gradient, and of the weight after the step.
             taken: gradient and weight before the step.
             momentum: m that the optimizer stores after the step.
             room: buffer of the parameter's shape. It is free again when this function returns.
@@ -478,7 +479,8 @@ class RuleProof:
     def read_direction(
         self, step: LinearStep, taken: StepInput, momentum: Tensor | None, room: Tensor
     ) -> tuple[float, Tensor]:
-        """Return σ(M(S ⊙ m + N ⊙ p)) as a scalar and a signature, whose product it is.
+        """Return the signature of the update without decay, σ(M(S ⊙ m + N ⊙ p)), as a scalar and a
+        signature to be multiplied by it.
 
         M is the identity unless the step has `mixing`. Without momentum, m = α ⊙ p.
         """
@@ -509,14 +511,14 @@ def norm_of(tensors: Iterable[Tensor]) -> float:
 
 
 def p_of(step: LinearStep, taken: StepInput) -> Tensor:
-    """Return g + λθ."""
+    """Return p = g + λθ, the gradient with L2 decay."""
     if isinstance(step.l2, Tensor):
         return taken.gradient + step.l2 * taken.weight
     return taken.gradient.add(taken.weight, alpha=step.l2) if step.l2 else taken.gradient
 
 
 def signature_of_l2(step: LinearStep, read: Mapping[str, Numbers], before: Numbers) -> Numbers:
-    """Return σ(λθ)."""
+    """Return the signature of the L2 decay λθ."""
     return read["λθ"] if isinstance(step.l2, Tensor) else step.l2 * before
 
 

@@ -1,5 +1,5 @@
 """Write the attribution of a trace as a run folder, which `ntkexp report` and other readers of runs
-can read. The queries are its split `query`.
+can read. The queries are the split `query` of the run.
 
 metrics.csv    a row for each step with its proofs: factor and error of the gradient (a), error of
                the update rule (b), error of the secant (c)
@@ -93,7 +93,7 @@ def write_run(
         if check is not None:
             write_leave_out(path / STORE, check)
 
-        # progress, pictures, and the seal
+        # progress, pictures, and the identity of the results
         files = TraceFolder(folder)
         identity = identity_of(files)
         folder.begin(RESULTS, identity)
@@ -258,7 +258,7 @@ def identity_of(files: TraceFolder) -> str:
     for file in (files.path / START, files.shard / "steps.log"):
         with file.open("rb") as stream:
             stream.seek(-WIDTH, os.SEEK_END)
-            sealing.take(stream.read())  # the seal, a digest of the whole file
+            sealing.take(stream.read())  # the file ends with a digest of the whole file
     return sealing.digest.hex()
 
 

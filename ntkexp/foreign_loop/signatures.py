@@ -31,12 +31,13 @@ from ntkexp.stream import stream
 
 OUTPUT_TOLERANCE = 1e3  # eps: relative rounding error of outputs by other kernels
 CAST_TOLERANCE = 8  # eps of the lower precision, under casts
-NOISE_FACTOR = 64.0  # largest rounding error, relative to the effect of noise of one eps
-CAST_NOISE_FACTOR = 2.0  # the same under casts
+# largest rounding error, relative to the effect of noise of one eps in weights and inputs
+NOISE_FACTOR = 64.0
+CAST_NOISE_FACTOR = 2.0  # NOISE_FACTOR under casts
 NOISE_REPEATS = 4  # repeated calls, which detect hidden randomness
 
 SIGNATURE_VECTORS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
-"""The vectors r drawn so far, by length, dtype and device."""
+"""The random vectors r drawn so far, by length, dtype and device."""
 
 CHANGED = (
     "something changed that is not a tensor (a number in a dict, a class or a global, a hook, a "
@@ -102,9 +103,9 @@ class Replayed:
     def other(self, signed: Float[Tensor, "example row"]) -> float:
         """Compare these outputs with the signature of the loop's outputs.
 
-        Return the relative distance of the signatures, or 0 if it is a rounding error. Rounding
-        errors are bounded relative to the norm of the outputs, or, if terms of the outputs cancel,
-        by a multiple of the effect of noise in weights and inputs.
+        Return the relative distance of the signatures, or 0 if it is a rounding error. The bound on
+        rounding errors is relative to the norm of the outputs. If terms of the outputs cancel, it
+        is a multiple of the effect of noise in weights and inputs.
         """
         norms = [self.outputs.norm()]
         ours = self.signature_like(signed)
@@ -163,10 +164,8 @@ class Replayed:
 
 @dataclass
 class OutputsAtEnds:
-    """Signatures of the outputs of the user's model at the queries, at the start and end of the
-    loop.
-
-    With `measure=`, they are signatures of the measure's values.
+    """Signatures of the user's model's outputs at the queries, at the start and end of the loop, or
+    of the values of the measure with `measure=`.
     """
 
     start: Tensor | None = None
@@ -181,12 +180,12 @@ class OutputsAtEnds:
         *,
         measured: bool = False,
     ) -> None:
-        """Raise unless, at each recorded end, a replayed candidate returns the outputs of the
-        user's model.
+        """Raise unless, at the start and at the end of the loop, a replay returns the outputs of
+        the user's model. Ignore an end without a recorded signature.
 
         Args:
-            began: candidates at the start of the loop.
-            ended: candidates at its end.
+            began: replays at the start of the loop, for example with and without autocast.
+            ended: replays at the end of the loop.
             steps: number of steps before the end.
             measured: True if the values of a measure are compared.
         """
@@ -197,7 +196,7 @@ class OutputsAtEnds:
     def refuse_other(
         self, when: str, signed: Tensor | None, replayed: Sequence[Replayed], *, measured: bool
     ) -> None:
-        """Raise unless one of the replayed candidates has the signature `signed`."""
+        """Raise unless one of the replays has the signature `signed`."""
         if signed is None:
             return
         gap = min(candidate.other(signed) for candidate in replayed)

@@ -30,11 +30,12 @@ class FollowedStep:
     gradient: Weights  # gradient that the optimizer used
     linear: Mapping[str, LinearStep]  # step of every parameter that an optimizer moves
     without_grad: frozenset[str]  # parameters that received no gradient
-    settings: Mapping[str, Mapping[str, Any]]  # settings of groups after it, by parameter
-    rule_error: float  # proof (b): relative distance of the weights after it from the update rule
-    statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the step
+    settings: Mapping[str, Mapping[str, Any]]  # group settings after the step, by parameter
+    rule_error: float  # proof (b): relative distance of the new weights from the update rule
+    # BatchNorm's running statistics, before and after the step
+    statistics: tuple[Weights, Weights] | None = None
     remembered: Weights = field(default_factory=dict)  # momentum from before the followed steps
-    # settings of groups before it, by parameter, if a step of the optimizer changes them
+    # group settings before the step, by parameter, if a step of the optimizer changes them
     settings_before: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exact: bool = True  # False if `start` was replayed, so that its rounding may differ
 
@@ -67,7 +68,7 @@ class FollowedStep:
 
 
 class AbstractSteps(ABC):
-    """The stored steps of a loop, which can be read in both directions."""
+    """The stored steps of a loop, to be read from the first or from the last step."""
 
     same_kernels: bool = False  # True if this process presumably uses the same kernels as the loop
     known: Sequence[KnownOptimizer] = ()  # the optimizers and their rules
@@ -96,7 +97,7 @@ class AbstractSteps(ABC):
 
     @property
     def shared(self) -> str | None:
-        """A parameter that several optimizers moved, or None if there is none."""
+        """The name of a parameter that several optimizers moved, or None if there is none."""
         return None
 
     @property
@@ -168,7 +169,7 @@ class AbstractStore(ABC):
         return True
 
     def hold_function(self, function: LossFunction) -> None:
-        """Hold a function of `trace.losses`, if the store holds only the names of functions."""
+        """Hold a function of `trace.losses` for replays, if steps are stored with its name only."""
         return
 
     def pass_over(self) -> None:
@@ -176,7 +177,7 @@ class AbstractStore(ABC):
         raise ValueError("every step is stored")
 
     def go_on(self, weights: Weights) -> None:
-        """Continue with the next stored step at `weights`, after steps that were not stored."""
+        """Set the weights before the next stored step, after steps that were not stored."""
         raise ValueError("every step is stored")
 
     @abstractmethod
@@ -192,14 +193,14 @@ class AbstractStore(ABC):
     def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         """Store a step of the optimizer with index `which`.
 
-        Copy the tensors that are kept, because the loop may overwrite them. `signed` is not
-        overwritten.
+        Copy the tensors that are kept, because the loop may overwrite them. The signatures `signed`
+        of gradients and weights need no copy.
         """
 
     @abstractmethod
     def end(self, outside: Outside, *, whole: bool) -> None:
-        """End the trace. `whole` is False if the loop was interrupted, perhaps before its first
-        step."""
+        """End the trace. `outside` are the changes after the last step. `whole` is False if the
+        loop was interrupted, perhaps before its first step."""
 
     @abstractmethod
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:

@@ -41,7 +41,8 @@ class StepLog:
     numbers: dict[str, float] = field(default_factory=dict)
 
     def sums_of_loss(self, outputs: Tensor, call: ModelCall) -> tuple[Tensor, Tensor] | None:
-        """Return Σℓᵢ and Σmᵢ of a call, or None if the user gave no `loss=`."""
+        """Return the sum of the losses ℓᵢ of a call, and the sum of the weights mᵢ in the mean.
+        Return None if the user gave no `loss=`."""
         if self.loss is None:
             return None
         with torch.no_grad():

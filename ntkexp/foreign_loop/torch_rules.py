@@ -33,7 +33,7 @@ class AbstractTorchRule(AbstractOptimizerRule):
     −m."""
 
     remembers: ClassVar[str | None] = None
-    """The key of the optimizer state that holds m."""
+    """The key of the optimizer state that holds the momentum m."""
 
     def step(
         self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None = None
@@ -119,7 +119,8 @@ class AdamRule(AbstractTorchRule):
 
 
 class RMSpropRule(AbstractTorchRule):
-    """RMSprop, with n = √v + ε. If `centered`, n = √(v − a²) + ε, where a is the mean gradient.
+    """RMSprop divides by n = √v + ε, where v is the mean square of the gradients. If `centered`,
+    n = √(v − a²) + ε, where a is the mean gradient.
 
     plain       S = η/n
     momentum    S = η,   β = μ,   α = 1/n
@@ -146,8 +147,8 @@ class RMSpropRule(AbstractTorchRule):
 
 
 class AdagradRule(AbstractTorchRule):
-    """Adagrad: S = η/(1 + (t − 1)δ) / (√v + ε), with v the sum of squared gradients, and δ
-    `lr_decay`."""
+    """Adagrad: S = η/(1 + (t − 1)δ) / (√v + ε), with v the sum of squared gradients, and
+    δ = `lr_decay`."""
 
     kinds = (torch.optim.Adagrad,)
 
@@ -430,7 +431,8 @@ class MuonRule(AbstractTorchRule):
 
 
 def newton_schulz(update: Float[Tensor, "row column"], group: Entries) -> Iterator[Tensor]:
-    """Yield ‖u‖, bA + cA² of each iteration, and the last X, in bfloat16 as in PyTorch."""
+    """Orthogonalize u = `update`. Yield ‖u‖, the matrix bA + cA² of each iteration (see `MuonRule`),
+    and the last X, in bfloat16 as in PyTorch."""
     a, b, c = group["ns_coefficients"]
     tall = len(update) > update.shape[1]
     x = update.bfloat16().T if tall else update.bfloat16()

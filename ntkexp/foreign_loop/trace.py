@@ -87,7 +87,7 @@ class Trace:
     folder: RunFolder | None = None
     rank: int = 0  # rank of this process
     budget: MemoryBudget = DEFAULT_MEMORY
-    by: By | None = None  # components by which contributions are split
+    by: By | None = None  # components that split the contributions
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
     measured: MeasuredQueries | None = None  # measure to attribute instead of the outputs
@@ -400,7 +400,7 @@ class Trace:
         )
         self.go_back(back, gallery, progress)
 
-        # the replay must return the user's model's outputs f_0 and f_T
+        # the replay must return the outputs f_0 and f_T that the user's model had
         start = back.later.outputs
         first = numbers_of(steps.statistics(0))
         began = self.replayed(steps.start(0) | first, start)
@@ -457,7 +457,7 @@ class Trace:
             tape,
             rows=self.steps.most_examples(),
             parameters=sum(weight.numel() for weight in self.steps.end.values()),
-            adjoints=3 if forms_v else 1,  # for SGD and Adam, V is a multiple of U
+            adjoints=3 if forms_v else 1,  # for SGD and Adam, the adjoint V is a multiple of U
         )
         examples = len(self.examples)
         return sums_at_zero(step, examples, len(self.steps), self.budget, components, places)
@@ -492,7 +492,7 @@ class Trace:
             # some autocast contexts raise for the model's dtypes
             with torch.no_grad(), plain_kernels(), suppress(RuntimeError):
                 cast = columns(function, weights, self.queries).to(outputs)
-                # `function` measures the effect of noise, so it must be smooth: without casts
+                # `Replayed` measures the effect of noise, so its function must be without casts
                 candidates.append(Replayed(self.function, weights, self.queries, cast, cast_eps))
         return tuple(candidates)
 

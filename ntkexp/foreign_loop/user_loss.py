@@ -34,7 +34,7 @@ LOSS_TOLERANCE = 1e4  # eps: relative distance of gradients by two formulas of t
 ROUNDING_FACTOR = 4  # safety factor on the measured rounding error
 MULTIPLES = (1 / 3, 3 / 7, 1 / 11)  # multiples of the loss; their gradients show rounding errors
 
-FACTOR_PRECISION = 64  # eps: relative error of κ between two nearly equal gradients
+FACTOR_PRECISION = 64  # eps: relative error of the factor κ between two nearly equal gradients
 MEAN_WEIGHT_EPS = 1e-6  # relative rounding error of class weights in float32
 
 
@@ -110,8 +110,8 @@ def failure(name: str, argument: str, outputs: Tensor, error: Exception) -> Mist
 
 
 class CountedTargets(TorchFunctionMode):
-    """Intercepts `cross_entropy` and `nll_loss`, and records the total target weight of each
-    example.
+    """A mode that records the total target weight of each example in `cross_entropy` and
+    `nll_loss`.
 
     The weight of a target is its class weight, and zero for ignored targets. Probabilities as
     targets are not counted, because torch divides their mean by the number of examples.
@@ -162,7 +162,7 @@ class CountedTargets(TorchFunctionMode):
 class CallShare:
     """The loss factor κ of one call, and the weights of its examples in the mean."""
 
-    factor: float  # κ
+    factor: float  # the loss factor κ
     examples: int
     numbers: int  # number of elements of the outputs
     tolerance: float  # relative error of κ
@@ -197,7 +197,7 @@ class CallLoss:
         """Compute the loss factor κ at these network weights. Raise if `loss=` is not the loss of
         the loop.
 
-        `weighing` are the weights by which the recorded gradient was multiplied.
+        `weighing` are the weights of the examples in the recorded gradient.
         """
         with torch.no_grad(), plain_kernels():
             outputs = self.function(weights, self.call.inputs)
@@ -214,7 +214,7 @@ class CallLoss:
                 gradient = gradient * rows
             return gradient.view(-1)
 
-        # κ, and the relative distance between the two gradients
+        # the loss factor κ, and the relative distance between the two gradients
         assert self.call.gradient is not None
         recorded = self.call.gradient.reshape(-1)
         factor, gap = factor_between(slope(1.0), recorded)

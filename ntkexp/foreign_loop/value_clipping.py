@@ -42,9 +42,9 @@ Sign: TypeAlias = Callable[[Weights], Weights]
 
 HALVINGS = 40  # the search covers bounds down to 2^-40 times the largest element
 MAX_ITERATIONS = 100  # of Newton's method for a bound
-STARTS = 4  # starts of Newton's method: the best of the search
-DIGITS = (1, 2, 3, 4, 5, 6, 8, 10, 12)  # of bounds that users type
-NEARLY_ONE = 1 - 1e-6  # the first start is just below the largest element
+STARTS = 4  # Newton's method begins at this many bounds, the best of the search
+DIGITS = (1, 2, 3, 4, 5, 6, 8, 10, 12)  # numbers of digits of bounds that users type
+NEARLY_ONE = 1 - 1e-6  # the search begins at this fraction of the largest element
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ValueClip:
     bound: float
 
     def of(self, gradient: Weights) -> Weights:
-        """Return clamp(s g, −b, b).
+        """Return the clipped gradient clamp(s g, −b, b).
 
         >>> ValueClip(0.5, 1.0).of({"w": torch.tensor([1.0, -4.0])})
         {'w': tensor([ 0.5000, -1.0000])}
@@ -66,7 +66,7 @@ class ValueClip:
         }
 
     def factors(self, gradient: Weights) -> Weights:
-        """Return e = min(1, b / |s g|), which is 1 where g = 0.
+        """Return the factor of each element, e = min(1, b / |s g|), which is 1 where g = 0.
 
         >>> ValueClip(0.5, 1.0).factors({"w": torch.tensor([0.0, 1.0, -4.0])})
         {'w': tensor([1.0000, 1.0000, 0.5000])}
@@ -88,7 +88,7 @@ class GradientFactors:
     clipped: ValueBound | None = None
 
     def before_clipping(self, consumed: Weights) -> Weights:
-        """Return the gradient that the optimizer used, divided by e."""
+        """Return the gradient that the optimizer used, divided by the factors e of elements."""
         return {
             name: part / self.elements[name] if name in self.elements else part
             for name, part in consumed.items()
@@ -126,7 +126,7 @@ def gradient_factors(
     if fit.explains:
         return GradientFactors(fit.factors, fit.missed)
 
-    # all parameters were clipped to one bound, or else those that no single factor explains
+    # try clipping of all parameters to one bound, then of the parameters that no factor explains
     rounding = bound_of(consumed, tolerance)
     for names in (tuple(consumed), fit.failing):
         ours = {name: found[name] for name in names}
@@ -160,7 +160,7 @@ def clip_between(
     if not (bound > 0 and isfinite(bound)):
         return None
 
-    # s from the elements that were not clipped; 1.0 if all elements were clipped
+    # the scale s follows from the elements that were not clipped; 1.0 if all elements were clipped
     least = (1 - rounding) * bound
     unclipped = {name: part.abs() < least for name, part in consumed.items()}
     pairs = [
@@ -180,8 +180,8 @@ def leads_to(
 ) -> bool:
     """True if `consumed` is the gradient `found`, clipped by value.
 
-    Elements that are larger than the bound by more than rounding must be ±b. There must be at least
-    one. (A replay may find b up to rounding, so ±b is not compared bit by bit.)
+    Elements that are larger than the bound b by more than rounding must be ±b. There must be at
+    least one. (A replay may find b up to rounding, so ±b is not compared bit by bit.)
     """
     count = 0
     for name, part in found.items():
@@ -196,7 +196,7 @@ def leads_to(
 
 
 def distance_of(ours: Weights, theirs: Weights) -> float:
-    """Return ‖ours − theirs‖ / ‖theirs‖, over all parameters."""
+    """Return the relative distance ‖ours − theirs‖ / ‖theirs‖, over all parameters."""
     gap = torch.stack([(ours[name] - part).norm() for name, part in theirs.items()]).norm()
     size = torch.stack([part.norm() for part in theirs.values()]).norm()
     return float(gap / size)
@@ -204,7 +204,8 @@ def distance_of(ours: Weights, theirs: Weights) -> float:
 
 # --- The bound from signatures.
 #
-# A replay knows g, and only the signature σ of the gradient that the optimizer used. For κ = b/s,
+# A replay knows the gradient g of the recorded examples, and only the signature σ of the gradient
+# that the optimizer used. Let s be the scale, b the bound, and κ = b/s the threshold for |g|:
 #
 #     σ(clamp(s g, −b, b)) = s σ(g where |g| ≤ κ) + b σ(sign g where |g| > κ)
 #
@@ -215,9 +216,9 @@ def distance_of(ours: Weights, theirs: Weights) -> float:
 
 @dataclass
 class ClipSearch:
-    """Finds the clipping by value whose result has the recorded signatures."""
+    """A search for the clipping by value whose result has the recorded signatures."""
 
-    gradient: Weights  # g
+    gradient: Weights  # gradient g of the recorded examples
     recorded: Weights  # signatures of the gradient that the optimizer used
     sign: Sign
     rounding: float  # bound on the relative rounding error of a gradient
@@ -243,7 +244,7 @@ class ClipSearch:
         return cancels(signature, self.recorded, 1.0, self.rounding, self.moved)
 
     def solved(self, threshold: float) -> ValueClip | None:
-        """Return s and b by Newton's method, which begins at κ = `threshold`."""
+        """Return the scale s and the bound b by Newton's method, which begins at b/s = `threshold`."""
         clip: ValueClip | None = None
         for _ in range(MAX_ITERATIONS):
             clip = self.least_squares(threshold)
@@ -253,13 +254,15 @@ class ClipSearch:
         return clip
 
     def missed(self, threshold: float) -> float:
-        """Return the relative distance of the signatures for κ, with the best scale."""
+        """Return the relative distance of the signatures if |g| is clipped at `threshold`, with the
+        best scale."""
         signature = self.sign(ValueClip(1.0, threshold).of(self.gradient))
         _, missed = factor_of_parts([(signature[name], part) for name, part in self.parts])
         return missed
 
     def least_squares(self, threshold: float) -> ValueClip | None:
-        """Return s and b that fit the signatures best, for fixed sets of clipped elements."""
+        """Return the scale and the bound that fit the signatures best, if the elements with
+        |g| > `threshold` are clipped."""
         inside = {
             name: part.where(part.abs() <= threshold, 0.0) for name, part in self.gradient.items()
         }

@@ -102,7 +102,7 @@ from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
 
-SWAP_EPS = 32  # eps: rounding error of weights that were moved and back
+SWAP_EPS = 32  # eps: rounding error of weights that the loop moved and then moved back
 
 FOLLOWED_OPTIMIZERS: WeakSet[torch.optim.Optimizer] = WeakSet()
 """The optimizers that are followed at the moment."""
@@ -148,19 +148,21 @@ class Watch:
     in_losses: bool = False  # True inside `losses`, where calls of the model are not recorded
     is_differentiated: bool = False  # a backward pass since the latest step had create_graph=True
     consumed_calls: list[ModelCall] = field(default_factory=list)  # calls used by the latest step
-    consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)  # `grad`s it used
+    # `grad` tensors used by the latest step
+    consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)
 
     # steps
     latest: LatestWeights = field(default_factory=LatestWeights)
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
     states_before: dict[str, dict[str, Any]] = field(default_factory=dict)  # entries in rule.needs
-    # of several optimizers: the one that moved each parameter last, and the steps of each
+    # if there are several optimizers: the index of the optimizer that moved each parameter last, and
+    # the number of steps of each parameter by each optimizer
     movers: dict[str, int] = field(default_factory=dict)
     times_moved: dict[tuple[int, str], int] = field(default_factory=dict)
     moved: Weights = field(default_factory=dict)  # weights that the loop moved before a call
-    moved_at: int = -1  # the step of these calls
-    gradients_before: Weights = field(default_factory=dict)  # if steps overwrite gradients
+    moved_at: int = -1  # index of the step after that call
+    gradients_before: Weights = field(default_factory=dict)  # copies, if steps overwrite gradients
     settings_before: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     stepping: set[int] = field(default_factory=set)  # ids of optimizers between the two step hooks
     passed: bool = False  # True if the latest step was not stored
@@ -523,7 +525,8 @@ class Watch:
             call.other_outputs.append(repr(name))
 
     def begin_backward(self, call: ModelCall) -> int:
-        """Drop gradients that the loop has zeroed, and return the id of the backward pass."""
+        """Drop gradients that the loop has zeroed. Return the id of the backward pass that is
+        running."""
         backward = torch._C._current_graph_task_id()
         self.is_differentiated |= torch.is_grad_enabled()
         if all(weight.grad is None or not weight.grad.any() for _, weight in self.parameters):
@@ -565,7 +568,7 @@ class Watch:
         now = [weight.grad for weight in moved if weight.grad is not None]
         consumed = {id(tensor()) for tensor in self.consumed_tensors if tensor() is not None}
         if any(grad.requires_grad or id(grad) in consumed for grad in now):
-            return  # with create_graph=True, sums are new tensors
+            return  # with create_graph=True, accumulated gradients are new tensors, too
         for call in self.consumed_calls:
             call.drop_gradient()
         dropped = {id(call) for call in self.consumed_calls}
@@ -735,7 +738,8 @@ class Watch:
     ) -> None:
         """Forget the momentum of another optimizer that moved a parameter in an earlier stage.
 
-        Raise if optimizers take turns: each would remember gradients from before the other's steps.
+        Raise if optimizers take turns: the momentum of each would contain gradients from before the
+        steps of the other.
         """
         key = (id(optimizer), name)
         times = self.times_moved.get(key, 0)
@@ -778,8 +782,8 @@ class Watch:
             self.catch_up()
 
     def rounding_of_swaps(self, name: str) -> Tensor | None:
-        """Return the largest rounding error of each weight after the loop has moved it and back, or
-        None if it must be the same.
+        """Return the largest rounding error of each element of a weight that the loop has moved and
+        then moved back, or None if the weight must have the same bits.
 
         SAM moves weights before its second gradient. Schedule-free optimizers move them to an average.
         """

@@ -135,8 +135,8 @@ def infinite_kernel(
 def estimate(
     spec: Spec | nn.Module, x1: Tensor, x2: Tensor | None, samples: int, seed: int, memory_gb: float
 ) -> EstimatedKernels:
-    """Estimate E Σ_c f_c(x) f_c(x′)/C and E Σ_c Θ[x, c, x′, c]/C over random networks with C
-    outputs.
+    """Estimate the NNGP kernel E Σ_c f_c(x) f_c(x′)/C and the tangent kernel E Σ_c Θ[x, c, x′, c]/C
+    over random networks with C outputs.
     """
     if not isinstance(samples, int) or not 2 <= samples <= MAX_COUNT:
         raise Mistake(

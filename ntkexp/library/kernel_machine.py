@@ -45,8 +45,8 @@ Form = Literal["matrix", "diagonal", "blocks"]
 
 @dataclass(frozen=True)
 class LearnedMachine:
-    """The result of `fit`: for each matrix K of the kernel, the eigendecomposition (modes) of K and
-    a = g(K + ridge) (y − f_0).
+    """The result of `fit`: for each matrix K of the kernel, the eigendecomposition (modes) of K, and
+    the coefficients a = g(K + ridge) (y − f_0), with the gain g of `KernelMachine`.
     """
 
     x: Any
@@ -161,8 +161,8 @@ class KernelMachine:
         return self
 
     def predict(self, x: Examples) -> Any:
-        """Return f̂(x) in the shape of the targets, or, with `classes`, the label of the largest
-        output.
+        """Return the predictions f̂(x) in the shape of the targets, or, with `classes`, the label of
+        the largest output.
         """
         if not self.classes:
             return self.decision_function(x)
@@ -172,7 +172,8 @@ class KernelMachine:
         return torch.as_tensor(labels) if known.is_tensor else labels
 
     def decision_function(self, x: Examples) -> Any:
-        """Return f̂(x) as [n, C], or as [n] for targets with one axis or for two classes."""
+        """Return the outputs f̂(x) as [n, C], or as [n] for targets with one axis or for two
+        classes."""
         known, outputs = self.outputs(x)
         outputs = outputs[:, 0] if known.is_vector and outputs.shape[1] == 1 else outputs
         return outputs if known.is_tensor else outputs.numpy()
@@ -233,7 +234,7 @@ class KernelMachine:
         return self.fitted
 
     def outputs(self, x: Examples) -> tuple[LearnedMachine, Float[Tensor, "point out"]]:
-        """Return f_0(x) + K(x, X) a."""
+        """Return the result of `fit`, and the outputs f_0(x) + K(x, X) a with its coefficients a."""
         known = self.known()
         width = known.targets.shape[1]
         form, matrices = self.matrices(x, known.x, width)
@@ -272,7 +273,7 @@ class KernelMachine:
         return form, matrices
 
     def outputs_at_start(self, x: Any, count: int, width: int) -> Float[Tensor, "example out"]:
-        """Return f_0."""
+        """Return the outputs f_0(x) before training."""
         if self.start is None:
             return torch.zeros(count, width, dtype=torch.float64)
         with torch.no_grad():

@@ -35,8 +35,8 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class SegmentSide:
-    """Examples with the weights at both ends of a segment, whose secant Jacobians are computed.
-    `closures` collects the error of J̄Δθ = Δf for each Jacobian.
+    """Examples, and the segment of weights for their secant Jacobians. `closures` collects the
+    error of J̄Δθ = Δf for each Jacobian.
     """
 
     reader: Reader
@@ -67,7 +67,7 @@ def secant_kernel(
     outputs: Outputs = "all",
     casts: Casts = "keep",
 ) -> Float[Tensor, "query out train out_"]:
-    """Return K̄(x, x′) = J̄(x) J(x′)ᵀ.
+    """Return the secant kernel K̄(x, x′) = J̄(x) J(x′)ᵀ.
 
     J̄(x) is the secant Jacobian of the segment start → end at the queries: f(x; end) − f(x; start)
     = J̄(x) (end − start). J(x′) is the Jacobian at `start` at the training inputs. Inputs,
@@ -125,11 +125,13 @@ def finite_step_kernel(
     *,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, "query out train out_"]:
-    """Return k̃_η for all outputs, by one gradient step per example of `x2` and output.
+    """Return the change of the outputs at `x1` by one gradient step on each output of each example
+    in `x2`, divided by the step size.
 
-    The module supplies missing weights. Axes of the outputs after the first are flattened.
+    As the step size goes to 0, this kernel tends to the tangent kernel. The module supplies missing
+    weights. Axes of the outputs after the first are flattened.
 
-    For a function that is linear in its weights, it equals the tangent kernel at any step:
+    For a function that is linear in its weights, both kernels are equal at any step size:
 
     >>> line = torch.nn.Linear(1, 1).double()
     >>> x = torch.tensor([[10.0], [-1.0]], dtype=torch.float64)
@@ -223,5 +225,5 @@ def gradients(
 
 
 def moved(weights: Weights, step_size: float, direction: Weights) -> Weights:
-    """Return θ + step_size · direction."""
+    """Return the weights after a step, θ + step_size · direction."""
     return {name: weight + step_size * direction[name] for name, weight in weights.items()}

@@ -199,7 +199,8 @@ def sketched_tangent(
     size: int,
     seed: int,
 ) -> SketchedKernel:
-    """Return the estimate K̂ for the chosen outputs, from `size` random projections."""
+    """Return the estimate K̂ of the tangent kernel of the chosen outputs, from `size` random
+    projections."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
         raise Mistake(
             f"sketch={in_short(size)}: give the number of dimensions that gradients are projected "
@@ -279,7 +280,8 @@ def tangent_kernel(
     sketch: int | None = None,
     seed: int = 0,
 ) -> Float[Tensor, "query *kernel"] | SketchedKernel:
-    """Return K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the parameters that require gradients.
+    """Return the tangent kernel K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the parameters that
+    require gradients.
 
     Inputs are a tensor, a tuple of tensors or a dict of keyword arguments. The first axis of each
     tensor is that of the examples. `weights` replaces some or all parameters of the module. If the

@@ -1,4 +1,11 @@
-"""Optimizers: update rules, and each step as a linear map of gradients."""
+"""Optimizers: update rules, and each step as a linear map of gradients.
+
+Each module imports only from the modules listed before it:
+
+    base       the interface, `LinearStep`, mini-batches
+    descent    gradient descent, SGD, momentum, RMSprop, Adam and AdamW
+    flow       gradient flow
+"""
 
 from typing import TYPE_CHECKING
 

@@ -37,7 +37,7 @@ class Arc:
     length: float
 
     def at(self, position: float) -> Weights:
-        """Return the weights θ(u).
+        """Return the weights θ(u) at u = `position`.
 
         >>> one, zero = {"w": torch.tensor(1.0)}, {"w": torch.tensor(0.0)}
         >>> Arc(zero, (one, one, zero, zero), 1.0).at(0.5)
@@ -91,7 +91,7 @@ class Mixing:
     [[2.0], [1.0]]
     """
 
-    matrix: Float[Tensor, "line line"]  # L
+    matrix: Float[Tensor, "line line"]  # the matrix L
     by_rows: bool = False
 
     def of(
@@ -178,8 +178,8 @@ parameter
 
     @property
     def moves_in_numbers(self) -> tuple[float, float] | None:
-        """The coefficients S and N as numbers, or None if they differ between the weights of the
-        parameter.
+        """The coefficients S (momentum) and N (gradient) as numbers, or None if they differ between
+        the weights of the parameter.
         """
         if self.denominator is not None or self.mixing is not None:
             return None
@@ -189,13 +189,14 @@ parameter
 
     @property
     def moves_momentum_by_number(self) -> bool:
-        """True if S is one number, and nothing divides or mixes it."""
+        """True if the coefficient S of the momentum is one number, and nothing divides or mixes
+        it."""
         is_plain = self.denominator is None and self.mixing is None
         return is_plain and not isinstance(self.momentum_scale, Tensor)
 
     @property
     def moves_by_momentum(self) -> bool:
-        """True if N = 0: the gradient acts only through the momentum m."""
+        """True if the gradient acts only through the momentum m (N = 0)."""
         return not isinstance(self.gradient_scale, Tensor) and self.gradient_scale == 0.0
 
     @property
@@ -248,14 +249,15 @@ class Spread(NamedTuple):
     square ← β₂ square + (1 − β₂)g²; if `largest` (AMSGrad), the largest such value so far.
     """
 
-    second: float  # β₂
+    second: float  # decay β₂ of the mean square
     root: float  # ρ: √(1 − β₂ˢ⁺¹) of Adam, 1 of RMSprop
     eps: float
     largest: bool
 
 
 class Move(NamedTuple):
-    """The weights and the memory after a step, and, for a flow, the arcs of its curved path."""
+    """The weights and the optimizer's memory after a step. For a gradient flow, also the arcs
+    (`Arc`) of its curved path."""
 
     weights: Weights
     memory: Memory
@@ -282,7 +284,7 @@ class AbstractOptimizer(Component):
     """True if weight decay is decoupled from the gradient, as in AdamW."""
 
     flows: ClassVar[bool] = False
-    """True if the weights follow a curve, given by arcs, instead of straight steps."""
+    """True if the weights follow a curve, given by `Arc`s, instead of straight steps."""
 
     copies: ClassVar[int] = 0
     """Copies of the weights that `move` needs, in addition to both ends and the gradient."""

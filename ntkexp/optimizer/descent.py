@@ -108,10 +108,10 @@ class Nesterov(AbstractBatched, AbstractStable):
 
 
 class AbstractAdaptive(AbstractBatched):
-    """Steps that are divided, for each weight, by the root 1/D of a mean of squared gradients.
+    """Steps that are divided, for each weight, by the root of a mean of squared gradients.
 
-    In a recorded run, D is known. Steps are therefore linear in past gradients, and the backward
-    sum is exact.
+    In a recorded run, this divisor is known. Steps are therefore linear in past gradients, and the
+    backward sum is exact.
     """
 
     step_size: PositiveFloat
@@ -172,7 +172,8 @@ class Rmsprop(AbstractAdaptive):
 
 
 class AbstractAdam(AbstractAdaptive):
-    """The step of Adam. As a linear step, S = η/(1 − β₁ˢ⁺¹) D, β = β₁ and α = 1 − β₁."""
+    """The step of Adam. With D as above, the linear step has S = η/(1 − β₁ˢ⁺¹) D, β = β₁ and
+    α = 1 − β₁."""
 
     step_size: PositiveFloat = 1e-3
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (

@@ -64,7 +64,7 @@ def attempt(weights: Weights, slope: Weights, field: VectorField, length: float)
 
 
 def combined(row: Sequence[float], slopes: Sequence[Weights], length: float) -> Weights:
-    """Return h Σ_j row_j k_j, with the length h and the slopes k_j."""
+    """Return the displacement h Σ_j row_j k_j, with the length h and the slopes k_j."""
     total = {name: torch.zeros_like(part) for name, part in slopes[0].items()}
     for coefficient, slope in zip(row, slopes, strict=True):
         for name, part in total.items() if coefficient else ():
@@ -73,7 +73,7 @@ def combined(row: Sequence[float], slopes: Sequence[Weights], length: float) -> 
 
 
 def size(weights: Weights) -> float:
-    """Return ‖θ‖."""
+    """Return the norm of all weights together."""
     return sqrt(sum(float(part.square().sum()) for part in weights.values()))
 
 
@@ -89,9 +89,10 @@ class Flow(AbstractPlain):
 
     It is the limit of gradient descent for small step sizes, at equal times.
 
-    A training step of size η follows the flow for a time η, in arcs by the method of Dormand &
-    Prince. An arc is accepted if its error is at most `tolerance` times the distance covered so
-    far, this arc included. The length h of the next arc is predicted from the error:
+    A training step of size η follows the flow for a time η. Steps of the method of Dormand & Prince
+    give its path in arcs (`Arc`). An arc is accepted if its error is at most `tolerance` times the
+    distance covered so far, this arc included. The length h of the next arc is predicted from the
+    error:
 
         h ← 0.9 h (allowed/error)^{1/5},  at most 5 times longer, at least 5 times shorter.
     """

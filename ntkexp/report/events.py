@@ -1,7 +1,7 @@
 """The TensorBoard events of a finished run, written from its records.
 
     metrics/<column>            measured numbers at each step
-    ladder/<split>/<machine>    relative errors, at the last step
+    ladder/<split>/<machine>    relative errors of kernel machines, at the last step
     plots/<picture>             the pictures of the run, at the last step
 
 The file is written after the run, so it holds each point exactly once, even if the run was

@@ -102,7 +102,7 @@ class Explanation:
 
     @property
     def mass(self) -> float:
-        """Σᵢ |𝒮(x, xᵢ)|"""
+        """The sum of the magnitudes of all contributions, Σᵢ |𝒮(x, xᵢ)|."""
         return sum(abs(part.added) for part in self.parts)
 
     def __repr__(self) -> str:
@@ -247,7 +247,7 @@ def worst_points(run: Run, split: str, count: int) -> list[int]:
 # --- Explanations as tables, and as text for a terminal.
 
 
-MAX_SHOWN_LETTERS = 60  # length to which the text of an example is shortened
+MAX_SHOWN_LETTERS = 60  # longer texts of examples are shortened
 
 
 def tabulate_pieces(explanation: Explanation) -> Table:

@@ -112,9 +112,10 @@ class LaterPhase:
         return np.concatenate([np.isfinite(block).all(axis=(1, 2)) for block in blocks(self.parts)])
 
     def by_example(self, queries: NDArray[np.int64], slope: Array) -> Array:
-        """Return Σₓ g(x) · 𝒮_p(x, xᵢ) over `queries`, [example].
+        """Return the change of the measure due to each example, summed over `queries`:
+        Σₓ g(x) · 𝒮_p(x, xᵢ), [example].
 
-        `slope` holds g(x), [query, out].
+        `slope` holds the derivatives g(x) of the measure, [query, out].
         """
         total = np.zeros(self.parts.shape[2])
         first = 0

@@ -1,11 +1,11 @@
 """Live logs of a run: Weights & Biases, MLflow or TensorBoard.
 
     metrics/<column>            the columns of metrics.csv, at each step
-    ladder/<split>/<machine>    relative errors, at the last step
+    ladder/<split>/<machine>    relative errors of kernel machines, at the last step
 
 The events of a finished run (`events.py`) have the same names and steps. A resumed run continues
 its log; the key of the log is in the checkpoint. The log first receives all steps before the
-checkpoint from metrics.csv, and ignores those that it already has. So each step is logged exactly
+checkpoint from metrics.csv, and ignores steps that it already has. So each step is logged exactly
 once, even if the run was interrupted.
 """
 

@@ -190,7 +190,8 @@ def movement(parts: OutputParts) -> Movement | None:
 
 
 def halfway(run: Run, parts: OutputParts) -> Array:
-    """Return h of each training example as a fraction of the path time, [example].
+    """Return the fraction h of the path time after which half of each example's contribution was
+    added, [example].
 
     Unknown entries are NaN.
     """
@@ -255,8 +256,8 @@ class ComponentPart:
     """The change of an output through the parameters of one component."""
 
     name: str
-    added: float  # Σᵢ 𝒮(x, xᵢ; component)
-    mass: float  # Σᵢ |𝒮(x, xᵢ; component)|
+    added: float  # sum of the examples' contributions, Σᵢ 𝒮(x, xᵢ; component)
+    mass: float  # sum of their magnitudes, Σᵢ |𝒮(x, xᵢ; component)|
     decay: float
     movement: Movement  # `together`, split by steps
 

@@ -1,7 +1,7 @@
 """The list of runs that `ntkexp runs` prints: one line for each run.
 
-Numbers come from the small files of a run: the last row of `metrics.csv`, `results.csv`, the seal
-and the timings. A file that cannot be read leaves its columns empty.
+Numbers come from the small files of a run: the last row of `metrics.csv`, `results.csv`,
+`DONE.json` and the timings. A file that cannot be read leaves its columns empty.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def last_row(path: Path) -> Mapping[str, str]:
 
 
 def number_in(row: Mapping[str, str], *names: str) -> float | None:
-    """Return the number in the first column that has one."""
+    """Return the number in the first of the columns `names` that has a number."""
     for name in names:
         try:
             return float(row[name])
@@ -104,7 +104,7 @@ def frozen_error(path: Path) -> float | None:
 
 
 def last_change(path: Path) -> float:
-    """Return the time when the seal was written, or when the configuration was."""
+    """Return the time when the run was finished, or, if it is unfinished, configured."""
     newest = path / DONE
     return (newest if newest.is_file() else path / CONFIG).stat().st_mtime
 

@@ -159,7 +159,7 @@ class RunJob(AbstractJob):
     trust: tuple[str, ...]
     options: tuple[str, ...] = ()  # options of the `ntkexp train` command that repeats the run
     pictures: bool = True  # draw pictures, which may take longer than a small run
-    log: str | None = None  # the service to which metrics are sent during the run
+    log: str | None = None  # the service that receives metrics during the run
 
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         relay = Relay(name, tell)

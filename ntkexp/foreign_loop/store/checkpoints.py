@@ -90,7 +90,8 @@ def copied_state(state: Mapping[str, Any]) -> dict[str, Any]:
 def states_on(
     states: Sequence[OptimizerState] | None, device: torch.device
 ) -> list[OptimizerState] | None:
-    """Move states to a device, except step counts, which most optimizers store on the CPU."""
+    """Move optimizer states to a device, except step counts, which most optimizers keep on the
+    CPU."""
     if states is None:
         return None
 
@@ -118,7 +119,7 @@ def placed_state(
 
 
 def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
-    """Return the optimizer states after the last event before a checkpoint.
+    """Return the optimizer states after the last step of one optimizer before a checkpoint.
 
     They may differ from the states in the checkpoint if a resumed loop began there.
     """

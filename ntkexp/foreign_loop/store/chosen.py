@@ -234,10 +234,12 @@ class ChosenSteps(AbstractSteps):
 
 
 def share_sentence(attribution: xr.Dataset) -> str:
-    """Return a sentence on the share of the stored steps s in the change, or an empty string if all
-    steps are stored.
+    """Return a sentence on the share of the stored steps in the change of f, or an empty string if
+    all steps are stored.
 
-    share = ⟨Σ_s Δf(s), f_T − f_0⟩ / ‖f_T − f_0‖²        the shares of all steps add up to 1
+    share = ⟨Σ_s Δf(s), f_T − f_0⟩ / ‖f_T − f_0‖²        summed over the stored steps s
+
+    The shares of all steps add up to 1.
     """
     if "share" not in attribution.attrs:
         return ""

@@ -57,7 +57,7 @@ from ntkexp.records.folder import CONFIG, START_WEIGHTS, TRACE_IDENTITY, RunFold
 from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
-SAME_WEIGHTS_EPS = 16  # eps: signatures of the same weights, summed in another order
+SAME_WEIGHTS_EPS = 16  # eps: rounding error of a signature that is summed in another order
 
 
 # --- A resumed loop continues the trace at the step that began with the loop's weights.
@@ -65,7 +65,7 @@ SAME_WEIGHTS_EPS = 16  # eps: signatures of the same weights, summed in another 
 
 @dataclass(frozen=True)
 class PlaceInTrace:
-    """A position in a trace: the numbers of events and steps before it."""
+    """A position in a trace: the numbers of events (steps of one optimizer) and steps before it."""
 
     events: int
     steps: int
@@ -174,8 +174,8 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
     files.log.cut(place.events)
 
 
-# --- Writing: an event after every step, before the next step begins, and a checkpoint every few
-# steps.
+# --- Writing: an event (a step of one optimizer) before the next step begins, and a checkpoint every
+# few steps.
 
 
 @dataclass
@@ -249,7 +249,8 @@ class DiskStore(AbstractStore):
     lock: ExitStack = field(default_factory=ExitStack)
     # for each checkpoint, by its event number: the number of steps before it
     checkpoints: dict[int, int] = field(default_factory=dict)
-    waiting: set[int] = field(default_factory=set)  # optimizers without a step since the last one
+    # indices of the optimizers without a step since the latest checkpoint
+    waiting: set[int] = field(default_factory=set)
     functions: dict[str, LossFunction] = field(default_factory=dict)  # of `trace.losses`, by name
 
     def __post_init__(self) -> None:
@@ -318,8 +319,8 @@ class DiskStore(AbstractStore):
     def continue_at(self, place: PlaceInTrace) -> dict[str, object]:
         """Discard the steps after `place`, because the resumed loop repeats them.
 
-        Return the optimizer states that the trace stores at this position, as an entry "ended" for
-        the next checkpoint. The resumed loop may have other states.
+        Return the optimizer states that the trace stores at this position, as an entry "ended" of
+        the next checkpoint, because the resumed loop may begin with other states.
         """
         self.files.folder.reopen()
         self.files.ended.unlink(missing_ok=True)
@@ -501,7 +502,7 @@ def is_plain_descent(optimizer: torch.optim.Optimizer) -> bool:
 
 @dataclass(frozen=True)
 class LoopOnDisk:
-    """A loop stored in a folder, in the state when it was last read. Implements
+    """A loop stored in a folder, as it was when the folder was last read. Implements
     `files.StoredLoop`."""
 
     files: TraceFolder
@@ -618,7 +619,8 @@ def statistics_on(
 
 
 def weights_on(content: Mapping[str, Any], device: torch.device) -> Weights | None:
-    """Return the weights of a stored call on a device, or None if they are those of its step."""
+    """Return the weights of a stored call on a device, or None if they are the weights before its
+    step."""
     stored = content.get("weights")
     if stored is None:
         return None

@@ -73,7 +73,7 @@ class EndpointStore(AbstractStore):
         self.steps.known = self.known
         self.steps.first = copies
         self.steps.latest = copies
-        self.moved = frozenset(weights)  # so that the next event begins a step
+        self.moved = frozenset(weights)  # so that the next optimizer's step begins a new index
 
     def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         index, self.moved = step_index(step, self.moved, self.count)

@@ -5,7 +5,8 @@
     trace/start.bin          the queries, and the tensors of the model that no optimizer moves
     trace/rows.log           the examples, each stored once
     trace/steps.log          each step: calls, gradients of their outputs, settings, signatures
-    trace/weights/<n>.bin    checkpoints: weights and optimizer states before event n, for some n
+    trace/weights/<n>.bin    checkpoints: weights and optimizer states before some events n (an
+                             event is a step of one optimizer)
     trace/asked.bin          signatures of the user's model's outputs at the queries, at both ends
     trace/ended.bin          the end of the loop
     trace/sweep.bin          the state of a backward sweep for leave-out effects
@@ -96,7 +97,7 @@ class TraceFolder:
 
     @cached_property
     def sealed_for(self) -> str:
-        """The identity of this trace, which all seals include."""
+        """The identity of this trace, which the seals (digests) of all its files include."""
         return seal((self.folder.path / CONFIG).read_bytes()).hex()
 
     @cached_property
@@ -183,7 +184,7 @@ class TraceFolder:
         return read_file(path)
 
     def whole(self, path: Path) -> bool:
-        """Return True if a file exists and has a valid seal."""
+        """Return True if a file exists and ends with the digest of its content."""
         return path.is_file() and is_sealed_for(path, f"{path.name} of {self.sealed_for}")
 
 
@@ -199,7 +200,7 @@ LENGTH_BYTES = 8
 ALIGNMENT = 16  # bytes
 PLAIN_TYPES = (bool, int, float, str, type(None))
 CONTAINERS: Mapping[str, Callable[[list[Any]], Any]] = {"dict": dict, "tuple": tuple}
-"""The container types by name. Containers of other types are read as lists."""
+"""The container types by name. All other containers become lists."""
 
 
 def written(content: object) -> list[bytes | memoryview]:
@@ -382,9 +383,10 @@ def event_of(
     """Return the stored form of step `index` of optimizer number `which`, without its calls.
 
     If all calls were made at the weights of this step, a replay can recompute the gradient, so the
-    event stores only signatures of the gradients of matrices. Gradients of vectors are stored in
-    full, because they are small. Besides, their terms may cancel, as for the last bias under a loss
-    of differences. The result is then a rounding error, which another machine would not reproduce.
+    event stores only signatures (random projections) of the gradients of matrices. Gradients of
+    vectors are stored in full, because they are small, and because their terms may cancel, as for
+    the last bias under a loss of differences. They are then rounding errors, which another machine
+    would not reproduce.
 
     The event does not copy the gradients.
     """

@@ -104,7 +104,8 @@ class MemoryStore(AbstractStore):
     moved: frozenset[str] = frozenset()  # parameters that the latest step has moved so far
     latest: Weights = field(default_factory=dict)
     checkpoint_at: int = 0  # number of steps at the latest checkpoint
-    waiting: set[int] = field(default_factory=set)  # optimizers without a step since then
+    # indices of the optimizers without a step since the latest checkpoint
+    waiting: set[int] = field(default_factory=set)
 
     @property
     def count(self) -> int:

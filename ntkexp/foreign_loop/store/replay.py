@@ -49,10 +49,10 @@ from ntkexp.model.functional import Output
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
 
-MAX_KNOWN_CLIPS = 4  # different clippings by value that are remembered
+MAX_KNOWN_CLIPS = 4  # different clippings by value (scale and bound) that later steps try first
 
 
-# --- One event after another.
+# --- Replay of one event (a step of one optimizer) after another.
 
 
 @dataclass
@@ -201,10 +201,11 @@ class ReplayedLoop:
         fit: FactorFit,
         rounding: float,
     ) -> Weights | None:
-        """Return the gradients that no factor explains, clipped by value, or None.
+        """Clip by value the gradients that no factor explains. Return None if this does not explain
+        the recorded signatures.
 
-        The bound is one of an earlier step, or follows from the recorded signatures. It may be the
-        largest element of a stored gradient.
+        The bound is the bound of an earlier step, or follows from the recorded signatures and the
+        largest elements of the stored gradients.
         """
         search = ClipSearch(
             gradient={name: gradient[name] for name in fit.failing},
@@ -243,7 +244,7 @@ class ReplayedLoop:
                     products[name] = part
             if len(products) == len(gradient):
                 return {name: products[name] for name in gradient}
-        # the loop did not only multiply; this is the gradient up to rounding
+        # no factor gives the recorded bits; return the gradient up to rounding
         return {name: factors[name] * part for name, part in gradient.items()}
 
     # --- The step of the optimizer
@@ -284,7 +285,7 @@ class ReplayedLoop:
     # --- Comparison with the loop
 
     def meet(self, step: int, then: Any) -> float:
-        """Compare weights and momenta with the next checkpoint, `then`.
+        """Compare replayed weights and momenta with the next checkpoint, `then`.
 
         Return the relative distance of the weights. Raise if it is larger than rounding.
         """
@@ -326,7 +327,8 @@ class ReplayedLoop:
         """Raise if the replayed weights differ by more than the rounding error of all events since
         the checkpoint.
 
-        `error` is their relative distance from the recorded weights, and `like` has their dtypes.
+        `error` is the relative distance from the recorded weights, and `like` are tensors with the
+        dtypes of the weights.
         """
         eps = max(torch.finfo(part.dtype).eps for part in like.values())
         if not error <= SUM_EPS * eps * max(1, self.events):
@@ -338,7 +340,7 @@ class ReplayedLoop:
 
 
 def same_signatures(ours: Mapping[str, Tensor], recorded: Mapping[str, Tensor]) -> bool:
-    """Return True if the signatures in `recorded` have the same values as ours."""
+    """Return True if the signatures in `recorded` have the same values as in `ours`."""
     return all(torch.equal(ours[name], signature) for name, signature in recorded.items())
 
 
@@ -360,7 +362,7 @@ def momenta_of(known: KnownOptimizer, states: OptimizerState) -> Weights:
 def residual_of(
     step: LinearStep, step_input: StepInput, momentum: Tensor | None, after: Tensor
 ) -> Tensor:
-    """Return the residual r of a step, where θ₊ = `after` are the weights after it:
+    """Return the residual r of the linear step θ → θ₊ = `after`:
 
     θ₊ = (1 − d)θ − M(S ⊙ m + N ⊙ p) − r
     """
@@ -372,7 +374,8 @@ def residual_of(
     return (1 - step.decoupled_decay) * step_input.weight - change - after
 
 
-# --- The steps of a stored loop. One segment between checkpoints is replayed at a time.
+# --- The steps of a stored loop. One segment (the steps between two checkpoints) is replayed at a
+# time.
 
 
 Segment: TypeAlias = list[tuple[FollowedStep, Weights]]
@@ -532,7 +535,7 @@ class ReplayedSteps(AbstractSteps):
             self.signatures,
             clips=self.clips,
         )
-        # a single event between two checkpoints needs no step of the optimizer
+        # the weights after a single event between two checkpoints are read, not replayed
         is_single = stop - begin == 1 and then is not None and states_at_end(then) is not None
 
         steps = list[FollowedStep]()

@@ -90,7 +90,7 @@ def current_processes() -> Processes:
 
 # --- Shards: the parts of the trace that each process stores.
 #
-#     gradient that the optimizer used = c Σ_ranks Σ_calls Jᵀℓ′
+#     gradient that the optimizer used = c Σ_ranks Σ_calls Jᵀℓ′        with a factor c
 #
 # If gradients are averaged, c = 1/world, which proof (a) finds as a scale. A merged step has the
 # calls of all ranks. The stored signatures show if all processes had the same weights.
@@ -136,7 +136,8 @@ def joined_events(shards: Sequence[TraceFolder]) -> list[dict[str, Any]]:
 def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
     """Return the stored events of one process, with complete calls.
 
-    An event stores only the changes of a call since the previous event, so merge them.
+    An event (a step of one optimizer) stores only the changes of a call since the previous event,
+    so merge them.
     """
     shard.refuse_lost()
     if shard.rank == 0:  # only the first process writes checkpoints

@@ -88,7 +88,7 @@ class Scale:
     b: float = math.inf
 
     def of(self, value: float) -> float:
-        """Return g(value). Values outside the range map to −∞ or ∞."""
+        """Map a value to the real line: return g(value), which is ±∞ outside the range."""
         if math.isinf(self.a):
             return value
         if value <= self.a:
@@ -100,7 +100,7 @@ class Scale:
         return math.log((value - self.a) / (self.b - value))
 
     def slope(self, value: float) -> float:
-        """Return g′(value)."""
+        """Return the derivative g′(value) of the map."""
         if math.isinf(self.a):
             return 1.0
         if math.isinf(self.b):
@@ -108,7 +108,7 @@ class Scale:
         return 1 / (value - self.a) + 1 / (self.b - value)
 
     def inverse(self, scaled: float) -> float:
-        """Return g⁻¹(scaled)."""
+        """Map a number back to the range: return g⁻¹(scaled)."""
         if math.isinf(self.a):
             return scaled
         if math.isinf(self.b):
@@ -170,7 +170,7 @@ class Estimate:
         return Scale(*self.within)
 
     def ends(self, reach: float) -> tuple[float, float]:
-        """Return g⁻¹(g(value) ± g′(value) reach).
+        """Return the ends of an interval on the scale g: g⁻¹(g(value) ± g′(value) reach).
 
         >>> Estimate(1.0, error=1e-17, freedom=1, within=SHARE).high
         1.0
@@ -188,7 +188,7 @@ class Estimate:
         return max(low, self.within[0]), min(high, self.within[1])
 
     def distance_to(self, target: float) -> float:
-        """Return the signed distance (g(target) − g(value))/g′(value).
+        """Return the signed distance to `target` on the scale g: (g(target) − g(value))/g′(value).
 
         >>> near = Estimate(0.9, error=0.05, freedom=9, within=(0, 1))
         >>> [round(near.distance_to(target), 3) for target in (near.ends(0.1)[1], 0.9, 1.0)]
@@ -330,7 +330,8 @@ def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
 
 @cache
 def needed_distances() -> NDArray[np.float64]:
-    """Return the smallest distance/s that m = 1, 2, … repetitions can decide."""
+    """Return the smallest distance, in standard deviations, that m = 1, 2, … repetitions can
+    decide."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import
 
     repetitions = np.arange(2, MAX_REPETITIONS + 1)

@@ -60,7 +60,7 @@ class PowerLaw:
         return self.curvature.covers(0.0) is False and abs(self.curvature.value) > MIN_CURVATURE
 
     def at(self, x: Array) -> Array:
-        """Return A xᵖ."""
+        """Return the values A xᵖ of the law at x."""
         return np.asarray(self.prefactor * x**self.exponent.value)
 
 

@@ -106,7 +106,7 @@ PALETTE = frozenset({
     *("000000", "808080", "d9d9d9", "ffffff", "0072b2", "56b4e9", "009e73", "e69f00"),
     *("d55e00", "cc79a7", "66c5ab", "8a5f00", "f0c566", "b3a800", "999999", "666666"),
 })  # fmt: skip
-"""Colours for which style.css defines another colour in dark mode."""
+"""Colours that style.css replaces in dark mode."""
 
 
 def inline(svg: str, prefix: str, title: str) -> Markup:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from ntkexp.report.plots.style import BLACK, GREY, LEAST, PALE, log_axis, machine_rows, write_beside
 
 STRIP_WIDTH = 0.22  # width of the strip, relative to the log axis
-FEWEST_DECADES = 2  # so that at least two ticks have labels
+FEWEST_DECADES = 2  # least length of the log axis, so that at least two ticks have labels
 
 
 @dataclass(frozen=True)

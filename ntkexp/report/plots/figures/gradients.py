@@ -39,9 +39,9 @@ class Course(NamedTuple):
     """The lengths and inner products of the gradients at two training examples, along the path."""
 
     pair: tuple[int, int]
-    moved: Array  # ‖θ_s − θ_0‖/‖θ_0‖
+    moved: Array  # relative change of the weights, ‖θ_s − θ_0‖/‖θ_0‖
     lengths: Array  # ‖∇f(x)‖ and ‖∇f(x′)‖, [snapshot, 2]
-    kernel: Array  # K_s(x, x′)
+    kernel: Array  # the inner product K_s(x, x′) of the gradients
 
     @property
     def angles(self) -> Array:

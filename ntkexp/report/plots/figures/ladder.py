@@ -23,7 +23,7 @@ def draw(run: Run) -> Figure | None:
     rows = [row for row in rows if math.isfinite(row.relative_error or 0.0)]
     if not rows:
         return None
-    rows.sort(key=lambda row: row.control)  # stable: the order is kept otherwise
+    rows.sort(key=lambda row: row.control)  # controls last; a stable sort keeps the other order
     names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
     exact = {id(row): likeness(row) is Likeness.EXACT for row in rows}
     figure = Figure(figsize=(NARROW, 1.35 + 0.19 * len(names)), layout="constrained")

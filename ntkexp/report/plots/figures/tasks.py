@@ -86,7 +86,7 @@ def lines(axes: Axes, run: Run, measure: str, columns: list[str]) -> None:
 
 
 def switches(run: Run) -> list[int]:
-    """Return the steps at which a phase begins."""
+    """Return the first step of each later phase."""
     return run.metrics.loc[begins_phase(run), "step"].astype(int).tolist()
 
 

@@ -74,10 +74,10 @@ def draw_errors(
 
 
 def level_positions(axes: Axes, levels: list[object]) -> list[float]:
-    """Set up the x axis and return the positions of the levels.
+    """Set up the x axis, and return the positions of the axis values `levels`.
 
     Numbers are drawn to scale. The scale is logarithmic if they are positive and vary more than
-    5-fold. Other levels are evenly spaced.
+    5-fold. Other values are evenly spaced.
     """
     if any(isinstance(level, bool) or not isinstance(level, int | float) for level in levels):
         axes.set_xticks(range(len(levels)), [str(level) for level in levels])
@@ -120,7 +120,7 @@ def errors_title(
 
 
 def geometric_mean(table: pd.DataFrame, axis: str, level: object, column: str) -> float | None:
-    """Return the geometric mean of a column at one level of an axis; None without numbers.
+    """Return the geometric mean of a column at the value `level` of an axis; None without numbers.
 
     >>> table = pd.DataFrame({"width": [1, 1, 2, 3], "error": [1.0, 1.0, 0.0, float("nan")]})
     >>> [geometric_mean(table, "width", level, "error") for level in (1, 2, 3)]
