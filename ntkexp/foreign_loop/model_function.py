@@ -287,8 +287,11 @@ class CalledModule:
                     on_outputs(output.detach())
                 outputs.append(output)
                 gradients.append(call.gradient.reshape(output.shape).to(output.dtype))
-            # with the kernels of the calls; the function of `trace.losses` may reach other leaves
-            leaves = [leaf for leaf in self.module.parameters() if leaf.requires_grad]
+            # The function of `trace.losses` may reach other leaves, which get no gradient. Name the
+            # leaves only then: checkpoints with use_reentrant=True do not allow it.
+            leaves: list[nn.Parameter] | None = None
+            if any(call.losses is not None for call in calls):
+                leaves = [leaf for leaf in self.module.parameters() if leaf.requires_grad]
             torch.autograd.backward(outputs, gradients, inputs=leaves)
 
     def noise(self, calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Weights:

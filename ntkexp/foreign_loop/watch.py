@@ -861,6 +861,9 @@ def is_transformed() -> bool:
     >>> torch.func.vmap(lambda x: x * is_transformed())(torch.ones(1)), is_transformed()
     (tensor([1.]), False)
     """
+    # torch.compile traces hooks, and the traced call below would always return an object
+    if torch.compiler.is_compiling():
+        return False
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 

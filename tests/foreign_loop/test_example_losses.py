@@ -683,7 +683,7 @@ def test_a_later_process_gives_the_functions(
     followed(CASES["PINN"], momentum, to="run")
     words = ["attribute", "run", "--model=mine.py:build", "--trust=mine.py"]
     assert command(words) == 2
-    assert "--losses: the loop passed the function 'residual'" in capsys.readouterr().err
+    assert "--losses=: the loop passed the function 'residual'" in capsys.readouterr().err
     assert command([*words, "--losses=mine.py:residual"]) == 0
     assert command(["explain", "run", "--query=0", "--without=top:1", "--again=mine.py:again", "--trust=mine.py"]) == 2
     assert "again=: trace.losses cannot leave examples out" in capsys.readouterr().err
