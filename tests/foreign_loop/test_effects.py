@@ -426,7 +426,8 @@ def test_long_attributions_and_sweeps_show_their_progress(
     given = loop(loops.sgd)
     given.model.append(Slow())
     trace = followed(given, loops.plain, loss=loss_of(given))
-    monkeypatch.setattr(Slow, "seconds", 1.5)
+    monkeypatch.setattr(Slow, "seconds", 0.1)
+    monkeypatch.setattr("ntkexp.report.progress.LONG_TASK_SECONDS", 0.5)  # instead of ten seconds
     trace.attribute(effects="derivative")
     said = capsys.readouterr().err
     for task in ("attribution", "the sweep for effects"):
