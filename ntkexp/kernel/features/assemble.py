@@ -49,7 +49,7 @@ class PulledBack:
     leaves: Weights  # the trained weights, or their changes Δθ in a step
 
     def by_use(self) -> Iterator[tuple[Use, Cotangent, Owner]]:
-        """Yield each use with the gradient β = ∂f/∂tap and the owners of its elements."""
+        """Yield each use with its gradient β = ∂f/∂tap, and the example of each element or row."""
         if len(self.owners) < len(self.uses):
             raise ChoiceChanged(BY_COMPARISON)
         return zip(self.uses, self.cotangents, self.owners, strict=True)
@@ -141,7 +141,7 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = F
         if isinstance(use, Element):
             if isinstance(use.source, View) and use.source.name in tables:
                 block = copies(use, use.source, cotangent, owner, examples)
-                # casts may have changed the dtype
+                # after casts, the gradient may have another dtype than the weight; convert it back
                 values = block.values.to(pulled.leaves[block.name].dtype)
                 blocks.append(replace(block, values=values))
             else:
@@ -280,7 +280,9 @@ def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
 
 
 def is_plain(source: Source | None) -> bool:
-    """Return whether the weight is a view of a parameter without repeated elements, or is None."""
+    """Return whether the weight is a view of a parameter without repeated elements. None (no bias)
+    counts as plain.
+    """
     return source is None or (isinstance(source, View) and source.shows_once)
 
 
@@ -338,7 +340,7 @@ def select_rows(
 
 
 def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
-    """Append a row of zeros."""
+    """Append a row of zeros, which the padding index selects (see `row_index`)."""
     shape = list(rows.shape)
     shape[axis] = 1
     return torch.cat([rows, rows.new_zeros(shape)], axis)
@@ -463,8 +465,8 @@ def room_of(
 def scatter(use: Element, cotangent: Cotangent, owner: Owner, examples: int) -> Gradients:
     """Sum the gradient of an expanded weight back to the elements of the weight, for each example.
 
-    If the weight was broadcast along the example axis, as gains and biases are, sum over the
-    broadcast axes. Otherwise add element by element.
+    If the weight was broadcast along the example axis, as gains and biases are, sum over all other
+    broadcast axes. Otherwise add each element to the sum of the example that owns it (`owner`).
     """
     shown = shown_once(owner)
     if not (shown >= 0).all():

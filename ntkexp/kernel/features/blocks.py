@@ -269,7 +269,7 @@ class OneParameter(ABC):
     @property
     @abstractmethod
     def numbers(self) -> Tensor:
-        """The gradients."""
+        """The stored gradients. Results get their dtype and device."""
 
     @property
     @abstractmethod
@@ -378,7 +378,7 @@ class Copies(OneParameter):
 
     def total(self, weights: Weights) -> Weights:
         total = zeros(weights[self.name])
-        # the weight may have higher precision than its gradients
+        # add in the dtype of the weight, which may have higher precision than its gradients
         values = self.values.sum(1).flatten().to(total.dtype)
         total.view(-1).index_add_(0, self.places.reshape(-1), values)
         return {self.name: total}

@@ -60,7 +60,7 @@ def term_sizes(jacobians: Iterable[Jacobian], weights: Weights) -> Weights:
 
 
 def zero_sizes(weight: Tensor) -> Tensor:
-    """Return zeros for the sizes of the terms of one parameter."""
+    """Return the initial Σ|terms| = 0 of a parameter: one per element of a vector, else one."""
     return weight.new_zeros(weight.shape if weight.dim() <= 1 else ())
 
 

@@ -1,5 +1,6 @@
 """Check a function before its Jacobian is read: its gradients are the derivatives of its values,
-its examples are independent, and every element belongs to one example.
+its examples are independent, and every element of a tap (a tensor that combines a weight with the
+inputs) belongs to one example.
 
 The result of each check is cached. The key is the structure of the tape (operations and shapes) and
 a digest of the values on which the result depends.
@@ -56,9 +57,9 @@ class Findings:
 
     routes: Answers[Routes] = field(default_factory=Answers)
     owners: Answers[Owners] = field(default_factory=Answers)
-    # programs whose examples are independent
+    # True for the operations of each program whose examples are independent
     independent: Answers[bool] = field(default_factory=Answers)
-    # owners, if they depend only on the tape's structure
+    # the latest owners, by the structure of the tape: tried first if routing values have changed
     structures: Answers[Owners] = field(default_factory=Answers)
     graphs: Answers[bool] = field(default_factory=Answers)
     faithful: Answers[Owners | None] = field(default_factory=Answers)
@@ -224,7 +225,7 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
 
 def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
     """Compare a random vector-Jacobian product by the difference rules with the one by autograd."""
-    # Differences of nan are nan. Name the operation that made the first nan
+    # A comparison with nan fails for any cause. So first name the operation that made a nan
     if tape.outputs.isnan().any():
         has_nan = [not is_whole(value) and bool(value.isnan().any()) for value in tape.values]
         made = (entry.op for entry in tape.entries if any(has_nan[slot] for slot in entry.results))

@@ -191,7 +191,8 @@ class ProgramCache:
 
     tapes: Programs[Tape] = field(default_factory=Programs)
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
-    # keys of Jacobians that were read once with routing
+    # Jacobians that depend on routing values (indices, masks), by key: False after the first
+    # request, True after a second one. Only a repeated request is worth a program
     once: Answers[bool] = field(default_factory=Answers)
 
     def record(

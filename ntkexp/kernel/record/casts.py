@@ -73,7 +73,7 @@ def without_casts(function: Function) -> Function:
 
 
 def with_casts(function: Function, casts: Casts) -> Function:
-    """Return the function, with or without its casts."""
+    """Return the function itself if `casts` is "keep", or without its casts if it is "ignore"."""
     if not isinstance(casts, str) or casts not in ("keep", "ignore"):
         raise Mistake(f"casts={in_short(casts)}: give 'keep' or 'ignore'")
     if casts == "ignore":

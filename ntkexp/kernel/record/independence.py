@@ -213,8 +213,8 @@ class Trial:
         Raise Mistake if the outputs of the examples differ. Repeat this at several scales of the
         inputs.
         """
-        # Inputs that are cast to integers may index a table, and strange inputs would exceed its
-        # length
+        # Inputs that are cast to integers may index a table. Strange inputs would exceed its
+        # length, so do not test them
         if any(
             entry.name in ("_to_copy", "copy", "bucketize", "searchsorted")
             and any(

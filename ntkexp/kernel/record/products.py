@@ -49,7 +49,7 @@ class Precisions:
     """Torch's settings for products of float32 numbers.
 
     A setting of the older interface is None if torch cannot report it, because the user has set
-    only the newer interface. Such a setting is left unchanged.
+    only the newer interface. The package leaves such a setting unchanged.
     """
 
     by_kind: tuple[str, ...]
@@ -114,7 +114,8 @@ def full_precision() -> Iterator[None]:
 
 SIDE = 16
 PROBE = 1 + 2.0**-12
-# far above the rounding of convolutions by Fourier transforms, and below the rounding of TF32
+# relative error that a product in full precision may have: far above the rounding of convolutions
+# by Fourier transforms, and below the rounding of TF32
 RESOLUTION = 2.0**-16
 
 SHORTENED_PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {

@@ -179,7 +179,7 @@ class Simplifier:
                 entry.op in OF_ONE_SHAPE
                 and self.values[entry.results[0]].shape == self.values[entry.slots[0]].shape
             )
-            # `repr` distinguishes slots from numbers
+            # slot 2 equals the number 2, but its `repr` is @2
             key = (
                 entry.op,
                 repr((entry.args, entry.kwargs)),
@@ -242,7 +242,8 @@ def overwritten(
     targets = {}
     for entry in reversed(entries):
         used = [homes.get(slot, slot) for slot in entry.slots]
-        # the first argument last, since overwriting it is fastest
+        # Try the first argument last: if both can be overwritten, it replaces the other one in
+        # `targets`, because overwriting the first argument is fastest
         for slot in (
             [slot for slot in entry.args[1::-1] if isinstance(slot, Slot)]
             if entry.op in IN_PLACE
@@ -251,7 +252,7 @@ def overwritten(
             home = homes.get(slot, slot)
             made = values[entry.results[0]]
             argument = values[slot]
-            # the argument occupies its whole storage, in order
+            # True if the argument occupies its whole storage, in order
             fills = (
                 argument.is_contiguous()
                 and argument.untyped_storage().nbytes() == argument.nbytes > 0

@@ -154,7 +154,7 @@ class DispatchMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
 
     def __init_subclass__(cls) -> None:
-        """Skip torch's method, which would install the guard."""
+        """Do not call torch's method, which would install the guard (see the class)."""
 
 
 WITHOUT_DERIVATIVE = frozenset(
@@ -243,7 +243,7 @@ class Recorder(DispatchMode):
         kwargs = kwargs or {}
         if func is aten._embedding_bag_forward_only.default:
             func = aten._embedding_bag.default  # the variant that supports gradients
-        # In evaluation mode, rrelu draws nothing
+        # In evaluation mode, rrelu draws no slopes: it is leaky_relu with the mean of both bounds
         if func is aten.rrelu_with_noise.default and not any(args[4:5]):
             bounds = (*args[2:4], *(1 / 8, 1 / 3)[len(args[2:4]) :])
             return self.apply(aten.leaky_relu.default, args[0], sum(bounds) / 2)
@@ -254,9 +254,10 @@ class Recorder(DispatchMode):
         if (twin := functional_twin(func)) is not None:
             if torch.Tag.inplace_view not in func.tags:
                 return self.write_in_place(func, twin, args, kwargs)
-            # The operation changes the shape of its first argument and none of its elements
+            # The operation changes the shape of its first argument in place, and no element. So
+            # record its twin, which returns the new shape
             result = self.apply(twin, *args)
-            # restore the shape that the argument had before
+            # keep the old shape for the slot of the argument, before the operation changes it
             self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])
             target: Tensor = func(*args, **kwargs)
             self.slots[id(target)] = self.slots[id(result)]

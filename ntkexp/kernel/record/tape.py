@@ -226,7 +226,7 @@ def digest(values: Iterable[Tensor], about: str = "") -> bytes:
     hashed = sha256(about.encode())
     for value in values:
         flat = value.detach().reshape(-1).cpu()
-        # a tensor with one element may have any stride
+        # `view` needs stride 1, but a tensor with one element may have any stride
         flat = flat.clone(memory_format=torch.contiguous_format)
         hashed.update(flat.view(torch.uint8).numpy().tobytes())
     return hashed.digest()
@@ -289,7 +289,7 @@ class Tape:
             storage(value): value.untyped_storage().nbytes()
             for value in map(self.__getitem__, self.from_inputs)
         }
-        # an input may consist of a few rows of a large tensor
+        # an input may be a few rows of a large tensor; count only these rows
         for value in map(self.__getitem__, self.inputs):
             values[storage(value)] = min(value.nbytes, value.untyped_storage().nbytes())
         return sum(values.values()) / examples(self.given)

@@ -190,7 +190,7 @@ def unfused() -> Iterator[None]:
     torch.backends.cudnn.enabled = False
     try:
         with warnings.catch_warnings():
-            # torch warns about its default setting
+            # suppress torch's warning about TF32, which its own default causes
             warnings.filterwarnings("ignore", message=".*TF32", category=UserWarning)
             with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):
                 yield

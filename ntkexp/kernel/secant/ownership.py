@@ -86,7 +86,7 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
                     "(scale_grad_by_freq=True): that of an example depends on the others, and is "
                     "not a derivative; build its layer without that"
                 )
-    # Constants that are multiplied with weights
+    # Constants that a weight multiplies may hold a row for each example. First assume that they do
     weights = Trained(tape, trained).slots
     products = (entry.args[-2:] for entry in tape.entries if entry.name in ("mm", "addmm"))
     constants = (

@@ -204,7 +204,8 @@ class Trained:
     def view(self, value: Tensor) -> View | None:
         """Describe a tensor as a view of a trained parameter. Return None if it is not one."""
         slot = self.homes.get(storage(value))
-        # Lazily negated or conjugated tensors have other values than their memory
+        # A lazily negated or conjugated tensor differs from the numbers in its memory, so it is not
+        # a view of the parameter
         if slot is None or value.is_complex() or value.is_neg():
             return None
         offset = int(value.storage_offset() - self.tape[slot].storage_offset())
@@ -273,7 +274,7 @@ class Meeting:
         if it is not one.
         """
         weight = self.trained.tape[slot]
-        # Autograd does not differentiate with respect to a detached weight
+        # If the module detached the weight, autograd has no gradient for it: the use is not plain
         seen = slot in self.trained.slots and weight.requires_grad
         view = (
             self.trained.view(arranged(weight.detach()))
@@ -306,7 +307,7 @@ def product(met: Meeting) -> list[Use]:
     added, left, right = (None, *met.args) if met.entry.name == "mm" else met.args
     weight = met.source(right)
     bias = met.source(added) if met.is_trained(added) else None
-    # The second case is a bias that is broadcast
+    # `Product` cannot describe a trained left factor, or a bias that is broadcast
     if met.is_trained(left) or (bias is not None and bias.shape != weight.shape[1:]):
         raise NotPlain
     gain = met.entry.kwargs.get("alpha", 1.0)

@@ -150,7 +150,8 @@ def scatter_reduce(call: Call) -> Result:
     def scatter(v: Tensor) -> Tensor:
         return torch.zeros_like(target.start, dtype=v.dtype).scatter_add(dim, indices, v)
 
-    # the target counts unless include_self=False and something is written there
+    # 1 where the target takes part in the maximum. With include_self=False, it does so only where
+    # nothing is written
     kind = target.start.dtype
     counts = torch.ones_like(target.start)
     if not call.given["include_self"]:
@@ -192,7 +193,8 @@ def index_put(call: Call) -> Result:
     axis, mask = next((k, index) for k, index in enumerate(indices) if index is not None)
     inner = target.start.dim() - axis - mask.start.dim()
     alone = len(indices) == axis + 1 and mask.start.dtype == torch.bool
-    # Each row of the written value belongs to an example, and the mask decides where it is written
+    # The mask must be the same at both ends if each row of the written value belongs to an example,
+    # because the mask decides which row is written where
     rows = value.delta is not None and not call.is_use(value)
     if rows and mask.delta is not None:
         raise ChoiceChanged(
@@ -330,7 +332,7 @@ def adaptive_max_pool(call: Call) -> Result:
     """
     best = call.wide(call.args[0])
     for axis, count in enumerate(call.args[1], start=best.start.dim() - len(call.args[1])):
-        # The indices of the elements in each window
+        # Compute the indices of the elements in each window; shorter windows repeat the last one
         size = best.start.shape[axis]
         ends = [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
         longest = max(stop - start for start, stop in ends)

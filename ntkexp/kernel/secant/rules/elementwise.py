@@ -60,7 +60,7 @@ def relu(z0: Tensor, z1: Tensor) -> Tensor:
     mean = torch.lerp(torch.relu(z0), torch.relu(z1), 0.5)
     size = torch.lerp(torch.lerp(z0, z1, 0.5), mean, 2.0)
     kind = torch.finfo(size.dtype)
-    # the smallest positive floating-point number
+    # clamp at the smallest positive number, so that z₀ = z₁ = 0 gives 0/size = 0 and not nan
     return mean / size.clamp_min(kind.tiny * kind.eps)
 
 

@@ -64,8 +64,9 @@ def constant(value: Any) -> Any:
 
 
 def reshape(call: Call) -> Tensor:
-    """Return Δv in another shape. A detached value also changes, and has a difference.
+    """Return Δv in the shape of the result, for `view`, `reshape` and `detach`.
 
+    `detach` needs this rule because it only stops gradients: the value still changes in the step.
     Call `reshape`, not `view`, because Δv and v may have different memory layouts.
     """
     return call.delta(call.args[0]).reshape(call.start.shape)
@@ -197,7 +198,7 @@ LINEAR: dict[str, Rule] = {
     "select": select,
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshape),
     **dict.fromkeys(JOINED.split(), join),
-    # results that depend only on the shape of the argument
+    # the result depends only on the shape of the argument, so its difference is 0
     **dict.fromkeys(UNCHANGED.split(), lambda call: torch.zeros_like(call.start)),
     **dict.fromkeys(("scatter", "index_fill"), written),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), log_likelihood),
@@ -205,7 +206,7 @@ LINEAR: dict[str, Rule] = {
     "_to_copy": convert,
     "_neg_view": lambda call: -call.delta(call.args[0]),
     "as_strided": restride,
-    # the padding does not change
+    # the padding is constant, so Δv is padded with zeros
     "constant_pad_nd": lambda call: torch.constant_pad_nd(call.delta(call.args[0]), call.args[1]),
     **dict.fromkeys(("copy", "fill"), replaced),
     "add": lambda call: signed_sum(call, 1, call.given["alpha"]),
