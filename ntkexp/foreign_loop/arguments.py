@@ -128,8 +128,8 @@ def moved_names(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -
 
 
 def moves(weight: Tensor) -> bool:
-    """Return True unless a parameter is frozen and in half precision. Such parameters occur in a
-    base model with adapters.
+    """Return False for a parameter that `ParameterGroups` leaves out although an optimizer has it:
+    frozen and in half precision, as in a base model with adapters.
     """
     return weight.requires_grad or not is_short(weight)
 

@@ -305,7 +305,8 @@ class LoopBackward:
         """Return the part e of the optimizer's gradient that no example caused, and the credit of
         the examples (see `credit_of_examples`).
 
-        If gradients were clipped by value, the factors of elements are a part of the credit.
+        The credit of an element is 0 if its gradient is only rounding, else 1. If gradients were
+        clipped by value, it also includes the element's factor.
         e is the effect of casts, or the rounding error of terms that cancel. The rounding error
         matters because Adam normalizes gradients: a gradient that is only a rounding error moves
         the weights as far as any other gradient.
@@ -529,7 +530,8 @@ class StepRows:
         return LoopTerms(contributions, terms.decay, terms.rounding, gap)
 
     def position_kernel(self, terms: StepTerms) -> Float[Tensor, "query out row"]:
-        """Return the inner products of the adjoint V with the rows of positions, the last rows."""
+        """Return the inner products of the adjoint V with the gradients by position, which are the
+        last rows of the kernel."""
         return terms.kernel[:, :, self.first_position :].squeeze(3)
 
 

@@ -206,7 +206,7 @@ def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, floa
     size = hypot(*read[:parts])
     size_of_theirs = hypot(*read[parts : 2 * parts])
 
-    # in double precision if squares underflow
+    # if squares underflow, repeat this in double precision
     count = sum(theirs.numel() for _, theirs in pairs)
     dtype = pairs[0][1].dtype
     underflows = bool(count) and min(size, size_of_theirs) ** 2 < torch.finfo(dtype).tiny / count

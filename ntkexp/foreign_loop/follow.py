@@ -179,7 +179,8 @@ def follow(
         processes = current_processes()
         altered = altered_loop()
         store = choose_store(loop, called, inputs, options, processes, altered, chosen)
-        # a compiled model, a GPU, or another machine may round casts differently
+        # Replayed casts must have the bits of the loop's casts only if both use the same kernels. A
+        # compiled model, a GPU, or another machine may round differently
         same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
         called = replace(called, same_kernels=same_kernels)
         if altered is None:

@@ -102,7 +102,8 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
         for name in step.with_grad:
             times[name] += 1
             if "betas" in step.settings[name]:
-                # β₁ is 0 in the linear step of a new optimizer, which continues without memory
+                # If the linear step has no momentum although β₁ > 0, a new optimizer began here:
+                # drop the moments of the earlier one
                 if step.settings[name]["betas"][0] and not step.linear[name].momentum_decay:
                     times[name] = 1
                     memory.pop(name, None)

@@ -7,7 +7,7 @@ copy is not part of the followed loop, and may be loaded in a program without th
     the same object, in this process     the hook works
     a shallow copy (`copy.copy`)         the hook works, because parameters are shared
     a replica, a forked process          the hook detects the copy, and does nothing
-    a deep copy, a pickle, a file        the hook is replaced by `nullcontext().__exit__`
+    a deep copy, a pickle, a file        the hook is replaced by a function that does nothing
 """
 
 from __future__ import annotations

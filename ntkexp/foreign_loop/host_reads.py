@@ -42,5 +42,5 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def read_numbers(numbers: Sequence[Tensor]) -> list[float]:
-    """Return the values of tensors with one element each."""
+    """Read tensors with one element each, in one transfer per device and dtype."""
     return [float(number) for number in to_host(numbers)]

@@ -82,7 +82,8 @@ def loop_without(
 def outputs_at(
     trace: Trace, flat: FlatWeights, point: int, weights: Float[Tensor, " weight"]
 ) -> Float[Tensor, " out"]:
-    """Return the outputs at query `point`. A measure is evaluated at all queries at once."""
+    """Return the outputs at query `point`. A measure takes all queries at once, so it is evaluated
+    at all queries."""
     if trace.measured is not None:
         return trace.function(flat.weights(weights), trace.queries)[point]
     query = part(trace.queries, slice(point, point + 1))

@@ -67,12 +67,12 @@ class CalledModule:
 
     @cached_property
     def function(self) -> Function:
-        """The module in evaluation mode, followed by the measure."""
+        """The module in evaluation mode without casts, followed by the measure."""
         return self.asked(self.outputs)
 
     @cached_property
     def outputs(self) -> Function:
-        """The module in evaluation mode."""
+        """The module in evaluation mode without casts, whose outputs the measure receives."""
         cast = self.casts is not None
         return self.without_casts(EVALUATION, self.output, cast=cast, any_mode=False)
 
@@ -186,7 +186,8 @@ class CalledModule:
         return max((torch.finfo(kind).eps for kind in kinds if kind), default=0.0)
 
     def cast_eps(self, calls: Sequence[ModelCall], *, exact: bool = True) -> float:
-        """Return the largest `cast_eps_of` of some calls."""
+        """Return the largest eps of the casts of these calls, 0 if every replay has the same bits
+        (see `cast_eps_of`)."""
         return max((self.cast_eps_of(call.how, exact=exact) for call in calls), default=0.0)
 
     def under(self, casts: Autocast | None) -> Function:
@@ -331,7 +332,8 @@ class CalledModule:
 
     @cached_property
     def modes(self) -> LayerModes:
-        """The modes of the module, which no replay changes."""
+        """The training or evaluation mode of each layer. Replays with other modes use a copy
+        (`twin`)."""
         return LayerModes.of(self.module)
 
     def twin(self, modes: LayerModes, kind: torch.dtype | None = None) -> nn.Module:

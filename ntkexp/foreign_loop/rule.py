@@ -140,7 +140,8 @@ class AbstractOptimizerRule(ABC):
             group: settings of the parameter group.
             state: optimizer state of the parameter after the step.
             taken: gradient, weight and state of the parameter before the step.
-            room: buffer of the parameter's shape, which the rule may overwrite and return.
+            room: buffer of the parameter's shape. The rule may write into it, and use it as a
+                tensor of the returned step, such as the denominator.
         """
 
     def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:

@@ -164,7 +164,8 @@ class ChosenSteps(AbstractSteps):
 
     @cached_property
     def runs(self) -> list[ReplayedSteps]:
-        """The runs that have steps. Their first steps include the momentum before them."""
+        """The stored runs of consecutive steps. The first step of each run includes the momentum
+        from the steps before it."""
         begins = frozenset(
             index for index in self.store.indices if index - 1 not in self.store.indices
         )

@@ -511,7 +511,7 @@ class LoopOnDisk:
 
     @cached_property
     def shards(self) -> list[TraceFolder]:
-        """The parts of all processes."""
+        """The parts of the trace, each written by one of the processes that trained together."""
         return find_shards(self.files)
 
     def refresh(self) -> None:

@@ -318,7 +318,7 @@ class ExampleLog:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """The entry and the row of every example, by key."""
+        """The place of every example in the log, (entry, row), by the key of the example."""
         return {
             key: (entry, row)
             for entry, content in enumerate(self.entries)

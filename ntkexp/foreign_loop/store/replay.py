@@ -482,7 +482,7 @@ class ReplayedSteps(AbstractSteps):
         """The events that store running statistics."""
         return [event for event in self.loop.events if event.get("statistics")]
 
-    # --- Replayed
+    # --- Read by a replay
 
     @property
     def end(self) -> Weights:
