@@ -69,7 +69,7 @@ class Level:
 
     @property
     def registers(self) -> int:
-        """One more than the largest register."""
+        """The number of registers, which are counted from 0."""
         used = base.registers((*self.operations, *self.coarsenings))
         return max(1, *(1 + arrival for arrival in self.arrivals), used)
 
@@ -232,13 +232,13 @@ def slots(
     >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), tile=10, unit=1).tolist()
     [[0, 0, 1, 1], [0, 10, 1, 11], [10, 10, 11, 11], [10, 0, 11, 1]]
     """
-    # p′ of each pixel p, and the index of each coarse offset
+    # The coarse pixel p′ that contains each pixel p, and the index of each coarse offset
     coarse_pixel = np.full(pixels, NO_SLOT)
     for number, members in enumerate(coarse.members):
         coarse_pixel[list(members)] = number
     offset_index = np.full(len(coarse.members), NO_SLOT)
     offset_index[list(wanted)] = np.arange(len(wanted))
-    # q′ of each pixel p + o, and the index of the offset q′ − p′
+    # The coarse pixel q′ that contains pixel p + o, and the index of the coarse offset q′ − p′
     second = coarse_pixel[(np.arange(pixels) + np.array(fine)[:, None]) % pixels]
     index = offset_index[(second - coarse_pixel) % len(offset_index)]
     has_slot = (coarse_pixel != NO_SLOT) & (second != NO_SLOT) & (index != NO_SLOT)

@@ -435,7 +435,10 @@ def apply_norm(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> 
 
 @compiled
 def apply_weights(tile: Tile, shape: TileShape, weights: Array) -> None:
-    """Apply an affine layer to the sums K and Θ over a window: K ← s K + b, Θ ← s Θ + α K + β."""
+    """Apply an affine layer with `weights` (s, b, α, β) to the sums K and Θ over a window.
+
+    First Θ ← s Θ + α K + β, then K ← s K + b.
+    """
     K = tile.K
     theta = tile.theta
     count = np.uintp(shape.size)
