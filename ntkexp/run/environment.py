@@ -49,7 +49,8 @@ def commit() -> str | None:
         answer = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # without pyproject.toml, the package is installed inside the checkout of another project
+    # without pyproject.toml next to the package, the git checkout belongs to another project, and
+    # its commit does not describe this package
     if not (folder.parent / "pyproject.toml").is_file():
         return None
     return answer.stdout.strip() or None

@@ -275,8 +275,8 @@ def resume(
 ) -> Path:
     """Resume the run in a folder from its config.json, and return the folder.
 
-    `options` are recorded for the command that repeats the run, if the folder does not contain this
-    command.
+    The run records the command that repeats it. If the folder does not contain the command that
+    began the run, this is `ntkexp train` with the run's overrides and `options`.
     """
     if not (path / CONFIG).is_file():
         raise Mistake(f"{path} is not a run folder: it has no config.json")

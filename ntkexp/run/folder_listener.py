@@ -276,7 +276,7 @@ class FolderListener(AbstractListener):
     clock: Clock
     interrupt: Interrupt
     log: LiveLog | None = None
-    log_keys: dict[str, str] = field(default_factory=dict)  # keys with which logs are continued
+    log_keys: dict[str, str] = field(default_factory=dict)  # by name of the log
     snapshot_seals: dict[str, tuple[int, str]] = field(default_factory=dict)
     snapshots: int = 0
     rows: Trajectory | None = None
@@ -387,7 +387,9 @@ class FolderListener(AbstractListener):
 
 
 def log_keys_of(saved: Checkpoint | None) -> dict[str, str]:
-    """Return the keys with which the logs of a checkpoint are continued."""
+    """Return the key of each live log (W&B, MLflow, …), by the name of the log. A resumed run uses
+    the keys to continue its logs.
+    """
     return dict(saved.get("logs", {})) if saved else {}
 
 

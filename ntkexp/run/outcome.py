@@ -411,7 +411,9 @@ def summarise_training(state: RunState) -> Training:
 
 
 def start_pull(setting: Setting) -> Float[Tensor, "point out"]:
-    """Return J(θ_0)·θ_0 at all points if there is weight decay, else zeros."""
+    """Return J(θ_0)·θ_0 at all points, which kernel machines need for weight decay. Without weight
+    decay, return zeros.
+    """
     if not setting.experiment.optimizer.weight_decay:
         return torch.zeros_like(setting.start.outputs)
     points = setting.points
