@@ -115,7 +115,7 @@ def judge_rows(part: AbstractExpectation, rows: pd.DataFrame, level: float = LEV
     except Mistake:
         if finite.all():
             raise
-        # The rule may have raised only because of the missing rows.
+        # The missing rows may be the reason for the error, so the part is undecided.
         finding = Finding("undecided", math.nan)
     missing = int((~finite).sum())
     return finding.doubted(f"{missing} of {len(rows)} rows have no number") if missing else finding
@@ -274,7 +274,8 @@ def judge_protocol(
 def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
     """Set the finding on the main look (test) to `undecided` if the control is supported as well.
 
-    Add a note to the control if its interval excludes the null value.
+    Add a note to the control if its interval excludes the figure to be expected if the claim is
+    false.
     """
     control = findings[CONTROL]
     weighed = {**findings, CONTROL: note_missed_null(control, protocol)}
@@ -285,8 +286,8 @@ def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[s
 
 
 def note_missed_null(control: Finding, protocol: Protocol) -> Finding:
-    """Add a note to the finding on the control if its interval excludes the null value of its
-    deciding part.
+    """Add a note to the finding on the control if its interval excludes the figure that the main
+    look states for a false claim (`Look.nulls`), at the control's deciding part.
 
     Return the control unchanged if its number of parts differs from the main look's.
     """

@@ -52,7 +52,9 @@ def invent(
 
 
 def offsets_of(rule: AbstractExpectation) -> tuple[float, ...]:
-    """Return the offsets to simulate. An identity is never undecided, so it has no edge (0)."""
+    """Return the offsets to simulate: inside the range (−1), at its edge (0) and outside (1). An
+    identity is never undecided, so it has no edge.
+    """
     return (-1.0, 1.0) if isinstance(rule, Identity) else (-1.0, 0.0, 1.0)
 
 
