@@ -154,7 +154,7 @@ def load_forward_mode() -> None:
 def summed(
     batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"], shares: Float[Tensor, " row"]
 ) -> Float[Tensor, ""]:
-    """Return Σ κᵢℓᵢ."""
+    """Return the loss of a step, Σ κᵢℓᵢ over the rows of all batches (κ: `shares`)."""
     return torch.cat([batch.losses(weights) for batch in batches]) @ shares
 
 

@@ -42,7 +42,7 @@ class FlatWeights:
 
     @property
     def size(self) -> int:
-        """The length of the vector."""
+        """The length of the vector: the number of all weights."""
         return sum(shape.numel() for shape in self.shapes.values())
 
     def vector(self, weights: Mapping[str, Tensor]) -> Float[Tensor, "*several weight"]:
