@@ -46,7 +46,7 @@ class Recorded(NamedTuple):
 
 
 def row_length(weights: Weights, records: tuple[str, ...], pull: Float[Tensor, "train out"]) -> int:
-    """Return the length of a row."""
+    """Return the length of the row of a step: weights, recorded optimizer states and ℓ′."""
     parameters = sum(weight.numel() for weight in weights.values())
     return (1 + len(records)) * parameters + pull.numel()
 

@@ -59,7 +59,7 @@ class AbstractTimetable(Resumable, ABC):
     @property
     @abstractmethod
     def room(self) -> int:
-        """The largest possible number of kernels."""
+        """The largest number of kernels that can be due. The run reserves space for this number."""
 
     @abstractmethod
     def due(self, step: int) -> bool:
