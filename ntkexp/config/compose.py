@@ -237,8 +237,8 @@ def compose(
 ) -> Experiment:
     """Compose an experiment from overrides KEY=VALUE.
 
-    `config_dir` is a folder of YAML files that come before the package's. `trust` lists packages
-    and files whose code may run.
+    `config_dir` is a folder of YAML files, which replace the package's files of the same names.
+    `trust` lists packages and files whose code may run.
     """
     return resolve(overrides, config_dir, trust).experiment()
 

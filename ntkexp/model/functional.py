@@ -420,7 +420,9 @@ class RunOnce:
 
 
 def no_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
-    """Replace torch's generator around a checkpointed part: do nothing."""
+    """Replace torch's `_checkpoint_without_reentrant_generator`, which runs code before and after a
+    checkpointed part, by a generator that runs nothing.
+    """
     yield
 
 

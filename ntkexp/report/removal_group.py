@@ -51,7 +51,9 @@ def refusal(word: str, reason: str) -> WrongArgument:
 def find_examples(
     run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]
 ) -> Sequence[int]:
-    """Return the positions of the examples that one comma-separated word selects."""
+    """Return the positions of the examples that `word` selects, one item of a comma-separated
+    list.
+    """
     kind, _, name = word.partition(":")
     if kind == "class" and name:
         return find_class(run, word, name)

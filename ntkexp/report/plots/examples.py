@@ -467,8 +467,9 @@ def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> N
 class AttributionPlots:
     """Plots of one query. Each method returns matplotlib axes.
 
-    `query` is the index of the query along its axis. `out` is the name or index of an output,
-    required if there are several. All other attributes are those of `xarray.Dataset.plot`.
+    Each method takes `query`, the index of the query along its axis, and `out`, the name or index
+    of an output, which is required if there are several. All other names are looked up in
+    `xarray.Dataset.plot`.
     """
 
     arrays: xr.Dataset
