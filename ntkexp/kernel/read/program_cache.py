@@ -84,7 +84,8 @@ class Request:
     as_copies: bool = False  # allow `Copies` blocks for tables; programs ignore it
 
     def read(self, *, at_once: bool) -> Jacobian:
-        """Read the Jacobian without a program, for all mixtures at once or one after the other."""
+        """Read the Jacobian without a program, for all outputs (or mixtures of outputs) at once, or
+        for one after the other."""
         replay = Replay(
             self.start, self.end, self.trained, self.owned.constants, pullback_only=True
         )

@@ -235,7 +235,8 @@ def of_numbers(
     function: Callable[[Tensor], Tensor],
     slope: Callable[[Tensor, Tensor], Tensor],
 ) -> Ends:
-    """Return σ(v) at the start and the end, with its difference D · Δv."""
+    """Return σ(v) at the start and the end, with its difference D · Δv (σ: `function`, D:
+    `slope`)."""
     delta = None if value.delta is None else call.slope(value, slope) * value.delta
     return Ends(function(value.start), function(value.end), delta, from_inputs=value.from_inputs)
 
