@@ -223,7 +223,8 @@ def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
     stride = length(sizes[2], reach[2], around)
     before = sizes[2] - offset[2]
     first = place(0, sizes[2], offset[2], reach[2], around)
-    # A pixel x ≥ n − o (the second piece of the axis) is at position second + x.
+    # On an axis of n pixels at offset o, a pixel x ≥ n − o (the second piece of the axis) is at
+    # position second + x.
     second = place(before, sizes[2], offset[2], reach[2], around) - before
     for z in range(sizes[0]):
         deep = place(z, sizes[0], offset[0], reach[0], around) * length(sizes[1], reach[1], around)

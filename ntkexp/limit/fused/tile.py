@@ -400,7 +400,7 @@ def apply_wave(
         i = j + start
         both = F1[a + j] + F2[b + j]
         moved = both if itself else b_squared * K[i]
-        # e₋, e₊
+        # e₋ and e₊, as defined above `apply_activation`
         near = exponential(moved - both)
         far = phase * exponential(-moved - both)
         K[i] = scale * (near - far)
