@@ -201,7 +201,7 @@ class LoopBackward:
     @property
     def caveats(self) -> dict[str, str]:
         """Warnings about changed discrete choices, and about gradients that are not derivatives.
-        The keys are the names of attributes of the result.
+        The keys are the names that the result gives them in `attrs`.
         """
         caveats: dict[str, str] = {}
         if self.jumping:

@@ -53,7 +53,7 @@ class Closing:
 
     @property
     def facts(self) -> dict[str, float | str]:
-        """The result of the check as attributes of the attribution."""
+        """The result of the check, for the `attrs` of the attribution's data set."""
         facts: dict[str, float | str] = {
             "sum_error": self.relative(self.missed),
             "sum_tolerance": self.relative(self.tolerance),

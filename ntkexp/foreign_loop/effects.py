@@ -186,7 +186,7 @@ def loop_effects(
 
 
 def attributes_of(found: EffectsFound) -> dict[str, float | str]:
-    """Return the attributes of effects, with "agreement" last."""
+    """Return the `attrs` of the array `effect` in the attribution, with "agreement" last."""
     facts = dict(found.facts)
     agrees = {"agreement": facts.pop("agreement")} if "agreement" in facts else {}
     return facts | {"caveats": "; ".join(found.caveats)} | agrees

@@ -71,7 +71,7 @@ class QueryCalls:
 
     @property
     def content(self) -> dict[str, Json]:
-        """The measure as plain values, to be written to a file."""
+        """The sizes and names as plain values, to be written to a file."""
         return {"sizes": list(self.sizes), "ids": list(self.ids)}
 
     @classmethod

@@ -429,7 +429,7 @@ class Trace:
         for sentence in (closing.sentence, *back.caveats.values()):
             progress.say(f"ntkexp: {sentence}")
 
-        # attributes and coordinates
+        # the `attrs` and the coordinates of the data set
         facts: dict[str, str | float] = {**closing.facts, **gallery.repeated.facts(self.examples)}
         if some_steps:
             facts |= self.facts_of_share(last.outputs - start - sums.other_steps, change)

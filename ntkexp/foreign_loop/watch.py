@@ -140,7 +140,7 @@ class Watch:
     log: StepLog | None = None
     hooks: list[Any] = field(default_factory=list)
 
-    # calls whose gradients a later step may use
+    # state that calls of the model change: first, the calls whose gradients a later step may use
     calls: list[ModelCall] = field(default_factory=list)
     count: int = 0  # number of recorded calls
     under_way: list[int] = field(default_factory=list)  # `count` at the start of each nested call
@@ -151,7 +151,7 @@ class Watch:
     # `grad` tensors used by the latest step
     consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)
 
-    # steps
+    # state that steps of the optimizers change
     latest: LatestWeights = field(default_factory=LatestWeights)
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)

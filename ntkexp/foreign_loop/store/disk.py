@@ -456,7 +456,7 @@ class DiskStore(AbstractStore):
                 del self.checkpoints[dropped]
 
     def write_checkpoint(self, content: Mapping[str, object]) -> None:
-        """Begin to write a checkpoint before the next event."""
+        """Begin to write the checkpoint of the present state, from which the next event begins."""
         event = len(self.files.log)
         size = self.writer.begin(event, content)
         self.plan.size = max(self.plan.size, size)

@@ -56,7 +56,7 @@ class LoopInMemory:
             self.nbytes += sum(tensor.nbytes for tensor in tensors_of(call))
 
     def add_checkpoint(self, content: Mapping[str, Any]) -> None:
-        """Add a checkpoint before the next event."""
+        """Add the checkpoint of the present state, from which the next event begins."""
         self.contents[len(self.events)] = content
         self.nbytes += bytes_in(content)
 
