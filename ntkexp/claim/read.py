@@ -321,7 +321,8 @@ def named_nulls(
 
 
 def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
-    """Read the numbers of seeds of the stages. Raise unless they increase to all `seeds`.
+    """Read the numbers of seeds of the stages. Raise unless they increase, from at least 2 to
+    `seeds`.
 
     >>> planned_sizes([6, 24], 24)
     (6, 24)

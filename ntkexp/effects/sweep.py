@@ -232,8 +232,8 @@ class FixedMean(AbstractMean):
 
 
 class RenormalisedMean(AbstractMean):
-    """If an example is left out, the mean of its batch is over the other examples only. A batch of
-    one example is an exception.
+    """If an example is left out, the mean of its batch is over the other examples only. If there
+    are no other examples, the loss of the batch is 0.
     """
 
     def shares(
@@ -297,8 +297,8 @@ MEANS: dict[MeanName, AbstractMean] = {"renormalised": RenormalisedMean(), "fixe
 
 
 def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
-    """Return the convention named `mean`. If `effects` is "derivative", it gives derivatives in
-    place of finite removals.
+    """Return how the mean of a batch changes if an example is left out, by the name `mean`. If
+    `effects` is "derivative", the result gives derivatives, not finite removals.
     """
     return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
 

@@ -46,7 +46,7 @@ CHANGED = (
 
 
 def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
-    """Return the signature of some outputs.
+    """Return the signature σ_im of outputs, one row per example.
 
     >>> signature(torch.ones(2, 3, 5)).shape, signature(torch.ones(2)).shape
     (torch.Size([2, 3]), torch.Size([2, 1]))

@@ -286,8 +286,8 @@ class Observer:
         return summed * weight * self.setting.descent.scale
 
     def output_gradient(self, outputs: Float[Tensor, "point out"]) -> Float[Tensor, "train out"]:
-        """Return ℓ′, the gradient of the loss at the outputs, of all training examples, without
-        their weights.
+        """Return ℓ′, the gradient of the loss of each training example at its outputs. It does not
+        include the weights of the examples in the mean.
         """
         points = slice(0, self.setting.points.train)
         return self.setting.experiment.loss.output_gradient(
