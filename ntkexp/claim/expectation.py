@@ -92,8 +92,8 @@ class AbstractExpectation(Component, ABC):
 
     @abstractmethod
     def evidence(self, table: pd.DataFrame) -> Interval | Errors:
-        """Return the evidence from the rows of a table: the figure, its interval and its expected
-        range. All values in the column `value` are finite.
+        """Return the evidence from the rows of a table: a figure with its interval and its expected
+        range, or errors with their bounds. The caller removes rows whose `value` is not finite.
         """
 
     def levels(self, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:

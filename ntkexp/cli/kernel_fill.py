@@ -69,7 +69,9 @@ class FillOptions:
 
 
 def compose_for_tiles(overrides: Sequence[str] | None, common: CommonOptions) -> Experiment:
-    """Compose the experiment of the kernel. Use one thread per tile by default."""
+    """Compose the experiment whose settings define the kernel. If `threads` is not set, torch uses
+    one thread.
+    """
     experiment = common.compose(overrides)
     from ntkexp.run.environment import fix_circumstances
 

@@ -457,7 +457,7 @@ def keeps_pixels(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
 
 
 def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
-    """Average over fine pixels, axis by axis."""
+    """Average over the pixels that each coarse pixel covers (see `Coarse`), axis by axis."""
     after = pairs_after(coarse, pairs)
     for axis, one in enumerate(coarse):
         dim = values.dim() - 2 * (len(coarse) - axis)  # axis of the offsets; pixels follow

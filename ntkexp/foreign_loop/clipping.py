@@ -33,15 +33,18 @@ from ntkexp.shapes import Weights
 from ntkexp.text import counted
 
 SUM_EPS = 1e3  # eps: relative rounding error of a batch gradient summed in another order
-# largest rounding error, relative to the effect of noise of one eps in weights and inputs
+# rounding may change a gradient by this multiple of the effect of one eps of noise in weights and
+# inputs
 NOISE_MULTIPLE = 64
 CAST_EPS = 8  # eps of the lower precision: rounding error of the same sums by other kernels
-# largest distance of two equal factors or norms, in units of the error bound of each
+# two factors or norms count as equal if they differ by at most this many error bounds
 EQUAL_BOUNDS = 4
-MAX_MEAN = 1000  # the largest number n of terms in a mean
-# largest distance of two equal norms, in error bounds, for gradients with a single nonzero element
+MAX_MEAN = 1000  # a factor 2^k/n counts as a scale (a mean of n terms) if n is at most this
+# two bounds of clipping by value, or two norms of gradients with a single nonzero element, count as
+# equal if they differ by at most this many error bounds
 RESOLVED_BOUNDS = 0.05
-COMMON_SHARE = 0.1  # smallest fraction of a parameter's steps that share a norm or scale
+# a norm or scale is common if at least this fraction of a parameter's steps has it
+COMMON_SHARE = 0.1
 WHAT_ADDED = "was a term added to the loss, or a gradient changed by hand?"
 ASK_LOSSES = (
     "let a function return one loss for each example, and call it as trace.losses(function, *batch)"
@@ -49,7 +52,7 @@ ASK_LOSSES = (
 # changes of a factor or bound, in units in the last place. They are tried until a replayed gradient
 # has the bits of the gradient that the optimizer used
 UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
-RARE_SHARE = 0.01  # largest fraction of all factors that are near some 1/n by chance
+RARE_SHARE = 0.01  # limits n: about this fraction of random factors is near some 2^k/n
 ASK_ADDED = (
     f"{WHAT_ADDED} A penalty on weights is followed as weight_decay of "
     "the optimizer; one on another output, when that is part of the module's output (output=…), or "
@@ -88,7 +91,9 @@ class FactorFit:
     used."""
 
     factors: Mapping[str, float]
-    missed: float  # relative distance of the gradients, together or for the worst parameter
+    # distance of c g from the gradient that the optimizer used, relative to this gradient: for all
+    # parameters together, or for the worst one
+    missed: float
     failing: tuple[str, ...] = ()  # parameters that no factor explains, the worst first
     moved: Weights = field(default_factory=dict)  # rounding error of the replayed g, if measured
 
@@ -365,7 +370,7 @@ class Factors:
         return chosen
 
     def refuse_unexplained(self) -> None:
-        """Raise if a factor is neither a scale nor explained by clipping."""
+        """Raise if a factor of a gradient is neither a scale nor caused by clipping."""
         self.refuse_lone_elements()
         # a norm that several steps share is a clipping norm
         ordered = sorted(self.seen, key=lambda each: each.norm)

@@ -148,8 +148,8 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 # weight, or its number of tokens. The trace shows only the loss factor κ of each call, with
 # ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ.
 #
-# Without example i, a mean divides by Σm − mᵢ instead of Σm. This is known only if κ Σm is the same
-# at every call, up to the scale of a GradScaler. Unless `loss=` returns m, all examples of a call
+# Without example i, a mean divides by Σm − mᵢ instead of Σm. The loss is known to be such a mean only
+# if κ Σm is the same at every call, up to the scale of a GradScaler. Unless `loss=` returns m, all examples of a call
 # must have the same count: 1, or the number of outputs or targets of each.
 
 
@@ -308,8 +308,8 @@ def is_plain(mean: float, room: float) -> bool:
 
 
 SUM_ORDER_EPS = 1e4  # eps: relative rounding error of a gradient that is summed in another order
-NEAR_POWER = 0.01  # largest relative distance of c from a power of two, if much of g cancels
-SAME_NORM = 1e-3  # largest relative distance of the clipping norms of two steps, in float32
+NEAR_POWER = 0.01  # c may be a power of two up to this relative error, if terms of g cancel
+SAME_NORM = 1e-3  # relative tolerance for equal clipping norms of all steps, in float32
 
 
 @dataclass(kw_only=True)

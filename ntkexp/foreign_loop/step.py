@@ -199,8 +199,8 @@ class AbstractStore(ABC):
 
     @abstractmethod
     def end(self, outside: Outside, *, whole: bool) -> None:
-        """End the trace. `outside` are the changes after the last step. `whole` is False if the
-        loop was interrupted, perhaps before its first step."""
+        """End the trace. `outside` holds the changes of the model after the last step. `whole` is
+        False if the loop was interrupted, perhaps before its first step."""
 
     @abstractmethod
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:

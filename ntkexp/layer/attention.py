@@ -113,7 +113,7 @@ class SelfAttention(AbstractLayer):
             covariance, left, right = self.weights(covariance, K)
 
             def attended(values: Tensor) -> Tensor:
-                # OV_std² A(x) · A(x′)ᵀ
+                # OV_std² A(x) values A(x′)ᵀ
                 return self.OV_std**2 * (left @ values @ right.transpose(-1, -2))
 
             nngp = attended(K)

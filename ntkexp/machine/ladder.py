@@ -30,7 +30,11 @@ from ntkexp.records.results import Result, at_points, rounding_floor
 
 
 class Ladder(Component):
-    """The compared kernel machines. A path rule without a kernel machine of its name adds a row."""
+    """The kernel machines that are compared with the network.
+
+    If no kernel machine has the name of a path rule, as for a user's rule, the comparison has an
+    extra row for this rule.
+    """
 
     machine: tuple[AbstractMachine, ...]
 

@@ -196,9 +196,8 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def folder_of(folder: Path, path: Path) -> Path:
-    """Return the folder of a run, relative to the location of the sweep's file at `path`.
-
-    So the folder is found even if the outputs were copied elsewhere.
+    """Find the folder of a run from the location of the sweep's file `path`, even if the outputs
+    were copied elsewhere. Return its path.
     """
     outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
     candidates = (outputs / folder, outputs / "runs" / folder.name)

@@ -94,7 +94,7 @@ def secant(
     value: Float[Tensor, " row"],
     change: Float[Tensor, " weight"],
 ) -> Float[Tensor, "row weight"]:
-    """Return the smallest correction of `slopes` whose product with `change` is `value`.
+    """Return `slopes` plus the smallest correction, so that the product with `change` is `value`.
 
     If `change` is zero, return `slopes`.
 

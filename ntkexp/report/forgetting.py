@@ -84,7 +84,9 @@ class Forgetting:
 
     @property
     def halving(self) -> int:
-        """The smallest number of examples that together did half of the harm."""
+        """The smallest number of examples whose negative parts add up to at least half of `harm`; 0
+        if no part is negative.
+        """
         harm_so_far = np.cumsum([-self.by[k] for k in self.worst])
         if not len(harm_so_far):
             return 0

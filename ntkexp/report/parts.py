@@ -55,7 +55,9 @@ NO_EXAMPLE = {
 
 @dataclass(frozen=True)
 class OutputParts:
-    """The arrays of `records.contributions` at one output of one query, by the preferred rule."""
+    """The arrays of `records.contributions` at one output of one query, by the quadrature rule that
+    comes first in `RULE_ORDER`.
+    """
 
     arrays: xr.Dataset
     query: int  # index along the axis `query`

@@ -174,7 +174,7 @@ def spelt(number: float | None, spell: Callable[[float], str]) -> str:
 
 
 def refuse_unknown(keys: Sequence[str], runs: Sequence[ListedRun]) -> None:
-    """Raise if no run has one of the keys."""
+    """Raise if one of the keys is not a setting of any run."""
     known_keys = {key for run in runs for key in run.config}
     for key in keys:
         if key not in known_keys:

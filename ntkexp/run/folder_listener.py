@@ -372,7 +372,9 @@ class FolderListener(AbstractListener):
             raise KeyboardInterrupt
 
     def save(self, state: RunState) -> None:
-        """Force the files that the checkpoint refers to to the disk, then write the checkpoint."""
+        """Force the rows of the stored trajectory, if there is one, to the disk. Then write the
+        checkpoint.
+        """
         if self.rows is not None:
             self.rows.secure()
         state_and_seals = {

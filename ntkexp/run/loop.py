@@ -64,7 +64,7 @@ class AbstractListener(ABC):
         """Handle the end of a step of a backward pass, when a checkpoint may be written."""
 
     def on_late_rows(self, rows: Sequence[Row]) -> None:
-        """Receive the metrics of all steps that only the backward pass computes."""
+        """Receive the metrics that only the backward pass computes, as one row for each step."""
 
     def on_end(self) -> None:
         """Handle the end of the last pass, after which no checkpoint is written."""

@@ -161,8 +161,8 @@ class SameSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesByPhase:
-    """The changes of the integrated outputs in each phase. They are zero for phases that were not
-    reached.
+    """The changes, in each phase, of the outputs that have contributions or path kernels. They are
+    zero for phases that were not reached.
     """
 
     # contributions and decay of each phase, by quadrature rule

@@ -1,5 +1,5 @@
-"""Processes that train together (distributed data parallel): decisions of the first process, and
-the merged trace of all processes."""
+"""Processes that train together (distributed data parallel): results that only the first process
+computes, such as where the trace continues, and the merged trace of all processes."""
 
 from __future__ import annotations
 

@@ -550,7 +550,9 @@ def copies(
     owner: Owner,
     examples: int,
 ) -> Copies:
-    """Return the gradients of the table elements that each example read."""
+    """Return the gradients of the elements that each example read from a lookup table, such as an
+    embedding.
+    """
     cotangent = with_gain(use, cotangent)
     has_owner = owner >= 0
     if not has_owner.all():

@@ -5,7 +5,8 @@ A block has one of three formats, each the most compact one for a kind of operat
 
     Factored    Σ_u a_nu ⊗ β_ncu    a product z = a W, applied at the uses u of example n
     Rows        one number for each element of a parameter
-    Copies      the gradients of the table elements that each example read, and their indices
+    Copies      the gradients of the elements that each example read from a lookup table, such as
+                an embedding, and the indices of these elements
 
 A linear layer has one use for each example, a convolution has one for each output position. To
 multiply gradients out means to compute all elements Σ_u a_u ⊗ β_u from the factors.

@@ -452,7 +452,7 @@ class Total:
         begun: bool,
     ) -> None:
         """Add (⟨a, a′⟩ + s s′)⟨β, β′⟩ of one layer to the block of the kernel at the given rows and
-        columns.
+        columns. s s′ is the term of the biases (`bias_product`).
         """
         rows, columns = place
         out, out_ = self.outputs

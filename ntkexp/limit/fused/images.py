@@ -190,8 +190,9 @@ def origins(pixels: int, offset: int, reach: int, around: bool) -> Array:
 
 @compiled
 def halos(deep: Array, down: Array, across: Array) -> Array:
-    """Return the target and source indices of all halo pixels, [2, copy], given `origins` for each
-    axis.
+    """Return the flat indices of all halo positions, and of the positions that they copy, [2, copy].
+
+    `deep`, `down` and `across` are the results of `origins` for the three axes.
     """
     planes = deep.shape[0]
     rows = down.shape[0]

@@ -158,7 +158,9 @@ def scatter_reduce(call: Call) -> Result:
         counts = (scatter(torch.ones_like(written.start)) == 0).to(kind)
 
     def shares(result: Tensor, own: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the share of each value in the largest, of the target and of the source."""
+        """Return the weight of each value of the target, and of each value of the source, in the
+        maximum: 1/k for each of the k values that are equal to the maximum, 0 for others.
+        """
         of_target = (own == result) * counts
         of_source = (values == gather(result)).to(kind)
         number = of_target + scatter(of_source)

@@ -18,9 +18,10 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, Way, tot
 from ntkexp.kernel.secant.rules.bilinear import terms_of
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
-# nodes for ∫ e^{sA₁} V e^{(1−s)A₀} ds; for norms up to 1, the error 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
+# nodes for ∫ e^{sA₁} V e^{(1−s)A₀} ds; if the norms of A₀ and A₁ are at most 1, the error relative
+# to V is about 2¹⁶ (8!)⁴/(17 (16!)³) = 1e-18
 GAUSS_NODES = 8
-ROUNDING_MULTIPLE = 100  # largest rounding error, in eps
+ROUNDING_MULTIPLE = 100  # eps: if a formula misses a difference by more than this, it is corrected
 UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
 BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
 OVERLAP = 0.5  # eigenvectors at start and end with at least this overlap count as the same
