@@ -26,7 +26,9 @@ from ntkexp.on_disk import blocks, summed
 
 MAX_LANCZOS_PRODUCTS = 100
 LANCZOS_TOLERANCE = 1e-7
-"""Stop if one more product changes the eigenvalue by at most this fraction."""
+"""Stop the Lanczos iteration if one more product with the matrix changes the largest eigenvalue by
+at most this fraction.
+"""
 
 
 def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> float:

@@ -642,7 +642,8 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
 
 
 MAX_REPEAT_ERROR = 0.01
-"""Warn if repeating the training changes outputs by more than this fraction of removals' changes.
+"""Warn if an exact repetition of the training changes outputs by more than this fraction of the
+changes by removals.
 """
 
 

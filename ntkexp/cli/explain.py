@@ -174,7 +174,7 @@ def write_text(
 
 
 def check_picture(file: Path | None) -> None:
-    """Refuse a picture of an unknown format, before the slow explanation begins."""
+    """Raise if the format of the picture is unknown, before the slow explanation begins."""
     if file is not None and file.suffix not in PICTURE_SUFFIXES:
         suffixes = " or ".join(PICTURE_SUFFIXES)
         raise Mistake(f"--picture={file}: it takes a file whose name ends in {suffixes}")

@@ -203,8 +203,8 @@ def find_leak(
     learned: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
     read: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
 ) -> tuple[int, int] | None:
-    """Find an example that is trained in one phase and only evaluated in another. Return both
-    phases.
+    """Find a training example of one phase that is evaluated in another phase, but is not a
+    training example there. Return both phases.
 
     `learned` and `read` contain examples and their phases. Return None if there is no such example.
 
@@ -424,7 +424,9 @@ def one_thread() -> Iterator[None]:
 
 
 def refuse_leaks(train: Split, others: Sequence[Split]) -> None:
-    """Raise if an example is trained in one phase and only evaluated in another."""
+    """Raise if a training example of one phase is evaluated in another phase, but is not a training
+    example there.
+    """
     if train.phase is None:
         return
     for split in others:

@@ -174,7 +174,7 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
 
 
 class Forbidden(pickle.UnpicklingError):
-    """Raised if a pickle contains a name that no array of bytes needs."""
+    """Raised if a pickle names a class or function that an array of bytes does not need."""
 
 
 class Type:

@@ -167,7 +167,7 @@ def summed(
 #     Σᵢ (κᵢ∇ℓᵢ)² ≈ (Σᵢ ξᵢκᵢ∇ℓᵢ)²,        ξᵢ ~ N(0, 1)
 
 
-DRAWS = 2  # gradients with random factors; a single one may be small by chance
+DRAWS = 2  # number of draws of the factors ξ; a single gradient may be small by chance
 
 
 def credit_of_rows(

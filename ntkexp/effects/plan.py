@@ -101,9 +101,9 @@ class SweepMemory:
 #     F(w) = the outputs after training with the weight w for a random twentieth of the examples
 
 
-# in 12 runs, the growth was above 1e3 if derivatives were useless, and below 3 otherwise
+# in 12 runs, max_s ‖a_s‖/‖a_T‖ was above 1e3 if derivatives were useless, and below 3 otherwise
 CHAOTIC_GROWTH = 1e3
-# in 12 runs, effects predicted removals if the agreement was above .86, but not below .73
+# in 12 runs, effects predicted removals if the agreement was above .86, and failed below .73
 MIN_AGREEMENT = 0.8
 SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the gradient
 
@@ -114,7 +114,7 @@ class Caveats:
 
     # growth of the adjoint a of the weights, from the last step back: max_s ‖a_s‖/‖a_T‖
     growth: float
-    agreement: float | None = None  # None: not measured
+    agreement: float | None = None  # of the two halves of a removal; None if not measured
     kinks: Sequence[str] = ()  # operations and losses with a discontinuous derivative
     eps: float | None = None  # ε of an adaptive optimizer
 

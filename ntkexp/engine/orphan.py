@@ -12,8 +12,8 @@ import signal
 import sys
 from types import FrameType
 
-CHECK_SECONDS = 0.1  # interval between checks
-LAST = "ntkexp.engine.local"  # the last module that the server imports
+CHECK_SECONDS = 0.1  # interval between checks that the parent process still runs
+LAST = "ntkexp.engine.local"  # the last module that the server imports; the checks then end
 
 COMMAND = os.getppid()
 

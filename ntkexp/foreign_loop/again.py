@@ -82,8 +82,8 @@ def trained_again(again: Again, weighing: Weighing, place: Path | None = None) -
 # output in every run.
 
 
-# largest distance between the outputs of both loops with all weights 1, relative to the effects of
-# removals
+# With all weights 1, the second loop must end at the outputs of the first one, up to this fraction
+# of the changes by removals.
 REPEAT_TOLERANCE = 0.01
 GROUPS_SEED = 0  # seed of the random groups that are left out in retrainings
 

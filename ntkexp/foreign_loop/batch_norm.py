@@ -202,7 +202,8 @@ class RunningStatistics:
 
 
 BATCH_STATISTICS_TOLERANCE = 1e3  # eps: relative rounding error of sums in a different order
-BATCH_CAST_TOLERANCE = 8  # eps of the lower precision: rounding error by other kernels under casts
+# eps of the lower precision: rounding error if torch computes the same sums differently under casts
+BATCH_CAST_TOLERANCE = 8
 
 
 @contextmanager

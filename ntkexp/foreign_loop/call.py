@@ -162,8 +162,8 @@ KERNEL_SWITCHES: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] 
     "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     "mkldnn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
 }
-"""Switches for kernels of attention, and of products on CPUs: a function that reads the switch, and
-a function that sets it."""
+"""Switches between torch's implementations of attention, and of products on CPUs: a function that
+reads the switch, and a function that sets it."""
 
 
 def forbidden_kernels() -> frozenset[str]:

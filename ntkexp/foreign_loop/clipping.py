@@ -36,7 +36,7 @@ SUM_EPS = 1e3  # eps: relative rounding error of a batch gradient summed in anot
 # rounding may change a gradient by this multiple of the effect of one eps of noise in weights and
 # inputs
 NOISE_MULTIPLE = 64
-CAST_EPS = 8  # eps of the lower precision: rounding error of the same sums by other kernels
+CAST_EPS = 8  # eps of the lower precision: rounding error if torch computes sums differently
 # two factors or norms count as equal if they differ by at most this many error bounds
 EQUAL_BOUNDS = 4
 MAX_MEAN = 1000  # a factor 2^k/n counts as a scale (a mean of n terms) if n is at most this

@@ -27,11 +27,13 @@ from ntkexp.text import counted, is_digest, several
 if TYPE_CHECKING:
     import xarray as xr
 
-EQUAL_INPUTS = "equal_inputs"  # the attribute with the sentence
-# rounding error of equal rows under casts, relative to the largest ∂L/∂f: 8 eps of bfloat16
+EQUAL_INPUTS = "equal_inputs"  # the attribute with the sentence on repeated inputs
+# under casts, ∂L/∂f of rows with equal inputs may differ by this fraction of the largest |∂L/∂f|: 8
+# eps of bfloat16
 ROUNDED_SHARE = 0.06
-# many uses are reported only if at least this fraction of examples is used about equally often, and
-# several labels only if at most the remaining fraction has them
+# Report examples with many uses only if at least this fraction of all examples is used about
+# equally often. Report examples with several labels only if they are at most the fraction
+# 1 − USUAL_SHARE.
 USUAL_SHARE = 0.9
 FEWEST_EXAMPLES = 10  # with fewer examples, the number of uses is not examined
 

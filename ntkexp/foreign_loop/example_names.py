@@ -116,7 +116,7 @@ def names_of(inputs: Inputs, ids: Ids, count: int | None = None) -> tuple[str, .
 # rows is unknown.
 
 
-DATASET = "dataset"  # the value of `ids=`
+DATASET = "dataset"  # value of `ids=`: name examples by their index in the data set
 # number of latest batches that are searched: a loop may load several before it calls the model
 RECENT_BATCHES = 256
 

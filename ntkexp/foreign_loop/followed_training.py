@@ -148,9 +148,9 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 # weight, or its number of tokens. The trace shows only the loss factor κ of each call, with
 # ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ.
 #
-# Without example i, a mean divides by Σm − mᵢ instead of Σm. The loss is known to be such a mean only
-# if κ Σm is the same at every call, up to the scale of a GradScaler. Unless `loss=` returns m, all examples of a call
-# must have the same count: 1, or the number of outputs or targets of each.
+# Without example i, a mean divides by Σm − mᵢ instead of Σm. The loss is known to be such a mean
+# only if κ Σm is the same at every call, up to the scale of a GradScaler. Unless `loss=` returns m,
+# all examples of a call must have the same count: 1, or the number of outputs or targets of each.
 
 
 MAX_WHOLE_NUMBER = 1000  # largest integer that a mean may be multiplied or divided by

@@ -25,7 +25,8 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 """A function from token ids to their text, such as a tokenizer's `decode`."""
 
 MAX_SHOWN_BYTES = 500e6  # largest memory for copies of examples during the attribution
-MAX_COPIED_BYTES = 50e6  # if queries and examples take more, only the strongest are kept
+# if all queries and examples take more bytes, copy only the strongest examples and their queries
+MAX_COPIED_BYTES = 50e6
 PREFERRED = ("input_ids", "pixel_values")  # inputs of Hugging Face models that are shown if present
 FILLER = -1  # pads short texts to the length of the longest one
 

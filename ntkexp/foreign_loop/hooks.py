@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 FOLLOWING: WeakSet[FollowHook] = WeakSet()
-"""All hooks in this process."""
+"""All hooks in this process. `silence` disables them in a forked process."""
 
 
 class FollowHook:

@@ -58,7 +58,8 @@ class CalledModule:
     module: nn.Module  # copy in evaluation mode
     output: Output
     casts: Autocast | None = None  # autocast of the loop
-    same_kernels: bool = False  # True if replays presumably use the same kernels as the loop
+    # True if replays presumably use the same implementations of operations as the loop
+    same_kernels: bool = False
     twins: dict[tuple[LayerModes, torch.dtype | None], nn.Module] = field(default_factory=dict)
     long: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)  # converted tensors
     measured: MeasuredQueries | None = None  # the measure of the outputs at the queries

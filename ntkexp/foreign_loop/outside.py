@@ -299,7 +299,7 @@ def have_same_bits(one: Tensor, other: Tensor) -> bool | Tensor:
 
 
 LARGE_MODEL_BYTES = 1e8  # size of the weights of a large model
-KEPT_BYTES = 2**28  # largest allocation whose memory the process keeps after it is freed
+KEPT_BYTES = 2**28  # the process keeps freed memory of allocations up to this size
 MMAP_THRESHOLD = -3  # option of mallopt
 TRIM_THRESHOLD = -1  # option of mallopt
 GLIBC_MAXIMA = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}  # limits of glibc's dynamic values

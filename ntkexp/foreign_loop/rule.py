@@ -177,7 +177,8 @@ class AbstractOptimizerRule(ABC):
 
 
 SIGNATURE_PARTS = 16
-MAX_SUMMED = 2**14  # terms in one sum of the tensor's dtype
+# sums in the tensor's dtype have at most this many terms; a signature adds them in float64
+MAX_SUMMED = 2**14
 Numbers: TypeAlias = NDArray[np.float64]
 """A signature in double precision, in host memory."""
 

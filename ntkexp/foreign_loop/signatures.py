@@ -29,9 +29,10 @@ from ntkexp.model.functional import as_rows
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
-OUTPUT_TOLERANCE = 1e3  # eps: relative rounding error of outputs by other kernels
+OUTPUT_TOLERANCE = 1e3  # eps: relative rounding error of outputs that torch computes differently
 CAST_TOLERANCE = 8  # eps of the lower precision, under casts
-# largest rounding error, relative to the effect of noise of one eps in weights and inputs
+# rounding may change outputs by this multiple of the effect of one eps of noise in weights and
+# inputs
 NOISE_FACTOR = 64.0
 CAST_NOISE_FACTOR = 2.0  # NOISE_FACTOR under casts
 NOISE_REPEATS = 4  # repeated calls, which detect hidden randomness

@@ -41,8 +41,8 @@ Sign: TypeAlias = Callable[[Weights], Weights]
 """A function that returns the signature (random projection) of every tensor."""
 
 HALVINGS = 40  # the search covers bounds down to 2^-40 times the largest element
-MAX_ITERATIONS = 100  # of Newton's method for a bound
-STARTS = 4  # Newton's method begins at this many bounds, the best of the search
+MAX_ITERATIONS = 100  # iterations of Newton's method for a bound
+STARTS = 4  # Newton's method starts at the best bounds of the search, this many
 DIGITS = (1, 2, 3, 4, 5, 6, 8, 10, 12)  # numbers of digits of bounds that users type
 NEARLY_ONE = 1 - 1e-6  # the search begins at this fraction of the largest element
 
@@ -83,7 +83,7 @@ class GradientFactors:
     used: c of each parameter, and e of each element of the parameters that were clipped by value."""
 
     factors: Mapping[str, float]
-    missed: float  # relative distance of the gradients
+    missed: float  # relative distance of c e g from the gradient that the optimizer used
     elements: Weights = field(default_factory=dict)
     clipped: ValueBound | None = None
 

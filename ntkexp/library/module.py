@@ -102,7 +102,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def refuse_unfit(inputs: object, name: str) -> None:
-    """Raise if inputs contain no example, or a tensor that is not a plain array of numbers.
+    """Raise if there is no example, or if a tensor of the inputs is not a plain array of numbers.
 
     >>> refuse_unfit(torch.ones(0, 3), "x1")
     Traceback (most recent call last):
@@ -153,7 +153,7 @@ def refuse_unlike_outputs(left: int, right: int) -> None:
 def refuse_failing(
     module: nn.Module, output: str | int | None, inputs: Mapping[str, Inputs]
 ) -> None:
-    """Raise if the module alone fails on the inputs, or cannot be differentiated there."""
+    """Raise if the module fails on the inputs, or cannot be differentiated there."""
     for name, weight in module.named_parameters():
         if isinstance(weight, UninitializedParameter) or weight.is_meta:
             raise Mistake(

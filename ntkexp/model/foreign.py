@@ -127,7 +127,7 @@ def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
 
 
 def refuse_untrainable(given: str, module: nn.Module) -> None:
-    """Raise if the module has no trained parameters, a complex one, or one with a hook."""
+    """Raise if the module has no trained parameter, or if a parameter is complex or has a hook."""
     weights = dict(module.named_parameters())
     if not any(weight.requires_grad for weight in weights.values()):
         why = (

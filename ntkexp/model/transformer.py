@@ -51,7 +51,7 @@ class Transformer(AbstractArchitecture):
         return Encoder(embedding, blocks, self.width, readout)
 
     def refuse_unfit(self, task: LearningTask) -> None:
-        """Raise if `tied`, unless there is one output per token."""
+        """Raise if `tied` is set, but the network does not have one output per token."""
         if self.tied and task.outputs != task.vocabulary:
             raise Mistake(
                 f"model.tied=true reads one output per token, {task.vocabulary} of them, and the "

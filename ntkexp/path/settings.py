@@ -49,8 +49,9 @@ class Kernel(Component):
 # switch between phases of training adds a kernel.
 
 
-MAX_WAIT_GROWTH = 4.0  # largest ratio of consecutive waiting times
-MAX_KERNELS = 10**5  # each kernel is a file
+# The interval between stored kernels grows or shrinks by at most this factor.
+MAX_WAIT_GROWTH = 4.0
+MAX_KERNELS = 10**5  # largest number of stored kernels; each is a file
 
 
 class AbstractTimetable(Resumable, ABC):
@@ -181,7 +182,6 @@ class Path(Component):
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
-        """Raise if some settings contradict each other."""
         names = [rule.option for rule in self.rule]
         if not names or len(set(names)) < len(names):
             raise Mistake(

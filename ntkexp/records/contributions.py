@@ -101,7 +101,8 @@ MEASURE = "measure"
 DIMS = ("query", "out", "example")
 QUERY_OUT = DIMS[:2]
 RULE_ORDER = {"secant": 0, "gauss": 1, "left": 3}
-"""The order of preference of rules. A user's rule has the number 2, and comes before `left`."""
+"""The order of preference of quadrature rules. A user's rule has the number 2, and comes before
+`left`."""
 
 
 class ByStep(NamedTuple):
@@ -188,7 +189,7 @@ CONTRIBUTION_KINDS: Mapping[str, Dims] = {
 """The axes of each kind of array."""
 
 REQUIRED_BESIDE = {BY_STEP: (STEP, LAST_STEP), BY_COMPONENT_STEP: (STEP, LAST_STEP)}
-"""The arrays that must exist if an array of this kind exists."""
+"""For each kind of array, the other arrays that must exist with it."""
 
 
 def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: int) -> None:
@@ -486,7 +487,7 @@ class Removal:
     shares: NDArray[np.float64]
     by_step: NDArray[np.float64]
     growth: float  # growth of the adjoint in the backward pass
-    repeated: float  # difference of an exact repetition from the run, relative to the change
+    repeated: float  # difference of an exact repetition from the run, relative to `actual`
     emptied: int  # number of steps with an empty batch, because all its examples are left out
 
     @property

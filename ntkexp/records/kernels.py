@@ -263,9 +263,8 @@ def finish_kernels(path: Path) -> int:
 
 
 def refuse_odd_kernels(path: Path, lengths: Mapping[str, int]) -> None:
-    """Raise if the kernel store does not have the format that runs write.
-
-    Raise, too, if its axes do not have these lengths.
+    """Raise if the kernel store does not have the format that runs write, or if its axes do not
+    have these lengths.
     """
     store = read_store(path)
     snapshots = {"snapshot": store.arrays["step"].shape[0]} if "step" in store.arrays else {}

@@ -307,7 +307,7 @@ def entry_of_line(line: Mapping[str, Any]) -> RegisterEntry:
 
 def refuse_spent_seeds(name: str, changed: Mapping[str, Json], then: Mapping[str, Json]) -> None:
     """Raise if only the seeds of a claim have changed since it was tested, and the new version uses
-    a seed again.
+    one of the tested seeds again.
     """
     if any(key.rpartition(".")[2] not in {"seeds", "planned"} for key in changed):
         return  # other fields changed, so this is a different claim

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import LeaveOut
 from ntkexp.text import counted, percent, short
 
-MIN_CORRELATION = 0.5  # effects with a smaller correlation are shown only with a warning
+# If predicted effects correlate less with retrainings, they are shown only with a warning.
+MIN_CORRELATION = 0.5
 # If training amplifies small differences of the weights by more than this factor, leave-out effects
 # are dominated by chance.
 MAX_GROWTH = 1e3

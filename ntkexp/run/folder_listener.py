@@ -372,7 +372,7 @@ class FolderListener(AbstractListener):
             raise KeyboardInterrupt
 
     def save(self, state: RunState) -> None:
-        """Force the rows of the stored trajectory, if there is one, to the disk. Then write the
+        """Force the rows of the stored trajectory, if any, to the disk. Then write the
         checkpoint.
         """
         if self.rows is not None:

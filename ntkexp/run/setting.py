@@ -201,7 +201,7 @@ def components_of_run(experiment: Experiment, problem: Problem) -> Components:
 
 
 RETRAININGS = 2
-"""Lower bound on the cost of a backward pass through training for one output, in training runs."""
+"""A backward pass through training for one output costs at least as much as this many trainings."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,9 @@ from ntkexp.text import counted, duration
 
 
 TRAINING_SHARE = 0.9  # training's share of a run's time; the rest is for files and pictures
-PRIOR_SECONDS = 20.0  # weight of the assumed speed 1 in the estimate, in worker seconds
+# weight of the initial estimate of the speed (1: jobs take as long as their costs say), in worker
+# seconds
+PRIOR_SECONDS = 20.0
 
 
 @dataclass
@@ -54,8 +56,7 @@ class RemainingTime:
 
     costs: Mapping[str, float]
     workers: int
-    # weight of the assumed speed 1 in the estimate, in worker seconds; 0 if costs have no known
-    # unit
+    # weight of the initial speed 1 (see `PRIOR_SECONDS`); 0 if costs have no known unit
     believed: float = PRIOR_SECONDS
     shares: dict[str, float] = field(default_factory=dict)  # the completed share of each begun job
     begun: dict[str, float] = field(default_factory=dict)  # start times of the running jobs

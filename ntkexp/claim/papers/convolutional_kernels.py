@@ -137,8 +137,8 @@ def autograd_kernel(module: nn.Module, layer: str, x: Tensor) -> Float[Tensor, "
 
 
 def per_pixel(layer: nn.Module, given: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a layer's input patches [example, pixel, entry], and `g` rearranged as [example, pixel,
-    out].
+    """Return a layer's input patches [example, pixel, entry], and `g` rearranged as
+    [example, pixel, out].
 
     `given` is the input of the layer, and `g` the gradient with respect to its output. A dense
     layer has one pixel.

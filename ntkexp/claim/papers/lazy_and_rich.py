@@ -472,7 +472,8 @@ def share(values: Sequence[float]) -> float:
 
 FIRST_POWERS = 30
 FOLLOWING_POWERS = 3
-"""The number of power iterations for the largest eigenvalue at the start, and for each update."""
+"""The numbers of power iterations: for the first estimate of the largest eigenvalue, and for each
+later one."""
 
 
 class LateGeneralising(AbstractTrial):

@@ -337,7 +337,7 @@ def margin_bound(
 ) -> float:
     """Return the bound on the error (see `MarginBound`).
 
-    >>> margin_bound(1e-12 * np.eye(200), np.ones(200), np.ones(200)) > 1  # a diagonal kernel only memorises
+    >>> margin_bound(1e-12 * np.eye(200), np.ones(200), np.ones(200)) > 1  # diagonal: memorises
     True
     >>> round(margin_bound(np.ones((200, 200)), np.ones(200), np.ones(200)), 2)
     0.43

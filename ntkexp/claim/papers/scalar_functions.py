@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-9
-"""A value counts as unchanged if its change, relative to the change of f at the observation x′, is
-smaller.
+"""A value counts as unchanged if its change is smaller than this fraction of the change of f at the
+observation x′.
 """
 
 Integer = Annotated[int, Field(ge=-(10**4), le=10**4)]

@@ -49,7 +49,7 @@ from ntkexp.model.functional import Output
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
 
-MAX_KNOWN_CLIPS = 4  # different clippings by value (scale and bound) that later steps try first
+MAX_KNOWN_CLIPS = 4  # number of earlier clippings by value (scale, bound) that a step tries first
 
 
 # --- Replay of one event (a step of one optimizer) after another.

@@ -190,7 +190,8 @@ def origins(pixels: int, offset: int, reach: int, around: bool) -> Array:
 
 @compiled
 def halos(deep: Array, down: Array, across: Array) -> Array:
-    """Return the flat indices of all halo positions, and of the positions that they copy, [2, copy].
+    """Return the flat indices of all halo positions, and of the positions that they copy,
+    [2, copy].
 
     `deep`, `down` and `across` are the results of `origins` for the three axes.
     """

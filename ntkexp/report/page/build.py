@@ -91,7 +91,7 @@ from ntkexp.text import listed, short
 HERE = Path(__file__).parent
 CLAIMS = "claims.html"
 TABLE_ROWS_AT_ONCE = 25  # rows of a table that are visible at a time
-SHOWN_TEXTS = 8  # training texts that are shown in full
+SHOWN_TEXTS = 8  # number of training texts that are shown in full
 EXPLAINED_RUNS = 4  # runs with explanations, per page
 EXPLAINED_QUERIES = 3  # explained queries per run
 MAX_EXPLAINED_EXAMPLES = 2000  # runs with more training examples are not explained
