@@ -95,7 +95,7 @@ def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
 
 
 def refuse_other(experiment: Experiment) -> None:
-    """Raise unless training is plain gradient descent from random outputs."""
+    """Raise unless training is plain gradient descent, and the outputs before it are random."""
     optimizer = experiment.optimizer
     if not experiment.loss.is_quadratic or type(optimizer) is not GD:
         raise Mistake("the processes describe loss=squared and optimizer=gd; choose them")

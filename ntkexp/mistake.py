@@ -177,7 +177,7 @@ def checked_count(name: str, value: object, least: int, most: int = 10**7) -> in
 
 
 def refuse_special(path: Path, shown_as: str, largest: int) -> int:
-    """Raise for a pipe or device, whose content may never end, and for a file above `largest` bytes.
+    """Raise for a pipe or device, whose content may never end, or a file of over `largest` bytes.
 
     Return the size in bytes.
 

@@ -237,7 +237,8 @@ class Circumstances:
     # states of the generators that were used
     states: Mapping[str, Tensor] = field(default_factory=dict)
     autocast: Autocast | None = None
-    forbidden: frozenset[str] = frozenset()  # names in KERNEL_SWITCHES
+    # implementations that torch was forbidden to use, by their names in `KERNEL_SWITCHES`
+    forbidden: frozenset[str] = frozenset()
 
     @contextmanager
     def again(self) -> Iterator[None]:

@@ -252,7 +252,7 @@ class Multiplied:
     factor: float
     squares: array[float]  # squared norm of each parameter's gradient after multiplication
     single: bool  # True if at most one element of all gradients is not zero
-    bound: float  # relative rounding error
+    bound: float  # relative rounding error of `factor` and of the norm
 
     @property
     def norm(self) -> float:
@@ -300,7 +300,7 @@ class ValueBound:
     step: int
     value: float
     elements: int  # number of clipped elements
-    bound: float  # relative rounding error
+    bound: float  # relative rounding error of `value`
 
     def is_near(self, value: float) -> bool:
         return nearly_equal(self.value, value, RESOLVED_BOUNDS * self.bound)

@@ -61,7 +61,8 @@ class CalledModule:
     # True if replays presumably use the same implementations of operations as the loop
     same_kernels: bool = False
     twins: dict[tuple[LayerModes, torch.dtype | None], nn.Module] = field(default_factory=dict)
-    long: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)  # converted tensors
+    # half-precision tensors of the module, converted to a longer dtype, by id and dtype
+    long: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     measured: MeasuredQueries | None = None  # the measure of the outputs at the queries
 
     # --- Functions without casts

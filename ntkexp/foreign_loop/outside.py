@@ -53,7 +53,8 @@ class FrozenTensors:
 
     model: nn.Module
     copy: nn.Module  # copy of the model from the start
-    checked: dict[str, tuple[Tensor, int]] = field(default_factory=dict)  # tensors and `_version`s
+    # each tensor of the model, and its `_version` at the latest check
+    checked: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, tensor in named_tensors(self.model).items():

@@ -34,7 +34,7 @@ CAST_TOLERANCE = 8  # eps of the lower precision, under casts
 # rounding may change outputs by this multiple of the effect of one eps of noise in weights and
 # inputs
 NOISE_FACTOR = 64.0
-CAST_NOISE_FACTOR = 2.0  # NOISE_FACTOR under casts
+CAST_NOISE_FACTOR = 2.0  # replaces NOISE_FACTOR under casts
 NOISE_REPEATS = 4  # repeated calls, which detect hidden randomness
 
 SIGNATURE_VECTORS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}

@@ -223,7 +223,8 @@ class ClipSearch:
     sign: Sign
     rounding: float  # bound on the relative rounding error of a gradient
     moved: Weights  # signatures of the measured rounding error of g
-    largest: Sequence[float] = ()  # largest elements of gradients that are known exactly
+    # candidates for the bound: the largest elements of those gradients that are known exactly
+    largest: Sequence[float] = ()
 
     def found(self, earlier: Sequence[ValueClip]) -> ValueClip | None:
         """Return the clipping, or None. Try the clippings of earlier steps first."""

@@ -119,7 +119,7 @@ class LatestCall:
     """The circumstances of the latest call, recorded before its first layer runs."""
 
     generators: Mapping[str, Tensor] = field(default_factory=dict)  # random states before the call
-    forbidden: frozenset[str] = frozenset()  # names in call.KERNEL_SWITCHES
+    forbidden: frozenset[str] = frozenset()  # see `Circumstances`
     autocast: Autocast | None = None
     is_at_first_layer: bool = True
 
@@ -155,7 +155,8 @@ class Watch:
     latest: LatestWeights = field(default_factory=LatestWeights)
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
-    states_before: dict[str, dict[str, Any]] = field(default_factory=dict)  # entries in rule.needs
+    # entries of each parameter's optimizer state before the step that the rule needs (`rule.needs`)
+    states_before: dict[str, dict[str, Any]] = field(default_factory=dict)
     # if there are several optimizers: the index of the optimizer that moved each parameter last, and
     # the number of steps of each parameter by each optimizer
     movers: dict[str, int] = field(default_factory=dict)

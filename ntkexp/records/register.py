@@ -51,7 +51,7 @@ FIRST_REASON = "first version that was registered"
 """The default reason of a claim's first entry."""
 MIN_REASON_WORDS = 4
 MAX_UNSEALED_LINES = 1  # number of complete lines that a killed process may leave unsealed
-SAME_FIGURE_TOLERANCE = 1e-6  # relative; repetitions of a test differ by rounding
+SAME_FIGURE_TOLERANCE = 1e-6  # relative tolerance: repetitions of a test differ by rounding
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,7 @@ class EffectsFound:
     values: Float[Tensor, "point out example"]
     facts: Mapping[str, float | str]
     caveats: list[str]
-    check: LeaveOut | None  # comparison with retraining
+    check: LeaveOut | None  # comparison of these effects with retrainings
 
 
 def effects_swept(

@@ -50,7 +50,7 @@ NO_EXAMPLE = {
     "carried": "earlier momentum",
     "other_steps": "other steps",
 }
-"""Names in words of the parts of the change that no example caused."""
+"""Names, in words, of the parts of the change that no example caused."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class CheckpointPlan:
     fixed: bool  # True if the user gave the interval
     most: int  # longest interval that can be replayed in memory
     size: float  # bytes of one checkpoint
-    share: float  # largest bytes of all checkpoints
+    share: float  # upper limit for the bytes of all checkpoints together
 
     @classmethod
     def of(

@@ -122,7 +122,7 @@ def find_place(
 
 
 def refuse_other_loop(files: TraceFolder, config: Mapping[str, Json]) -> None:
-    """Raise if a folder has a run that is not a trace, or the trace of another loop."""
+    """Raise if the run in a folder is not a trace, or is the trace of another loop."""
     path = files.folder.path
     stored = read_object(path / CONFIG).get("follow")
     wanted = config.get("follow")
@@ -232,7 +232,7 @@ class DiskStore(AbstractStore):
 
     files: TraceFolder
     processes: Processes
-    config: Mapping[str, Json]  # describes the loop
+    config: Mapping[str, Json]  # description of the loop
     start: Mapping[str, object]  # the content of start.bin
     known: Sequence[KnownOptimizer]
     output: Output

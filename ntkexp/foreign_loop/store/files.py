@@ -197,7 +197,7 @@ class TraceFolder:
 
 
 LENGTH_BYTES = 8
-ALIGNMENT = 16  # bytes
+ALIGNMENT = 16  # the head and each tensor are padded to multiples of this many bytes
 PLAIN_TYPES = (bool, int, float, str, type(None))
 CONTAINERS: Mapping[str, Callable[[list[Any]], Any]] = {"dict": dict, "tuple": tuple}
 """The container types by name. All other containers become lists."""

@@ -97,7 +97,7 @@ def current_processes() -> Processes:
 
 
 UNTIL_ENDED = 60.0  # seconds to wait for the other processes after the first has ended
-POLL_INTERVAL = 0.05  # seconds
+POLL_INTERVAL = 0.05  # seconds between checks whether a process has ended
 
 
 def find_shards(files: TraceFolder) -> list[TraceFolder]:

@@ -81,7 +81,7 @@ class Request:
     trained: frozenset[str]
     owned: Owners
     mixtures: Mixtures
-    as_copies: bool = False  # allow `Copies` blocks for tables; programs ignore it
+    as_copies: bool = False  # allow `Copies` blocks for lookup tables; programs ignore it
 
     def read(self, *, at_once: bool) -> Jacobian:
         """Read the Jacobian without a program, for all outputs (or mixtures of outputs) at once, or

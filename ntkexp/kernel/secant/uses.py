@@ -138,7 +138,7 @@ class Element:
 
     tap: Float[Tensor, "..."]
     source: Source
-    positions: Int[Tensor, "..."]  # flat index in the weight of each element of the tap
+    positions: Int[Tensor, "..."]  # for each element of the tap, its flat index in the weight
     gain: Float[Tensor, "..."] | float = 1.0
 
 

@@ -29,8 +29,8 @@ Function: TypeAlias = Callable[[Tensor], Tensor]
 
 # (n_k, w_k): three Gauss nodes on [−1, 1], with weights that sum to one
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
-# largest d for Gauss nodes; the error, d⁷/2e6 × the sixth derivative of the integrand, is then less
-# than rounding
+# Use Gauss nodes if d = |z₁ − z₀| is at most this. The error, d⁷/2e6 × the sixth derivative of the
+# integrand, is then less than rounding.
 GAUSS_RANGE = 0.02
 
 
