@@ -308,7 +308,8 @@ def is_plain(mean: float, room: float) -> bool:
 
 
 SUM_ORDER_EPS = 1e4  # eps: relative rounding error of a gradient that is summed in another order
-NEAR_POWER = 0.01  # c may be a power of two up to this relative error, if terms of g cancel
+# if c is nearly a power of two, up to this relative distance, measure whether terms of g cancel
+NEAR_POWER = 0.01
 SAME_NORM = 1e-3  # relative tolerance for equal clipping norms of all steps, in float32
 
 

@@ -155,7 +155,7 @@ class Watch:
     latest: LatestWeights = field(default_factory=LatestWeights)
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
-    # entries of each parameter's optimizer state before the step that the rule needs (`rule.needs`)
+    # by parameter: the optimizer's state before the step, with only the entries in `rule.needs`
     states_before: dict[str, dict[str, Any]] = field(default_factory=dict)
     # if there are several optimizers: the index of the optimizer that moved each parameter last, and
     # the number of steps of each parameter by each optimizer

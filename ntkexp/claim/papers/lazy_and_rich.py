@@ -472,8 +472,9 @@ def share(values: Sequence[float]) -> float:
 
 FIRST_POWERS = 30
 FOLLOWING_POWERS = 3
-"""The numbers of power iterations: for the first estimate of the largest eigenvalue, and for each
-later one."""
+"""The numbers of power iterations for the first estimate of the largest eigenvalue, and for each
+later estimate.
+"""
 
 
 class LateGeneralising(AbstractTrial):

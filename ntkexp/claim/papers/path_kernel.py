@@ -337,7 +337,7 @@ def margin_bound(
 ) -> float:
     """Return the bound on the error (see `MarginBound`).
 
-    >>> margin_bound(1e-12 * np.eye(200), np.ones(200), np.ones(200)) > 1  # diagonal: memorises
+    >>> margin_bound(1e-12 * np.eye(200), np.ones(200), np.ones(200)) > 1  # this kernel memorises
     True
     >>> round(margin_bound(np.ones((200, 200)), np.ones(200), np.ones(200)), 2)
     0.43
