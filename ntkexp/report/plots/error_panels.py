@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from ntkexp.report.plots.style import BLACK, GREY, LEAST, PALE, log_axis, machine_rows, write_beside
 
+STRIP = "strip"  # the label of the strip's axes
 STRIP_WIDTH = 0.22  # width of the strip, relative to the log axis
 FEWEST_DECADES = 2  # least length of the log axis, so that at least two ticks have labels
 
@@ -41,6 +42,7 @@ class ErrorPanels:
             strip = None
         else:
             strip, axes = figure.subplots(1, 2, sharey=True, width_ratios=[STRIP_WIDTH, 1])
+            strip.set_label(STRIP)
             log_axis(strip, "x")
             strip.set_facecolor(PALE)
             strip.set_xlim(LEAST / 3, 1e-9)

@@ -19,7 +19,7 @@ from ntkexp.naming import module_names
 from ntkexp.records.atomic import write_atomically
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots import figures, together
-from ntkexp.report.plots.error_panels import ErrorPanels
+from ntkexp.report.plots.error_panels import STRIP, ErrorPanels
 from ntkexp.report.plots.rendering import Picture, svg
 from ntkexp.report.plots.style import (
     BLACK,
@@ -76,9 +76,10 @@ class RunPlots:
             figure = figure_of(self.run, draw)
             if figure is None:
                 raise Mistake(f"{self.run.name} has nothing of which '{name}' could be drawn")
-            if len(figure.axes) == 1:
-                return figure.axes[0]
-            return figure.axes
+            panels = [axes for axes in figure.axes if axes.get_label() != STRIP]
+            if len(panels) == 1:
+                return panels[0]
+            return panels
 
         return drawn
 
