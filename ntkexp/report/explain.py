@@ -9,8 +9,9 @@ of the attribution rule. If there are several outputs, explain the largest outpu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -23,6 +24,7 @@ from ntkexp.report.examples import Example, example, output_name, phase_of, pred
 from ntkexp.report.known_effects import effects_of_run, known_effects
 from ntkexp.report.parts import (
     NO_EXAMPLE,
+    Array,
     ComponentPart,
     Movement,
     OutputParts,
@@ -189,15 +191,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         sum=total,
         no_example=no_example,
         rest=rest,
-        parts=tuple(
-            Part(
-                example=example(run, "train", i),
-                added=float(contributions[i]),
-                halfway=float(times[i]),
-                left_out=None if effects is None else float(effects[i]),
-            )
-            for i in strongest_first(contributions)
-        ),
+        parts=parts_of_examples(contributions, times, effects, partial(example, run, "train")),
         left_out_is_actual=is_actual,
         warning=warning,
         movement=movement(parts),
@@ -205,6 +199,28 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         sharing=sharing(run, out, len(end)),
         components=component_parts(parts),
         positions=position_parts(run, parts),
+    )
+
+
+def parts_of_examples(
+    contributions: Array, times: Array, effects: Array | None, shown: Callable[[int], Example]
+) -> tuple[Part, ...]:
+    """Return the part of each training example, the strongest first.
+
+    Args:
+        contributions: The contribution of each example.
+        times: The fraction of the path time after which half of it was added; NaN if unknown.
+        effects: The leave-out effect of each example, if known.
+        shown: A function from the index of an example to the example.
+    """
+    return tuple(
+        Part(
+            example=shown(place),
+            added=float(contributions[place]),
+            halfway=float(times[place]),
+            left_out=None if effects is None else float(effects[place]),
+        )
+        for place in strongest_first(contributions)
     )
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from ntkexp.mistake import WrongArgument
 from ntkexp.records.contributions import CONTRIBUTION, DIMS, EFFECT, HALF_BY
 from ntkexp.report.examples import Example, named_example
-from ntkexp.report.explain import Explanation, Part, parts_of_no_example
+from ntkexp.report.explain import Explanation, parts_of_examples, parts_of_no_example
 from ntkexp.report.outputs import output_index, output_names, refuse_query
-from ntkexp.report.parts import OutputParts, component_parts, movement, strongest_first
+from ntkexp.report.parts import OutputParts, component_parts, movement
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -40,6 +40,7 @@ def explain_attribution(
             "explain",
         )
     refuse_query(arrays, query)
+    query %= arrays.sizes["query"]  # as in NumPy, −1 is the last query
     end = (arrays["start"] + arrays["change"]).isel(query=query).to_numpy()
     column = int(end.argmax()) if out is None else output_index(arrays, out)
     parts = OutputParts(arrays, query, column)
@@ -53,6 +54,8 @@ def explain_attribution(
     rest = float(end[column]) - start - total - sum(no_example.values())
 
     times = parts.read(HALF_BY)
+    if times is None:
+        times = np.full(len(contributions), np.nan)
     effects = parts.read(EFFECT)
     labels = [str(label) for label in arrays["example"].to_numpy()]
     nothing = np.zeros(0)
@@ -72,15 +75,7 @@ def explain_attribution(
         sum=total,
         no_example=no_example,
         rest=rest,
-        parts=tuple(
-            Part(
-                example=shown(place),
-                added=float(contributions[place]),
-                halfway=float("nan") if times is None else float(times[place]),
-                left_out=None if effects is None else float(effects[place]),
-            )
-            for place in strongest_first(contributions)
-        ),
+        parts=parts_of_examples(contributions, times, effects, shown),
         movement=movement(parts),
         components=component_parts(parts),
     )

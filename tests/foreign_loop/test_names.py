@@ -176,6 +176,7 @@ def test_the_explanation_in_memory_is_that_of_the_run(tmp_path: Path) -> None:
         in_memory, in_run = found.explain(query).as_json(3), stored.as_json(3)
         assert in_memory.pop("positions", None) == in_run.pop("positions", None)
         assert in_memory == in_run
+    assert repr(found.explain(-1)) == repr(found.explain(found.sizes["query"] - 1))
     other = found.explain(0, out=1)
     assert other.start + other.sum + sum(other.no_example.values()) == pytest.approx(other.prediction, abs=1e-12)
     assert str(other).startswith("query 0: f[1] = ")
