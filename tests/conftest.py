@@ -28,6 +28,17 @@ settings.register_profile("untimed", deadline=None)  # how long an example takes
 settings.load_profile("untimed")
 
 
+@pytest.fixture
+def all_operations() -> Generator[None, None, None]:
+    """Some operations have no deterministic form in torch, which another test may have required."""
+    import torch  # noqa: PLC0415  after the numbers of threads are set
+
+    asked = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(asked)
+
+
 def sampled(items: list[pytest.Item]) -> None:
     """Mark all cases of a test as slow but the evenly spaced few that its mark `sample` leaves."""
     cases: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)

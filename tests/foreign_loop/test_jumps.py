@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -40,13 +40,7 @@ class Routed(nn.Module):
         return self.choose(self.router(x), torch.stack([expert(x) for expert in self.experts], 1))
 
 
-@pytest.fixture(autouse=True)
-def all_operations() -> Iterator[None]:
-    """Max-unpooling has no deterministic form in torch, which another test may have required."""
-    asked = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
-    yield
-    torch.use_deterministic_algorithms(asked)
+pytestmark = pytest.mark.usefixtures("all_operations")
 
 
 def two_best(scores: Tensor, outputs: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
@@ -60,13 +60,7 @@ BREAKS = (
 """Rules of functions that are not smooth, or written in two ways: the length of a step decides the case."""
 
 
-@pytest.fixture(autouse=True)
-def all_operations() -> Iterator[None]:
-    """Some operations have no deterministic form in torch, which another test may have required."""
-    asked = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
-    yield
-    torch.use_deterministic_algorithms(asked)
+pytestmark = pytest.mark.usefixtures("all_operations")
 
 
 @dataclass(frozen=True)
