@@ -177,8 +177,8 @@ class Together(AbstractQuantity):
 class Crossing(AbstractQuantity):
     """The position along an axis where a measured number crosses a level.
 
-    Return one row for each seed and each value of `by`: the position x on the axis `along` at which
-    y, the value of `column`, crosses `level`. The position is interpolated between its neighbours
+    Return one row for each seed and each value of `by`. The row holds the position x on the axis
+    `along` where the value y of `column` crosses `level`. The position is interpolated between its neighbours
     x₀ and x₁, linearly in logarithms:
 
         log x = log x₀ + (log level − log y₀) (log x₁ − log x₀)/(log y₁ − log y₀)

@@ -89,7 +89,7 @@ def _(
 
 
 def table_of(rule: AbstractAverage, figures: NDArray[np.float64]) -> pd.DataFrame:
-    """Return a table for which `rule.figures` returns `figures`."""
+    """Return a table whose figures by `rule` are `figures`."""
     seeds = [*range(len(figures))]
     if not isinstance(rule, Order):
         return pd.DataFrame({"seed": seeds, "value": figures})
@@ -288,8 +288,8 @@ DESIGNS = (
 def try_design(design: JudgingDesign, tables: int = TABLES_PER_DESIGN, seed: int = 0) -> Tried:
     """Simulate a design for true values where the judge is most likely to err.
 
-    If the true values of one part or of all parts lie at the edge in the main look, `supported` and
-    `refuted` are wrong. If only the second look has a part at the edge, `supported` is wrong.
+    In the main look, the true values of one part or of all parts lie at the edge. The verdicts
+    `supported` and `refuted` are then wrong. If only the second look has a part at the edge, `supported` is wrong.
     """
     generator = np.random.default_rng(seed)
     parts = len(design.look.expectation)

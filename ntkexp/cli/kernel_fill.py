@@ -218,7 +218,7 @@ def limit(
 
 
 class When(StrEnum):
-    """The weights of a run for which a kernel is computed: before or after training."""
+    """Which weights of a run the kernel uses: those before or those after training."""
 
     start = "start"
     end = "end"
@@ -261,7 +261,7 @@ def tangent(
 ) -> None:
     """Compute the tangent kernel of a network.
 
-    The network is at initialization, or that of a finished run.
+    Take the network at initialization or, with --run, the network of a finished run.
     """
     if run is not None:
         surplus = " ".join(overrides or []) or "--seeds" * (seeds is not None)

@@ -59,7 +59,7 @@ def sweep(
 ) -> None:
     """Run many experiments.
 
-    A sweep is given by its NAME, such as width, or by keys with several values.
+    Name a sweep of configs/sweep, such as width, or give several values to a key.
     """
     from ntkexp.engine.base import choose
 

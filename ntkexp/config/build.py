@@ -284,7 +284,7 @@ class Builder:
         return self.components(value, wanted, key)
 
     def components(self, value: Any, bases: tuple[type[Component], ...], key: str) -> Any:
-        """Build components from mappings, names of options, or lists of these."""
+        """Build a component from a mapping or the name of an option, or several from a list."""
         if isinstance(value, Mapping):
             if names_layer(value):
                 return parse_layer(value, key)

@@ -70,7 +70,7 @@ def list_length(parts: tuple[Any, ...], limits: Iterable[object]) -> str:
 
 
 def bounds(limits: Iterable[object]) -> Iterator[str]:
-    """Yield the numeric bounds among the constraints of a field, as text."""
+    """Yield the numeric bounds of a field as text, such as "> 0". Skip its other constraints."""
     for limit in flat(limits):
         match limit:
             case Gt():
@@ -126,7 +126,7 @@ def is_text(kind: Any) -> bool:
 
 
 def may_be_text(kind: Any) -> bool:
-    """Return True if a field accepts text or a path, perhaps among other types."""
+    """Return True if a field accepts text or a path. It may accept other types too."""
     return bool({str, Path} & {plain for plain in plain_types(kind) if isinstance(plain, type)})
 
 

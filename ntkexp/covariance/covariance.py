@@ -276,7 +276,7 @@ class Covariance:
         return replace(self, met=self.met + 1), first, second
 
     def where_same(self, values: Tensor, alone: Float[Tensor, "example *pixel"]) -> Tensor:
-        """Where a pixel of an example is paired with itself, replace the values by `alone`."""
+        """Replace the values of pairs of a pixel with itself by `alone`."""
         if self.in_pairs:
             return self.pairs.with_diagonal(values[:, 0], alone)[:, None]
         of_same = values.diagonal(dim1=0, dim2=1).movedim(-1, 0)

@@ -314,7 +314,7 @@ class Taps(AbstractPixelMap):
 
         K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|
 
-    The sum is over weights k for which both fine pixels are inside the image.
+    The sum omits weights k where p_k(p′) or p_k(q′) is outside the image.
 
     >>> Taps.convolution(4, window=3, stride=2, padding=1, dilation=1).members
     ((-1, 0, 1), (1, 2, 3))
@@ -438,7 +438,7 @@ def stacked_tables(one: Coarse | Taps, pairs: Pairs, axis: int, after: Pairs) ->
 
 
 def pairs_before(coarse: Sequence[AbstractPixelMap], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
-    """Return the pairs from which a map can compute the wanted pairs."""
+    """Return the input pairs that a map needs in order to compute the pairs `wanted`."""
     axes = zip(coarse, wanted.offsets, pixels, strict=True)
     offsets = tuple(one.needed(wanted_offsets, n) for one, wanted_offsets, n in axes)
     return Pairs(tuple(pixels), offsets)

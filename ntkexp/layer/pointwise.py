@@ -95,6 +95,7 @@ class AbstractPointwise(AbstractLayer):
         """Return κ and κ̇ from distances, which is accurate even if the preactivations u and v are
         nearly equal or opposite.
         """
+        # not reached, because callers ask `resolves` first
         raise NotImplementedError(type(self).__name__)
 
     @property
