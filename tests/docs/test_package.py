@@ -204,3 +204,10 @@ def test_class_names_are_unique() -> None:
     shared = {name: found for name, found in modules_by_class().items() if len({m.split(".")[1] for m in found}) > 1}
     others = {name: [m for m in found if not is_component(m, name)] for name, found in shared.items()}
     assert {name: found for name, found in others.items() if len(found) > 1} == {}
+
+
+def test_no_file_of_the_repository_is_large() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    sizes = {name: (ROOT / name).stat().st_size for name in listed.split("\0") if name and (ROOT / name).exists()}
+    assert sizes
+    assert {name: size for name, size in sizes.items() if size > 2**20} == {}
