@@ -46,6 +46,7 @@ Purpose: TypeAlias = Literal[
     "faithfulness",  # a cotangent for checking a module's gradients by its values
     "pixels",  # the pixel permutation of scrambled images
     "near pairs",  # projection axes for finding nearly equal examples
+    "sharpness",  # the start vector of the Lanczos iteration for the Hessian
     "splits",  # the training splits of a kernel
 ]
 

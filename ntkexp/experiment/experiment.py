@@ -17,6 +17,7 @@ from pydantic import Field, PositiveFloat, field_validator, model_validator
 from ntkexp.capacity import DEFAULT_MEMORY_GB, MemoryBudget
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
+from ntkexp.diagnostic.base import AbstractDiagnostic
 from ntkexp.init import AbstractInit
 from ntkexp.kernel.record.taping import MemoryLimit
 from ntkexp.loss import AbstractLoss
@@ -46,6 +47,7 @@ class Experiment(Component):
     path: Path
     kernel: Kernel = Kernel()
     ladder: Ladder
+    diagnostics: tuple[AbstractDiagnostic, ...] = ()
     steps: Steps = 300
     stop_at_loss: PositiveFloat | None = None
     seed: int = Field(0, ge=0, lt=2**40)
@@ -131,6 +133,21 @@ class Experiment(Component):
                 f"path.every=snapshots: kernels are not followed across the switches of data={self.data.option}; use "
                 "path.every=1"
             )
+        return self
+
+    @model_validator(mode="after")
+    def refuse_unusable_diagnostics(self) -> Self:
+        """Raise if two diagnostics have the same name, or if one needs kernels and there are none."""
+        names = [diagnostic.option for diagnostic in self.diagnostics]
+        for diagnostic in self.diagnostics:
+            name = diagnostic.option
+            if names.count(name) > 1:
+                raise Mistake(f"diagnostics: {name} is given twice; leave one out")
+            if diagnostic.needs_kernel and not self.path.keeps_kernels:
+                raise Mistake(
+                    f"diagnostics: {name} reads tangent kernels, and there are none with "
+                    f"path.kernels={self.path.kernels}; use path.kernels=all"
+                )
         return self
 
     @property

@@ -45,6 +45,8 @@ def identity(experiment: Experiment) -> str:
         del fields["path"]["measure"]
     if experiment.path.by is None:
         del fields["path"]["by"]
+    if not experiment.diagnostics:
+        del fields["diagnostics"]
     if not experiment.path.effects:
         del fields["path"]["effects"], fields["path"]["mean"]
     contents = [digest(file) for file in files_of(experiment)]

@@ -225,7 +225,7 @@ OURS = re.compile(
     r"|(config|BEGUN|DONE|progress|provenance)\.json|(metrics|retraced|results|timings)\.csv"
     rf"|tensorboard/{EVENTS}|removal/(again-[a-z0-9_]{{8}}/.+|[0-9a-f]{{12}}\.json)"
     r"|validation/([0-9a-f]{12}\.bin|ground_truth\.npz)"
-    rf"|(kernels|contributions|predictions|leave_out|removal/[0-9a-f]{{12}})\.zarr/{STORED}"
+    rf"|(kernels|contributions|predictions|diagnostics|leave_out|removal/[0-9a-f]{{12}})\.zarr/{STORED}"
     r"|trace/(rank-\d+/)?(\.lock|(start|ended|asked|sweep)\.bin|(rows|steps)\.log)|trace/weights/\d+\.bin"
     rf"|(.*/)?{HALF_WRITTEN}"
 )
@@ -237,7 +237,7 @@ exists.
 
 PICTURE_FILE = re.compile(r"plots/[^/]+\.(svg|png|csv)")
 
-SOMETIMES = ("retraced.csv",)
+SOMETIMES = ("retraced.csv", "diagnostics.zarr")
 """Files that only some runs have. If DONE.json does not list such a file, it must not exist."""
 
 State: TypeAlias = Literal["done", "running", "damaged", "interrupted", "dead", "absent"]

@@ -38,6 +38,7 @@ from ntkexp.records.contributions import (
     refuse_odd_contributions,
 )
 from ntkexp.records.data import OUT_NAME, read_data
+from ntkexp.records.diagnostics import DIAGNOSTICS, refuse_odd_diagnostics
 from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, is_run_folder, refuse_other_version
 from ntkexp.records.kernels import LARGEST_CHUNK, refuse_odd_kernels, refuse_odd_predictions
 from ntkexp.records.results import COLUMNS, NUMBER_COLUMNS, RETRACED, SPLITS, Result, read_results
@@ -112,6 +113,21 @@ class Run:
         path = self.sealed("kernels.zarr")
         if self.finished:
             refuse_odd_kernels(path, self.axes.lengths)
+        return open_store(path).set_coords("step")
+
+    @cached_property
+    def diagnostics(self) -> xr.Dataset:
+        """The arrays of the run's diagnostics by snapshot. Their numbers are in `metrics`.
+
+        Empty if no diagnostic returned arrays.
+        """
+        import xarray as xr  # noqa: PLC0415  slow to import, and tables do not need it
+
+        if not (self.path / DIAGNOSTICS).exists():
+            return xr.Dataset()
+        path = self.sealed(DIAGNOSTICS)
+        if self.finished:
+            refuse_odd_diagnostics(path)
         return open_store(path).set_coords("step")
 
     @cached_property

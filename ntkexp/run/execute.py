@@ -22,6 +22,7 @@ from ntkexp.records.atomic import Damaged, Json
 from ntkexp.records.contributions import REMOVAL_FOLDER, Removal, read_removal, write_removal
 from ntkexp.records.contributions import STORE as LEFT_OUT
 from ntkexp.records.data import write_data
+from ntkexp.records.diagnostics import DIAGNOSTICS
 from ntkexp.records.folder import (
     BEGUN,
     CHECKPOINT,
@@ -54,7 +55,7 @@ from ntkexp.text import several, short
 # --- One attempt to execute a run in its folder, from the beginning or from a checkpoint.
 
 
-OPTIONAL = (RETRACED, LEFT_OUT)
+OPTIONAL = (RETRACED, LEFT_OUT, DIAGNOSTICS)
 """Reproducible files that only some runs have."""
 
 OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")

@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.machine.base import PathKernel, Prediction
+from ntkexp.mistake import Mistake
 from ntkexp.on_disk import RowsOfArray
 from ntkexp.path.integrals import ComponentSums, StepTotals
 from ntkexp.progress import AbstractProgress
@@ -37,6 +38,12 @@ from ntkexp.records.contributions import (
     write_leave_out,
 )
 from ntkexp.records.data import OUT_NAME, Trajectory
+from ntkexp.records.diagnostics import (
+    DIAGNOSTICS,
+    create_diagnostics,
+    finish_diagnostics,
+    write_diagnostics,
+)
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import (
     KERNELS,
@@ -48,6 +55,7 @@ from ntkexp.records.kernels import (
 )
 from ntkexp.records.results import RETRACED, MetricsWriter, write_results
 from ntkexp.report.live_log import LiveLog
+from ntkexp.run.diagnose import COLUMN, Measurements, RunDiagnostics
 from ntkexp.run.environment import Clock
 from ntkexp.run.loop import AbstractListener, Way
 from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
@@ -107,6 +115,7 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
     path = folder.path
     read = setting.domain.read
     write_kernels(path / "kernels.zarr", setting, outcome)
+    finish_diagnostics(path / DIAGNOSTICS)
     write_contributions_of_run(path, setting, outcome)
 
     # predictions: f_0, f_T and the outputs of each kernel machine, or the explained measure of
@@ -275,6 +284,7 @@ class FolderListener(AbstractListener):
     progress: AbstractProgress
     clock: Clock
     interrupt: Interrupt
+    first_measurements: Measurements  # the values of the diagnostics before training
     log: LiveLog | None = None
     log_keys: dict[str, str] = field(default_factory=dict)  # by name of the log
     snapshot_seals: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -303,6 +313,29 @@ class FolderListener(AbstractListener):
         write_snapshot(path / KERNELS, self.snapshots, step, read, to_numpy(output_gradient))
         self.snapshot_seals |= sealed(path, snapshot_chunks(path, self.snapshots))
         self.snapshots += 1
+
+    def on_diagnostics(self, step: int, measured: Measurements) -> None:
+        self.refuse_new_names(step, measured)
+        if not measured.arrays:
+            return
+        arrays = {name: to_numpy(array) for name, array in measured.arrays.items()}
+        index = self.snapshots - 1
+        chunks = write_diagnostics(self.folder.path / DIAGNOSTICS, index, step, arrays)
+        names = [f"{DIAGNOSTICS}/{chunk}" for chunk in chunks]
+        self.snapshot_seals |= sealed(self.folder.path, names)
+
+    def refuse_new_names(self, step: int, measured: Measurements) -> None:
+        """Raise if the diagnostics return other numbers or arrays than before training."""
+        first = self.first_measurements
+        if measured.numbers.keys() == first.numbers.keys() and measured.shapes == first.shapes:
+            return
+        odd = sorted(measured.numbers.keys() ^ first.numbers.keys())
+        odd += sorted(name for name, _ in measured.shapes.items() ^ first.shapes.items())
+        raise Mistake(
+            f"diagnostics: at step {step}, {odd[0].removeprefix(COLUMN)} is not what it was before "
+            "training; return the same names with the same shapes at every step, and None or NaN "
+            "where a value is undefined"
+        )
 
     def on_step(self, state: RunState, loss: float) -> None:
         kernel_change = (
@@ -418,7 +451,9 @@ def listen(
     if log is not None:
         log_keys[log.name] = log.key
     progress.start(folder.path.name, setting.experiment.steps, steps_done)
-    columns = Observer(setting).columns
+    first = RunDiagnostics(setting).at_start()
+    create_diagnostics(folder.path / DIAGNOSTICS, first.shapes, setting.experiment.timetable().room)
+    columns = (*Observer(setting).columns, *first.numbers)
     with (
         deferred_interrupt() as interrupt,
         MetricsWriter(folder.path / METRICS, columns, metrics_bytes) as metrics,
@@ -432,6 +467,7 @@ def listen(
             progress=progress,
             clock=clock,
             interrupt=interrupt,
+            first_measurements=first,
             log=log,
             log_keys=log_keys,
             snapshot_seals=seals,

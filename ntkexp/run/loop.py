@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ntkexp.path.points import NetworkView
 from ntkexp.records.data import Trajectory
+from ntkexp.run.diagnose import Measurements
 from ntkexp.run.metrics import Observer, Row, share_row
 from ntkexp.run.outcome import Ending, Outcome, ending_before, outcome_of, steps_in_words
 from ntkexp.run.setting import Setting
@@ -56,6 +57,9 @@ class AbstractListener(ABC):
 
         Unlike the gradient of the step, ℓ′ is not restricted to the batch.
         """
+
+    def on_diagnostics(self, step: int, measured: Measurements) -> None:
+        """Receive the values of the diagnostics at a step, after its kernel."""
 
     def on_step(self, state: RunState, loss: float) -> None:
         """Handle the end of a training step, when a checkpoint may be written."""
@@ -111,8 +115,11 @@ def run(
         listener.on_row(row)
         return outcome_of(state, outputs, kernel, ending)
     step_size = state.step_sizes[-1] if state.step else None
-    listener.on_row(row | observer.kernels.row(kernel, view, state.step, step_size))
+    row |= observer.kernels.row(kernel, view, state.step, step_size)
+    measured = state.diagnostics.measure(kernel, view, state.step, state.time, None)
+    listener.on_row(row | measured.numbers)
     listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
+    listener.on_diagnostics(state.step, measured)
     return outcome_of(state, outputs, kernel, ending)
 
 
@@ -136,6 +143,11 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
             listener.on_snapshot(step.index, kernel, observer.output_gradient(step.view.outputs))
             state.timetable.saw(step.index, kernel[: setting.points.train])
             row |= observer.kernels.row(kernel, step.view, step.index, step.step_size)
+            measured = state.diagnostics.measure(
+                kernel, step.view, step.index, state.time, step.step_size
+            )
+            row |= measured.numbers
+            listener.on_diagnostics(step.index, measured)
 
         tallies = state.advance(step, due=due)
         listener.on_row(row | share_row(tallies, setting.experiment.path.closing))

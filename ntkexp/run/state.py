@@ -44,6 +44,7 @@ from ntkexp.records.atomic import (
 )
 from ntkexp.records.folder import BEGUN, CHECKPOINT, CONFIG, OVERRIDES, RunFolder
 from ntkexp.report.live_log import event_files
+from ntkexp.run.diagnose import RunDiagnostics
 from ntkexp.run.setting import Setting, SweepSetting
 from ntkexp.shapes import Weights
 from ntkexp.text import several
@@ -274,6 +275,7 @@ class RunState:
     accumulator: AbstractAccumulator
     timetable: AbstractTimetable
     summed_gradient: Float[Tensor, "train out"]
+    diagnostics: RunDiagnostics
     memory: Memory = field(default_factory=dict)
     step_sizes: list[float] = field(default_factory=list)
     clippings: list[float] = field(default_factory=list)
@@ -347,6 +349,7 @@ class RunState:
             "misses": misses,
             "turns": self.turns,
             "effects": None if self.effects is None else self.effects.state,
+            "diagnostics": self.diagnostics.state,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -361,6 +364,7 @@ class RunState:
         self.clippings = list(state["clippings"])
         self.misses = {step: Closure(*numbers) for step, numbers in state["misses"].items()}
         self.turns = [outputs.to(device) for outputs in state["turns"]]
+        self.diagnostics.restore(state["diagnostics"])
         if self.effects is not None:
             self.effects.restore(state["effects"])
 
@@ -406,6 +410,7 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
         accumulator=accumulator,
         timetable=experiment.timetable(),
         summed_gradient=torch.zeros_like(setting.descent.targets),
+        diagnostics=RunDiagnostics(setting),
         effects=effects_pass(setting, domain, accumulator, room),
     )
 

@@ -73,6 +73,7 @@ FAST: dict[str, tuple[tuple[str, ...], Cut]] = {
     "phases": ((*SEQUENCE, "optimizer=sgd", "optimizer.weight_decay=0.01", "path.kernels=none"), whole),
     "back": (BACK, attributed_in_chunks),
     "effects": ((*EFFECTS, *ADAM), swept_in_chunks),
+    "diagnostics": ((*COMPONENTS, "path.schedule=2", "diagnostics=[kernel_velocity]"), whole),
 }
 SLOW: dict[str, tuple[tuple[str, ...], Cut]] = {
     "chosen steps": ((*SNAPSHOTS, "path.schedule=[3,4,11]"), whole),

@@ -1,0 +1,24 @@
+"""Diagnostics: quantities of the network that are measured during training, at chosen steps.
+
+Each module imports only from the modules listed before it:
+
+    base       the interface, and the state of training that a diagnostic sees
+    kernels    diagnostics of the tangent kernel
+    loss       diagnostics of the loss: the norm of its gradient, and its sharpness
+    function   a function in a user's file
+"""
+
+from typing import TYPE_CHECKING
+
+from ntkexp.naming import classes_of
+
+if TYPE_CHECKING:
+    from ntkexp.diagnostic.base import AbstractDiagnostic as AbstractDiagnostic
+    from ntkexp.diagnostic.function import UserFunction as UserFunction
+    from ntkexp.diagnostic.kernels import Eigenfunctions as Eigenfunctions
+    from ntkexp.diagnostic.kernels import KernelVelocity as KernelVelocity
+    from ntkexp.diagnostic.kernels import LayerAlignment as LayerAlignment
+    from ntkexp.diagnostic.loss import GradientNorm as GradientNorm
+    from ntkexp.diagnostic.loss import Sharpness as Sharpness
+else:
+    __getattr__ = classes_of(__name__)

@@ -1,0 +1,213 @@
+"""The diagnostics of a run: their values at each step with a stored kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.diagnostic.base import AbstractDiagnostic, EarlierKernel, TrainingState
+from ntkexp.kernel import gram
+from ntkexp.mistake import Mistake
+from ntkexp.path.components import components_of
+from ntkexp.path.points import NetworkView, cut
+from ntkexp.run.metrics import Observer, Row
+from ntkexp.run.setting import Setting
+
+COLUMN = "diagnostics."
+"""The prefix of the columns of metrics.csv that diagnostics add."""
+
+
+NAME = re.compile(r"[A-Za-z_][\w.()-]{0,150}")
+"""A pattern for names of values, which are names of columns and of folders in a store."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The values of all diagnostics at one step."""
+
+    numbers: Row  # by column of metrics.csv
+    arrays: Mapping[str, Tensor]  # by name in diagnostics.zarr
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(array.shape) for name, array in self.arrays.items()}
+
+
+@dataclass
+class RunDiagnostics:
+    """The diagnostics of a run, with what they remember from one step to the next."""
+
+    setting: Setting
+    earlier: EarlierKernel | None = None
+    start_kernels: dict[frozenset[str], Tensor] = field(default_factory=dict, repr=False)
+
+    def at_start(self) -> Measurements:
+        """Return the values before training. They show the columns and the arrays of the run."""
+        setting = self.setting
+        view = NetworkView(setting.points, setting.problem.weights)
+        step_size = setting.descent.step_size
+        return RunDiagnostics(setting).measure(setting.start.kernel, view, 0, 0.0, step_size)
+
+    def measure(
+        self,
+        kernel: Float[Tensor, "point kept train kept_"],
+        view: NetworkView,
+        step: int,
+        time: float,
+        step_size: float | None,
+    ) -> Measurements:
+        diagnostics = self.setting.experiment.diagnostics
+        numbers: Row = {}
+        arrays: dict[str, Tensor] = {}
+        if not diagnostics:
+            return Measurements(numbers, arrays)
+        state = self.training_state(kernel, view, step, time, step_size)
+        for diagnostic in diagnostics:
+            for name, value in named_values(diagnostic, state).items():
+                if isinstance(value, Tensor):
+                    arrays[name] = value
+                else:
+                    numbers[f"{COLUMN}{name}"] = value
+        if state.kernel is not None:
+            self.earlier = EarlierKernel(step=step, kernel=state.kernel)
+        return Measurements(numbers, arrays)
+
+    def training_state(
+        self,
+        kernel: Float[Tensor, "point kept train kept_"],
+        view: NetworkView,
+        step: int,
+        time: float,
+        step_size: float | None,
+    ) -> TrainingState:
+        setting = self.setting
+        points = setting.points
+        problem = setting.problem
+        train = points.train
+        has_kernel = setting.experiment.path.keeps_kernels
+        # the examples of the step: those of its phase, or all
+        current = Observer(setting).splits(step)[""]
+        examples = range(train)[current]
+        weight = setting.descent.weight(len(examples))
+        loss = setting.experiment.loss
+
+        def weighted_loss(outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+            return loss.value(outputs, targets).sum() * weight
+
+        return TrainingState(
+            step=step,
+            time=time,
+            step_size=step_size,
+            weights=view.weights,
+            start_weights=problem.weights,
+            network=points.reader.function,
+            loss=weighted_loss,
+            blocks=[
+                (points.inputs[block], problem.targets[block])
+                for block in cut(examples.start, examples.stop, points.block)
+            ],
+            outputs=view.train_outputs,
+            targets=problem.targets[:train],
+            kernel=kernel[:train] if has_kernel else None,
+            start_kernel=setting.start.kernel[:train] if has_kernel else None,
+            query_kernel=kernel[train:] if has_kernel else None,
+            earlier=self.earlier,
+            layers=components_of("module", problem.weights),
+            kernel_of=partial(kernel_of_parameters, view),
+            start_kernel_of=self.start_kernel_of,
+        )
+
+    def start_kernel_of(self, parameters: Collection[str]) -> Float[Tensor, "train out train out_"]:
+        """Return the part of the initial kernel that comes from some parameters."""
+        names = frozenset(parameters)
+        if names not in self.start_kernels:
+            view = NetworkView(self.setting.points, self.setting.problem.weights)
+            self.start_kernels[names] = kernel_of_parameters(view, names)
+        return self.start_kernels[names]
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """The state for a checkpoint."""
+        earlier = self.earlier
+        return None if earlier is None else {"step": earlier.step, "kernel": earlier.kernel}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        if state is not None:
+            kernel = state["kernel"].to(self.setting.start.kernel.device)
+            self.earlier = EarlierKernel(step=state["step"], kernel=kernel)
+
+
+def kernel_of_parameters(
+    view: NetworkView, parameters: Collection[str]
+) -> Float[Tensor, "train out train out_"]:
+    """Return Σ_w ∂f(x)/∂w ∂f(x′)/∂w over some of the weights w, between training examples."""
+    parts = [jacobian.of(parameters) for jacobian in view.right]
+    return torch.cat([torch.cat([gram(left, right) for right in parts], dim=2) for left in parts])
+
+
+def named_values(
+    diagnostic: AbstractDiagnostic, state: TrainingState
+) -> dict[str, float | Tensor | None]:
+    """Measure a diagnostic. Return its numbers and arrays by name. Raise for other values."""
+    name = diagnostic.option
+    with tensors_unchanged(name, state):
+        measured = diagnostic.measure(state)
+    if not isinstance(measured, Mapping):
+        measured = {"": measured}
+    values: dict[str, float | Tensor | None] = {}
+    for key, value in measured.items():
+        full_name = f"{name}.{key}" if key else name
+        if not NAME.fullmatch(full_name):
+            raise Mistake(
+                f"diagnostics: {full_name!r} cannot be the name of a column; use letters, digits, "
+                "_ and dots"
+            )
+        values[full_name] = checked_value(full_name, value)
+    return values
+
+
+def checked_value(name: str, value: object) -> float | Tensor | None:
+    """Return a number, None, or a copy of an array. Raise for any other value."""
+    if isinstance(value, Tensor) and value.dim() == 0:
+        return float(value)
+    if isinstance(value, float | int):
+        return float(value)
+    if value is None:
+        return None
+    if not isinstance(value, Tensor):
+        raise Mistake(
+            f"diagnostics: {name} is a {type(value).__name__}; return a number, a tensor, None, or "
+            "a dict of them"
+        )
+    if not (value.is_floating_point() and value.numel()):
+        raise Mistake(
+            f"diagnostics: {name} is a tensor of {value.dtype} with shape {list(value.shape)}; "
+            "return floating point numbers, at least one"
+        )
+    return value.detach().clone()
+
+
+@contextmanager
+def tensors_unchanged(name: str, state: TrainingState) -> Iterator[None]:
+    """Raise if the body changes a tensor of the state in place. Training would go on with it."""
+    tensors = {f"weights['{key}']": weight for key, weight in state.weights.items()}
+    tensors |= {f"start_weights['{key}']": weight for key, weight in state.start_weights.items()}
+    tensors |= {
+        field_name: value for field_name, value in vars(state).items() if isinstance(value, Tensor)
+    }
+    versions = {key: tensor._version for key, tensor in tensors.items()}
+    yield
+    changed = [key for key, tensor in tensors.items() if tensor._version != versions[key]]
+    if changed:
+        raise Mistake(
+            f"diagnostics: {name} changes state.{changed[0]} in place, with which training would "
+            "go on; change a copy, such as tensor.clone()"
+        )
