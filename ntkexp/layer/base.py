@@ -418,8 +418,12 @@ class SideBySide(nn.ModuleList):
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
-def name_validator(kind: str, known: Mapping[str, object]) -> Callable[[object], object]:
+def name_validator(
+    kind: str, known: Mapping[str, object], hint: str = ""
+) -> Callable[[object], object]:
     """Return a validator that replaces the name of a layer by the layer `known[name]`.
+
+    `hint` ends the message for a name that is not similar to any known name.
 
     >>> name_validator("activation", {"relu": "R", "tanh": "T"})("tanh")
     'T'
@@ -432,9 +436,8 @@ def name_validator(kind: str, known: Mapping[str, object]) -> Callable[[object],
         if not isinstance(name, str):
             return name
         if name not in known:
-            raise Mistake(
-                f"there is no {kind} '{name}'; choose from {', '.join(known)}{nearest(name, known)}"
-            )
+            remedy = nearest(name, known) or hint
+            raise Mistake(f"there is no {kind} '{name}'; choose from {', '.join(known)}{remedy}")
         return known[name]
 
     return layer

@@ -76,7 +76,8 @@ def activation(name: object) -> object:
     >>> activation("leaky_relu")
     LeakyReLU(slope=0.1)
     """
-    return name_validator("activation", activations())(name)
+    hint = "; one of your own needs trust=FILE.py"
+    return name_validator("activation", activations(), hint)(name)
 
 
 Activation = Annotated[AbstractPointwise, BeforeValidator(activation)]

@@ -205,6 +205,8 @@ def test_a_dense_layer_of_images_and_an_unknown_activation_are_refused() -> None
         build((Dense(features=3),), (1, 8, 8), torch.Generator())
     with refused(r"there is no activation 'rleu'; choose from .* did you mean 'relu'"):
         activation("rleu")
+    with refused(r"there is no activation 'softsign'; choose from .*; one of your own needs trust=FILE.py$"):
+        activation("softsign")
 
 
 # The commands, with a module of the user's: resuming needs the trust again, a report needs none.

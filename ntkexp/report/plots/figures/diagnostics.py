@@ -1,0 +1,67 @@
+"""The numbers that diagnostics measured during training. Each panel shows one quantity.
+
+If a diagnostic measures a quantity for each layer, the panel has one line for each layer. Later
+layers are lighter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from ntkexp.report.plots.style import NARROW, End, heading, name_ends
+from ntkexp.report.run import Run
+
+COLUMN = "diagnostics."
+"""The prefix of the columns of metrics.csv that contain diagnostics."""
+
+
+def draw(run: Run) -> Figure | None:
+    panels = by_quantity(run)
+    if not panels:
+        return None
+    figure = Figure(figsize=(NARROW, 0.7 + 1.3 * len(panels)), layout="constrained")
+    rows = np.atleast_1d(figure.subplots(len(panels), 1, sharex=True))
+    for axes, (quantity, columns) in zip(rows, panels.items(), strict=True):
+        draw_quantity(axes, run, quantity, columns)
+    rows[-1].set_xlabel("step")
+    rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    heading(figure, "Diagnostics during training")
+    return figure
+
+
+def table(run: Run) -> pd.DataFrame:
+    columns = [column for columns in by_quantity(run).values() for column in columns]
+    return run.metrics[["step", *columns]].dropna(subset=columns, how="all")
+
+
+def by_quantity(run: Run) -> dict[str, list[str]]:
+    """Return the columns of each quantity. Columns without finite numbers are left out.
+
+    The quantity of the column "diagnostics.layer_alignment.labels.network.1" is
+    "layer_alignment.labels", and "network.1" is the name of its line.
+    """
+    panels: dict[str, list[str]] = {}
+    for column in map(str, run.metrics):
+        if column.startswith(COLUMN) and len(run.series(column)):
+            quantity = ".".join(column.removeprefix(COLUMN).split(".")[:2])
+            panels.setdefault(quantity, []).append(column)
+    return panels
+
+
+def draw_quantity(axes: Axes, run: Run, quantity: str, columns: list[str]) -> None:
+    ends = []
+    for number, column in enumerate(columns):
+        series = run.series(column)
+        shade = to_hex(colormaps["viridis"](0.85 * number / len(columns)))
+        axes.plot(series["step"], series[column], ".-", color=shade, linewidth=1)
+        name = column.removeprefix(f"{COLUMN}{quantity}").removeprefix(".")
+        ends.append(End(name, float(series[column].iloc[-1]), shade))
+    if len(ends) > 1:
+        name_ends(axes, ends)
+    axes.set_title(quantity.replace(".", ": ").replace("_", " "), loc="left", fontsize="medium")
