@@ -39,7 +39,7 @@ def identity(experiment: Experiment) -> str:
     if experiment.kernel == Kernel():
         # Omit fields with default values that were added later, so that old identities stay valid.
         del fields["kernel"]
-    if experiment.path.keeps_kernels:
+    if experiment.path.kernels == "all":
         del fields["path"]["kernels"]
     if experiment.path.explains_outputs:
         del fields["path"]["measure"]

@@ -26,9 +26,17 @@ from ntkexp.path.rule.base import AbstractRule, Substep
 # `all`: the block [out, out_] for every pair of points, at every step. `trace`: the trace
 # Σ_c K[x, c, x′, c], only at the steps whose kernel is stored. `none`: no kernels. Contributions
 # do not depend on this choice.
+#
+# `auto` becomes `all` or `trace` when the number of outputs is known (`Path.chosen_kernels`).
 
 
 Kernels: TypeAlias = Literal["all", "trace", "none"]
+
+MAX_AUTO_ENTRIES = 2048
+"""`auto` becomes `trace` if M training examples with C outputs have more than this number M·C.
+
+The kernel of the training examples has (M·C)² numbers, and its eigenvalues take (M·C)³ operations.
+"""
 
 
 class Kernel(Component):
@@ -165,7 +173,7 @@ class Path(Component):
     romberg: int = Field(0, ge=0, le=16)
     casts: Casts = "keep"
     queries: tuple[Literal["train", "query", "test"], ...] = ("train", "query", "test")
-    kernels: Kernels = "all"
+    kernels: Literal["auto"] | Kernels = "auto"
     outputs: Literal["all"] | tuple[CountOrNone, ...] = "all"
     measure: AbstractMeasure = Output()
     error_samples: CountOrNone = 16
@@ -228,11 +236,22 @@ class Path(Component):
 
     @property
     def keeps_kernels(self) -> bool:
-        """True if kernels are computed for every pair of outputs.
+        """True if kernels are computed for every pair of outputs, or if this is not decided yet.
 
         Contributions do not need them.
         """
-        return self.kernels == "all"
+        return self.kernels in ("all", "auto")
+
+    def chosen_kernels(self, train: int, outputs: int, *, needs_all: bool = False) -> Kernels:
+        """Return `all` or `trace` in place of `kernels="auto"`.
+
+        `needs_all` is True if another part of the experiment needs the kernels of all pairs of
+        outputs.
+        """
+        if self.kernels != "auto":
+            return self.kernels
+        is_small = outputs == 1 or train * outputs <= MAX_AUTO_ENTRIES
+        return "all" if is_small or needs_all or self.every == "snapshots" else "trace"
 
     @property
     def tangents(self) -> int:

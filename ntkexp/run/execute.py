@@ -121,7 +121,7 @@ def carry_through(
         surveyed = survey(experiment)
         threads = threads_of(request, saved, surveyed)
         torch.set_num_threads(threads)
-        setting = setting_of(experiment, surveyed)
+        setting = setting_of(surveyed)
     if saved is None:
         begin_folder(request, setting, of)
 

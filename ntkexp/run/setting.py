@@ -30,6 +30,7 @@ from ntkexp.path.domain import Domain
 from ntkexp.path.integrals import Rounding
 from ntkexp.path.integration import fair_counts
 from ntkexp.path.points import NetworkView, Points
+from ntkexp.path.settings import Kernels
 from ntkexp.path.step import Descent, Phase, phases_of
 
 # --- Checks before anything is computed.
@@ -56,6 +57,8 @@ class Survey:
     forward pass on two examples.
     """
 
+    experiment: Experiment  # with `all` or `trace` in place of `path.kernels=auto`
+    chose_traces: bool  # True if `path.kernels=auto` became `trace`
     problem: Problem
     points: Points
     explained: Points  # `points`, with outputs replaced by the measure, if any
@@ -78,6 +81,10 @@ def survey(experiment: Experiment) -> Survey:
     refuse_sketch(experiment)
     least_memory(experiment).require()
     problem = draw_problem(experiment)
+    kernels = chosen_kernels(experiment, problem)
+    chose_traces = kernels == "trace" != experiment.path.kernels
+    path = experiment.path.model_copy(update={"kernels": kernels})
+    experiment = experiment.model_copy(update={"path": path})
     experiment.loss.refuse_unlike_differences(problem.targets)
     if experiment.path.effects:
         experiment.loss.refuse_unlike_second_differences(problem.targets)
@@ -113,12 +120,14 @@ def survey(experiment: Experiment) -> Survey:
         block=memory.block,
         keep=memory.keep,
         chosen=outputs if chooses_outputs else None,
-        kernels=experiment.path.kernels,
+        kernels=kernels,
     )
     explained = points
     if measured is not None:
         explained = replace(points, reader=explained_reader, targets=problem.targets, cache=[])
     return Survey(
+        experiment=experiment,
+        chose_traces=chose_traces,
         problem=problem,
         points=points,
         explained=explained,
@@ -127,6 +136,14 @@ def survey(experiment: Experiment) -> Survey:
         tape=tape,
         explained_tape=explained_tape,
     )
+
+
+def chosen_kernels(experiment: Experiment, problem: Problem) -> Kernels:
+    """Return the kernels that the run computes, for its number of outputs."""
+    optimizer = experiment.optimizer
+    needs_all = optimizer.flows or optimizer.remembers
+    needs_all = needs_all or any(one.needs_kernel for one in experiment.diagnostics)
+    return experiment.path.chosen_kernels(problem.train, problem.outputs, needs_all=needs_all)
 
 
 def measured_points(
@@ -147,6 +164,7 @@ def least_memory(experiment: Experiment) -> RunMemory:
     """
     source = experiment.data
     costs = experiment.integration.costs
+    kernels = experiment.path.chosen_kernels(source.train, outputs=1)
     counts = {"train": source.train, "query": source.query, "test": source.test or 0}
     read = sum(counts[name] for name in experiment.path.queries)
     return RunMemory(
@@ -165,7 +183,7 @@ def least_memory(experiment: Experiment) -> RunMemory:
         tape_bytes=0.0,
         number_bytes=getattr(torch, experiment.dtype).itemsize,
         copies=experiment.optimizer.copies,
-        kernels=experiment.path.kernels,
+        kernels=kernels,
         steps=experiment.steps,
         phases=len(experiment.switches) + 1,
         doubled=costs.doubled,
@@ -323,11 +341,12 @@ class Setting:
 
 def prepare(experiment: Experiment) -> Setting:
     """Draw the data and the initial weights, and return the setting of the run."""
-    return setting_of(experiment, survey(experiment))
+    return setting_of(survey(experiment))
 
 
-def setting_of(experiment: Experiment, survey: Survey) -> Setting:
+def setting_of(survey: Survey) -> Setting:
     """Return the setting of a surveyed experiment. Raise if training would take years."""
+    experiment = survey.experiment
     if experiment.stop_at_loss is None:
         seconds = core_seconds(survey.memory, experiment.integration.passes)
         refuse_endless(seconds, experiment.steps, experiment.device)
@@ -451,12 +470,18 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
 
 
 def setting_remarks(experiment: Experiment, survey: Survey) -> tuple[str, ...]:
-    """Return remarks on casts, and on operations whose Jacobians need one pass per example.
+    """Return remarks on kernels that are not stored, on casts, and on operations whose Jacobians
+    need one pass per example.
 
-    The second remark is omitted if a quadrature rule gives the exact change of the outputs, because
+    The last remark is omitted if a quadrature rule gives the exact change of the outputs, because
     this rule already raises if an operation is not supported.
     """
     remarks = []
+    if survey.chose_traces:
+        remarks.append(
+            f"kernels between all {survey.problem.outputs} outputs would be large, so the run "
+            "stores their traces over outputs; path.kernels=all stores all"
+        )
     casts = remark(function_of(survey.problem.module), survey.tape, experiment.path.casts)
     if casts is not None:
         remarks.append(casts)

@@ -216,7 +216,7 @@ def test_what_is_counted_is_what_is_held(chosen: tuple[str, ...]) -> None:
     """All that a checkpoint holds of training examples, with tangent kernels as often as there are some at once."""
     experiment, listener = small("steps=2", *chosen), Memory()
     found = survey(experiment)
-    setting = setting_of(experiment, found)
+    setting = setting_of(found)
     state = begin(setting, listener.trajectory)
     train_steps(state, listener)
     summed = [leaf for leaf in tree_leaves(state.accumulator.state) if isinstance(leaf, Tensor) and is_of_all(leaf)]

@@ -17,7 +17,7 @@ from ntkexp.kernel.read import plan as reading
 from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.mistake import Mistake
 from ntkexp.run.loop import train_steps
-from ntkexp.run.setting import prepare
+from ntkexp.run.setting import prepare, survey
 from ntkexp.run.state import begin
 from tests.run.small import Memory, ran, small
 
@@ -185,6 +185,32 @@ def test_contributions_are_those_of_kernels(way: tuple[str, ...]) -> None:
     assert some.table["secant", "query"].relative_error == pytest.approx(0, abs=1e-12)
     assert some.memory.kernels == {}
     assert "path.kernels=all" in some.table["frozen_start", "train"].note
+
+
+SUMS = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=23", "loss=cross_entropy", "model.width=4")
+LARGE = (*SUMS, "data.train=90", "data.query=3", "data.test=0")  # 90 examples × 23 outputs > 2048
+CHOSEN_KERNELS = {
+    "few entries": ((*SUMS, "data.train=80", "data.query=3", "data.test=0"), "all"),
+    "many entries": (LARGE, "trace"),
+    "one output": (("data.train=300", "data.query=1", "data.test=0", "model.width=4"), "all"),
+    "all, as asked": ((*LARGE, "path.kernels=all"), "all"),
+    "none, as asked": ((*LARGE, "path.kernels=none"), "none"),
+    "snapshots need them": ((*LARGE, "path.every=snapshots"), "all"),
+    "Adam needs them": ((*LARGE, "optimizer=adam", "optimizer.step_size=0.01"), "all"),
+    "a diagnostic needs them": ((*LARGE, "diagnostics=[kernel_velocity]"), "all"),
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), CHOSEN_KERNELS.values(), ids=CHOSEN_KERNELS)
+def test_kernels_of_many_outputs_are_stored_as_traces(words: tuple[str, ...], expected: str) -> None:
+    chosen = survey(small(*words))
+    assert chosen.points.kernels == chosen.experiment.path.kernels == expected
+    assert chosen.chose_traces == (expected == "trace")
+
+
+def test_the_sentence_of_a_run_names_the_key_that_stores_all_kernels() -> None:
+    traced = ran(*LARGE, "steps=1", "path.rule=[secant]", "ladder.machine=[secant]")
+    assert "path.kernels=all stores all" in traced.outcome.sentence
 
 
 class Largest(DispatchMode):
