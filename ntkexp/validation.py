@@ -43,7 +43,7 @@ from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import explained_rule
 from ntkexp.records.folder import DONE, RunFolder
 from ntkexp.records.ground_truth import GroundTruth, Outputs, TrainingStore, TrainingWithout
-from ntkexp.removal.rerun import RerunAt, again
+from ntkexp.removal.rerun import RerunAt, rerun_of
 from ntkexp.removal.retraining import AbstractRetraining, metasmoothness
 from ntkexp.report.analysis.estimate import mean_of
 from ntkexp.report.known_effects import effects_of_run
@@ -161,11 +161,11 @@ class AbstractSubject(ABC):
             same = [training for training in trainings if training.seed == seed]
             for first in range(0, len(same), self.at_once):
                 batch = same[first : first + self.at_once]
-                weights = retraining.everyone.repeat(self.at_once, 1)
+                weights = retraining.unit_weights.repeat(self.at_once, 1)
                 for row, training in zip(weights, batch, strict=False):
                     row[list(training.left_out)] = 0.0
-                for training, end in zip(batch, retraining.ends(weights), strict=False):
-                    yield training, retraining.at(end).double().cpu().numpy()
+                for training, end in zip(batch, retraining.final_weights(weights), strict=False):
+                    yield training, retraining.outputs_at(end).double().cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ class RunSubject(AbstractSubject):
                 f"{self.path} diverged, so no score predicts its outputs; "
                 "choose a smaller step size"
             )
-        training = again(experiment, problem, *RunFolder(self.path).steps_taken)
-        first = 0 if "train" in problem.places else problem.train
+        training = rerun_of(experiment, problem, *RunFolder(self.path).steps_taken)
+        first = 0 if "train" in problem.split_slices else problem.train
         inputs = problem.inputs[[first + point for point in self.query]]
         return RerunAt(training, inputs, experiment.path.chosen_outputs(problem.outputs))
 

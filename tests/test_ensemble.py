@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.cli.ensemble import USUAL
+from ntkexp.cli.ensemble import DEFAULT_OVERRIDES
 from ntkexp.config.compose import compose
 from ntkexp.ensemble import (
     REJECTION_LEVEL,
@@ -203,7 +203,7 @@ def test_what_is_no_number_is_compared_with_nothing(where: str) -> None:
 @pytest.mark.slow
 def test_wide_networks_follow_their_own_process_and_not_the_other() -> None:
     """As `ntkexp kernel ensemble` shows it, by fewer networks."""
-    experiment = compose(USUAL)
+    experiment = compose(DEFAULT_OVERRIDES)
     given = problem(experiment)
     found = comparisons(ensemble(experiment, given, 24, lambda name, done: None), given.train)
     follows = {(row.networks, row.process): row.follows for row in found}

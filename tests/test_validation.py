@@ -23,11 +23,10 @@ from ntkexp.records.ground_truth import VALIDATION_FOLDER, TrainingWithout, read
 from ntkexp.report.analysis.rank_correlation import spearman
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.validation import linear_datamodeling_score
-from ntkexp.run.execute import execute
 from ntkexp.validation import RunSubject, asked_points
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import followed, loop
-from tests.run.small import small
+from tests.run.small import execute_in, small
 
 WORDS = ("data=digits", "threads=1", "model.activation=tanh", "path.effects=derivative", "ladder.machine=[]", "steps=6")
 SMALL: dict[str, Any] = {"leave_out": 4, "top": 2, "trainings": 9, "queries": 5, "quiet": True}
@@ -35,7 +34,7 @@ SMALL: dict[str, Any] = {"leave_out": 4, "top": 2, "trainings": 9, "queries": 5,
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return execute(small(*WORDS), WORDS, tmp_path_factory.mktemp("outputs"), False, Silent(), pictures=False)
+    return execute_in(tmp_path_factory.mktemp("outputs"), small(*WORDS), WORDS)
 
 
 @given(st.integers(0, 2**32 - 1))

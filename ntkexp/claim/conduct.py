@@ -69,7 +69,7 @@ def register_claim(name: str, builder: Builder, out: Path, reason: str = "") -> 
     changed since its last entry, `reason` must be given.
     """
     sizes = read_sizes(name, builder)
-    register = Register.beside(builder.choices.file("claim", name), out)
+    register = Register.of_claim_file(builder.choices.file("claim", name), out)
     digests = {size: claim.digest for size, claim in sizes.items()}
     register.enter(name, digests, sizes["default"].registered_fields, reason, circumstances())
     return register
@@ -325,7 +325,7 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
     if not missing:
         return
     seconds = {job.name: 1.0 for job in missing}
-    clock = RemainingTime(seconds, workshop.engine.workers, believed=0.0)
+    clock = RemainingTime(seconds, workshop.engine.workers, prior_seconds=0.0)
     total = len(planned.trials)
     jobs = JobProgress(workshop.progress, clock, total, total - len(missing))
     jobs.start(name)
@@ -334,7 +334,7 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
         tasks = (Task(job.name, job, logs) for job in missing)
         with closing(run_jobs(workshop.engine, tasks)) as events:
             for event in events:
-                jobs.see(event)
+                jobs.update(event)
                 if isinstance(event, Ended) and event.how not in {"done", "found"}:
                     reason = event.reason or "no reason given"
                     raise Mistake(f"{name}: {event.name} {event.how}: {reason}")

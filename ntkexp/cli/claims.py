@@ -18,11 +18,11 @@ from ntkexp.cli.options import (
     RetryFailed,
     Trust,
     Workers,
+    complete_claims,
     ensure_writable,
     interruptible,
-    offer_claims,
     options,
-    polite_kill,
+    sigterm_as_interrupt,
     trusted,
 )
 from ntkexp.mistake import Mistake, WrongArgument, nearest
@@ -48,24 +48,31 @@ def claims(
         typer.Argument(
             metavar="[list|judge|register|publish|check|NAME]...",
             help=(
-                "Claims by name, all if none is given; list: show them; judge: try the rules of judging; "
-                "register NAME: enter what a claim says now, before it is run; publish FOLDER: write the judged tables "
-                "and verdicts; check FOLDER: judge such tables again, and compare all files with their digests."
+                "Names of claims; all if none is given. list: show all claims; judge: show the "
+                "error rates of the judging rules; register NAME: record the current version of "
+                "a claim before it is run; publish FOLDER: write the tables and verdicts of "
+                "judged claims; check FOLDER: judge published tables again, and compare all "
+                "files with their digests."
             ),
-            autocompletion=offer_claims,
+            autocompletion=complete_claims,
             show_default=False,
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Small sizes and few seeds; more claims stay undecided.")
+        bool,
+        typer.Option(
+            "--quick", help="Use small sizes and few seeds; more claims remain undecided."
+        ),
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Larger sizes, where a claim has them.")
+        bool, typer.Option("--full", help="Use the larger sizes of claims that define them.")
     ] = False,
     out: Annotated[
         Path,
         typer.Option(
-            "--out", metavar="DIR", help="The folder of outputs; claims go into its claims/."
+            "--out",
+            metavar="DIR",
+            help="The folder of outputs; claims are stored in its folder claims/.",
         ),
     ] = OUTPUTS,
     workers: Workers = None,
@@ -76,7 +83,7 @@ def claims(
         bool,
         typer.Option(
             "--attempts",
-            help="With list: every version that was registered, and what each look found.",
+            help="With list: show every registered version, with its test results.",
         ),
     ] = False,
     reason: Annotated[
@@ -84,7 +91,7 @@ def claims(
         typer.Option(
             "--reason",
             metavar="TEXT",
-            help="With register: why the claim was changed, in a sentence.",
+            help="With register: the reason for the change, in a sentence.",
         ),
     ] = "",
     as_json: Annotated[
@@ -99,23 +106,25 @@ def claims(
     """
     names, trust = names or [], trust or []
     if attempts and names[:1] != ["list"]:
-        raise WrongArgument("attempts are listed: `ntkexp claims list --attempts`", "attempts")
+        raise WrongArgument(
+            "--attempts goes with list: `ntkexp claims list --attempts`", "attempts"
+        )
     if reason and names[:1] != ["register"]:
         raise WrongArgument(
-            "a reason is registered: `ntkexp claims register NAME --reason=TEXT`", "reason"
+            "--reason goes with register: `ntkexp claims register NAME --reason=TEXT`", "reason"
         )
-    place = out.expanduser().absolute() / CLAIMS_FOLDER
+    claims_folder = out.expanduser().absolute() / CLAIMS_FOLDER
     if attempts:
-        show_attempts(names[1:], config_dir, place, as_json=as_json)
+        show_attempts(names[1:], config_dir, claims_folder, as_json=as_json)
         return
     if names == ["list"]:
         show_list(config_dir, as_json=as_json)
         return
     if names[:1] in (["publish"], ["check"]):
-        publish_or_check(names, config_dir, trust, place)
+        publish_or_check(names, config_dir, trust, claims_folder)
         return
     if names[:1] == ["register"]:
-        register(names[1:], config_dir, trust, place, reason)
+        register(names[1:], config_dir, trust, claims_folder, reason)
         return
     if names == ["judge"]:
         show_trials(as_json=as_json)
@@ -133,26 +142,28 @@ def claims(
 
     repeat = options(out, trust, config_dir)
     ensure_writable(out.expanduser())
-    made = composer(config_dir, trust)
+    composed = composer(config_dir, trust)
     with (
-        polite_kill(),
+        sigterm_as_interrupt(),
         interruptible(lambda: "; the same command continues from the last checkpoints"),
     ):
         workshop = Workshop(chosen, progress_listener(quiet), trusted(trust), retry_failed)
-        outcomes = list(judged(names, size, made, workshop, place, repeat, quiet=quiet))
+        outcomes = list(judged(names, size, composed, workshop, claims_folder, repeat, quiet=quiet))
     records = [record for record in outcomes if record is not None]
-    entered = registered(made.builder.choices, place)
-    show(records, len(entered), quiet=quiet, as_json=as_json)
+    entered = registered(composed.builder.choices, claims_folder)
+    print_records(records, len(entered), quiet=quiet, as_json=as_json)
 
     # write the page of all claims in this folder whose current registered version was judged
     from ntkexp.records.claim import claim_records
     from ntkexp.report.page.build import write_claims
 
-    again = command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat])
+    repeat_command = command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat])
     current = [
-        record for record in claim_records(place) if stands(record, entered.get(record.name, []))
+        record
+        for record in claim_records(claims_folder)
+        if is_current(record, entered.get(record.name, []))
     ]
-    page = write_claims(current, place.parent / "report", again, entered)
+    page = write_claims(current, claims_folder.parent / "report", repeat_command, entered)
     if not (quiet or as_json):
         sys.stdout.write(f"{page}\n")
     all_judged = len(records) == len(outcomes)
@@ -213,9 +224,9 @@ def register(
     builder = composer(config_dir, trust).builder
     for name in names:
         log = register_claim(name, builder, out, reason)
-        if (entry := log.standing(name)) is not None:
+        if (entry := log.latest_entry(name)) is not None:
             sys.stdout.write(
-                f"{name} stands as {entry.digest} since {entry.date[:10]}, in {log.path}\n"
+                f"{name} is registered as {entry.digest} since {entry.date[:10]}, in {log.path}\n"
             )
 
 
@@ -233,17 +244,17 @@ def publish_or_check(
         raise Mistake(
             f"{names[0]}: name the folder, such as `ntkexp claims {names[0]} docs/claims`"
         )
-    folder, made = Path(names[1]).expanduser(), composer(config_dir, trust)
-    entries = registered(made.builder.choices, out)
+    folder, builder_source = Path(names[1]).expanduser(), composer(config_dir, trust)
+    entries = registered(builder_source.builder.choices, out)
     if names[0] == "publish":
-        found = publish(folder, made, claim_records(out), entries, trust)
+        claim_names = publish(folder, builder_source, claim_records(out), entries, trust)
         sys.stdout.write(
-            f"{folder}: {counted(len(found), 'claim')} of {len(entries)} in the register\n"
+            f"{folder}: {counted(len(claim_names), 'claim')} of {len(entries)} in the register\n"
         )
     else:
-        found = check(folder, made, entries, trust, names[2:])
+        claim_names = check(folder, builder_source, entries, trust, names[2:])
         sys.stdout.write(
-            f"{folder}: {counted(len(found), 'claim')} judged again, with the same verdicts\n"
+            f"{folder}: {counted(len(claim_names), 'claim')} judged again, with the same verdicts\n"
         )
 
 
@@ -258,12 +269,12 @@ def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
     for name in choices.options("claim"):
         file = choices.file("claim", name)
         if file.parent not in registers:  # the user's claims are in a separate register
-            registers[file.parent] = Register.beside(file, out).attempts()
+            registers[file.parent] = Register.of_claim_file(file, out).attempts()
         entries[name] = [attempt for attempt in registers[file.parent] if attempt.name == name]
     return {name: attempts for name, attempts in entries.items() if attempts}
 
 
-def stands(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> bool:
+def is_current(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> bool:
     """Return True if the record belongs to the latest registered version of its claim, or if the
     claim is not registered.
     """
@@ -292,7 +303,9 @@ def show_attempts(
 # --- Output on the terminal: verdicts, the list of claims, and error rates of the judging rules.
 
 
-def show(records: Sequence[ClaimRecord], registered: int, *, quiet: bool, as_json: bool) -> None:
+def print_records(
+    records: Sequence[ClaimRecord], registered: int, *, quiet: bool, as_json: bool
+) -> None:
     from ntkexp.records.atomic import to_text
     from ntkexp.report.claims import format_claims, summarise_claims
 
@@ -322,10 +335,10 @@ def notes(records: Sequence[ClaimRecord]) -> str:
     lines = []
     for record in records:
         for name, judged in record.looks.items():
-            where = record.name if name == "main" else f"{record.name}, {name}"
+            test = record.name if name == "main" else f"{record.name}, {name}"
             advice = "" if name == "control" else outlook(record, name)
             if note := "; ".join(filter(None, [judged.note, advice])):
-                lines.append(f"{where}: {note}\n")
+                lines.append(f"{test}: {note}\n")
     return "".join([*lines, "\n"]) if lines else ""
 
 
@@ -355,13 +368,13 @@ def show_trials(*, as_json: bool) -> None:
     from ntkexp.claim.simulation import DESIGNS, SIMULATED_RULES, try_design, try_judging
     from ntkexp.records.atomic import to_text
 
-    tried = [*map(try_judging, SIMULATED_RULES), *map(try_design, DESIGNS)]
+    error_rates = [*map(try_judging, SIMULATED_RULES), *map(try_design, DESIGNS)]
     if as_json:
-        sys.stdout.write(to_text([one.fields for one in tried]))
+        sys.stdout.write(to_text([trial.fields for trial in error_rates]))
         return
     rates = [
         Column(name, spell=rate)
         for name in ("false verdicts", "support where true", "refute where false")
     ]
     columns = (Column("rule", number=False), Column("tables"), *rates)
-    sys.stdout.write(f"{format_text(Table(columns, tuple(map(astuple, tried))))}\n")
+    sys.stdout.write(f"{format_text(Table(columns, tuple(map(astuple, error_rates))))}\n")

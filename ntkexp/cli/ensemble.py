@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from ntkexp.experiment.experiment import Experiment
 
 
-BASIS = (
-    "Points are those that were not learned, where the process has kept a tenth of the deviation that it had before "
-    "training; 'by chance' is how often draws of the process are as far off, by mean or by covariance."
+EXPLANATION = (
+    "Points are outside the training data, where the process keeps at least a tenth of its "
+    "deviation before training; 'by chance' is how often draws of the process are as far off, by "
+    "mean or by covariance."
 )
-USUAL = (
+DEFAULT_OVERRIDES = (
     "data=circle",
     "data.train=6",
     "data.query=0",
@@ -40,7 +41,8 @@ USUAL = (
 def ensemble(
     overrides: Overrides = None,
     networks: Annotated[
-        int, typer.Option("--networks", metavar="N", min=2, help="How many networks of each kind.")
+        int,
+        typer.Option("--networks", metavar="N", min=2, help="The number of networks of each kind."),
     ] = 100,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="The folder for the picture.")
@@ -52,35 +54,35 @@ def ensemble(
 
     The networks learn a function on a circle.
     """
-    experiment = common.compose([*USUAL, *(overrides or [])])
+    experiment = common.compose([*DEFAULT_OVERRIDES, *(overrides or [])])
     folder = ensure_writable(out.expanduser())
     from ntkexp.ensemble import comparisons, problem
     from ntkexp.ensemble import ensemble as train_networks
     from ntkexp.run.environment import fix_circumstances
 
     fix_circumstances(experiment)
-    given, listening = problem(experiment), progress_listener(common.quiet)
-    listening.start("networks", 2 * networks, 0)
-    before = {"all layers": 0, "readout": networks}
+    learning_problem, progress = problem(experiment), progress_listener(common.quiet)
+    progress.start("networks", 2 * networks, 0)
+    networks_before = {"all layers": 0, "readout": networks}
     try:
         trained = train_networks(
             experiment,
-            given,
+            learning_problem,
             networks,
-            lambda name, done: listening.step(before[name] + done),
+            lambda name, done: progress.step(networks_before[name] + done),
         )
     finally:
-        listening.stop()
-    table = comparisons(trained, given.train)
-    sentence = answer(table, experiment)
-    files = write_files(folder, experiment, given, trained, table)
-    show(table, sentence, files, quiet=common.quiet, as_json=common.as_json)
+        progress.stop()
+    table = comparisons(trained, learning_problem.train)
+    sentence = describe_comparison(table, experiment)
+    files = write_files(folder, experiment, learning_problem, trained, table)
+    print_comparison(table, sentence, files, quiet=common.quiet, as_json=common.as_json)
 
 
 def write_files(
     folder: Path,
     experiment: Experiment,
-    given: EnsembleProblem,
+    problem: EnsembleProblem,
     trained: Sequence[TrainedNetworks],
     table: Sequence[Comparison],
 ) -> list[Path]:
@@ -92,61 +94,72 @@ def write_files(
     from ntkexp.report.plots.style import house_style
 
     name = f"ensemble-{experiment.model.option}-w{experiment.model.width}-n{len(trained[0].outputs)}-s{experiment.seed}"
-    new = slice(given.train, None)
+    unseen = slice(problem.train, None)
     theories = {
-        each.process: Theory(
-            each.process, each.theory.mean[new].numpy(), each.theory.deviation[new].numpy()
+        ensemble.process: Theory(
+            ensemble.process,
+            ensemble.theory.mean[unseen].numpy(),
+            ensemble.theory.deviation[unseen].numpy(),
         )
-        for each in trained
+        for ensemble in trained
     }
     panels = [
         Panel(
-            {"ntk": "all layers learn", "nngp": "the readout alone learns"}[each.process],
-            each.outputs[:, new].numpy(),
-            theories[each.process],
-            [theory for process, theory in theories.items() if process != each.process],
+            {"ntk": "all layers learn", "nngp": "the readout alone learns"}[ensemble.process],
+            ensemble.outputs[:, unseen].numpy(),
+            theories[ensemble.process],
+            [theory for process, theory in theories.items() if process != ensemble.process],
         )
-        for each in trained
+        for ensemble in trained
     ]
-    learned = (given.places[: given.train].numpy(), given.targets[: given.train, 0].numpy())
+    train_data = (
+        problem.places[: problem.train].numpy(),
+        problem.targets[: problem.train, 0].numpy(),
+    )
     with house_style():
         figure = draw(
-            given.places[new].numpy(), panels, learned, given.axis, answer(table, experiment)
+            problem.places[unseen].numpy(),
+            panels,
+            train_data,
+            problem.axis,
+            describe_comparison(table, experiment),
         )
         files = [write(figure, folder / f"{name}.{kind}", kind) for kind in METADATA]
-    columns = ["place", "target"] + [f"{each.name} {what}" for each in trained for what in
+    columns = ["place", "target"] + [f"{ensemble.name} {what}" for ensemble in trained for what in
                                      ("mean", "sd", "process mean", "process sd")]  # fmt: skip
     curves = [
-        curve[new].tolist()
-        for each in trained
+        curve[unseen].tolist()
+        for ensemble in trained
         for curve in (
-            each.observed.mean,
-            each.observed.deviation,
-            each.theory.mean,
-            each.theory.deviation,
+            ensemble.observed.mean,
+            ensemble.observed.deviation,
+            ensemble.theory.mean,
+            ensemble.theory.deviation,
         )
     ]
-    rows = zip(given.places[new].tolist(), given.targets[new, 0].tolist(), *curves, strict=True)
+    rows = zip(
+        problem.places[unseen].tolist(), problem.targets[unseen, 0].tolist(), *curves, strict=True
+    )
     files.append(save(folder, f"{name}.csv", columns, rows))
-    heads = [field.name for field in fields(table[0])]
-    return [*files, save(folder, f"{name}.comparison.csv", heads, map(astuple, table))]
+    columns_of_table = [field.name for field in fields(table[0])]
+    return [*files, save(folder, f"{name}.comparison.csv", columns_of_table, map(astuple, table))]
 
 
 LEARNS = {"all layers": "where all layers learn", "readout": "where the readout alone learns"}
 
 
-def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
+def describe_comparison(table: Sequence[Comparison], experiment: Experiment) -> str:
     """Describe, for each kind of networks, the Gaussian processes that the test does not reject."""
     kinds = dict.fromkeys(row.networks for row in table)
-    each = [
-        f"{LEARNS[kind]}, they {stand([row for row in table if row.networks == kind])}"
+    descriptions = [
+        f"{LEARNS[kind]}, they {describe_processes([row for row in table if row.networks == kind])}"
         for kind in kinds
     ]
     trained = f"{table[0].count} networks of width {experiment.model.width} after {experiment.steps} steps"
-    return f"{trained}: {'; '.join(each)}; draws are off by about 1"
+    return f"{trained}: {'; '.join(descriptions)}; draws are off by about 1"
 
 
-def stand(rows: Sequence[Comparison]) -> str:
+def describe_processes(rows: Sequence[Comparison]) -> str:
     """Describe the comparison of one kind of networks with each Gaussian process."""
     kinds: dict[str, list[str]] = {
         "could be draws of": [],
@@ -161,14 +174,15 @@ def stand(rows: Sequence[Comparison]) -> str:
             )
             continue
         mean, covariance = (
-            f"{off:.2f}" if off < 100 else short(off) for off in (row.mean, row.covariance)
+            f"{distance:.2f}" if distance < 100 else short(distance)
+            for distance in (row.mean, row.covariance)
         )
         verb = "could be draws of" if row.follows else "are no draws of"
         kinds[verb].append(f"{name} (mean off by {mean}, covariance by {covariance})")
     return " and ".join(f"{verb} {' or '.join(names)}" for verb, names in kinds.items() if names)
 
 
-def show(
+def print_comparison(
     table: Sequence[Comparison], sentence: str, files: Sequence[Path], *, quiet: bool, as_json: bool
 ) -> None:
     """Print the comparison, its description and the paths of the files."""
@@ -199,6 +213,6 @@ def show(
             for row in table
         ]
         sys.stdout.write(
-            f"{aligned(header, lines, [False, False, *[True] * 7])}\n\n{sentence}.\n{BASIS}\n\n"
+            f"{aligned(header, lines, [False, False, *[True] * 7])}\n\n{sentence}.\n{EXPLANATION}\n\n"
         )
         sys.stdout.write("".join(f"{path}\n" for path in files))

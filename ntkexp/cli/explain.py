@@ -42,7 +42,7 @@ def explain(
             "--query",
             metavar="K",
             min=0,
-            help="A point by its number in the split; may be repeated.",
+            help="The number of a point in the split; may be repeated.",
         ),
     ] = None,
     split: Annotated[
@@ -50,19 +50,22 @@ def explain(
         typer.Option(
             "--split",
             metavar="SPLIT",
-            help="The split whose points are explained: train, query or test.",
+            help="The split of the explained points: train, query or test.",
         ),
     ] = None,
     worst: Annotated[
         int | None,
         typer.Option(
-            "--worst", metavar="N", min=1, help="Explain the N points that the network misses most."
+            "--worst", metavar="N", min=1, help="Explain the N points with the largest errors."
         ),
     ] = None,
     top: Annotated[
         int,
         typer.Option(
-            "--top", metavar="N", min=1, help="How many training examples to list for each point."
+            "--top",
+            metavar="N",
+            min=1,
+            help="The number of training examples to list for each point.",
         ),
     ] = 10,
     picture: Annotated[
@@ -74,8 +77,10 @@ def explain(
         typer.Option(
             "--without",
             metavar="GROUP",
-            help="Train again without some examples, and split over them what that changed: places such as 3,20..29, "
-            "#K for a number in the source, an id, class:NAME or top:N.",
+            help=(
+                "Retrain without these examples, and split the resulting change among them: indices "
+                "such as 3,20..29, #K for a number in the source, an id, class:NAME or top:N."
+            ),
         ),
     ] = None,
     again: Again = None,
@@ -83,7 +88,7 @@ def explain(
         bool,
         typer.Option(
             "--page",
-            help="Write a page on which points can be chosen, with all that is known of each.",
+            help="Write an HTML page with all results, on which points can be selected.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -99,14 +104,14 @@ def explain(
 
     numbers = query or []
     if numbers and worst is not None:
-        raise Mistake("--query names points and --worst looks for them; give one of the two")
+        raise Mistake("--query and --worst both choose points; give one of the two")
     if page and as_json:
         raise Mistake("--page and --json are two forms of one result; give one of the two")
     if page and picture is not None:
         raise Mistake("--page has pictures of its own; leave out --picture")
     check_picture(picture)
     if again is not None and without is None:
-        raise Mistake("--again trains a loop without some examples; say which by --without=K,…")
+        raise Mistake("--again retrains a loop without some examples; choose them by --without=K,…")
     loaded = load_run(run.expanduser())
     split = split or ("query" if numbers else main_split(loaded.ladder))
     if not numbers:
@@ -199,17 +204,17 @@ def write_page(
     from ntkexp.report.page.build import write_explanations
 
     run = queries.run
-    words = ["ntkexp", "explain", str(run.path), "--page", f"--split={queries.split}"]
-    words += [f"--query={number}" for number in queries.numbers]
+    arguments = ["ntkexp", "explain", str(run.path), "--page", f"--split={queries.split}"]
+    arguments += [f"--query={number}" for number in queries.numbers]
     entries: list[BreakdownEntry] = []
     if removal is not None:
         all_entries, _ = remove(queries, removal, quiet=False)
         entries = of_largest_outputs(all_entries)
-        words += [f"--without={removal.group}"]
-        words += [f"--again={removal.again}"] if removal.again else []
-    words += [f"--trust={entry}" for entry in trust]
+        arguments += [f"--without={removal.group}"]
+        arguments += [f"--again={removal.again}"] if removal.again else []
+    arguments += [f"--trust={entry}" for entry in trust]
     page = run.path.parent.parent / "report" / f"explain-{run.name}.html"
-    return write_explanations(run, explanations, entries, page, shlex.join(words))
+    return write_explanations(run, explanations, entries, page, shlex.join(arguments))
 
 
 # --- `ntkexp explain RUN --without=…`: retrain without some examples.
@@ -245,12 +250,13 @@ def remove(
     points = [point_index(run, queries.split, number) for number in queries.numbers]
     progress = progress_listener(quiet=quiet)
     group = choose_group(run, request.group, lambda: influences(run, points, progress))
-    with interruptible(lambda: "; nothing was kept of it"):
+    with interruptible(lambda: "; no result was stored"):
         if "follow" in run.config:
             removal = remove_from_loop(run, group, points, request, progress)
         elif request.again is not None:
             raise Mistake(
-                f"--again is for followed loops; {run.path} is an experiment, which needs none"
+                f"--again is for followed loops; {run.path} is a run of an experiment, which "
+                "needs none"
             )
         else:
             from ntkexp.config.build import admit
@@ -280,7 +286,8 @@ def remove_from_loop(
         return recorded
     if request.again is None:
         raise Mistake(
-            f"{run.path} is of a loop of your own; give a function that runs it again, --again=FILE.py:FUNCTION"
+            f"{run.path} is the trace of a followed loop; give a function that runs it again, "
+            "--again=FILE.py:FUNCTION"
         )
     trace = find_trace(run.path)
     effect = run.contributions.get("effect")
@@ -309,7 +316,8 @@ def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> N
         rule = explained_rule(run.rules)
         if rule is None:
             raise Mistake(
-                f"{run.path} holds neither effects nor contributions, so its examples have no order"
+                f"{run.path} holds neither effects nor contributions, so its examples cannot be "
+                "ranked"
             )
         parts = run.parts(rule).isel(query=list(points)).to_numpy()
     progress.say(f"at the top are examples {order_of(run)}")
@@ -355,7 +363,7 @@ def attribute(
     effects: Annotated[
         bool,
         typer.Option(
-            "--effects", help="Also find what would change without each example; needs the loss."
+            "--effects", help="Also compute the leave-out effect of each example; needs --loss."
         ),
     ] = False,
     loss: Annotated[
@@ -363,7 +371,7 @@ def attribute(
         typer.Option(
             "--loss",
             metavar="FILE.py:FUNCTION",
-            help="The loss of each example, of outputs and the call.",
+            help="The loss of each example, as a function of the outputs and the call.",
         ),
     ] = None,
     measure: Annotated[
@@ -371,7 +379,7 @@ def attribute(
         typer.Option(
             "--measure",
             metavar="FILE.py:FUNCTION",
-            help="The measure of the outputs at the queries, as for follow.",
+            help="The measure of the outputs at the queries, as in ntkexp.follow.",
         ),
     ] = None,
     again: Again = None,
@@ -380,7 +388,7 @@ def attribute(
         typer.Option(
             "--rule",
             metavar="FILE.py:CLASS",
-            help="The rule of an optimizer that is not PyTorch's.",
+            help="The rule of an optimizer that is not from PyTorch.",
         ),
     ] = None,
     losses: Annotated[
@@ -388,7 +396,7 @@ def attribute(
         typer.Option(
             "--losses",
             metavar="FILE.py:FUNCTION",
-            help="A function that the loop gave to trace.losses.",
+            help="A function that the loop passed to trace.losses.",
         ),
     ] = None,
     decode: Annotated[
@@ -396,7 +404,7 @@ def attribute(
         typer.Option(
             "--decode",
             metavar="FILE.py:FUNCTION",
-            help="The text of a list of tokens, to show examples by.",
+            help="A function that converts a list of tokens to text, to show examples.",
         ),
     ] = None,
     by: Annotated[
@@ -404,14 +412,14 @@ def attribute(
         typer.Option(
             "--by",
             metavar="module|parameter|'{NAME: [PATTERN, …], …}'",
-            help="Split contributions by the parameters through which they came.",
+            help="Split contributions by the parameters through which they act.",
         ),
     ] = None,
     positions: Annotated[
         bool,
         typer.Option(
             "--positions",
-            help="Split the contributions of texts by position: where in the text the loss was.",
+            help="Split the contributions of texts by the position of the loss in the text.",
         ),
     ] = False,
     batch_norm: Annotated[
@@ -419,7 +427,10 @@ def attribute(
         typer.Option(
             "--batch-norm",
             metavar="exact|constant",
-            help="Go through batch statistics of BatchNorm in training mode, or take them for constants.",
+            help=(
+                "Differentiate the batch statistics of BatchNorm in training mode, or treat them as "
+                "constants."
+            ),
         ),
     ] = None,
     quiet: Quiet = False,
@@ -439,8 +450,8 @@ def attribute(
     trust = trust or []
     if model is None and again is None:
         raise Mistake(
-            f"{folder}: the module that was followed is not in it; give a function that builds it, "
-            "--model=FILE.py:FUNCTION"
+            f"{folder}: the trace does not contain the followed module; give a function that "
+            "builds it, --model=FILE.py:FUNCTION"
         )
     if effects and loss is None and again is None:
         raise Mistake(
@@ -451,8 +462,8 @@ def attribute(
     named = measure_name(files)
     if named is not None and measure is None and again is None:
         raise Mistake(
-            f"{folder}: what it explains is a measure of the outputs, '{named}', whose code is not in it; give that "
-            "function, --measure=FILE.py:FUNCTION"
+            f"{folder}: it explains a measure of the outputs, '{named}', whose code is not "
+            "stored; give that function, --measure=FILE.py:FUNCTION"
         )
     if named is None and measure is not None:
         raise Mistake(

@@ -18,7 +18,7 @@ from ntkexp.cli.options import (
     Engine,
     Overrides,
     interruptible,
-    polite_kill,
+    sigterm_as_interrupt,
     trusted,
 )
 from ntkexp.mistake import Mistake
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ntkexp.engine.base import AbstractEngine
     from ntkexp.experiment.experiment import Experiment
     from ntkexp.kernel.read.plan import Outputs
-    from ntkexp.kernel_file.fill import WorkLeft
+    from ntkexp.kernel_file.fill import RemainingWork
     from ntkexp.kernel_file.kernel import AbstractKernel
     from ntkexp.records.atomic import Json
     from ntkexp.records.kernel_file import KernelMatrix
@@ -40,7 +40,7 @@ KERNELS_FOLDER = Path("outputs") / "kernels"
 KernelFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--out", metavar="FILE", help="The kernel file; one in outputs/kernels if not given."
+        "--out", metavar="FILE", help="The kernel file; by default, a file in outputs/kernels."
     ),
 ]
 Tiles: TypeAlias = Annotated[
@@ -49,7 +49,7 @@ Tiles: TypeAlias = Annotated[
         "--workers",
         metavar="N",
         min=1,
-        help="How many tiles at once; one for each core if not given.",
+        help="The number of tiles at once; by default, one for each core.",
     ),
 ]
 
@@ -64,7 +64,8 @@ class FillOptions:
         bool, typer.Option("--dry-run", help="Estimate the core hours, and compute nothing.")
     ] = False
     force: Annotated[
-        bool, typer.Option("--force", help="Compute the kernel anew, even if the file is finished.")
+        bool,
+        typer.Option("--force", help="Compute the kernel again, even if the file is finished."),
     ] = False
 
 
@@ -106,9 +107,9 @@ def fill_file(
     path = (out or default_path(kernel)).expanduser()
     filling = Filling(kernel, path, engine, options.workers, options.force)
     if options.dry_run:
-        filling.show(as_json=common.as_json)
+        filling.print_estimate(as_json=common.as_json)
         return
-    matrix = filling.carry_out(common.trusted, quiet=common.quiet)
+    matrix = filling.fill(common.trusted, quiet=common.quiet)
     kernels, tiling = matrix.layout.kernels, matrix.layout.tiling
     if common.as_json:
         facts: dict[str, Json] = {
@@ -136,14 +137,14 @@ class Filling:
     force: bool
 
     @cached_property
-    def estimate(self) -> WorkLeft:
+    def estimate(self) -> RemainingWork:
         """The remaining work and its estimated time."""
         from ntkexp.kernel_file.fill import estimate
 
         return estimate(self.kernel, self.path, self.force)
 
     @property
-    def here(self) -> bool:
+    def in_process(self) -> bool:
         """True if this process computes the tiles, without worker processes.
 
         This is the case on a GPU, which one process keeps busy, and if there is little work.
@@ -152,48 +153,53 @@ class Filling:
 
         if not self.engine.near or self.kernel.concurrent:
             return self.engine.near
-        little = self.engine.workers == 1 or self.estimate.seconds < LITTLE_WORK_SECONDS
-        return self.workers in {None, 1} and (little or self.kernel.experiment.device != "cpu")
+        is_little_work = self.engine.workers == 1 or self.estimate.seconds < LITTLE_WORK_SECONDS
+        return self.workers in {None, 1} and (
+            is_little_work or self.kernel.experiment.device != "cpu"
+        )
 
     @property
-    def at_once(self) -> int:
+    def concurrent_tiles(self) -> int:
         """The number of tiles that are computed concurrently."""
-        return 1 if self.here and not self.kernel.concurrent else self.engine.workers
+        return 1 if self.in_process and not self.kernel.concurrent else self.engine.workers
 
-    def show(self, *, as_json: bool) -> None:
+    def print_estimate(self, *, as_json: bool) -> None:
         """Print the estimate. Raise if a job would exceed the time limit of the engine."""
         from ntkexp.records.atomic import to_text
 
-        ahead, workers = self.estimate, self.at_once
+        estimate, workers = self.estimate, self.concurrent_tiles
         if as_json:
-            elapsed = ahead.elapsed(workers)
+            elapsed = estimate.elapsed(workers)
             sys.stdout.write(
                 to_text(
                     {
                         "file": str(self.path),
-                        **asdict(ahead),
+                        **asdict(estimate),
                         "workers": workers,
                         "elapsed": elapsed,
                     }
                 )
             )
         else:
-            sys.stdout.write(f"{self.path}: {ahead.sentence(workers)}\n")
-        if not self.here:
-            self.engine.refuse_longer(ahead.each)
+            sys.stdout.write(f"{self.path}: {estimate.sentence(workers)}\n")
+        if not self.in_process:
+            self.engine.refuse_longer(estimate.seconds_per_tile)
 
-    def carry_out(self, trust: Sequence[str], *, quiet: bool) -> KernelMatrix:
+    def fill(self, trust: Sequence[str], *, quiet: bool) -> KernelMatrix:
         """Compute the missing tiles of the kernel file. Return the finished kernel."""
         from ntkexp.kernel_file.fill import fill
 
         progress = progress_listener(quiet, AGAIN)
-        with polite_kill(), interruptible(lambda: f"; the same command continues with {self.path}"):
+        with (
+            sigterm_as_interrupt(),
+            interruptible(lambda: f"; the same command continues with {self.path}"),
+        ):
             return fill(
                 self.kernel,
                 self.path,
-                None if self.here else self.engine,
+                None if self.in_process else self.engine,
                 trust=trusted(trust),
-                seconds=self.estimate.each,
+                seconds=self.estimate.seconds_per_tile,
                 force=self.force,
                 progress=progress,
             )
@@ -217,7 +223,7 @@ def limit(
     fill_file(kernel, out, engine, options, common)
 
 
-class When(StrEnum):
+class WeightsAt(StrEnum):
     """Which weights of a run the kernel uses: those before or those after training."""
 
     start = "start"
@@ -240,21 +246,21 @@ def tangent(
         typer.Option(
             "--outputs",
             metavar="all|trace|0,3",
-            help="The outputs between which the kernel is taken: all, some by number, or their trace.",
+            help="The outputs of the kernel: all, some by number, or the trace over outputs.",
         ),
     ] = "all",
     run: Annotated[
         Path | None,
         typer.Option("--run", metavar="RUN", help="Take the network of this run instead."),
     ] = None,
-    when: Annotated[
-        When,
+    weights_at: Annotated[
+        WeightsAt,
         typer.Option(
             "--at",
-            metavar="|".join(When),
+            metavar="|".join(WeightsAt),
             help="Take the weights of the run before training (start) or after it (end).",
         ),
-    ] = When.end,
+    ] = WeightsAt.end,
     *,
     options: FillOptions,
     common: CommonOptions,
@@ -264,9 +270,11 @@ def tangent(
     Take the network at initialization or, with --run, the network of a finished run.
     """
     if run is not None:
-        surplus = " ".join(overrides or []) or "--seeds" * (seeds is not None)
-        if surplus:
-            raise Mistake(f"--run={run} says which network and which data; leave out {surplus}")
+        conflicting = " ".join(overrides or []) or "--seeds" * (seeds is not None)
+        if conflicting:
+            raise Mistake(
+                f"--run={run} determines the network and the data; leave out {conflicting}"
+            )
         if not (run.expanduser() / "config.json").is_file():
             raise Mistake(f"--run={run} is not a run folder: it has no config.json")
     from ntkexp.engine.base import choose
@@ -288,18 +296,24 @@ def tangent(
         from ntkexp.run.environment import fix_circumstances
         from ntkexp.run.execute import rebuild_experiment
 
-        written = RunFolder(run.expanduser())
-        if written.state in {"running", "interrupted", "dead"}:
+        folder = RunFolder(run.expanduser())
+        if folder.state in {"running", "interrupted", "dead"}:
             raise Mistake(f"--run={run} is not finished; `ntkexp resume` continues it")
-        written.check("weights.pt")
-        experiment = rebuild_experiment(written, admit(common.trusted))
+        folder.check("weights.pt")
+        experiment = rebuild_experiment(folder, admit(common.trusted))
         fix_circumstances(experiment, experiment.threads or 1)
-        seed_list, weights = (), str((written.path / "weights.pt").absolute())
+        seed_list, weights = (), str((folder.path / "weights.pt").absolute())
     from ntkexp.kernel_file.kernel import EmpiricalKernel
 
-    wanted, data = read_outputs(outputs), experiment.draw()
+    chosen_outputs, data = read_outputs(outputs), experiment.draw()
     kernel = EmpiricalKernel(
-        experiment, data, tiles_at_once(engine), seed_list, wanted, weights, when.value
+        experiment,
+        data,
+        tiles_at_once(engine),
+        seed_list,
+        chosen_outputs,
+        weights,
+        weights_at.value,
     )
     fill_file(kernel, out, engine, options, common)
 

@@ -25,7 +25,7 @@ from ntkexp.report.tables import Column, Table, format_text
 from ntkexp.text import aligned, rate, short
 
 if TYPE_CHECKING:
-    from ntkexp.kernel_file.predict import Answer, Entries, Score
+    from ntkexp.kernel_file.predict import Entries, KernelPredictions, Score
 
 
 class Solver(StrEnum):
@@ -44,13 +44,18 @@ def predict(
         typer.Option(
             "--ridge",
             metavar="R|best",
-            help="What is added to the kernel's diagonal; best: the best of a grid on examples left out.",
+            help=(
+                "The number added to the kernel's diagonal; best: choose it from a grid by "
+                "cross-validation."
+            ),
         ),
     ] = "0",
     time: Annotated[
         list[str] | None,
         typer.Option(
-            "--time", metavar="T", help="How long gradient flow trains, or inf; may be repeated."
+            "--time",
+            metavar="T",
+            help="The training time of gradient flow, or inf; may be repeated.",
         ),
     ] = None,
     steps: Annotated[
@@ -68,7 +73,7 @@ def predict(
             "--folds",
             metavar="K",
             min=0,
-            help="Score training examples that are left out, in K parts; 0: one by one.",
+            help="Also cross-validate the training examples with K folds; 0: leave one out.",
         ),
     ] = None,
     solver: Annotated[
@@ -76,18 +81,18 @@ def predict(
         typer.Option(
             "--solver",
             metavar="|".join(Solver),
-            help="How equations are solved; by default the simplest way that fits.",
+            help="The method to solve the equations; by default, the simplest one that fits.",
         ),
     ] = None,
     memory_gb: Annotated[
-        float, typer.Option("--memory-gb", metavar="GB", help="The memory that solving may take.")
+        float, typer.Option("--memory-gb", metavar="GB", help="The memory limit for solving.")
     ] = 4.0,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             metavar="DIR",
-            help="The folder for the tables; beside the kernel file if not given.",
+            help="The folder for the tables; by default, the folder of the kernel file.",
         ),
     ] = None,
     *,
@@ -97,16 +102,16 @@ def predict(
 
     Print accuracy, error and calibration. KEY=VALUE names the data of the file.
     """
-    from ntkexp.kernel_file.predict import Entries, Question
+    from ntkexp.kernel_file.predict import Entries, PredictionSettings
     from ntkexp.kernel_file.predict import predict as predict_from
     from ntkexp.records.kernel_file import open_matrix
     from ntkexp.report.progress import progress_listener
 
     if time and steps is not None:
         raise Mistake(
-            "--time is of gradient flow and --steps of gradient descent; give one of the two"
+            "--time is for gradient flow and --steps for gradient descent; give one of the two"
         )
-    question = Question(
+    settings = PredictionSettings(
         times=tuple(number("--time", text, "a number ≥ 0, or inf") for text in time or ("inf",)),
         steps=steps,
         step_size=step_size,
@@ -121,16 +126,17 @@ def predict(
 
         if data_digest(common.compose(overrides).draw()) != matrix.description["data_sha256"]:
             raise Mistake(
-                f"{file} is of other data than {' '.join(overrides)}; leave that out, or compute its kernel"
+                f"{file} was computed for other data than {' '.join(overrides)}; leave that out, "
+                "or compute its kernel"
             )
     entries = Entries(matrix)
-    answers = list(predict_from(entries, question, progress_listener(common.quiet).say))
-    scores = [score for answer in answers for score in answer.scores]
+    predictions = list(predict_from(entries, settings, progress_listener(common.quiet).say))
+    scores = [score for prediction in predictions for score in prediction.scores]
     folder = out.expanduser() if out else matrix.path.parent
     columns = [field.name for field in fields(scores[0])]
     written = [
         save(folder, f"{matrix.path.stem}.scores.csv", columns, map(astuple, scores)),
-        save(folder, f"{matrix.path.stem}.predictions.csv", *outputs(entries, answers)),
+        save(folder, f"{matrix.path.stem}.predictions.csv", *outputs(entries, predictions)),
     ]
     if common.as_json:
         from ntkexp.records.atomic import to_text
@@ -160,30 +166,36 @@ def number(option: str, text: str, allowed: str) -> float:
 
 
 def outputs(
-    entries: Entries, answers: Sequence[Answer]
+    entries: Entries, predictions: Sequence[KernelPredictions]
 ) -> tuple[list[str], Iterable[Sequence[object]]]:
     """Return the header and rows of the predictions: a row for each kernel, training time, split
     and point.
     """
     columns = entries.targets.shape[1]
-    names = [f"{what}_{k}" for what in ("target", "output") for k in range(columns)]
+    names = [f"{kind}_{k}" for kind in ("target", "output") for k in range(columns)]
     header = ["kernel", "when", "ridge", "split", "index", "label", *names, "deviation"]
     index = entries.matrix.array("index")
     rows = []
-    for answer in answers:
+    for prediction in predictions:
         for split, points in entries.matrix.splits.items():
-            predicted = answer.predicted[split]
-            places = range(points.start, points.stop)
-            deviation = [None] * len(places)
+            predicted = prediction.predicted[split]
+            indices = range(points.start, points.stop)
+            deviation = [None] * len(indices)
             if predicted.deviation is not None:
                 deviation = predicted.deviation.tolist()
-            head = (answer.kernel, answer.solved.when, answer.solved.ridge, split)
-            for k, (place, values, spread) in enumerate(
-                zip(places, predicted.mean.tolist(), deviation, strict=True)
+            head = (prediction.kernel, prediction.solved.when, prediction.solved.ridge, split)
+            for k, (row_index, values, spread) in enumerate(
+                zip(indices, predicted.mean.tolist(), deviation, strict=True)
             ):
-                place_of = (int(index[place]), int(entries.labels[place]))
+                labels_of_row = (int(index[row_index]), int(entries.labels[row_index]))
                 rows.append(
-                    (*head, *place_of, *entries.targets[points.start + k].tolist(), *values, spread)
+                    (
+                        *head,
+                        *labels_of_row,
+                        *entries.targets[points.start + k].tolist(),
+                        *values,
+                        spread,
+                    )
                 )
     return header, rows
 
@@ -224,7 +236,10 @@ def study(
         typer.Option(
             "--ridge",
             metavar="R|best",
-            help="What is added to each kernel's diagonal; best: the best of a grid on examples left out.",
+            help=(
+                "The number added to each kernel's diagonal; best: choose it from a grid by "
+                "cross-validation."
+            ),
         ),
     ] = "best",
     out: Annotated[
@@ -240,24 +255,30 @@ def study(
     from ntkexp.config.choices import Choices, config_folders
     from ntkexp.engine.base import choose
     from ntkexp.kernel_file.kernel import InfiniteKernel
-    from ntkexp.kernel_file.predict import Entries, Question, predict, read_study
+    from ntkexp.kernel_file.predict import Entries, PredictionSettings, predict, read_study
 
     definition = read_study(name, Choices(config_folders(common.config_dir)))
-    question, place = Question(ridge=read_ridge(ridge)), (out or KERNELS_FOLDER).expanduser()
+    settings, folder = (
+        PredictionSettings(ridge=read_ridge(ridge)),
+        (out or KERNELS_FOLDER).expanduser(),
+    )
     chosen, rows = choose(engine, workers), list[list[str | float | None]]()
-    for each, words in definition.overrides(overrides or []).items():
-        experiment = compose_for_tiles(words, common)
+    for kernel_name, kernel_overrides in definition.overrides(overrides or []).items():
+        experiment = compose_for_tiles(kernel_overrides, common)
         kernel = InfiniteKernel(experiment, experiment.draw(), tiles_at_once(chosen))
-        filling = Filling(kernel, default_path(kernel, place), chosen, workers, force=False)
-        entries = Entries(filling.carry_out(common.trusted, quiet=common.quiet))
-        answers = list(predict(entries, question, lambda text: None))
+        filling = Filling(kernel, default_path(kernel, folder), chosen, workers, force=False)
+        entries = Entries(filling.fill(common.trusted, quiet=common.quiet))
+        predictions = list(predict(entries, settings, lambda text: None))
         for score in (
-            score for answer in answers for score in answer.scores if score.split == "test"
+            score
+            for prediction in predictions
+            for score in prediction.scores
+            if score.split == "test"
         ):
-            beside = definition.published.get(each) if score.kernel == "ntk" else None
-            source = definition.published_with if beside else None
+            published = definition.published.get(kernel_name) if score.kernel == "ntk" else None
+            source = definition.published_with if published else None
             numbers = [score.ridge, score.accuracy, score.rmse, score.r2]
-            rows.append([each, score.kernel, score.points, *numbers, beside, source])
+            rows.append([kernel_name, score.kernel, score.points, *numbers, published, source])
     header = [
         "name",
         "kernel",
@@ -269,7 +290,7 @@ def study(
         "published",
         "published_with",
     ]
-    file = save(place, f"{name}.study.csv", header, rows)
+    file = save(folder, f"{name}.study.csv", header, rows)
     show_study(
         [dict(zip(header, row, strict=True)) for row in rows],
         file,
@@ -309,10 +330,9 @@ def show_study(
                 short(rmse),
                 short(r2),
             ]
-            lines.append(
-                cells
-                + ([f"{row['published']} %" if row["published"] else ""] if has_published else [])
-            )
+            if has_published:
+                cells.append(f"{row['published']} %" if row["published"] else "")
+            lines.append(cells)
         sys.stdout.write(
             f"{aligned(header, lines, [False, False, *[True] * (len(header) - 2)])}\n\n{file}\n"
         )

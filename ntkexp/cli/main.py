@@ -21,7 +21,7 @@ from ntkexp.cli.ensemble import ensemble
 from ntkexp.cli.explain import attribute, explain
 from ntkexp.cli.kernel_fill import limit, tangent
 from ntkexp.cli.kernel_predict import predict, study
-from ntkexp.cli.options import MAX_THREADS, is_thread_count, spread, with_advice
+from ntkexp.cli.options import MAX_THREADS, is_thread_count, spread_options, with_advice
 from ntkexp.cli.results import compare, report, runs
 from ntkexp.cli.sweep import sweep
 from ntkexp.cli.train import config, resume, train
@@ -144,7 +144,7 @@ def assemble() -> typer.Typer:
     for group, commands in ((program, COMMAND_FUNCTIONS), (kernel, KERNEL_COMMANDS)):
         for command in commands:
             group.command(short_help=first_line_of(command), epilog=examples_of(command.__name__))(
-                spread(command)
+                spread_options(command)
             )
     return program
 
@@ -176,7 +176,7 @@ class Output(io.FileIO):
             raise
 
 
-def settle() -> None:
+def set_up_process() -> None:
     """Set up the environment of the process: threads, signals, standard streams and warnings."""
     # waiting threads sleep instead of spinning, which would slow down other processes
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -184,9 +184,9 @@ def settle() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # treat SIGTERM like Ctrl-C
     # Open file descriptors 0 to 2 if they are closed, else the next opened file would get one of
     # them. Escape characters that the encoding of stdout lacks.
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
-    os.close(opened)
+    os.close(descriptor)
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w", encoding="utf-8", closefd=False))
@@ -208,7 +208,7 @@ def show_warning(
     line: str | None = None,
 ) -> None:
     """Write a warning as one line on stderr."""
-    complain(warning_in_words(message, category, filename, lineno), 0)
+    write_error(warning_in_words(message, category, filename, lineno), 0)
 
 
 def refuse_unfit(arguments: Sequence[str]) -> None:
@@ -228,16 +228,16 @@ def refuse_unfit(arguments: Sequence[str]) -> None:
             )
     # linear algebra libraries start a thread for each core; check that the system allows this
     count = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    enough = threading.Event()
-    started = [
-        threading.Thread(target=enough.wait)
+    started_all = threading.Event()
+    threads = [
+        threading.Thread(target=started_all.wait)
         for _ in range(int(count or len(os.sched_getaffinity(0))) - 1)
     ]
     try:
-        for thread in started:
+        for thread in threads:
             thread.start()  # `failure` converts the error to a message
     finally:
-        enough.set()
+        started_all.set()
 
 
 def is_utf8(name: str) -> bool:
@@ -263,11 +263,11 @@ def refuse_thread_counts(environment: Mapping[str, str]) -> None:
     ntkexp.mistake.Mistake: OMP_NUM_THREADS=four: it takes a whole number ≥ 1 and ≤ 1024; unset it, or write threads=4
     """
     for name in THREADS:
-        given = environment.get(name, "1")
-        counts = given.split(",") if name == "OMP_NUM_THREADS" else [given]
+        value = environment.get(name, "1")
+        counts = value.split(",") if name == "OMP_NUM_THREADS" else [value]
         if not all(map(is_thread_count, counts)):
             raise Mistake(
-                f"{name}={given}: it takes a whole number ≥ 1 and ≤ {MAX_THREADS}; unset it, or write threads=4"
+                f"{name}={value}: it takes a whole number ≥ 1 and ≤ {MAX_THREADS}; unset it, or write threads=4"
             )
 
 
@@ -293,7 +293,7 @@ FORMER_OPTIONS = {
 
 
 def main() -> None:
-    settle()
+    set_up_process()
     status = run(sys.argv[1:])
     gc.freeze()  # skip the final garbage collection, which takes 0.5 s after importing torch
     sys.exit(status)
@@ -312,7 +312,7 @@ def run(arguments: Sequence[str]) -> int:
         ends = {signal.SIGINT, signal.SIGTERM}
         signal.pthread_sigmask(signal.SIG_BLOCK, ends)
         try:
-            return complain(str(interrupt) or "interrupted", 130)
+            return write_error(str(interrupt) or "interrupted", 130)
         finally:
             for number in ends:
                 signal.signal(number, signal.SIG_IGN)
@@ -320,7 +320,7 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if (reason := failure(error)) is None:
             raise
-        return complain(*reason)
+        return write_error(*reason)
     return 0
 
 
@@ -345,14 +345,14 @@ def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a tab
         case UsageError() if advice := FORMER_OPTIONS.get(getattr(error, "option_name", "")):
             return advice, 2
         case UsageError():  # reword Typer's message in the style of this package
-            words = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
-            where = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")
+            text = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
+            command = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")
             advice = (
                 ""
-                if "Did you mean" in words or "Possible" in words
-                else f"; `{where} --help` lists what there is"
+                if "Did you mean" in text or "Possible" in text
+                else f"; `{command} --help` lists all options"
             )
-            return f"{words[:1].lower()}{words[1:]}{advice}", 2
+            return f"{text[:1].lower()}{text[1:]}{advice}", 2
         case OSError() if error.errno in FAULTS:
             return fault(error)
         case UnicodeEncodeError() if error.reason == "surrogates not allowed":
@@ -362,11 +362,11 @@ def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a tab
                 2,
             )
         case RuntimeError() if "home directory" in str(error):
-            return "~ stands for no folder here; write the whole path, or set HOME", 2
-        case RuntimeError() | MemoryError() | ImportError() | OSError() if lacking := exhausted(
-            error
+            return "there is no home folder for ~; write the whole path, or set HOME", 2
+        case RuntimeError() | MemoryError() | ImportError() | OSError() if (
+            exhausted_resource := exhausted(error)
         ):
-            return lacking, 1
+            return exhausted_resource, 1
     return None
 
 
@@ -377,13 +377,13 @@ def fault(error: OSError) -> tuple[str, int]:
     except OSError:  # redirect stdout, else Python would print another error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.filename == STDOUT and error.errno is not None:
-        closed = error.errno == errno.EPIPE
+        is_closed_pipe = error.errno == errno.EPIPE
         unwritten = f"the output cannot be written to stdout ({os.strerror(error.errno)}); send it elsewhere"
-        return FAULTS[errno.EPIPE] if closed else unwritten, 1
+        return FAULTS[errno.EPIPE] if is_closed_pipe else unwritten, 1
     return fault_in_words(error), 2 if error.errno in DENIED else 1
 
 
-def complain(text: str, status: int) -> int:
+def write_error(text: str, status: int) -> int:
     """Write one line on stderr, with control characters escaped."""
     line = "".join(
         letter if letter.isprintable() else repr(letter)[1:-1] for letter in without_secrets(text)

@@ -56,11 +56,11 @@ MAX_THREADS = 1024
 def choices_of(context: typer.Context) -> Choices:
     from ntkexp.config.choices import Choices, config_folders
 
-    given = context.params.get("config_dir")
-    return Choices(config_folders(given and Path(given)))
+    config_dir = context.params.get("config_dir")
+    return Choices(config_folders(config_dir and Path(config_dir)))
 
 
-def offer(context: typer.Context, incomplete: str) -> list[str]:
+def complete_overrides(context: typer.Context, incomplete: str) -> list[str]:
     from ntkexp.config.choices import complete
 
     try:
@@ -69,16 +69,16 @@ def offer(context: typer.Context, incomplete: str) -> list[str]:
         return []
 
 
-def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
+def complete_sweep(context: typer.Context, incomplete: str) -> list[str]:
     """Return the completions for a sweep: first its name, then KEY=VALUE."""
     from ntkexp.config.choices import complete
 
-    words = context.params.get("words") or []
+    arguments = context.params.get("arguments") or []
     try:
         choices = choices_of(context)
-        named = bool(words) and words[0] in choices.options("sweep")
-        completions = complete(words[named:], incomplete, choices)
-        if words:
+        named = bool(arguments) and arguments[0] in choices.options("sweep")
+        completions = complete(arguments[named:], incomplete, choices)
+        if arguments:
             return completions
         names = [name for name in choices.options("sweep") if name.startswith(incomplete)]
         return names + completions
@@ -86,8 +86,8 @@ def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
         return []
 
 
-def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
-    given = context.params.get("names") or []
+def complete_claims(context: typer.Context, incomplete: str) -> list[str]:
+    typed = context.params.get("names") or []
     try:
         names = choices_of(context).options("claim")
     except Mistake:
@@ -95,7 +95,7 @@ def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
     return [
         name
         for name in [*names, "list", "judge", "register", "publish", "check"]
-        if name.startswith(incomplete) and name not in given
+        if name.startswith(incomplete) and name not in typed
     ]
 
 
@@ -124,8 +124,8 @@ Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Settings of the experiment, such as model.width=64; `ntkexp config --tree` shows every key.",
-        autocompletion=offer,
+        help="Settings of the experiment, such as model.width=64; `ntkexp config --tree` lists all keys.",
+        autocompletion=complete_overrides,
         show_default=False,
     ),
 ]
@@ -133,14 +133,19 @@ SweepWords: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[NAME] [KEY=VALUES]...",
-        help="A sweep by its name, such as width, and keys with values, such as model.width=64,128 seed=0..4.",
-        autocompletion=offer_sweep,
+        help=(
+            "The name of a sweep, such as width, and keys with values, such as model.width=64,128 "
+            "seed=0..4."
+        ),
+        autocompletion=complete_sweep,
         show_default=False,
     ),
 ]
 RunsFolder: TypeAlias = Annotated[
     Path,
-    typer.Option("--out", metavar="DIR", help="The folder of outputs; runs go into its runs/."),
+    typer.Option(
+        "--out", metavar="DIR", help="The folder of outputs; runs are stored in its folder runs/."
+    ),
 ]
 OutputsFolder: TypeAlias = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="The folder of outputs.")
@@ -150,7 +155,7 @@ ConfigDir: TypeAlias = Annotated[
     typer.Option(
         "--config-dir",
         metavar="DIR",
-        help="A folder of YAML files of yours; they come before those of the package.",
+        help="A folder of your YAML files, which take precedence over the package's.",
     ),
 ]
 Trust: TypeAlias = Annotated[
@@ -168,7 +173,7 @@ Workers: TypeAlias = Annotated[
         "--workers",
         metavar="N",
         min=1,
-        help="How many runs at once; one for each core if not given.",
+        help="The number of runs at once; by default, one for each core.",
     ),
 ]
 RetryFailed: TypeAlias = Annotated[
@@ -183,18 +188,18 @@ Again: TypeAlias = Annotated[
 Verbose: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--verbose", help="Add settings, R², seconds and remarks to the table of kernel machines."
+        "--verbose", help="Also show settings, R², seconds and remarks of the kernel machines."
     ),
 ]
 AsJson: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print the outcome as one JSON object.")
+    bool, typer.Option("--json", help="Print the results as one JSON object.")
 ]
 Events: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--tensorboard",
         callback=require_tensorboard,
-        help="Write finished runs for TensorBoard as well.",
+        help="Also write finished runs for TensorBoard.",
     ),
 ]
 Log: TypeAlias = Annotated[
@@ -203,7 +208,7 @@ Log: TypeAlias = Annotated[
         "--log",
         metavar="wandb|mlflow|tensorboard",
         callback=require_log,
-        help="Send the numbers of each step there while it runs.",
+        help="Send the metrics of each step to this service during the run.",
     ),
 ]
 Engine: TypeAlias = Annotated[
@@ -211,14 +216,14 @@ Engine: TypeAlias = Annotated[
     typer.Option(
         "--engine",
         metavar="ENGINE",
-        help="Where jobs run: local, dask:ADDRESS or slurm:KEY=VALUE,…",
+        help="The engine that runs jobs: local, dask:ADDRESS or slurm:KEY=VALUE,…",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """Options of all commands that compose experiments. `spread` makes each field an option."""
+    """Options of all commands that compose experiments. `spread_options` makes each field an option."""
 
     quiet: Quiet = False
     as_json: AsJson = False
@@ -244,7 +249,7 @@ class CommonOptions:
         return compose(overrides or [], self.config_dir, self.trusted)
 
 
-def spread(command: Callable[..., None]) -> Callable[..., None]:
+def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     """Convert a command for Typer: each field of a dataclass argument becomes an option.
 
     >>> def greet(name: str, *, loud: bool = False) -> None: ...
@@ -270,14 +275,18 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         return command
 
     @wraps(command)
-    def gathered(**given: Any) -> None:
+    def typer_command(**arguments: Any) -> None:
         for name, kind in groups.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        command(**given)
+            arguments[name] = kind(
+                **{field.name: arguments.pop(field.name) for field in fields(kind)}
+            )
+        command(**arguments)
 
-    gathered.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    gathered.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return gathered
+    typer_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    typer_command.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in parameters
+    }
+    return typer_command
 
 
 @cache
@@ -288,13 +297,13 @@ def annotations_of(group: type) -> dict[str, Any]:
 # --- Effects of options.
 
 
-def is_thread_count(given: str) -> bool:
+def is_thread_count(text: str) -> bool:
     """Return True if a text is a number of threads from 1 to 1024.
 
     >>> [count for count in ("1", " 08", "1024", "0", "1025", "four", "") if is_thread_count(count)]
     ['1', ' 08', '1024']
     """
-    return re.fullmatch(r"\s*0*[1-9]\d{0,3}\s*", given) is not None and int(given) <= MAX_THREADS
+    return re.fullmatch(r"\s*0*[1-9]\d{0,3}\s*", text) is not None and int(text) <= MAX_THREADS
 
 
 def ensure_writable(folder: Path) -> Path:
@@ -312,9 +321,9 @@ def ensure_writable(folder: Path) -> Path:
     return folder
 
 
-def write_events(folder: Path, wanted: bool) -> None:
+def write_events(folder: Path, enabled: bool) -> None:
     """Write the TensorBoard events of a finished run, if wanted."""
-    if wanted:
+    if enabled:
         from ntkexp.report.events import ensure_events
 
         ensure_events(folder)
@@ -333,13 +342,13 @@ def interruptible(advice: Callable[[], str]) -> Iterator[None]:
 
 
 @contextmanager
-def polite_kill() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """Treat SIGTERM like Ctrl-C inside the block."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 ADVICE: Mapping[type[Mistake], str] = {
@@ -383,8 +392,8 @@ def options(
     out: Path = OUTPUTS, trust: Sequence[str] = (), config_dir: Path | None = None
 ) -> list[str]:
     """Return the options to repeat a command: the output folder, trusted code and YAML folder."""
-    words = [] if out == OUTPUTS else [f"--out={out}"]
-    words += [f"--trust={entry}" for entry in trust]
+    arguments = [] if out == OUTPUTS else [f"--out={out}"]
+    arguments += [f"--trust={entry}" for entry in trust]
     if config_dir:
-        words.append(f"--config-dir={config_dir}")
-    return words
+        arguments.append(f"--config-dir={config_dir}")
+    return arguments

@@ -38,7 +38,7 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="[RUN|SWEEP]...",
-            help="Run folders, sweeps, or folders of them; everything if none is given.",
+            help="Run folders, sweeps, or folders of them; all if none is given.",
         ),
     ] = None,
     form: Annotated[
@@ -54,7 +54,7 @@ def report(
         typer.Option(
             "--out",
             metavar="DIR|FILE",
-            help="The folder of outputs; with a format other than html, the file to write.",
+            help="The folder of outputs; for other formats than html, the file to write.",
         ),
     ] = None,
 ) -> None:
@@ -115,9 +115,9 @@ def format_runs(material: Material, form: Format) -> str:
         case Format.json:
             return format_json(json_rows(table_of_frame(combined(material.runs))))
     laws = [
-        f"{summary(one.laws, one.draws)}\n{format_text(table_of_frame(tabulate_fits(one))).rstrip()}\n\n"
-        for one in material.analyses
-        if one.laws
+        f"{summary(analysis.laws, analysis.draws)}\n{format_text(table_of_frame(tabulate_fits(analysis))).rstrip()}\n\n"
+        for analysis in material.analyses
+        if analysis.laws
     ]
     return "".join(laws) + format_text(table_of_frame(combined(material.runs))).rstrip("\n") + "\n"
 
@@ -134,11 +134,11 @@ def runs(
     remove: Annotated[
         bool, typer.Option("--delete", help="Delete the runs that are listed.")
     ] = False,
-    sure: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
+    confirmed: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
     columns: Annotated[
         str,
         typer.Option(
-            "--columns", metavar="KEY,…", help="List these settings too, such as model.width."
+            "--columns", metavar="KEY,…", help="Also list these settings, such as model.width."
         ),
     ] = "",
     as_json: AsJson = False,
@@ -147,41 +147,45 @@ def runs(
     from ntkexp.report.inventory import filter_runs, list_runs
     from ntkexp.report.run_list import format_within, remarks, tabulate_runs
 
-    place = out.expanduser() / "runs"
-    found = filter_runs(list_runs(place), filters or [])
+    folder = out.expanduser() / "runs"
+    listed_runs = filter_runs(list_runs(folder), filters or [])
     if as_json:
         from ntkexp.records.atomic import Json
         from ntkexp.report.tables import format_json
 
         rows: list[Json] = [
-            {"run": str(one.path), "state": one.state, "said": one.outcome, "config": one.facts}
-            for one in found
+            {"run": str(run.path), "state": run.state, "said": run.outcome, "config": run.facts}
+            for run in listed_runs
         ]
         write_out(format_json(rows))
-    elif found:
-        table = tabulate_runs(found, [key for key in columns.split(",") if key])
+    elif listed_runs:
+        table = tabulate_runs(listed_runs, [key for key in columns.split(",") if key])
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
-        lines = [format_within(table, width), *([""] if remarks(found) else []), *remarks(found)]
+        lines = [
+            format_within(table, width),
+            *([""] if remarks(listed_runs) else []),
+            *remarks(listed_runs),
+        ]
         write_out("\n".join(lines) + "\n")
     else:
-        write_out(f"no run in {place}{' passes' if filters else ''}\n")
-    if remove and found:
-        delete(found, sure)
+        write_out(f"no run in {folder}{' passes' if filters else ''}\n")
+    if remove and listed_runs:
+        delete(listed_runs, confirmed)
 
 
-def delete(runs: Sequence[ListedRun], sure: bool) -> None:
+def delete(runs: Sequence[ListedRun], confirmed: bool) -> None:
     """Delete run folders after a confirmation. Raise if some of them cannot be deleted."""
     from ntkexp.report.inventory import delete
 
     count = f"{len(runs)} run folder{'s' * (len(runs) != 1)}"
-    if not sure and not sys.stdin.isatty():
+    if not confirmed and not sys.stdin.isatty():
         raise Mistake(f"--delete would remove {count}; without a terminal, --yes confirms it")
-    if not sure:
+    if not confirmed:
         typer.confirm(f"Delete {count}?", abort=True, err=True)
     refused = []
-    for one in runs:
+    for run in runs:
         try:
-            delete(one)
+            delete(run)
         except Mistake as mistake:
             refused.append(with_advice(mistake))
     write_out(f"deleted {len(runs) - len(refused)}\n")
@@ -198,16 +202,18 @@ def compare(
     out: OutputsFolder = OUTPUTS,
 ) -> None:
     """Compare two runs, or two sweeps run by run."""
-    one, other = (gathered(name, out.expanduser()) for name in (first, second))
-    if one.analyses and other.analyses:
-        compare_sweeps(one, other)
-    elif len(one.runs) == len(other.runs) == 1:
-        compare_runs(one.runs[0], other.runs[0])
+    first_material, second_material = (
+        gather_one(name, out.expanduser()) for name in (first, second)
+    )
+    if first_material.analyses and second_material.analyses:
+        compare_sweeps(first_material, second_material)
+    elif len(first_material.runs) == len(second_material.runs) == 1:
+        compare_runs(first_material.runs[0], second_material.runs[0])
     else:
         raise Mistake(f"two runs or two sweeps can be compared; {first} and {second} are neither")
 
 
-def gathered(name: str, out: Path) -> Material:
+def gather_one(name: str, out: Path) -> Material:
     from ntkexp.report.material import NothingLeft, gather
 
     try:
@@ -225,31 +231,29 @@ def compare_runs(first: Run, second: Run) -> None:
 
     write_out(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")
     differing = compare_configs(first, second)
-    write_out(
-        f"{format_text(table_of_frame(differing))}\n\n"
-        if len(differing)
-        else "their configurations are the same\n\n"
-    )
+    if len(differing):
+        write_out(f"{format_text(table_of_frame(differing))}\n\n")
+    else:
+        write_out("their configurations are the same\n\n")
     differences = compare_results(first, second)
-    write_out(
-        f"{format_text(table_of_frame(differences))}\n"
-        if len(differences)
-        else "they share no number\n"
-    )
-    for name, run, alone in zip(
+    if len(differences):
+        write_out(f"{format_text(table_of_frame(differences))}\n")
+    else:
+        write_out("they share no number\n")
+    for name, run, only_here in zip(
         ("first", "second"), (first, second), numbers_of_one_alone(first, second), strict=True
     ):
         if run.diverged:
             write_out(f"{name} diverged, so it has no numbers\n")
-        elif alone and not (first.diverged or second.diverged):
-            write_out(f"{name} alone has {', '.join(alone)}\n")
+        elif only_here and not (first.diverged or second.diverged):
+            write_out(f"{name} alone has {', '.join(only_here)}\n")
 
 
-def compare_sweeps(one: Material, other: Material) -> None:
+def compare_sweeps(first: Material, second: Material) -> None:
     from ntkexp.report.analysis.tables import compare
     from ntkexp.report.tables import format_text, table_of_frame
 
-    for material in (one, other):
+    for material in (first, second):
         if material.left_out_line:
             sys.stderr.write(f"ntkexp: {material.left_out_line}\n")
-    write_out(f"{format_text(table_of_frame(compare(one.analyses[0], other.analyses[0])))}\n")
+    write_out(f"{format_text(table_of_frame(compare(first.analyses[0], second.analyses[0])))}\n")

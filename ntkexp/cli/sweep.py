@@ -23,7 +23,7 @@ from ntkexp.cli.options import (
     ensure_writable,
     interruptible,
     options,
-    polite_kill,
+    sigterm_as_interrupt,
     trusted,
     write_events,
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    words: SweepWords = None,
+    arguments: SweepWords = None,
     out: RunsFolder = OUTPUTS,
     workers: Workers = None,
     engine: Engine = "local",
@@ -45,7 +45,7 @@ def sweep(
         bool,
         typer.Option(
             "--dry-run",
-            help="Show the runs and about how much time and memory they take; start none.",
+            help="Show the runs and estimates of their time and memory; start none.",
         ),
     ] = False,
     fail_fast: Annotated[
@@ -67,17 +67,17 @@ def sweep(
     chosen.limit_threads()  # must precede the import of torch
     from ntkexp.sweep.plan import runs_to_do, statuses
 
-    plan = compose_plan(words or [], out, common.trusted, common.config_dir)
-    before = statuses(plan, plan.event_log.failures(), {})
-    begun = runs_to_do(plan, before, retry_failed=retry_failed)
+    plan = compose_plan(arguments or [], out, common.trusted, common.config_dir)
+    statuses_before = statuses(plan, plan.event_log.failures(), {})
+    selected = runs_to_do(plan, statuses_before, retry_failed=retry_failed)
     if dry_run:
-        show_plan(plan, before, begun, chosen)
+        show_plan(plan, statuses_before, selected, chosen)
         return
     ensure_writable(plan.out)
-    write_down(plan, before, changed=False)
-    after = before
+    write_record(plan, statuses_before, changed=False)
+    statuses_after = statuses_before
     ended = dict[str, Ended]()
-    if begun:  # avoid slow imports if there is nothing to run
+    if selected:  # avoid slow imports if there is nothing to run
         from ntkexp.report.progress import progress_listener
         from ntkexp.sweep.jobs import Conductor
 
@@ -91,19 +91,19 @@ def sweep(
         )
         ended = conductor.ended
         with (
-            polite_kill(),
+            sigterm_as_interrupt(),
             interruptible(lambda: "; the same command continues from the last checkpoints"),
         ):
             try:
-                conductor.conduct(begun)
+                conductor.conduct(selected)
             finally:
-                after = statuses(plan, plan.event_log.failures(), ended)
-                write_down(plan, after, changed=True)
+                statuses_after = statuses(plan, plan.event_log.failures(), ended)
+                write_record(plan, statuses_after, changed=True)
     for run in plan.distinct:
         write_events(plan.folder(run).path, tensorboard and plan.folder(run).done)
     # print each failure with its reason, and the command that repeats the run
     for run in plan.distinct:
-        if reason := after[run.name].reason:
+        if reason := statuses_after[run.name].reason:
             sys.stderr.write(
                 f"{run.name}: {reason}\n    {command('train', run.overrides, plan.sweep.options)}\n"
             )
@@ -111,14 +111,16 @@ def sweep(
         from ntkexp.records.atomic import to_text
         from ntkexp.sweep.plan import record
 
-        sys.stdout.write(to_text({**record(plan, after).fields, "record": str(plan.record)}))
+        sys.stdout.write(
+            to_text({**record(plan, statuses_after).fields, "record": str(plan.record)})
+        )
     elif not common.quiet:
-        sys.stdout.write(f"{sentence(plan, after, ended)}\n{plan.record}\n")
-    raise typer.Exit(1 if any(status.state != "done" for status in after.values()) else 0)
+        sys.stdout.write(f"{summary_line(plan, statuses_after, ended)}\n{plan.record}\n")
+    raise typer.Exit(1 if any(status.state != "done" for status in statuses_after.values()) else 0)
 
 
 def compose_plan(
-    words: Sequence[str], out: Path, trust: Sequence[str], config_dir: Path | None
+    arguments: Sequence[str], out: Path, trust: Sequence[str], config_dir: Path | None
 ) -> Plan:
     """Compose and validate all runs of the sweep."""
     from ntkexp.config.choices import Choices, config_folders
@@ -126,12 +128,12 @@ def compose_plan(
     from ntkexp.sweep.definition import define
     from ntkexp.sweep.plan import plan
 
-    definition = define(words, Choices(config_folders(config_dir)))
+    definition = define(arguments, Choices(config_folders(config_dir)))
     repeated = replace(definition, options=tuple(options(out, trust, config_dir)))
     return plan(repeated, composer(config_dir, trust), out.expanduser().absolute())
 
 
-def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) -> None:
+def write_record(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) -> None:
     """Write the sweep file, and its tables if at least one run is done."""
     from ntkexp.records.atomic import waited_for
     from ntkexp.records.sweep import write_sweep
@@ -148,7 +150,7 @@ def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) 
             write_tables(plan.record)
 
 
-def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, Ended]) -> str:
+def summary_line(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, Ended]) -> str:
     """Summarise the numbers of runs in each state in one line."""
     done = [run for run in plan.distinct if statuses[run.name].state == "done"]
     counts = {
@@ -159,17 +161,20 @@ def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, 
         "running elsewhere": sum(status.state == "running" for status in statuses.values()),
         "unfinished": sum(status.state == "unfinished" for status in statuses.values()),
     }
-    stated = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    parts = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     advice = "; `--retry-failed` runs them again" if counts["failed"] else ""
     advice += "; the same command continues" if counts["unfinished"] else ""
-    return f"{plan.sweep.name}: {counted(len(statuses), 'run')}, {stated}{advice}"
+    return f"{plan.sweep.name}: {counted(len(statuses), 'run')}, {parts}{advice}"
 
 
 # --- `ntkexp sweep --dry-run`: the runs with estimated time and memory.
 
 
 def show_plan(
-    plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[PlannedRun], engine: AbstractEngine
+    plan: Plan,
+    statuses: Mapping[str, RunStatus],
+    selected: Sequence[PlannedRun],
+    engine: AbstractEngine,
 ) -> None:
     """Print the runs of a sweep, with estimates of their time and memory."""
     from ntkexp.config.plain_yaml import spell_value
@@ -183,7 +188,7 @@ def show_plan(
             run.name,
             *(spell_value(value) for value in run.point.values.values()),
             str(run.point.seed),
-            before[run.name].state,
+            statuses[run.name].state,
             duration(costs[run.name].seconds),
             f"{costs[run.name].bytes / 1e9:.1f} GB",
         ]
@@ -191,15 +196,17 @@ def show_plan(
     ]
     header = ["run", *plan.sweep.axes, "seed", "state", "core time", "memory"]
     sys.stdout.write(aligned(header, rows, [False, *[True] * (len(header) - 1)]).rstrip() + "\n\n")
-    seconds = [costs[run.name].seconds for run in begun]
+    seconds = [costs[run.name].seconds for run in selected]
     total = max([sum(seconds) / engine.workers, *seconds])
-    most = max([costs[run.name].bytes for run in begun], default=0.0) * engine.workers
+    total_bytes = max([costs[run.name].bytes for run in selected], default=0.0) * engine.workers
     # the estimates assume all steps, but runs with stop_at_loss may end earlier
-    sooner = any(run.experiment.stop_at_loss is not None for run in begun)
-    early = ", or less: stop_at_loss may end runs sooner than all their steps" if sooner else ""
+    may_stop_early = any(run.experiment.stop_at_loss is not None for run in selected)
+    remark = (
+        ", or less: stop_at_loss may end runs sooner than all their steps" if may_stop_early else ""
+    )
     sys.stdout.write(
-        f"{plan.sweep.name}: {len(begun)} of {counted(len(plan.distinct), 'run')} to do, about {duration(total)} "
-        f"and up to {most / 1e9:.1f} GB with {counted(engine.workers, 'worker')}{early}\n"
+        f"{plan.sweep.name}: {len(selected)} of {counted(len(plan.distinct), 'run')} to do, about {duration(total)} "
+        f"and up to {total_bytes / 1e9:.1f} GB with {counted(engine.workers, 'worker')}{remark}\n"
     )
     for mistake in dict.fromkeys(cost.mistake for cost in costs.values() if cost.mistake):
         sys.stderr.write(f"ntkexp: would fail: {mistake}\n")

@@ -33,7 +33,7 @@ from ntkexp.cli.options import (
     write_events,
     write_out,
 )
-from ntkexp.records.folder import BEGUN, RunFolder
+from ntkexp.records.folder import BEGUN, RunFolder, command
 from ntkexp.report.progress import progress_listener
 
 
@@ -51,18 +51,26 @@ def train(
 ) -> None:
     """Train one network, and see which kernel machine it is."""
     experiment = common.compose(overrides)
-    place = ensure_writable(out.expanduser())
+    outputs = ensure_writable(out.expanduser())
     from ntkexp.experiment.identity import folder_name
     from ntkexp.run.execute import execute
+    from ntkexp.run.folder_listener import RunRequest
 
-    folder = place / "runs" / folder_name(experiment)
+    folder = outputs / "runs" / folder_name(experiment)
     advice = f"the same command, or {resume_command(folder, common.trusted, log)}, continues from the last checkpoint"
     with interruptible(advice_for(folder, advice)):
-        repeat = options(out, common.trusted, common.config_dir)
-        progress = progress_listener(common.quiet, AGAIN)
-        folder = execute(experiment, overrides or [], place, force, progress, repeat, log=log)
+        arguments = overrides or []
+        request = RunRequest(
+            experiment=experiment,
+            folder=RunFolder(folder),
+            overrides=arguments,
+            repeat=command("train", arguments, options(out, common.trusted, common.config_dir)),
+            progress=progress_listener(common.quiet, AGAIN),
+            log=log,
+        )
+        execute(request, force=force)
     write_events(folder, tensorboard)
-    show(folder, quiet=common.quiet, as_json=common.as_json, verbose=verbose)
+    print_results(folder, quiet=common.quiet, as_json=common.as_json, verbose=verbose)
 
 
 def resume_command(folder: Path, trust: Sequence[str], log: str | None = None) -> str:
@@ -110,7 +118,7 @@ def green_lines(text: str, names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def show(folder: Path, *, quiet: bool, as_json: bool, verbose: bool) -> None:
+def print_results(folder: Path, *, quiet: bool, as_json: bool, verbose: bool) -> None:
     """Print the results of a finished run: the verdict, the comparison and the folder."""
     facts = RunFolder(folder).sealed_facts
     outcome = str(facts["outcome"])
@@ -172,19 +180,19 @@ def resume(
             run.expanduser(), progress_listener(quiet), admitted, options(trust=trust), log=log
         )
     write_events(folder, tensorboard)
-    show(folder, quiet=quiet, as_json=as_json, verbose=verbose)
+    print_results(folder, quiet=quiet, as_json=as_json, verbose=verbose)
 
 
 def config(
     overrides: Overrides = None,
-    everything: Annotated[
-        bool, typer.Option("--tree", help="Show every group and option there is instead.")
+    show_tree: Annotated[
+        bool, typer.Option("--tree", help="Show all groups and options instead.")
     ] = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Show what would run, as YAML."""
-    if everything:
+    if show_tree:
         from ntkexp.config.choices import Choices, config_folders, tree
 
         text = tree(Choices(config_folders(config_dir)))

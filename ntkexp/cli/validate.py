@@ -32,13 +32,19 @@ def validate(
         typer.Option(
             "--scores",
             metavar="FILE.npy",
-            help="Scores of another method, [point, out, example], positive where they raise; may be repeated.",
+            help=(
+                "Scores of another method, [point, out, example], positive if the example raises the "
+                "output; may be repeated."
+            ),
         ),
     ] = None,
     trainings: Annotated[
         int,
         typer.Option(
-            "--trainings", metavar="N", min=3, help="How many trainings are the ground truth."
+            "--trainings",
+            metavar="N",
+            min=3,
+            help="The number of retrainings for the ground truth.",
         ),
     ] = 100,
     leave_out: Annotated[
@@ -46,7 +52,7 @@ def validate(
         typer.Option(
             "--leave-out",
             metavar="SHARE|N",
-            help="The examples that each leaves out: 1%, 50%, or 8.",
+            help="The examples that each training leaves out: 1%, 50%, or 8.",
         ),
     ] = "1%",
     top: Annotated[
@@ -54,7 +60,7 @@ def validate(
         typer.Option(
             "--top",
             metavar="SHARE|N",
-            help="The examples that each query loses for QLD; 0 leaves QLD out.",
+            help="The top examples that QLD removes for each query; 0: no QLD.",
         ),
     ] = "1%",
     fresh: Annotated[
@@ -63,13 +69,16 @@ def validate(
             "--fresh",
             metavar="K",
             min=0,
-            help="Train each from K fresh seeds; 0 keeps the seed of the run.",
+            help="The number of fresh seeds for each training; 0: the seed of the run.",
         ),
     ] = 0,
     queries: Annotated[
         int,
         typer.Option(
-            "--queries", metavar="N", min=1, help="How many points scores are compared at."
+            "--queries",
+            metavar="N",
+            min=1,
+            help="The number of points at which scores are compared.",
         ),
     ] = 50,
     split: Annotated[
@@ -82,7 +91,7 @@ def validate(
         bool,
         typer.Option(
             "--lower-is-better",
-            help="The outputs are losses: the top examples are those that lower them.",
+            help="The outputs are losses, so the top examples are those that lower them.",
         ),
     ] = False,
     truth: Annotated[
@@ -90,7 +99,7 @@ def validate(
         typer.Option(
             "--truth",
             metavar="FILE.npz",
-            help="Where the ground truth goes, for others to score theirs by.",
+            help="The file for the ground truth, for use by other methods.",
         ),
     ] = None,
     again: Again = None,
@@ -114,7 +123,7 @@ def validate(
     from ntkexp.validation import validate as validation
 
     with interruptible(lambda: "; the same command continues"):
-        found = validation(
+        validation_result = validation(
             run.expanduser(),
             {path.stem: read_scores(path) for path in scores or []} or None,
             again=again,
@@ -129,9 +138,12 @@ def validate(
             trust=trust or [],
             quiet=quiet,
         )
-    place = truth or run.expanduser() / "validation" / "ground_truth.npz"
-    found.truth.write(place)
-    write_out(format_json(found.as_json()) if as_json else f"{found}\n{place}\n")
+    truth_file = truth or run.expanduser() / "validation" / "ground_truth.npz"
+    validation_result.truth.write(truth_file)
+    if as_json:
+        write_out(format_json(validation_result.as_json()))
+    else:
+        write_out(f"{validation_result}\n{truth_file}\n")
 
 
 def share_of(text: str, option: str) -> float:

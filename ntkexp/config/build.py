@@ -57,18 +57,18 @@ SOURCE_FOLDER = Path(__file__).parents[2]
 def component_class(
     target: object, base: type[Component], key: str, trusted: Collection[str] = ()
 ) -> type[Component]:
-    given = f"{key}._target_={target}".removeprefix(".")
+    override = f"{key}._target_={target}".removeprefix(".")
     module_name, _, name = str(target).rpartition(".")
     if (
         not isinstance(target, str)
         or not all(part.isidentifier() for part in target.split("."))
         or not module_name
     ):
-        raise Mistake(f"{given} names no class; write package.module.Class")
+        raise Mistake(f"{override} names no class; write package.module.Class")
     if not any(f"{module_name}.".startswith(f"{package}.") for package in (PACKAGE, *trusted)):
         package = module_name.split(".")[0]
         raise Untrusted(
-            f"{given} lies outside {PACKAGE}, and is imported only if you say so", package
+            f"{override} lies outside {PACKAGE}, and is imported only if you trust it", package
         )
     parent, _, file = module_name.rpartition(".")
     folder = SOURCE_FOLDER.joinpath(*parent.split("."))
@@ -79,23 +79,23 @@ def component_class(
     ):
         classes = [f"{parent}.{kind}" for kind in module_of_class((str(folder),))]
         raise Mistake(
-            f"{given}: name classes by their package, not by their file{nearest(f'{parent}.{name}', classes)}"
+            f"{override}: name classes by their package, not by their file{nearest(f'{parent}.{name}', classes)}"
         )
-    module = import_named(module_name, given)
+    module = import_named(module_name, override)
     try:
         kind = getattr(module, name)
     except AttributeError as error:
         # a package that loads its classes lazily raises an error that names the nearest class
         hint = "" if module_name in LAZY_PACKAGES else nearest(name, dir(module))
-        raise Mistake(f"{given}: {error}{hint}") from None
+        raise Mistake(f"{override}: {error}{hint}") from None
     if not (isinstance(kind, type) and issubclass(kind, base) and can_be_built(kind)):
         raise Mistake(
-            f"{given} is not a class of {base.__name__} that can be built; choose one, such as {example_path(base)}"
+            f"{override} is not a class of {base.__name__} that can be built; choose one, such as {example_path(base)}"
         )
     return kind
 
 
-def import_named(name: str, given: str) -> ModuleType:
+def import_named(name: str, override: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -107,12 +107,12 @@ def import_named(name: str, given: str) -> ModuleType:
         parts = [file.parent.name for file in folder.glob("*/__init__.py")]
         parts += [file.stem for file in folder.glob("[!_]*.py")]
         hint = nearest(name, [f"{parent}.{part}" for part in parts])
-        raise Mistake(f"{given}: there is no module {error.name}{hint}") from None
+        raise Mistake(f"{override}: there is no module {error.name}{hint}") from None
     except Exception as error:
         if name.split(".", maxsplit=1)[0] == PACKAGE:
             raise
         raise Mistake(
-            f"{given}: {name} cannot be imported: {type(error).__name__}: {error}"
+            f"{override}: {name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -159,19 +159,19 @@ def admit_package(name: str) -> str:
 def admit_file(file: Path) -> str:
     """Import a file as a module named after the file. Errors name the line in the file."""
     file = Path(os.path.realpath(file.expanduser()))  # Path.resolve fails for a link to itself
-    given = f"trust={file}"
+    argument = f"trust={file}"
     if not file.is_file():
         raise WrongArgument(
-            f"{given}: there is no such file; it takes the name of a package, or a file my_net.py",
+            f"{argument}: there is no such file; it takes the name of a package, or a file my_net.py",
             "trust",
         )
     if file.stem == PACKAGE:
         raise WrongArgument(
-            f"{given}: '{PACKAGE}' cannot be the name of a new module; give the file another name",
+            f"{argument}: '{PACKAGE}' cannot be the name of a new module; give the file another name",
             "trust",
         )
     try:
-        return load_module(file, given).__name__
+        return load_module(file, argument).__name__
     except Mistake as mistake:
         raise WrongArgument(str(mistake), "trust") from mistake
 
@@ -179,17 +179,17 @@ def admit_file(file: Path) -> str:
 def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -> None:
     """Raise if a component runs code outside the trusted files and packages."""
     specs = [spec for name in trusted if component.code() and (spec := find_spec(name)) is not None]
-    places = [
+    trusted_folders = [
         Path(folder).resolve() for spec in specs for folder in spec.submodule_search_locations or ()
     ]
     for file in component.code():
-        place = file.resolve()
+        path = file.resolve()
         if not (
-            any(spec.origin == str(place) for spec in specs)
-            or any(map(place.is_relative_to, places))
+            any(spec.origin == str(path) for spec in specs)
+            or any(map(path.is_relative_to, trusted_folders))
         ):
             raise Untrusted(
-                f"{key}: {file} is Python code of yours, which runs only if you say so",
+                f"{key}: {file} is your own Python code, which runs only if you trust it",
                 quote(str(file)),
             )
 
@@ -198,10 +198,10 @@ def load_function(path: str, key: str, trust: Sequence[str]) -> Callable[..., An
     """Return a function of the user, FILE.py:FUNCTION, from a trusted file."""
     from ntkexp.model.libraries import Module, file_and_function, find_function  # noqa: PLC0415  few commands need them
 
-    place = Module(path=path)
-    refuse_untrusted(place, key, admit(trust))
+    module = Module(path=path)
+    refuse_untrusted(module, key, admit(trust))
     return find_function(
-        load_module(place.file, f"{key}={path}"), file_and_function(path)[2], f"{key}={path}"
+        load_module(module.file, f"{key}={path}"), file_and_function(path)[2], f"{key}={path}"
     )
 
 
@@ -232,26 +232,26 @@ class Builder:
         return frozenset(self.choices.groups())
 
     def experiment(self, tree: Mapping[str, Any]) -> Experiment:
-        made = self.component(tree, (Experiment,), "")
-        assert isinstance(made, Experiment)
-        return made
+        experiment = self.component(tree, (Experiment,), "")
+        assert isinstance(experiment, Experiment)
+        return experiment
 
     def component(
         self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str
     ) -> Component:
         """Build a component and, before it, the components in its fields."""
         kind = self.kind(node, bases, key)
-        given = {str(name): value for name, value in node.items() if name != "_target_"}
+        fields = {str(name): value for name, value in node.items() if name != "_target_"}
         children = {
             name: self.child(value, kind.model_fields.get(name), f"{key}.{name}".removeprefix("."))
-            for name, value in given.items()
+            for name, value in fields.items()
         }
         try:
-            made = kind.model_validate(children)
+            component = kind.model_validate(children)
         except ValidationError as error:
-            raise refusal(error, kind, key, given) from None
-        refuse_untrusted(made, key, self.trusted)
-        return made
+            raise refusal(error, kind, key, fields) from None
+        refuse_untrusted(component, key, self.trusted)
+        return component
 
     def kind(
         self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str
@@ -259,7 +259,10 @@ class Builder:
         """Return the component class of a mapping. If the expected class is concrete, `_target_`
         may be missing.
         """
-        base = next((one for one in bases if class_path(one) == node.get("_target_")), bases[0])
+        base = next(
+            (candidate for candidate in bases if class_path(candidate) == node.get("_target_")),
+            bases[0],
+        )
         if "_target_" in node:
             return component_class(node["_target_"], base, key, self.trusted)
         if not can_be_built(base):
@@ -272,16 +275,16 @@ class Builder:
         """Return the value of a field. Build all components in it."""
         if field is None:  # an unknown field: pydantic raises an error
             return value
-        plain = set(plain_types(field.annotation))
-        wanted = component_bases(field.annotation)
+        types = set(plain_types(field.annotation))
+        bases = component_bases(field.annotation)
         # pydantic would convert true to the number 1
-        if isinstance(value, bool) and plain & {int, float} and bool not in plain:
+        if isinstance(value, bool) and types & {int, float} and bool not in types:
             raise Mistake(f"{key}={spell_value(value)}: it takes {accepted_values(field)}")
-        if not wanted:
+        if not bases:
             return value
         if isinstance(value, str | Mapping) and is_list(field.annotation):
             value = [value]
-        return self.components(value, wanted, key)
+        return self.components(value, bases, key)
 
     def components(self, value: Any, bases: tuple[type[Component], ...], key: str) -> Any:
         """Build a component from a mapping or the name of an option, or several from a list."""
@@ -314,32 +317,34 @@ def config_keys(
     """Yield every dotted key of the chosen components, with its pydantic field."""
     for name, field in kind.model_fields.items():
         yield f"{prefix}{name}", field
-        child, wanted = tree.get(name), component_bases(field.annotation)
-        if isinstance(child, Mapping) and wanted:
+        child, bases = tree.get(name), component_bases(field.annotation)
+        if isinstance(child, Mapping) and bases:
             key = f"{prefix}{name}"
             yield f"{key}._target_", FieldInfo(annotation=str)
-            yield from config_keys(child, builder.kind(child, wanted, key), builder, f"{key}.")
+            yield from config_keys(child, builder.kind(child, bases, key), builder, f"{key}.")
 
 
 def unknown_key(
     key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str], choices: Choices
 ) -> Mistake:
     """Return an error for an unknown key that suggests a similar key or another option."""
-    given = key
+    original_key = key
     parent, _, last = key.rpartition(".")
 
     # suggest a key of the same name in another group; prefer the one with the fewest dots
-    named = sorted((other for other in known if other.split(".")[-1] == last), key=nesting_depth)
-    if named:
-        return Mistake(f"{key}: there is no such key; did you mean '{named[0]}'?")
+    same_name = sorted(
+        (other for other in known if other.split(".")[-1] == last), key=nesting_depth
+    )
+    if same_name:
+        return Mistake(f"{key}: there is no such key; did you mean '{same_name[0]}'?")
 
     # suggest this package's key for a name from another library
-    meant = KEYS.get(last.lower(), "")
-    if meant and parent in {"", meant.rpartition(".")[0]}:
-        if meant in {*known, *chosen} or "=" in meant:
-            return Mistake(f"{key}: there is no such key; did you mean '{meant}'?")
-        key = meant
-        parent, _, last = meant.rpartition(".")
+    equivalent = KEYS.get(last.lower(), "")
+    if equivalent and parent in {"", equivalent.rpartition(".")[0]}:
+        if equivalent in {*known, *chosen} or "=" in equivalent:
+            return Mistake(f"{key}: there is no such key; did you mean '{equivalent}'?")
+        key = equivalent
+        parent, _, last = equivalent.rpartition(".")
 
     # suggest a key of another option; prefer an option named like the key, then the one with fewest
     # keys
@@ -354,24 +359,24 @@ def unknown_key(
             elsewhere, key=lambda choice: (choice[1] != last, len(choices.keys(*choice)))
         )
         return Mistake(
-            f"{given}: {group}={chosen[group]} has no such key, {group}={option} has it; "
+            f"{original_key}: {group}={chosen[group]} has no such key, {group}={option} has it; "
             f"did you mean '{group}={option} {group}.{last}=…'?"
         )
 
     # suggest the most similar spelling: within the group, else by the last part of the key, else by
     # the full key
-    beside = [other for other in known if other.rpartition(".")[0] == parent]
+    siblings = [other for other in known if other.rpartition(".")[0] == parent]
     candidates = {
         other.split(".")[-1]: other
-        for other in sorted(beside if parent else known, key=nesting_depth, reverse=True)
+        for other in sorted(siblings if parent else known, key=nesting_depth, reverse=True)
     }
-    if near := get_close_matches(last, candidates, n=1, cutoff=0.5):
-        hint = f"; did you mean '{candidates[near[0]]}'?"
+    if closest := get_close_matches(last, candidates, n=1, cutoff=0.5):
+        hint = f"; did you mean '{candidates[closest[0]]}'?"
     else:
         hint = "" if candidates else nearest(key, known)
-        listed = [other for other in beside if not other.endswith("_target_")]
-        if listed and not hint:
-            hint = f"; its keys are {', '.join(listed)}"
+        sibling_keys = [other for other in siblings if not other.endswith("_target_")]
+        if sibling_keys and not hint:
+            hint = f"; its keys are {', '.join(sibling_keys)}"
     if not hint:
         return UnknownKey(f"{key}: there is no such key")
     return Mistake(f"{key}: there is no such key{hint}")

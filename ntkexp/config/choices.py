@@ -33,18 +33,18 @@ def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
     if config_dir is None:
         return (shipped(),)
     folder = config_dir.expanduser()
-    given = f"config_dir={folder}"
+    argument = f"config_dir={folder}"
     if not folder.exists():
-        neighbours = [str(other) for other in folder.parent.glob("*/")]
+        sibling_folders = [str(other) for other in folder.parent.glob("*/")]
         raise WrongArgument(
-            f"{given}: there is no such folder; {LAYOUT}{nearest(str(folder), neighbours)}",
+            f"{argument}: there is no such folder; {LAYOUT}{nearest(str(folder), sibling_folders)}",
             "config_dir",
         )
     if not folder.is_dir():
-        raise WrongArgument(f"{given} is a file; {LAYOUT}", "config_dir")
+        raise WrongArgument(f"{argument} is a file; {LAYOUT}", "config_dir")
     files = [*folder.glob("*.yaml"), *folder.glob("*/*.yaml")]
     if not files:
-        raise WrongArgument(f"{given} holds no YAML file; {LAYOUT}", "config_dir")
+        raise WrongArgument(f"{argument} holds no YAML file; {LAYOUT}", "config_dir")
     for file in files:
         if file.exists():  # refuse pipes and devices, which Hydra would open
             refuse_special(file, str(file), sys.maxsize)
@@ -54,8 +54,8 @@ def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
 def shipped() -> Path:
     """Return the package's folder of YAML files: inside an installed package, or next to it."""
     package = Path(__file__).resolve().parents[1]
-    inside, beside = package / "configs", package.parent / "configs"
-    return inside if inside.is_dir() else beside
+    installed, in_repository = package / "configs", package.parent / "configs"
+    return installed if installed.is_dir() else in_repository
 
 
 # --- The options in these folders.
@@ -202,7 +202,7 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
     >>> complete([], "model.wi", Choices(config_folders(None)))
     ['model.width=', 'model.width=512']
     """
-    *before, begun = rejoin_lists(words)
+    *before, beginning = rejoin_lists(words)
     chosen = choices.defaults() | {
         group: option
         for group, _, option in (word.partition("=") for word in before)
@@ -213,20 +213,20 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
         for group, option in chosen.items()
         for key, value in choices.keys(group, option).items()
     }
-    if begun.removesuffix("=") not in {*known, *chosen}:
-        begun = ""
-    text = begun + unfinished
+    if beginning.removesuffix("=") not in {*known, *chosen}:
+        beginning = ""
+    text = beginning + unfinished
     key, equals, value = text.partition("=")
     if equals:
-        offered = [f"{key}={option}" for option in values(key, value, chosen, known, choices)]
+        completions = [f"{key}={option}" for option in values(key, value, chosen, known, choices)]
     else:
         keys = [word for word in (*chosen, *known) if word.startswith(key)]
-        offered = [f"{word}=" for word in keys]
+        completions = [f"{word}=" for word in keys]
         # if only one key matches, offer values too, else the shell would append a blank after '='
         if len(keys) == 1:
             options = values(keys[0], "", chosen, known, choices)
-            offered += [f"{keys[0]}={option}" for option in options]
-    return [word.removeprefix(begun) for word in offered if word.startswith(text)]
+            completions += [f"{keys[0]}={option}" for option in options]
+    return [word.removeprefix(beginning) for word in completions if word.startswith(text)]
 
 
 def rejoin_lists(words: Sequence[str]) -> list[str]:

@@ -126,7 +126,7 @@ def read_value(override: Override, field: FieldInfo) -> Any:
         )
     try:
         parsed = OverridesParser.create().parse_override(str(override))
-        swept, value = parsed.is_sweep_override(), parsed.value()
+        is_sweep, value = parsed.is_sweep_override(), parsed.value()
     # numbers with 5000 digits raise ValueError, and 500 nested brackets RecursionError
     except (HydraException, ValueError, RecursionError):
         if may_be_text(field.annotation):
@@ -134,7 +134,7 @@ def read_value(override: Override, field: FieldInfo) -> Any:
         raise Mistake(
             f"{override}: the value cannot be read; {override.key} takes {accepted_values(field)}"
         ) from None
-    if not swept:
+    if not is_sweep:
         return value
     if may_be_text(field.annotation):
         return override.value
@@ -165,13 +165,13 @@ def single_value(override: Override, field: FieldInfo) -> str:
 OWN_KEYS = "_self_"
 
 
-def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, dict[str, str]]:
+def assemble(selected: Mapping[str, str], choices: Choices) -> tuple[DictConfig, dict[str, str]]:
     """Merge the files of the picked options and of the default options.
 
     Return the merged tree, and the option of every group.
     """
     defaults = choices.defaults()
-    chosen = defaults | dict(picked)
+    chosen = defaults | dict(selected)
     parts = {group: load_option(group, option, choices) for group, option in chosen.items()}
     added = {group: part for group, part in parts.items() if group not in defaults}
 
@@ -193,7 +193,7 @@ def load_option(
     """
     file = choices.file(group, option)
     if option in inside:
-        raise Mistake(f"{file}: its 'defaults' lead back to it")
+        raise Mistake(f"{file}: its 'defaults' include the file itself")
     return merge_defaults(
         file, lambda name: load_option(group, str(name), choices, (*inside, option))
     )
@@ -210,10 +210,12 @@ def merge_defaults(file: Path, load: Callable[[Any], Mapping[str, Any]]) -> Dict
     if OWN_KEYS not in entries:
         entries.append(OWN_KEYS)
     with named_in_errors(file):
-        own = OmegaConf.load(file)
-        assert isinstance(own, DictConfig)
-        own.pop("defaults", None)
-        tree = OmegaConf.merge(*(own if entry == OWN_KEYS else load(entry) for entry in entries))
+        own_fields = OmegaConf.load(file)
+        assert isinstance(own_fields, DictConfig)
+        own_fields.pop("defaults", None)
+        tree = OmegaConf.merge(
+            *(own_fields if entry == OWN_KEYS else load(entry) for entry in entries)
+        )
     assert isinstance(tree, DictConfig)
     return tree
 
@@ -308,22 +310,22 @@ class Composer:
 
     def resolved(self, overrides: Sequence[str]) -> Resolved:
         choices = self.builder.choices
-        given = {override.key: override for override in map(split, overrides)}
-        picked = {key: read_option(given[key], choices) for key in self.groups if key in given}
+        by_key = {override.key: override for override in map(split, overrides)}
+        selected = {key: read_option(by_key[key], choices) for key in self.groups if key in by_key}
 
         # copy the cached tree of these options
-        selection = tuple(sorted(picked.items()))
+        selection = tuple(sorted(selected.items()))
         if selection not in self.assembled:
-            self.assembled[selection] = assemble(picked, choices)
+            self.assembled[selection] = assemble(selected, choices)
         config, chosen = self.assembled[selection]
         config = deepcopy(config)
 
         # set the other values, `_target_` first, because it determines the valid keys
         keys: dict[str, FieldInfo] = {}
         for override in sorted(
-            given.values(), key=lambda override: not override.key.endswith("._target_")
+            by_key.values(), key=lambda override: not override.key.endswith("._target_")
         ):
-            if override.key in picked:
+            if override.key in selected:
                 continue
             keys = keys or known_keys(config, self.builder)
             if override.key not in keys:
@@ -341,10 +343,10 @@ class Composer:
 
 def known_keys(config: DictConfig, builder: Builder) -> dict[str, FieldInfo]:
     """Return every dotted key of a tree, with its pydantic field."""
-    return dict(config_keys(plain(config, resolve=False), Experiment, builder))
+    return dict(config_keys(plain_data(config, resolve=False), Experiment, builder))
 
 
-def plain(config: DictConfig, *, resolve: bool) -> dict[str, Any]:
+def plain_data(config: DictConfig, *, resolve: bool) -> dict[str, Any]:
     """Convert the tree to plain data. If `resolve`, resolve its references `${KEY}`."""
     tree = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
     assert isinstance(tree, dict)
@@ -357,17 +359,17 @@ def follow_references(
     """Resolve all references `${KEY}`, and return plain data. Raise with the key of an error."""
     try:
         with warnings.catch_warnings():
-            refuse_reference_growth(plain(config, resolve=False))
+            refuse_reference_growth(plain_data(config, resolve=False))
             warnings.simplefilter("ignore")  # ${oc.deprecated:…} would print the library's own text
-            return plain(config, resolve=True)
+            return plain_data(config, resolve=True)
     except MissingMandatoryValue as error:  # a value is still OmegaConf's placeholder `???`
         key = str(error.full_key)
         field = known_keys(config, builder).get(key)
         kind = f": it takes {accepted_values(field)}" if field else ""
         group, _, name = key.partition(".")
         if group in chosen:
-            meaning = comment_of(builder.choices.file(group, chosen[group]), name)
-            kind = f": {meaning}" if meaning else kind
+            comment = comment_of(builder.choices.file(group, chosen[group]), name)
+            kind = f": {comment}" if comment else kind
         raise Mistake(f"{key} has no default; write {key}=VALUE{kind}") from None
     except OmegaConfBaseException as error:
         if isinstance(error.__cause__, ReadsEnvironment):
@@ -396,8 +398,8 @@ def of_environment(name: str, *default: Any) -> Any:
     """
     if not environment_is_read.get():
         raise ReadsEnvironment(
-            f"${{oc.env:{name}}}: the environment is read only beside trusted code, for a value may be a secret, and "
-            "results keep it; write the value itself"
+            f"${{oc.env:{name}}}: environment variables are read only together with trusted code, "
+            "because a value may be a secret, and results store it; write the value itself"
         )
     value = oc.env(name, *default)
     if isinstance(value, str) and len(value) >= SHORTEST and name in os.environ:

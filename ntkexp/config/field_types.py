@@ -52,10 +52,10 @@ def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
             return f"a mapping such as {{KEY: VALUE}}, each VALUE {allowed(parts[1])}"
         case origin if origin in {tuple, list}:
             return f"a list{list_length(parts, limits)}, each {allowed(parts[0])}"
-    word = WORDS.get(kind, str(kind))
+    name = WORDS.get(kind, str(kind))
     if isinstance(kind, type) and issubclass(kind, Component):
-        word = f"a component of kind {kind.__name__}"
-    return f"{word} {' and '.join(bounds(limits))}".rstrip()
+        name = f"a component of kind {kind.__name__}"
+    return f"{name} {' and '.join(bounds(limits))}".rstrip()
 
 
 def list_length(parts: tuple[Any, ...], limits: Iterable[object]) -> str:
@@ -142,11 +142,11 @@ def is_list(kind: Any) -> bool:
 
 
 def refusal(
-    error: ValidationError, kind: type[Component], key: str, given: Mapping[str, Any]
+    error: ValidationError, kind: type[Component], key: str, values: Mapping[str, Any]
 ) -> Mistake:
     """Convert a validation error of a component to a `Mistake`.
 
-    `key` is the key of the component. `given` holds the values of its fields, as the user wrote
+    `key` is the key of the component. `values` holds the values of its fields, as the user wrote
     them.
     """
     first = error.errors()[0]
@@ -161,13 +161,13 @@ def refusal(
     full_key = f"{key}.{name}".removeprefix(".")
     if first["type"] == "extra_forbidden":
         keys = [f"{key}.{other}".removeprefix(".") for other in kind.model_fields]
-        listed = f"its keys are {', '.join(keys)}" if keys else "it has none"
+        key_list = f"its keys are {', '.join(keys)}" if keys else "it has none"
         hint = nearest(full_key, keys)
-        return Mistake(f"{full_key}: {kind.__name__} has no such key; {listed}{hint}")
+        return Mistake(f"{full_key}: {kind.__name__} has no such key; {key_list}{hint}")
     field = kind.model_fields[name]
     if first["type"] == "missing":
         return Mistake(f"{full_key} is missing; it takes {accepted_values(field)}")
-    value = given.get(name)
+    value = values.get(name)
     names = [plain for plain in plain_types(field.annotation) if isinstance(plain, str)]
     reason = reason or f"it takes {accepted_values(field)}{nearest(str(value), names)}"
     return Mistake(f"{full_key}={spell_value(value)}: {reason}")
@@ -179,8 +179,8 @@ def refusal(
 
 
 KEYS: Mapping[str, str] = {
-    name: ours
-    for ours, names in {
+    name: our_key
+    for our_key, names in {
         "data.query": "probe",
         "path.queries": "probes",
         "path.substeps": "pieces",
@@ -223,7 +223,7 @@ KEYS: Mapping[str, str] = {
 """Map the last part of a foreign key, in lower case, to this package's key or KEY=VALUE."""
 
 OPTIONS: Mapping[str, Mapping[str, str]] = {
-    group: {name: ours for ours, names in table.items() for name in names.split()}
+    group: {name: our_key for our_key, names in table.items() for name in names.split()}
     for group, table in {
         "loss": {
             "squared": "mse l2 square squared_error mean_squared_error quadratic mseloss ls",

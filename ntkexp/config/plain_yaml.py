@@ -145,7 +145,7 @@ def refuse_reference_growth(tree: Mapping[str, Any]) -> None:
     >>> refuse_reference_growth({"a": "x", "b": "${a}${a}", "c": ["${b}", "${.[0]}"]})
     >>> refuse_reference_growth({"a0": 1} | {f"a{k}": f"${{a{k - 1}}}${{a{k - 1}}}" for k in range(1, 20)})
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: a8: the ${…} up to here stand for more than 1000 entries; write some of them out
+    ntkexp.mistake.Mistake: a8: the references ${…} up to here copy more than 1000 entries; write some of them out
     """
     nodes = dict(all_nodes(tree, ()))
     entries = 0
@@ -174,12 +174,13 @@ def entries_with_text(nodes: Mapping[Place, Any], text: Place, entries: int) -> 
         key = ".".join(map(str, text))
         if len(chain) > MAX_NESTING:
             raise Mistake(
-                f"{key}: its ${{…}} lead on more than {MAX_NESTING} times; write some of them out"
+                f"{key}: its references ${{…}} are nested more than {MAX_NESTING} deep; write "
+                "some of them out"
             )
         if entries > MAX_REFERENCE_ENTRIES:
             raise Mistake(
-                f"{key}: the ${{…}} up to here stand for more than {MAX_REFERENCE_ENTRIES} entries; "
-                "write some of them out"
+                f"{key}: the references ${{…}} up to here copy more than {MAX_REFERENCE_ENTRIES} "
+                "entries; write some of them out"
             )
     return entries
 

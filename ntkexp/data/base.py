@@ -104,7 +104,7 @@ nothing.
 # --- Operations on inputs and targets: scaling, filling gaps, noise
 
 
-def scale_of(how: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
+def scale_of(mode: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
     """Return the affine map that standardises these values to mean 0 and standard deviation 1.
 
     A feature that is constant in these values is mapped to 0 everywhere, because a network cannot
@@ -114,9 +114,9 @@ def scale_of(how: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
     >>> measured(torch.tensor([[5.0, 6.0]], dtype=torch.float64)).tolist()
     [[3.0, 0.0]]
     """
-    if how == "none":
+    if mode == "none":
         return torch.clone
-    axes = (0,) if how == "each" else tuple(range(values.ndim))
+    axes = (0,) if mode == "each" else tuple(range(values.ndim))
     mean = values.mean(axes, keepdim=True)
     deviation = (values - mean).square().mean(axes, keepdim=True).sqrt()
     # Compare extremes, because rounding can give equal numbers a nonzero deviation.
@@ -200,13 +200,13 @@ def phase_positions(
 
 
 def find_leak(
-    learned: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
-    read: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
+    train: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
+    evaluated: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
 ) -> tuple[int, int] | None:
     """Find a training example of one phase that is evaluated in another phase, but is not a
     training example there. Return both phases.
 
-    `learned` and `read` contain examples and their phases. Return None if there is no such example.
+    `train` and `evaluated` contain examples and their phases. Return None if there is no such example.
 
     >>> rows, phase = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])
     >>> find_leak((rows, phase), (torch.tensor([[2.0]]), torch.tensor([0])))
@@ -214,9 +214,9 @@ def find_leak(
     >>> find_leak((rows, phase), (torch.tensor([[2.0]]), torch.tensor([1])))
     """
     phases_of_row: dict[bytes, set[int]] = {}
-    for row, phase in zip(learned[0], learned[1].tolist(), strict=True):
+    for row, phase in zip(train[0], train[1].tolist(), strict=True):
         phases_of_row.setdefault(row.numpy().tobytes(), set()).add(phase)
-    for row, phase in zip(read[0], read[1].tolist(), strict=True):
+    for row, phase in zip(evaluated[0], evaluated[1].tolist(), strict=True):
         other_phases = phases_of_row.get(row.numpy().tobytes(), set()) - {phase}
         if other_phases:
             return min(other_phases), phase
@@ -335,7 +335,7 @@ class AbstractSource(Component):
         with one_thread():
             examples = self.examples(examples_stream(seed))
             examples.refuse_infinite()
-            train, *others = (examples.part(index) for index in self.cut(examples, seed))
+            train, *others = (examples.part(index) for index in self.split_indices(examples, seed))
             if not examples.as_given:
                 refuse_leaks(train, others)
                 # Check before and after the noise, because noise could hide constant targets.
@@ -348,7 +348,7 @@ class AbstractSource(Component):
             return self.standardised([train, *others], examples)
 
     @final
-    def cut(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
+    def split_indices(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
         """Return the indices of the three splits in random order. Each phase gets an equal number
         of examples of a split.
         """
@@ -415,29 +415,29 @@ def examples_stream(seed: int) -> torch.Generator:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Limit torch to one thread in this context, so that sums have a fixed order."""
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
-def refuse_leaks(train: Split, others: Sequence[Split]) -> None:
+def refuse_leaks(train: Split, other_splits: Sequence[Split]) -> None:
     """Raise if a training example of one phase is evaluated in another phase, but is not a training
     example there.
     """
     if train.phase is None:
         return
-    for split in others:
+    for split in other_splits:
         assert split.phase is not None
         leak = find_leak((train.shown, train.phase), (split.shown, split.phase))
         if leak is not None:
-            learned, read = leak
+            train_phase, evaluated_phase = leak
             raise Mistake(
-                f"data.phases: an example that is learned in phase {learned + 1} is read, but not "
-                f"learned, in phase {read + 1}; choose phases without common examples, or with the "
-                "same ones and the same seed"
+                f"data.phases: a training example of phase {train_phase + 1} is a query or test "
+                f"example of phase {evaluated_phase + 1}; choose phases without common examples, "
+                "or with equal examples and an equal seed"
             )
 
 

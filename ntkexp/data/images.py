@@ -118,8 +118,8 @@ CIFAR10_ADVICE = (
 
 def find_batches(folder: Path) -> tuple[Path, ...]:
     """Return the training batches in a folder. If there are binary files, ignore pickles."""
-    for ending in (".bin", ""):
-        candidates = [folder / f"data_batch_{k}{ending}" for k in range(1, 6)]
+    for suffix in (".bin", ""):
+        candidates = [folder / f"data_batch_{k}{suffix}" for k in range(1, 6)]
         paths = tuple(path for path in candidates if is_there(path))
         if paths:
             return paths

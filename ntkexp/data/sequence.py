@@ -117,9 +117,9 @@ class Text(AbstractTokens):
 
     def examples(self, generator: torch.Generator) -> Examples:
         raw = read_contents(self.path)
-        present = sorted(set(raw))
+        characters = sorted(set(raw))
         position = torch.zeros(256, dtype=torch.int64)
-        position[present] = torch.arange(len(present))
+        position[characters] = torch.arange(len(characters))
         tokens = position[np.frombuffer(raw, np.uint8).astype(np.int64)]
 
         # Distinct windows of `context` bytes and the next byte
@@ -135,7 +135,7 @@ class Text(AbstractTokens):
                 f"different windows of data.context={self.context} and one more; data.train, "
                 f"data.query and data.test ask for {count}; lower one of them, or take a longer text"
             )
-        names = tuple(byte_name(byte) for byte in present)
+        names = tuple(byte_name(byte) for byte in characters)
         return self.sentences(windows[:, :-1], windows[:, -1], names, len(names))
 
 
@@ -183,8 +183,8 @@ class Sequence(AbstractSource):
         for source in self.sources:
             if isinstance(source, Sequence):
                 raise Mistake(
-                    "data.phases: a phase that is a sequence itself would be learned at once; list "
-                    "its phases"
+                    "data.phases: a phase cannot be a sequence, whose phases would be learned at "
+                    "once; list its phases instead"
                 )
             for name in SHARED_FIELDS:
                 value = getattr(source, name)
@@ -200,8 +200,8 @@ class Sequence(AbstractSource):
             )
         if self.label_noise and self.outputs == "own":
             raise Mistake(
-                f"data.label_noise={self.label_noise:g}: with data.outputs=own a label would "
-                "become one of another phase; use data.outputs=shared, or leave the noise out"
+                f"data.label_noise={self.label_noise:g}: with data.outputs=own, noise would give "
+                "labels of other phases; use data.outputs=shared, or leave the noise out"
             )
         return self
 
@@ -305,10 +305,13 @@ def own_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]
 
 def examples_of_phase(source: AbstractSource, generator: torch.Generator, number: int) -> Examples:
     """Return the examples of a phase, which are independent of its position in the sequence."""
-    copy = torch.Generator()
-    copy.set_state(generator.get_state())
+    if source.seed is None:
+        stream = torch.Generator()
+        stream.set_state(generator.get_state())
+    else:
+        stream = examples_stream(source.seed)
     try:
-        return source.examples(copy if source.seed is None else examples_stream(source.seed))
+        return source.examples(stream)
     except Mistake as mistake:
         if type(mistake) is not Mistake:  # the command line adds advice to subclasses
             raise
@@ -344,10 +347,7 @@ def refuse_unlike(parts: Several[Examples], outputs: str) -> None:
     first = parts[0]
     for number, part in enumerate(parts[1:], start=2):
         if part.as_given or first.as_given:
-            raise Mistake(
-                "data.phases: examples that are given in their own order cannot be put in a "
-                "sequence"
-            )
+            raise Mistake("data.phases: a source with a fixed order of examples cannot be a phase")
         if layout(part) != layout(first):
             raise Mistake(
                 f"data.phases: phase {number} has {in_words(part)}, and phase 1 "

@@ -262,12 +262,12 @@ class Integers(AbstractSource):
             )
         if self.label_noise:
             raise Mistake(
-                "data.label_noise: the targets of integers are one value, so there is no share of "
-                "a spread"
+                "data.label_noise: all targets of integers are equal, so noise has no standard "
+                "deviation to scale with"
             )
         return self
 
     def examples(self, generator: torch.Generator) -> Examples:
-        others = [x for x in range(self.first, self.last + 1) if x not in set(self.observed)]
-        inputs = torch.tensor([*self.observed, *others], dtype=torch.float64)[:, None]
+        unobserved = [x for x in range(self.first, self.last + 1) if x not in set(self.observed)]
+        inputs = torch.tensor([*self.observed, *unobserved], dtype=torch.float64)[:, None]
         return Examples(inputs, torch.full_like(inputs, self.value), as_given=True)

@@ -64,7 +64,7 @@ class Grid:
     unlearned: Mapping[str, str] = field(default_factory=dict)
     """Names of columns that hold neither numbers nor text, and their types."""
 
-    def place(self, row: int, column: str) -> str:
+    def location(self, row: int, column: str) -> str:
         """Return a description of a cell and its position, for messages."""
         cell = self.rows[row][self.columns.index(column)]
         row_number = f"{self.unit} {self.numbers[row]}"
@@ -107,15 +107,15 @@ class Grid:
             )
 
 
-def list_names(names: Iterable[str], most: int = 12) -> str:
+def list_names(names: Iterable[str], limit: int = 12) -> str:
     """Return the first names as text. If some are left out, add the number of all names.
 
-    >>> list_names(["a", "b", "c"], most=2)
+    >>> list_names(["a", "b", "c"], limit=2)
     "'a', 'b', … (3 in all)"
     """
     names = list(names)
-    shown = ", ".join(brief(name) for name in names[:most])
-    return shown if len(names) <= most else f"{shown}, … ({len(names)} in all)"
+    shown = ", ".join(brief(name) for name in names[:limit])
+    return shown if len(names) <= limit else f"{shown}, … ({len(names)} in all)"
 
 
 TRUTH = {"false": 0.0, "true": 1.0}
@@ -124,14 +124,14 @@ MISSING_CELLS = frozenset({"", "?", "na", "n/a", "<na>", "nan", "null"})
 
 def parse_number(cell: str) -> float:
     """Return the number in a cell, or NaN. Infinity and 1_000 do not count as numbers."""
-    word = cell.lower()
-    if word in TRUTH:
-        return TRUTH[word]
+    text = cell.lower()
+    if text in TRUTH:
+        return TRUTH[text]
     try:
-        value = float(word)
+        value = float(text)
     except ValueError:
         return nan
-    return value if isfinite(value) and "_" not in word else nan
+    return value if isfinite(value) and "_" not in text else nan
 
 
 def is_missing(cell: str) -> bool:
@@ -292,31 +292,31 @@ def read_features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
     if empty.any():
         name = names[int(empty.nonzero()[0])]
         raise Mistake(
-            f"{grid.place(0, name)}, and no other cell of {brief(name)} is a number either; remove "
+            f"{grid.location(0, name)}, and no other cell of {brief(name)} is a number either; remove "
             "the column, or write it as numbers or true and false"
         )
     return values.contiguous()
 
 
 def usable_rows(
-    values: Float[Tensor, "row feature"], grid: Grid, target: str, how: Missing
+    values: Float[Tensor, "row feature"], grid: Grid, target: str, missing: Missing
 ) -> Bool[Tensor, " row"]:
     """Return a mask of the rows to use: rows without gaps, or all rows if gaps will be filled."""
     gaps = values.isnan()
-    if how == "refuse" and gaps.any():
+    if missing == "refuse" and gaps.any():
         names = [name for name in grid.columns if name != target]
         row, column = gaps.nonzero()[0].tolist()
         raise Mistake(
-            f"{grid.place(row, names[column])}, which is not a number; data.missing=drop leaves "
+            f"{grid.location(row, names[column])}, which is not a number; data.missing=drop leaves "
             "out the row, mean fills it"
         )
-    keep = ~gaps.any(1) | (how == "mean")
-    if not keep.any():
+    usable = ~gaps.any(1) | (missing == "mean")
+    if not usable.any():
         raise Mistake(
             f"data.missing=drop: every row of {grid.path.name!r} lacks a number; try "
             "data.missing=mean"
         )
-    return keep
+    return usable
 
 
 # --- Targets: classes or real numbers
@@ -336,7 +336,7 @@ def read_targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
     for row, cell in enumerate(cells):
         if is_missing(cell):
             raise Mistake(
-                f"{grid.place(row, target)}: the target is missing; remove the row, or give its target"
+                f"{grid.location(row, target)}: the target is missing; remove the row, or give its target"
             )
     if all(cell.lower() in TRUTH for cell in cells):
         return number_labels([cell.lower() for cell in cells])
@@ -360,7 +360,7 @@ def read_targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
             kinds = "a number, and most others are not"
         first = is_number.index(numbers_are_rare)
         raise Mistake(
-            f"{grid.place(first, target)}: the target is {kinds}; correct it or remove the row"
+            f"{grid.location(first, target)}: the target is {kinds}; correct it or remove the row"
         )
     if all(value.is_integer() for value in values) and len(set(values)) <= MAX_CLASSES:
         return number_labels([int(value) for value in values])
@@ -414,13 +414,13 @@ class Table(AbstractSource):
         return (require_file(self.path),)
 
     def examples(self, generator: torch.Generator) -> Examples:
-        ending = require_file(self.path).suffix.lower()
-        if ending not in self.readers:
+        suffix = require_file(self.path).suffix.lower()
+        if suffix not in self.readers:
             raise Mistake(
-                f"{quoted(self.path)} ends in {ending!r}; a table ends in "
+                f"{quoted(self.path)} ends in {suffix!r}; a table ends in "
                 f"{' or '.join(self.readers)}"
             )
-        grid = self.readers[ending](self.path)
+        grid = self.readers[suffix](self.path)
         grid.check(self.target)
         target, classes = read_targets(grid, self.target)
         values = read_features(grid, self.target)

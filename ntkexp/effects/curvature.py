@@ -42,12 +42,12 @@ from ntkexp.stream import stream
 Mapped = TypeVar("Mapped", Tensor, tuple[Tensor, Tensor])
 
 
-def at_once(
+def batched_map(
     function: Callable[..., Mapped],
-    *several: Num[Tensor, "several ..."],
-    together: int | None = None,
+    *arguments: Num[Tensor, "several ..."],
+    chunk_size: int | None = None,
 ) -> Mapped:
-    """Map a function over the first axis, `together` elements at a time, by default all.
+    """Map a function over the first axis, `chunk_size` elements at a time, by default all.
 
     If the function branches on tensor values, which `vmap` does not support, map it over one
     element at a time.
@@ -57,15 +57,15 @@ def at_once(
             [-1.]])
     """
     try:
-        mapped: Mapped = vmap(function, chunk_size=together, randomness="same")(*several)
+        mapped: Mapped = vmap(function, chunk_size=chunk_size, randomness="same")(*arguments)
     except RuntimeError:  # if the function itself is wrong, `one_by_one` raises the error again
-        return one_by_one(function, *several)
+        return one_by_one(function, *arguments)
     return mapped
 
 
-def one_by_one(function: Callable[..., Mapped], *several: Num[Tensor, "several ..."]) -> Mapped:
+def one_by_one(function: Callable[..., Mapped], *arguments: Num[Tensor, "several ..."]) -> Mapped:
     """Map a function over the first axis without `vmap`."""
-    results: list[Any] = [function(*each) for each in zip(*several, strict=True)]
+    results: list[Any] = [function(*row) for row in zip(*arguments, strict=True)]
     stacked: Any = tree_map(lambda *parts: torch.stack(parts), *results)
     mapped: Mapped = stacked
     return mapped
@@ -83,20 +83,20 @@ def gradient(
 
 @dataclass(frozen=True)
 class RecordedGradient:
-    """The gradient g of a step, and its backward pass `back`: γ ↦ (Hγ, γ·∇ℓ₁ … γ·∇ℓ_B)."""
+    """The gradient g of a step, and its backward pass `pullback`: γ ↦ (Hγ, γ·∇ℓ₁ … γ·∇ℓ_B)."""
 
     gradient: Float[Tensor, " weight"]
-    back: Callable[[Tensor], tuple[Tensor, Tensor]]
+    pullback: Callable[[Tensor], tuple[Tensor, Tensor]]
 
     def curvature(
-        self, vectors: Float[Tensor, "vector weight"], together: int | None = None
+        self, vectors: Float[Tensor, "vector weight"], chunk_size: int | None = None
     ) -> tuple[Float[Tensor, "vector weight"], Float[Tensor, "vector row"]]:
         """Return the Hessian-vector product Hγ for each γ in `vectors`, and γ·∇ℓᵢ for each row i of
-        all batches. Run one vectorized backward pass for `together` vectors at a time, by default
+        all batches. Run one vectorized backward pass for `chunk_size` vectors at a time, by default
         for all.
         """
         with plain_kernels():
-            return at_once(self.back, vectors, together=together)
+            return batched_map(self.pullback, vectors, chunk_size=chunk_size)
 
 
 def recorded_gradient(
@@ -104,8 +104,8 @@ def recorded_gradient(
 ) -> RecordedGradient:
     """Compute g = Σ κᵢ∇ℓᵢ and record its graph. Without batches, g is zero."""
     if not batches:
-        nothing = torch.zeros_like(weights)
-        return RecordedGradient(nothing, lambda vector: (torch.zeros_like(vector), vector[:0]))
+        zero = torch.zeros_like(weights)
+        return RecordedGradient(zero, lambda vector: (torch.zeros_like(vector), vector[:0]))
     shares = torch.cat([batch.shares for batch in batches])
     with plain_kernels():
         result = vjp(grad(partial(summed, batches)), weights, shares)
@@ -116,7 +116,7 @@ def scores(
     batches: Sequence[TakenBatch],
     weights: Float[Tensor, " weight"],
     vectors: Float[Tensor, "vector weight"],
-    together: int | None = None,
+    chunk_size: int | None = None,
 ) -> Float[Tensor, "vector row"]:
     """Return γ·∇ℓᵢ for each γ in `vectors` and each row i of all batches, without Hγ."""
 
@@ -129,7 +129,7 @@ def scores(
 
     load_forward_mode()
     with plain_kernels():
-        return at_once(along, vectors, together=together)
+        return batched_map(along, vectors, chunk_size=chunk_size)
 
 
 def row_gradients(
@@ -183,16 +183,21 @@ def credit_of_rows(
     squares = torch.zeros_like(weights)
     generator = stream("terms", len(shares))
     for _ in range(DRAWS):
-        signs = torch.randn(len(shares), generator=generator, dtype=torch.float64).to(shares)
+        # Σᵢ ξᵢκᵢ∇ℓᵢ
+        factors = torch.randn(len(shares), generator=generator, dtype=torch.float64).to(shares)
         with plain_kernels():
-            drawn: Tensor = grad(partial(summed, batches))(weights, shares * signs)
+            drawn: Tensor = grad(partial(summed, batches))(weights, shares * factors)
         squares += drawn.square()
+
+    # the size of the terms: of each entry of a vector, or of a whole matrix
     terms = flat.weights(squares.sqrt())
-    sizes = {name: size if size.dim() <= 1 else size.norm() for name, size in terms.items()}
+    sizes = {}
+    for name, term in terms.items():
+        sizes[name] = term if term.dim() <= 1 else term.norm()
     credited = credit(flat.weights(gradient), sizes)
     if not credited:
         return None
-    ones = {name: torch.ones_like(size) for name, size in terms.items()}
+    ones = {name: torch.ones_like(term) for name, term in terms.items()}
     return flat.vector(ones | credited)
 
 
@@ -209,7 +214,7 @@ class Clipping:
 
     >>> import torch
     >>> adjoint = torch.tensor([[3.0, 4.0], [4.0, -3.0]])
-    >>> Clipping(torch.tensor([3.0, 4.0]), 1.0).back(adjoint).round(decimals=3).tolist()
+    >>> Clipping(torch.tensor([3.0, 4.0]), 1.0).pull_back(adjoint).round(decimals=3).tolist()
     [[0.0, 0.0], [0.800000011920929, -0.6000000238418579]]
     """
 
@@ -223,7 +228,7 @@ class Clipping:
             return 1.0
         return min(1.0, self.norm / (float(self.gradient.norm()) + GUARD))
 
-    def back(self, adjoint: Float[Tensor, "vector weight"]) -> Float[Tensor, "vector weight"]:
+    def pull_back(self, adjoint: Float[Tensor, "vector weight"]) -> Float[Tensor, "vector weight"]:
         """Return the adjoint γ of the gradient from the adjoint p̂ of the clipped gradient."""
         if self.norm is None or self.factor == 1.0:
             return adjoint

@@ -35,10 +35,10 @@ class SweepMemory:
     adjoints: int  # adjoints per output: of the weights, and of each part of the optimizer's state
     tape_bytes: float  # bytes on the tape per example
     number_bytes: int
-    taken_out: int = 0  # number of rows whose gradients are formed one by one
+    single_rows: int = 0  # number of rows whose gradients are formed one by one
 
     @property
-    def chunk(self) -> int:
+    def points_per_chunk(self) -> int:
         """The number of points in a chunk. Raise if not even one point fits into memory."""
         per_point = self.outputs * self.per_output
         self.budget.require(
@@ -53,10 +53,12 @@ class SweepMemory:
         """Bytes of the backward pass of one step with one output, or of the gradients of single
         rows if that is more.
         """
-        return max(self.per_pass, PASS_TAPES * self.taken_out * self.parameters * self.number_bytes)
+        return max(
+            self.per_pass, PASS_TAPES * self.single_rows * self.parameters * self.number_bytes
+        )
 
     @property
-    def together(self) -> int:
+    def outputs_per_pass(self) -> int:
         """The number of outputs per backward pass."""
         return self.budget.largest_batch(2 * self.per_pass, SWEEP_CACHE_NUMBERS // self.parameters)
 
@@ -73,16 +75,16 @@ class SweepMemory:
             + PASS_VECTORS * self.parameters * self.number_bytes
         )
 
-    def spared(self, *, swept: bool = True) -> str:
+    def retraining_remark(self, *, has_sweep: bool = True) -> str:
         """The message that effects are measured by retraining instead of a backward pass.
 
-        `swept` is False if no backward pass is possible, because the derivative of the optimizer is
+        `has_sweep` is False if no backward pass is possible, because the derivative of the optimizer is
         unknown.
         """
         trainings = f"effects: {self.train} trainings, each without one example,"
-        if not swept:
-            why = "the derivative of this optimizer's step is not known"
-            return f"{trainings} are exact, and the only way, as {why}"
+        if not has_sweep:
+            reason = "the derivative of this optimizer's step is not known"
+            return f"{trainings} are exact, and the only way, as {reason}"
         outputs = self.points * self.outputs
         return (
             f"{trainings} take less than a sweep back for {outputs} outputs and are exact: there "
@@ -127,15 +129,15 @@ class Caveats:
         >>> Caveats(growth=6.7e4).sentences
         ['effects mean little: on the way back the adjoint grows 6.7e+04 times; try smaller steps']
         """
-        return [each for each in (self.chaos, self.jumps) if each]
+        return [sentence for sentence in (self.chaos, self.jumps) if sentence]
 
     @property
     def chaos(self) -> str:
         """The caveat on chaotic training, or an empty text."""
         if self.growth < CHAOTIC_GROWTH:
             return ""
-        grows = f"{self.growth:.2g} times" if self.growth < float("inf") else "beyond all bounds"
-        return f"effects mean little: on the way back the adjoint grows {grows}; try smaller steps"
+        growth = f"{self.growth:.2g} times" if self.growth < float("inf") else "beyond all bounds"
+        return f"effects mean little: on the way back the adjoint grows {growth}; try smaller steps"
 
     @property
     def jumps(self) -> str:
@@ -152,9 +154,9 @@ optimizer.eps'
             halves = f"the two halves of a removal agree by {self.agreement:.2g} only"
             reasons = " and ".join(reason for reason, _ in self.reasons)
             remedies = " and ".join(remedy for _, remedy in self.reasons)
-            because = f", because {reasons}" if reasons else ""
+            explanation = f", because {reasons}" if reasons else ""
             return (
-                f"effects mean little: {halves}{because}; try "
+                f"effects mean little: {halves}{explanation}; try "
                 f"{remedies or 'fewer or smaller steps'}"
             )
         if self.kinks:

@@ -77,7 +77,7 @@ class StateAdjoint:
     latest: Tensor | None = None  # d = ∂F/∂u, for u = √v of adaptive optimizers such as Adam
     largest: Tensor | None = None  # e = ∂F/∂t, for AMSGrad's running maximum t
 
-    def back(
+    def pull_back(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
     ) -> Float[Tensor, "vector weight"]:
         """Pull the adjoints back through one step. Return the adjoint p̂ of the clipped gradient.
@@ -86,37 +86,41 @@ class StateAdjoint:
         """
         adjoint = torch.zeros_like(self.weights)
         for update in step.updates:
-            place, linear = update.place, update.linear
-            p = gradient[place] + linear.l2 * step.weights[place]
-            adjoint[:, place] = self.through(update, p)
+            part = update.weight_slice
+            linear = update.linear
+            p = gradient[part] + linear.l2 * step.weights[part]
+            adjoint[:, part] = self.through(update, p)
 
             # a ← (1 − d) a + λ p̂
-            self.weights[:, place] *= 1 - linear.decoupled_decay
+            self.weights[:, part] *= 1 - linear.decoupled_decay
             if linear.l2:
-                self.weights[:, place] += linear.l2 * adjoint[:, place]
+                self.weights[:, part] += linear.l2 * adjoint[:, part]
         return adjoint
 
     def through(self, update: Update, p: Float[Tensor, " part"]) -> Float[Tensor, "vector part"]:
         """Pull the adjoints back through one update. Return the adjoint p̂ of its input p (the
         clipped gradient and the L2 decay).
         """
-        a, linear = self.weights[:, update.place], update.linear
+        linear = update.linear
+        a = self.weights[:, update.weight_slice]
 
         # −N⊙a + (1 − β₂)(p/u) d
-        moved = linear.momentum_scale * a
+        scaled_adjoint = linear.momentum_scale * a
         adjoint = torch.zeros_like(a)
         if isinstance(linear.gradient_scale, Tensor) or linear.gradient_scale != 0.0:
             adjoint = -linear.gradient_scale * a
         if update.denominator is not None:
-            adjoint += self.through_denominator(update.denominator, update.place, moved, p)
+            adjoint += self.through_denominator(
+                update.denominator, update.weight_slice, scaled_adjoint, p
+            )
 
         # b ← b + S⊙a,  p̂ ← p̂ − αb,  b ← βb
         if not linear.momentum_decay and self.memory is None:
-            return adjoint.sub_(moved, alpha=float(linear.momentum_gain))
+            return adjoint.sub_(scaled_adjoint, alpha=float(linear.momentum_gain))
         if self.memory is None:
             self.memory = torch.zeros_like(self.weights)
-        memory = self.memory[:, update.place]
-        memory += moved
+        memory = self.memory[:, update.weight_slice]
+        memory += scaled_adjoint
         adjoint.sub_(memory, alpha=float(linear.momentum_gain))
         memory *= linear.momentum_decay
         return adjoint
@@ -124,42 +128,43 @@ class StateAdjoint:
     def through_denominator(
         self,
         denominator: Denominator,
-        place: slice,
-        moved: Float[Tensor, "vector part"],
+        weight_slice: slice,
+        scaled_adjoint: Float[Tensor, "vector part"],
         p: Float[Tensor, " part"],
     ) -> Float[Tensor, "vector part"]:
         """Pull the adjoints back through a denominator. Return the resulting term of the adjoint p̂
         of the update's input.
 
-        `moved` is S⊙a: the factor S of the step times the adjoint a of the weights.
+        `scaled_adjoint` is S⊙a: the factor S of the step times the adjoint a of the weights.
         """
         if self.latest is None:
             self.latest = torch.zeros_like(self.weights)
-        latest = self.latest[:, place]
-        u, u_before = denominator.latest.sqrt(), denominator.latest_before.sqrt()
-        t = u if denominator.largest is None else denominator.largest.sqrt()
+        latest = self.latest[:, weight_slice]
+        u = denominator.second_moment.sqrt()
+        u_before = denominator.second_moment_before.sqrt()
 
         # S⊙a⊙r/ρ
-        n = t / denominator.root + denominator.eps
-        adjoint_of_t = moved * (denominator.mean / n / denominator.root)
+        n = denominator.value(denominator.t)
+        ratio = denominator.mean / n
+        adjoint_of_t = scaled_adjoint * (ratio / denominator.bias_correction)
 
         # AMSGrad: d ← d + 1[u > t′] e,  e ← 1[u ≤ t′] e
-        if denominator.largest_before is not None:
+        if denominator.max_second_moment_before is not None:
             if self.largest is None:
                 self.largest = torch.zeros_like(self.weights)
-            passed = denominator.passed
-            if passed is None:
-                passed = (u > denominator.largest_before.sqrt()).to(u)
-            largest = self.largest[:, place]
+            max_slope = denominator.max_slope
+            if max_slope is None:
+                max_slope = (u > denominator.max_second_moment_before.sqrt()).to(u)
+            largest = self.largest[:, weight_slice]
             largest += adjoint_of_t
-            adjoint_of_t = largest * passed
-            largest *= 1 - passed
+            adjoint_of_t = largest * max_slope
+            largest *= 1 - max_slope
 
         # (1 − β₂)(p/u) d,  d ← β₂(u′/u) d
         latest += adjoint_of_t
         inverse = torch.where(u > 0, 1 / torch.where(u > 0, u, 1.0), 0.0)
-        adjoint = latest * ((1 - denominator.second) * p * inverse)
-        latest *= denominator.second * u_before * inverse
+        adjoint = latest * ((1 - denominator.beta2) * p * inverse)
+        latest *= denominator.beta2 * u_before * inverse
         return adjoint
 
     @property
@@ -242,8 +247,8 @@ class RenormalisedMean(AbstractMean):
         weighted = batch.shares * weights
         if not batch.is_mean:
             return weighted
-        left = (weighted * batch.counts).sum(-1, keepdim=True)
-        return torch.where(left != 0, weighted * batch.counted.sum() / left, 0.0)
+        remaining = (weighted * batch.counts).sum(-1, keepdim=True)
+        return torch.where(remaining != 0, weighted * batch.counted.sum() / remaining, 0.0)
 
     def slopes(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
@@ -256,19 +261,26 @@ class RenormalisedMean(AbstractMean):
     def removals(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
     ) -> Float[Tensor, "vector row"]:
-        alone = -along * batch.shares
+        fixed_removal = -along * batch.shares
         if not batch.is_mean:
-            return alone
+            return fixed_removal
+        # κᵢmᵢ of the example of each row, summed over the rows of the example; Σκm of the batch
         examples, rows = torch.unique(batch.examples, return_inverse=True)
-        count = batch.shares.new_zeros(len(examples)).index_add_(0, rows, batch.counted)[rows]
+        counts = batch.shares.new_zeros(len(examples)).index_add_(0, rows, batch.counted)
+        count = counts[rows]
         total = batch.counted.sum()
 
         # True if other examples remain, up to rounding; the absolute value is needed because κ < 0
         # if the loss has the opposite sign
         eps = torch.finfo(total.dtype).eps
-        has_others = (total - count).abs() > len(rows) * eps * total.abs()
-        growth = torch.where(has_others, total / torch.where(has_others, total - count, 1.0), 1.0)
-        return torch.where(has_others, -self.slopes(along, batch) * growth, alone)
+        remaining = total - count
+        has_others = remaining.abs() > len(rows) * eps * total.abs()
+
+        # −∂(γ·g)/∂wᵢ · 1/(1 − κᵢmᵢ/Σκm)
+        divisor = torch.where(has_others, remaining, 1.0)
+        growth = torch.where(has_others, total / divisor, 1.0)
+        removal = -self.slopes(along, batch) * growth
+        return torch.where(has_others, removal, fixed_removal)
 
 
 @dataclass(frozen=True)
@@ -323,7 +335,7 @@ class Change:
     """The changes of weights and optimizer state if an update is repeated without each example."""
 
     examples: Int[Tensor, " left"]
-    place: slice
+    weight_slice: slice
     weights: Float[Tensor, "left part"]
     memory: Float[Tensor, "left part"]  # −(m⁻ⁱ − m) for the momentum m, as its adjoint is −b
     latest: Float[Tensor, "left part"] | None
@@ -331,7 +343,7 @@ class Change:
 
     def effect(self, adjoint: StateAdjoint) -> Float[Tensor, "vector left"]:
         """Return the response of each output, given the adjoint of the state after the step."""
-        effect = adjoint.weights[:, self.place] @ self.weights.T
+        effect = adjoint.weights[:, self.weight_slice] @ self.weights.T
         pairs = (
             (adjoint.memory, self.memory),
             (adjoint.latest, self.latest),
@@ -339,7 +351,7 @@ class Change:
         )
         for rows, change in pairs:
             if rows is not None and change is not None:
-                effect += rows[:, self.place] @ change.T
+                effect += rows[:, self.weight_slice] @ change.T
         return effect
 
 
@@ -353,13 +365,15 @@ def changes_without(
     examples, without = gradients_without(step, mean)
     if step.with_grad is not None:
         without = without * step.with_grad
-    p, left = clipped(gradient[None], step.clip_norm), clipped(without, step.clip_norm)
+    clipped_gradient = clipped(gradient[None], step.clip_norm)[0]
+    clipped_without = clipped(without, step.clip_norm)
     changes = []
     for update in step.updates:
-        decay = update.linear.l2 * step.weights[update.place]
-        p_here = p[0, update.place] + decay
-        left_here = left[:, update.place] + decay
-        changes.append(change_of(examples, update, p_here, left_here))
+        part = update.weight_slice
+        decay = update.linear.l2 * step.weights[part]
+        p = clipped_gradient[part] + decay
+        p_without = clipped_without[:, part] + decay
+        changes.append(change_of(examples, update, p, p_without))
     return changes
 
 
@@ -369,9 +383,12 @@ def gradients_without(
     """Return the distinct examples of a step, and the gradient of the step without each of them."""
     examples = torch.unique(torch.cat([batch.examples for batch in step.batches]))
     total = step.weights.new_zeros(len(examples), len(step.weights))
-    for batch, rows in zip(step.batches, row_gradients(step.batches, step.weights), strict=True):
-        there = (batch.examples[None] != examples[:, None]).to(rows)
-        total += mean.shares(batch, there) @ rows
+    gradients = row_gradients(step.batches, step.weights)
+    for batch, rows in zip(step.batches, gradients, strict=True):
+        # weights of the rows: 0 for the left-out example, 1 for others
+        is_other = batch.examples[None] != examples[:, None]
+        shares = mean.shares(batch, is_other.to(rows))
+        total += shares @ rows
     return examples, total
 
 
@@ -381,9 +398,8 @@ def clipped(
     """Clip each row of gradients to a norm."""
     if norm is None:
         return gradient
-    factors: Tensor = (
-        norm / (torch.linalg.vector_norm(gradient, dim=1, keepdim=True) + GUARD)
-    ).clamp(max=1.0)
+    norms: Tensor = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+    factors = (norm / (norms + GUARD)).clamp(max=1.0)
     return gradient * factors
 
 
@@ -391,45 +407,46 @@ def change_of(
     examples: Int[Tensor, " left"],
     update: Update,
     p: Float[Tensor, " part"],
-    left: Float[Tensor, "left part"],
+    p_without: Float[Tensor, "left part"],
 ) -> Change:
-    """Return how weights and optimizer state change if an update gets each row of `left`, in place
+    """Return how weights and optimizer state change if an update gets each row of `p_without`, in place
     of the gradient p, as its input.
     """
-    linear, denominator = update.linear, update.denominator
-    change = left - p
+    linear = update.linear
+    denominator = update.denominator
+    change = p_without - p
     momentum_change = linear.momentum_gain * change
-    latest, largest = None, None
     if denominator is None:
-        moved = -linear.momentum_scale * momentum_change
-    else:
-        # Δ(m/n), where n also changes if an example is left out
-        squares = denominator.second * denominator.latest_before
-        u = (squares + (1 - denominator.second) * left.square()).sqrt()
-        t, t_before = u, denominator.latest.sqrt()
-        if denominator.largest_before is not None:
-            t = torch.maximum(u, denominator.largest_before.sqrt())
-        if denominator.largest is not None:
-            t_before = denominator.largest.sqrt()
-            largest = t - t_before
-        latest = u - denominator.latest.sqrt()
-        n = divided(denominator, t_before)
-        new_ratio = (denominator.mean + momentum_change) / divided(denominator, t)
-        moved = -linear.momentum_scale * n * (new_ratio - denominator.mean / n)
-    weights = moved - linear.gradient_scale * change
-    return Change(examples, update.place, weights, -momentum_change, latest, largest)
+        step_change = -linear.momentum_scale * momentum_change
+        weights = step_change - linear.gradient_scale * change
+        return Change(examples, update.weight_slice, weights, -momentum_change, None, None)
 
+    # u and t without the example
+    squares = denominator.beta2 * denominator.second_moment_before
+    u = (squares + (1 - denominator.beta2) * p_without.square()).sqrt()
+    t = u
+    if denominator.max_second_moment_before is not None:
+        t = torch.maximum(u, denominator.max_second_moment_before.sqrt())
 
-def divided(denominator: Denominator, t: Tensor) -> Tensor:
-    """Return the denominator n = t/ρ + ε of an adaptive step."""
-    return t / denominator.root + denominator.eps
+    # Δ(m/n), where n also changes if an example is left out
+    n = denominator.value(denominator.t)
+    ratio = denominator.mean / n
+    ratio_without = (denominator.mean + momentum_change) / denominator.value(t)
+    step_change = -linear.momentum_scale * n * (ratio_without - ratio)
+
+    weights = step_change - linear.gradient_scale * change
+    latest = u - denominator.second_moment.sqrt()
+    largest = None
+    if denominator.max_second_moment is not None:
+        largest = t - denominator.t
+    return Change(examples, update.weight_slice, weights, -momentum_change, latest, largest)
 
 
 # --- The sweep, for each output F.
 #
 # It begins with a_T = ∂F/∂θ_T. For each step s, from the last to the first:
 #
-#     p̂_s, a ← the backward pass of the update (`StateAdjoint.back`)
+#     p̂_s, a ← the backward pass of the update (`StateAdjoint.pull_back`)
 #     γ_s    ← the backward pass of clipping, applied to p̂_s
 #     a_s    ← a + H_s γ_s
 #
@@ -444,7 +461,7 @@ def divided(denominator: Denominator, t: Tensor) -> Tensor:
 
 @dataclass(kw_only=True)
 class AdjointSweep:
-    """The backward pass through all training steps for some outputs. `left` is the number of
+    """The backward pass through all training steps for some outputs. `steps_left` is the number of
     remaining steps.
 
     The outputs are split into parts, so that the adjoints of a part stay in the CPU cache during a
@@ -455,19 +472,19 @@ class AdjointSweep:
     mean: AbstractMean
     adjoints: list[StateAdjoint]  # one for each part of the outputs
     effects: Float[Tensor, "vector example"]
-    left: int
+    steps_left: int
     one_step: bool = False
     # the sum over the outputs of ‖a_s‖, the norm of the adjoint of the weights, for s = T, T − 1, …
-    sizes: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
 
     def steps_back(self) -> Iterator[int]:
         """Run the remaining steps. After each step, yield the number of remaining steps."""
-        while self.left:
-            self.take(self.left - 1)
-            self.left -= 1
-            yield self.left
+        while self.steps_left:
+            self.pull_back(self.steps_left - 1)
+            self.steps_left -= 1
+            yield self.steps_left
 
-    def take(self, index: int) -> None:
+    def pull_back(self, index: int) -> None:
         """Pull all adjoints back through one step, and add to the effects."""
         # g and its graph, and the gradient c g that the optimizer used
         step = self.trajectory.step(index)
@@ -491,7 +508,7 @@ class AdjointSweep:
                 effects.index_add_(1, change.examples, change.effect(adjoint))
 
             # γ from p̂, and a ← a + H γ
-            gamma = clipping.back(adjoint.back(step, consumed))
+            gamma = clipping.pull_back(adjoint.pull_back(step, consumed))
             if credited is not None:
                 gamma = gamma * credited
             curved, along = recorded.curvature(gamma)
@@ -500,7 +517,7 @@ class AdjointSweep:
             # otherwise, to first order after the gradient: γ·(g⁻ⁱ − g)
             if not self.one_step:
                 self.add_removals(step, along, effects)
-        self.sizes.append(sum(map(size, self.adjoints)))
+        self.norms.append(sum(map(total_norm, self.adjoints)))
 
     def credit(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
@@ -533,21 +550,21 @@ class AdjointSweep:
         """The state for a checkpoint."""
         adjoints = [adjoint.state for adjoint in self.adjoints]
         return {
-            "left": self.left,
-            "sizes": self.sizes,
+            "left": self.steps_left,
+            "sizes": self.norms,
             "effects": self.effects,
             "adjoints": adjoints,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self.left = state["left"]
-        self.sizes = list(state["sizes"])
+        self.steps_left = state["left"]
+        self.norms = list(state["sizes"])
         self.effects = state["effects"].to(self.effects.device)
         device = self.effects.device
         self.adjoints = [
-            StateAdjoint(**{name: row.to(device) for name, row in each.items()})
-            for each in state["adjoints"]
+            StateAdjoint(**{name: row.to(device) for name, row in adjoint.items()})
+            for adjoint in state["adjoints"]
         ]
 
 
@@ -555,25 +572,25 @@ def sweep_from(
     trajectory: AbstractTrajectory,
     end: Float[Tensor, "vector weight"],
     mean: AbstractMean,
-    together: int | None = None,
+    outputs_per_pass: int | None = None,
     *,
     one_step: bool = False,
 ) -> AdjointSweep:
     """Return a backward pass that begins with `end`, the gradients ∂F/∂θ_T of the outputs F. The
-    outputs are split into parts of `together` outputs; by default, there is one part.
+    outputs are split into parts of `outputs_per_pass` outputs; by default, there is one part.
     """
     adjoints = [
         StateAdjoint(weights=part.clone())
-        for part in torch.split(end, together or max(1, len(end)))
+        for part in torch.split(end, outputs_per_pass or max(1, len(end)))
     ]
     return AdjointSweep(
         trajectory=trajectory,
         mean=mean,
         adjoints=adjoints,
         effects=end.new_zeros(len(end), trajectory.examples),
-        left=trajectory.length,
+        steps_left=trajectory.length,
         one_step=one_step,
-        sizes=[sum(map(size, adjoints))],
+        norms=[sum(map(total_norm, adjoints))],
     )
 
 
@@ -589,47 +606,49 @@ class ChunkedSweep:
     training: AbstractTrajectory
     # the gradients ∂F/∂θ_T of the outputs F at some points
     end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]
-    chunk: int  # points per chunk
-    together: int  # outputs per backward pass
+    points_per_chunk: int  # points per chunk
+    outputs_per_pass: int  # outputs per backward pass
     kind: Effects
     mean: MeanName
     effects: Float[Tensor, "point out example"]
     # the sum over the completed chunks of ‖a_s‖, the norm of the adjoint of the weights
-    sizes: Float[Tensor, " moment"] | None = None
+    norms: Float[Tensor, " moment"] | None = None
     done: int = 0  # number of completed chunks
     sweep: AdjointSweep | None = None  # the sweep of the current chunk
     saved: Mapping[str, Any] | None = None  # state of the current sweep, from a checkpoint
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
         """Run the remaining steps. After each, yield the numbers of completed and of all steps."""
-        points, length = len(self.effects), self.training.length
-        chunks = [slice(at, min(at + self.chunk, points)) for at in range(0, points, self.chunk)]
+        count = len(self.effects)
+        length = self.training.length
+        starts = range(0, count, self.points_per_chunk)
+        chunks = [slice(start, min(start + self.points_per_chunk, count)) for start in starts]
         while self.done < len(chunks):
-            here = chunks[self.done]
+            points = chunks[self.done]
             self.sweep = sweep_from(
                 self.training,
-                self.end_gradients(here),
+                self.end_gradients(points),
                 mean_of(self.kind, self.mean),
-                self.together,
+                self.outputs_per_pass,
                 one_step=self.kind == "one_step",
             )
             if self.saved is not None:
                 self.sweep.restore(self.saved)
                 self.saved = None
-            for left in self.sweep.steps_back():
-                yield (self.done + 1) * length - left, len(chunks) * length
-            self.effects[here] = self.sweep.effects.view(-1, *self.effects.shape[1:])
-            sizes = torch.tensor(self.sweep.sizes, dtype=torch.float64)
-            self.sizes = sizes if self.sizes is None else self.sizes + sizes
+            for steps_left in self.sweep.steps_back():
+                yield (self.done + 1) * length - steps_left, len(chunks) * length
+            self.effects[points] = self.sweep.effects.view(-1, *self.effects.shape[1:])
+            norms = torch.tensor(self.sweep.norms, dtype=torch.float64)
+            self.norms = norms if self.norms is None else self.norms + norms
             self.done += 1
             self.sweep = None
 
     @property
     def growth(self) -> float:
         """The growth of the adjoint a of the weights, from the last step back: max_s ‖a_s‖/‖a_T‖."""
-        if self.sizes is None or not self.sizes.isfinite().all():
+        if self.norms is None or not self.norms.isfinite().all():
             return float("inf")
-        return float(self.sizes.max() / self.sizes[0])
+        return float(self.norms.max() / self.norms[0])
 
     @property
     def state(self) -> dict[str, Any]:
@@ -637,18 +656,18 @@ class ChunkedSweep:
         return {
             "done": self.done,
             "effects": self.effects,
-            "sizes": self.sizes,
+            "sizes": self.norms,
             "sweep": None if self.sweep is None else self.sweep.state,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.done = state["done"]
-        self.sizes = state["sizes"]
+        self.norms = state["sizes"]
         self.saved = state["sweep"]
         self.effects.copy_(state["effects"])
 
 
-def size(adjoint: StateAdjoint) -> float:
+def total_norm(adjoint: StateAdjoint) -> float:
     """Return the sum over the outputs of ‖a‖, the norm of the adjoint of the weights."""
     return float(torch.linalg.vector_norm(adjoint.weights, dim=1).sum())

@@ -32,13 +32,13 @@ class FlatWeights:
     shapes: Mapping[str, Size]
 
     @property
-    def places(self) -> dict[str, slice]:
+    def slices(self) -> dict[str, slice]:
         """The slice of each parameter in the vector."""
-        places, start = {}, 0
+        slices, start = {}, 0
         for name, shape in self.shapes.items():
-            places[name] = slice(start, start + shape.numel())
+            slices[name] = slice(start, start + shape.numel())
             start += shape.numel()
-        return places
+        return slices
 
     @property
     def size(self) -> int:
@@ -104,7 +104,7 @@ class TakenBatch:
     counts: Float[Tensor, " row"] | float = 1.0
 
     @property
-    def by_weight(self) -> Float[Tensor, " row"]:
+    def unweighted_shares(self) -> Float[Tensor, " row"]:
         """The share κ of each row divided by the weight w of its example, defined even if w = 0."""
         return self.shares if self.per_weight is None else self.per_weight
 
@@ -115,7 +115,9 @@ class TakenBatch:
 
     def times(self, factor: float) -> TakenBatch:
         """Return the batch with its shares multiplied by a factor."""
-        return replace(self, shares=self.shares * factor, per_weight=self.by_weight * factor)
+        return replace(
+            self, shares=self.shares * factor, per_weight=self.unweighted_shares * factor
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,24 +126,35 @@ class Denominator:
     u² is the second moment of the gradients.
     """
 
-    second: float  # β₂, the decay rate of u²
-    root: float  # ρ = √(1 − β₂ˢ⁺¹)
+    beta2: float  # β₂, the decay rate of u²
+    bias_correction: float  # ρ = √(1 − β₂ˢ⁺¹)
     eps: float
     mean: Tensor  # m, the momentum
-    latest: Tensor  # u² after the step
-    latest_before: Tensor
-    largest: Tensor | None = None  # t², the largest u² so far (AMSGrad); None: t = u
-    largest_before: Tensor | None = None
-    passed: Tensor | None = None  # ∂t/∂u; None: 1 where u exceeds the earlier t, else 0
+    second_moment: Tensor  # u² after the step
+    second_moment_before: Tensor
+    max_second_moment: Tensor | None = None  # t², the largest u² so far (AMSGrad); None: t = u
+    max_second_moment_before: Tensor | None = None
+    max_slope: Tensor | None = None  # ∂t/∂u; None: 1 where u exceeds the earlier t, else 0
+
+    @property
+    def t(self) -> Tensor:
+        """The root t of the second moment, or of its largest value so far (AMSGrad)."""
+        if self.max_second_moment is None:
+            return self.second_moment.sqrt()
+        return self.max_second_moment.sqrt()
+
+    def value(self, t: Tensor) -> Tensor:
+        """Return n = t/ρ + ε."""
+        return t / self.bias_correction + self.eps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """The optimizer's linear step for the weights in the slice `place`, and the denominator n of
+    """The optimizer's linear step for the weights in the slice `weight_slice`, and the denominator n of
     its factor S = σ/n.
     """
 
-    place: slice
+    weight_slice: slice
     linear: LinearStep
     denominator: Denominator | None = None
 

@@ -115,13 +115,15 @@ class Experiment(Component):
             return self
         if self.stop_at_loss is not None:
             raise Mistake(
-                f"stop_at_loss={self.stop_at_loss:g}: data={self.data.option} takes its steps in phases, and the loss "
-                "of one would end them all; leave it out, and give data.steps"
+                f"stop_at_loss={self.stop_at_loss:g}: data={self.data.option} trains in phases, "
+                "and the loss of one phase would end all phases; leave it out, and give "
+                "data.steps"
             )
         if not self.path.explains_outputs:
             raise Mistake(
-                f"path.measure={self.path.measure.option}: what tasks of data={self.data.option} do to one another is "
-                "known of outputs; use path.measure=output"
+                f"path.measure={self.path.measure.option}: the effects of the tasks of "
+                f"data={self.data.option} on one another are computed for outputs only; use "
+                "path.measure=output"
             )
         if self.path.effects:
             raise Mistake(
@@ -130,8 +132,8 @@ class Experiment(Component):
             )
         if self.path.every == "snapshots":
             raise Mistake(
-                f"path.every=snapshots: kernels are not followed across the switches of data={self.data.option}; use "
-                "path.every=1"
+                f"path.every=snapshots: snapshots do not support data={self.data.option}, which "
+                "switches tasks during training; use path.every=1"
             )
         return self
 
@@ -170,15 +172,15 @@ class Experiment(Component):
         given = f"path.effects={str(self.path.effects).lower()}"
         if self.path.effects and self.optimizer.flows:
             raise Mistake(
-                f"{given}: optimizer={self.optimizer.option} follows a curve and takes no steps that could be "
-                "differentiated; use optimizer=gd with a small optimizer.step_size"
+                f"{given}: optimizer={self.optimizer.option} is a flow, which has no steps to "
+                "differentiate; use optimizer=gd with a small optimizer.step_size"
             )
         if self.path.effects and not self.knows_derivative and not self.path.may_retrain:
             raise Mistake(
-                f"{given}: there is no rule for the derivative of what optimizer={self.optimizer.option} does to a "
-                "gradient; "
-                "use path.effects=true with path.mean=renormalised, which trains without each example where that takes "
-                "few trainings, or one of ntkexp's optimizers"
+                f"{given}: the derivative of the steps of optimizer={self.optimizer.option} is "
+                "not known; use path.effects=true with path.mean=renormalised, which trains "
+                "without each example if this takes few trainings, or use one of ntkexp's "
+                "optimizers"
             )
         return self
 

@@ -50,9 +50,9 @@ def identity(experiment: Experiment) -> str:
     if not experiment.path.effects:
         del fields["path"]["effects"], fields["path"]["mean"]
     contents = [digest(file) for file in files_of(experiment)]
-    whole = {"experiment": fields, "files": contents, "results_version": results_version}
+    content = {"experiment": fields, "files": contents, "results_version": results_version}
     return sha256(
-        json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     ).hexdigest()
 
 
@@ -104,8 +104,8 @@ def digest(file: Path) -> str:
 def contents(file: Path, state: tuple[int, int, int]) -> str:
     content = sha256()
     with file.open("rb") as stream:
-        left = state[1]
-        while block := stream.read(min(left, 1 << 20)):
+        remaining = state[1]
+        while block := stream.read(min(remaining, 1 << 20)):
             content.update(block)
-            left -= len(block)
+            remaining -= len(block)
     return content.hexdigest()

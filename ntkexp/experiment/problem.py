@@ -34,7 +34,7 @@ class Problem:
     data: Data
     inputs: Float[Tensor, "point *shape"]
     targets: Float[Tensor, "point out"]
-    places: Mapping[str, slice]  # the points of each split of `path.queries`
+    split_slices: Mapping[str, slice]  # the points of each split of `path.queries`
     # The points of each phase of a split. Empty if the data have no phases.
     phases: Mapping[str, tuple[slice, ...]]
     module: ScaledOutput
@@ -64,15 +64,15 @@ def draw_problem(experiment: Experiment) -> Problem:
     queries = experiment.path.queries
     splits = [name for name in ("train", "query", "test") if name == "train" or name in queries]
     parts = list[Tensor]()
-    places = dict[str, slice]()
+    split_slices = dict[str, slice]()
     first = 0
     for name in splits:
         target = getattr(data, name).target
         parts.append(experiment.loss.targets(target, len(data.classes)))
         if name in queries and len(target):
-            places[name] = slice(first, first + len(target))
+            split_slices[name] = slice(first, first + len(target))
         first += len(target)
-    if not places:
+    if not split_slices:
         raise Mistake(
             f"path.queries=[{','.join(queries)}]: the data has no points there; raise data.query, or add train"
         )
@@ -84,14 +84,14 @@ def draw_problem(experiment: Experiment) -> Problem:
         data=data,
         inputs=inputs.to(experiment.device, dtype),
         targets=targets.to(experiment.device, dtype),
-        places=places,
-        phases=phases_of_splits(data, places),
+        split_slices=split_slices,
+        phases=phases_of_splits(data, split_slices),
         module=module,
         weights=weights_of(module),
     )
 
 
-def phases_of_splits(data: Data, places: Mapping[str, slice]) -> dict[str, tuple[slice, ...]]:
+def phases_of_splits(data: Data, split_slices: Mapping[str, slice]) -> dict[str, tuple[slice, ...]]:
     """Return the points of each phase by split, or {} if the data have no phases.
 
     In every split, the examples of a phase are consecutive.
@@ -99,9 +99,9 @@ def phases_of_splits(data: Data, places: Mapping[str, slice]) -> dict[str, tuple
     if not data.phases:
         return {}
     phases = {}
-    for name, place in ({"train": slice(0, len(data.train.inputs))} | dict(places)).items():
+    for name, split in ({"train": slice(0, len(data.train.inputs))} | dict(split_slices)).items():
         counts = getattr(data, name).phase.bincount(minlength=len(data.phases)).tolist()
-        ends = list(accumulate(counts, initial=place.start))
+        ends = list(accumulate(counts, initial=split.start))
         phases[name] = tuple(slice(*ends[k : k + 2]) for k in range(len(counts)))
     return phases
 
@@ -161,8 +161,9 @@ def limit_kernels(
     work = pairs * network.work
     if work > MAX_LIMIT_WORK:
         return DoesNotApply(
-            f"the kernels at infinite width take {work / MAX_LIMIT_WORK:.1f} times the work that a run does "
-            "for them; lower data.train, data.query or data.test, or compute them into a kernel file"
+            f"the kernels at infinite width take {work / MAX_LIMIT_WORK:.1f} times the work that "
+            "a run does for them; lower data.train, data.query or data.test, or compute them "
+            "into a kernel file"
         )
     needed = LIMIT_MEMORY_PARTS * NUMBERS_PER_PAIR * 8 * train * len(inputs)
     if not experiment.budget.fits(needed):
@@ -182,10 +183,10 @@ def infinite_kernels(
 
     Entries of an example with itself are exact.
     """
-    learned = slice(0, train)
-    blocks = [BlockSlices(learned, learned, same=True)]
+    train_points = slice(0, train)
+    blocks = [BlockSlices(train_points, train_points, same=True)]
     if len(inputs) > train:
-        blocks.append(BlockSlices(slice(train, len(inputs)), learned, same=False))
+        blocks.append(BlockSlices(slice(train, len(inputs)), train_points, same=False))
     budget = experiment.budget.part(LIMIT_MEMORY_PARTS)
     threads = torch.get_num_threads()
     computed = [

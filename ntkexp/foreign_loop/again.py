@@ -98,7 +98,7 @@ class LoopAgain(AbstractRetraining):
     progress: AbstractProgress = field(default_factory=Silent)
 
     @property
-    def everyone(self) -> Float[Tensor, " example"]:
+    def unit_weights(self) -> Float[Tensor, " example"]:
         return torch.ones(len(self.trace.examples), dtype=torch.float64)
 
     @property
@@ -115,10 +115,10 @@ class LoopAgain(AbstractRetraining):
         return self.end_with({})
 
     @cached_property
-    def whole(self) -> Float[Tensor, "point out"]:
-        return self.at(self.whole_end)
+    def original_outputs(self) -> Float[Tensor, "point out"]:
+        return self.outputs_at(self.whole_end)
 
-    def ends(
+    def final_weights(
         self, weights: Float[Tensor, "training example"]
     ) -> Iterator[Float[Tensor, " weight"]]:
         """Train once for each row of weights of the examples, and yield the final network weights.
@@ -140,7 +140,7 @@ class LoopAgain(AbstractRetraining):
         """Return the final network weights if some examples have these weights."""
         return self.flat.vector(self.train(weights).steps.end)
 
-    def at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
+    def outputs_at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
         """Return the outputs at the queries, for the network weights `end`."""
         with torch.no_grad(), plain_kernels():
             return columns(self.trace.function, self.flat.weights(end), self.trace.queries).detach()
@@ -159,14 +159,14 @@ class LoopAgain(AbstractRetraining):
         refuse_other_start(ours.start(0), theirs.start(0))
         refuse_other_examples(ours, theirs)
 
-    def doubts(
+    def rounding_remarks(
         self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
     ) -> list[str]:
         """Raise if the second loop with all weights 1 does not end at the same outputs. Otherwise
         return an empty list."""
         changed = float(changes.square().sum((1, 2)).mean().sqrt())
         end = self.flat.vector(self.trace.steps.end)
-        gap = float((repeated - self.at(end)).norm())
+        gap = float((repeated - self.outputs_at(end)).norm())
         if gap > REPEAT_TOLERANCE * changed:
             raise Mistake(
                 f"again=: carried out again as it was, the loop ends {short(gap)} from where it "

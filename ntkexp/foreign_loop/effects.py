@@ -18,7 +18,7 @@ from torch.func import jacrev
 from ntkexp.capacity import MemoryBudget
 from ntkexp.diagnostics import kinks
 from ntkexp.effects.plan import Caveats, SweepMemory
-from ntkexp.effects.sweep import ChunkedSweep, Effects, MeanName
+from ntkexp.effects.sweep import ChunkedSweep, Effects, MeanName, kind_of
 from ntkexp.foreign_loop.again import Again, LoopAgain
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.problem import LoopProblem
@@ -30,7 +30,12 @@ from ntkexp.kernel.record.tape import digest, examples, part
 from ntkexp.kernel.record.taping import record
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.progress import AbstractProgress, Silent
-from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_swept
+from ntkexp.removal.retraining import (
+    EffectsResult,
+    RetrainingCheck,
+    checked_effects,
+    effects_retrained,
+)
 from ntkexp.report.progress import Announced
 from ntkexp.shapes import Inputs
 
@@ -83,7 +88,13 @@ class FollowedSweep:
         """The identity of the sweep. A saved state is continued only if it has the same identity."""
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
-        asked = ["sweeps", self.training.length, self.sweep.chunk, self.sweep.mean, self.sweep.kind]
+        asked = [
+            "sweeps",
+            self.training.length,
+            self.sweep.points_per_chunk,
+            self.sweep.mean,
+            self.sweep.kind,
+        ]
         return {"asked": asked, "seen": digest([self.training.end, *losses]).hex()}
 
     def keep(self) -> None:
@@ -126,8 +137,8 @@ def sweep_over(
     sweep = ChunkedSweep(
         training=training,
         end_gradients=end_gradients,
-        chunk=plan.chunk,
-        together=plan.together,
+        points_per_chunk=plan.points_per_chunk,
+        outputs_per_pass=plan.outputs_per_pass,
         kind=kind,
         mean=mean,
         effects=end.new_zeros(plan.points, plan.outputs, training.examples),
@@ -160,7 +171,7 @@ def loop_effects(
     budget: MemoryBudget,
     again: Again | None,
     progress: AbstractProgress | None = None,
-) -> EffectsFound:
+) -> EffectsResult:
     """Compute the leave-out effects of all examples. If `again` is given, check them by
     retraining."""
     progress = progress or Silent()
@@ -175,17 +186,19 @@ def loop_effects(
         and effects is True
         and OUTPUTS_PER_TRAINING * plan.train <= plan.points * plan.outputs
     ):
-        LOG.warning("ntkexp: %s", plan.spared())
+        LOG.warning("ntkexp: %s", plan.retraining_remark())
         for index in reversed(range(training.length)):
             training.step(index)  # raises if `loss=` is not the loop's loss
         return effects_retrained(loop, mean, query)
     sweep = sweep_over(trace, training, plan, effects, mean, progress)
     values = sweep.effects()
     caveats = Caveats(growth=sweep.sweep.growth, kinks=kinks(tape), eps=eps_of(last))
-    return effects_swept(values, effects, mean, caveats, loop, query, unchecked=UNCHECKED)
+    check = None if loop is None else RetrainingCheck(training=loop, query=query)
+    facts = {"kind": kind_of(effects), "mean": mean}
+    return checked_effects(values, facts, caveats, check, unchecked=UNCHECKED)
 
 
-def attributes_of(found: EffectsFound) -> dict[str, float | str]:
+def attributes_of(found: EffectsResult) -> dict[str, float | str]:
     """Return the `attrs` of the array `effect` in the attribution, with "agreement" last."""
     facts = dict(found.facts)
     agrees = {"agreement": facts.pop("agreement")} if "agreement" in facts else {}
@@ -227,7 +240,7 @@ def plan_of(
         parameters=sum(weight.numel() for weight in weights),
         train=len(trace.examples),
         rows=rows,
-        taken_out=rows if one_step else 0,
+        single_rows=rows if one_step else 0,
         adjoints=max((1, *(adjoints(settings) for settings in last.settings.values()))),
         tape_bytes=tape.bytes_per_example,
         number_bytes=max(weight.element_size() for weight in weights),

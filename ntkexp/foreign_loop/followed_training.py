@@ -66,30 +66,30 @@ class AdamStates:
     def denominator(self, step: FollowedStep, name: str) -> Denominator | None:
         """Return the denominator in the step of a parameter, or None if Adam does not update it."""
         settings = step.settings[name]
-        place = self.flat.places[name]
+        weight_slice = self.flat.slices[name]
         if "betas" not in settings:
             return None
         second = float(settings["betas"][1])
         amsgrad = bool(settings["amsgrad"])
         times = self.moved[step.index][name]
-        now = self.row(step.index, place)
-        before = self.row(step.index - 1 if times > 1 else -1, place)
+        now = self.row(step.index, weight_slice)
+        before = self.row(step.index - 1 if times > 1 else -1, weight_slice)
         return Denominator(
-            second=second,
-            root=sqrt(1 - second**times),
+            beta2=second,
+            bias_correction=sqrt(1 - second**times),
             eps=float(settings["eps"]),
             mean=now[0],
-            latest=now[1],
-            latest_before=before[1],
-            largest=now[2] if amsgrad else None,
-            largest_before=before[2] if amsgrad else None,
+            second_moment=now[1],
+            second_moment_before=before[1],
+            max_second_moment=now[2] if amsgrad else None,
+            max_second_moment_before=before[2] if amsgrad else None,
         )
 
-    def row(self, index: int, place: slice) -> Tensor:
+    def row(self, index: int, weight_slice: slice) -> Tensor:
         """Return the moments after a step, or zeros before the first step."""
         if index < 0:
-            return torch.zeros_like(self.row(0, place))
-        return torch.from_numpy(np.array(self.rows[index, :, place])).to(self.device)
+            return torch.zeros_like(self.row(0, weight_slice))
+        return torch.from_numpy(np.array(self.rows[index, :, weight_slice])).to(self.device)
 
 
 def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
@@ -113,7 +113,7 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
             rows = empty_rows(len(steps), flat, next(iter(memory.values())))
         if rows is not None:
             for name, part in memory.items():
-                rows[step.index, :, flat.places[name]] = part.cpu().numpy()
+                rows[step.index, :, flat.slices[name]] = part.cpu().numpy()
     if rows is None:
         return None
     return AdamStates(rows, moved, flat, next(iter(steps.end.values())).device)
@@ -170,7 +170,11 @@ def consumed_share(share: CallShare, after: TakenBatch, before: TakenBatch) -> C
     κ is 0 if the examples of the call have no weight. `after` and `before` are the batch with and
     without this scale.
     """
-    scale = after.by_weight[0] / before.by_weight[0] if before.by_weight[0] else 0.0
+    scale = (
+        after.unweighted_shares[0] / before.unweighted_shares[0]
+        if before.unweighted_shares[0]
+        else 0.0
+    )
     return replace(share, factor=share.factor * float(scale))
 
 
@@ -429,7 +433,7 @@ class FollowedTraining(AbstractTrajectory):
             denominator = self.memory.denominator(step, name)
         if isinstance(linear.momentum_scale, Tensor):
             linear = replace(linear, momentum_scale=linear.momentum_scale.reshape(-1))
-        return Update(place=self.flat.places[name], linear=linear, denominator=denominator)
+        return Update(weight_slice=self.flat.slices[name], linear=linear, denominator=denominator)
 
     def with_grad(self, step: FollowedStep) -> Float[Tensor, " weight"]:
         """Return 1 for weights with a gradient in the step, and 0 for all others."""

@@ -31,7 +31,7 @@ from ntkexp.model.functional import copied
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import REMOVAL_FOLDER, Removal
 from ntkexp.removal.between import Pair, TrainingPair
-from ntkexp.removal.retraining import OutputsAt, removal_of, split_change
+from ntkexp.removal.retraining import ChosenOutputs, removal_of, split_change
 
 # elements of the adjoints in one backward sweep; about 12 arrays of this size are in memory
 MAX_ADJOINT_NUMBERS = 2**28 // 12
@@ -70,9 +70,10 @@ def loop_without(
             outs = len(queries[0](pair.first.end))
             chunk = max(1, MAX_ADJOINT_NUMBERS // (outs * flat.size))
             outputs = [
-                OutputsAt(queries[start : start + chunk]) for start in range(0, len(queries), chunk)
+                ChosenOutputs(queries[start : start + chunk])
+                for start in range(0, len(queries), chunk)
             ]
-            change = split_change(pair, outputs, progress).closed()
+            change = split_change(pair, outputs, progress).checked()
     finally:
         progress.stop()
     # the first training is read from its folder, so no training was repeated
@@ -128,6 +129,6 @@ def trained_twice(
         second=second_training,
         weights=Pair(weighing.left(names).to(end), without.left(names).to(end)),
         mean=MEANS[weighing.mean],
-        together=max(1, SWEEP_CACHE_NUMBERS // first_training.flat.size),
+        vectors_per_pass=max(1, SWEEP_CACHE_NUMBERS // first_training.flat.size),
     )
     return pair, first

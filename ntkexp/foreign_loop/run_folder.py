@@ -172,7 +172,7 @@ def write_outputs(folder: RunFolder, attribution: xr.Dataset) -> None:
     write_predictions(folder.path / "predictions.zarr", predictions)
     points, outputs = start.shape
     train = attribution.sizes["example"]
-    create_kernels(folder.path / KERNELS, points, outputs, train, room=0)
+    create_kernels(folder.path / KERNELS, points, outputs, train, capacity=0)
     finish_kernels(folder.path / KERNELS)
 
 
@@ -254,11 +254,11 @@ def shares_of_components(attribution: xr.Dataset) -> ByComponent | None:
 def identity_of(files: TraceFolder) -> str:
     """Return a digest of config.json, the start of the loop, and its steps so far."""
     sealing = Sealing("trace")
-    sealing.take((files.folder.path / CONFIG).read_bytes())
+    sealing.update((files.folder.path / CONFIG).read_bytes())
     for file in (files.path / START, files.shard / "steps.log"):
         with file.open("rb") as stream:
             stream.seek(-WIDTH, os.SEEK_END)
-            sealing.take(stream.read())  # the file ends with a digest of the whole file
+            sealing.update(stream.read())  # the file ends with a digest of the whole file
     return sealing.digest.hex()
 
 

@@ -79,21 +79,21 @@ def fill(
         progress: The progress display.
     """
     progress = progress or Silent()
-    with claim(path):
+    with locked(path):
         matrix = open_or_begin(path, kernel, force)
-        left = matrix.missing()
-        damaged = len(left) - len(matrix.unmarked(left))
+        remaining = matrix.missing()
+        damaged = len(remaining) - len(matrix.unmarked(remaining))
         if damaged:
             progress.warn(f"{path} is damaged: {damaged} of its tiles are computed again")
-        for tile in left:
-            matrix.mark(*tile).unlink(missing_ok=True)
-        if not left:
+        for tile in remaining:
+            matrix.marker(*tile).unlink(missing_ok=True)
+        if not remaining:
             progress.found(path)
             return matrix
         tiles = len(matrix.layout.tiling.todo)
-        progress.start(path.name, tiles, tiles - len(left))
+        progress.start(path.name, tiles, tiles - len(remaining))
         if engine is None:
-            counts = fill_tiles(kernel, matrix, left)
+            counts = fill_tiles(kernel, matrix, remaining)
         else:
             job = TileJob(
                 str(path.absolute()),
@@ -102,11 +102,11 @@ def fill(
                 type(kernel),
                 kernel.options,
             )
-            counts = fill_by_jobs(engine, job, matrix, left, seconds, progress)
+            counts = fill_by_jobs(engine, job, matrix, remaining, seconds, progress)
         try:
             with closing(counts):
                 for count in counts:
-                    progress.step(tiles - len(left) + count)
+                    progress.step(tiles - len(remaining) + count)
         finally:
             progress.stop()
         drop_half_written(path.rglob("*"))  # killed processes may have left temporary files
@@ -116,12 +116,10 @@ def fill(
 
 
 @contextmanager
-def claim(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a kernel file inside the block. Raise if another process holds the lock."""
     if not path.name:
-        raise NoPlace(
-            f"{path} is a folder that is there already, and no kernel file; choose another place"
-        )
+        raise NoPlace(f"{path} is an existing folder, and no kernel file; choose another place")
     lock = path.with_name(f".{path.name}.lock")
     try:
         make_folder(path.parent)
@@ -249,21 +247,22 @@ def compute_tile(kernel: AbstractKernel, tiling: Tiling, tile: Tile) -> tuple[Ar
     points = kernel.inputs[tiling.rows(row)]
     train = tiling.columns(column)
     if row == column:
-        blocks = kernel.among(points)
+        blocks = kernel.square_block(points)
         columns = train.stop - train.start
         square = {name: block[:, :, :columns] for name, block in blocks.items()}
         diagonal = {
             name: block.diagonal(dim1=0, dim2=2).movedim(-1, 0) for name, block in blocks.items()
         }
         return to_arrays(square), to_arrays(diagonal)
-    with_themselves: Blocks = {}
-    if tiling.owns(row, column):
-        single = [kernel.among(point[None]) for point in points]
-        with_themselves = {
-            name: torch.cat([block[name][:, :, 0] for block in single]) for name in kernel.names
+    own_blocks: Blocks = {}
+    if tiling.holds_diagonal(row, column):
+        single_blocks = [kernel.square_block(point[None]) for point in points]
+        own_blocks = {
+            name: torch.cat([block[name][:, :, 0] for block in single_blocks])
+            for name in kernel.names
         }
-    between = kernel.between(points, kernel.inputs[train])
-    return to_arrays(between), to_arrays(with_themselves)
+    cross = kernel.cross_block(points, kernel.inputs[train])
+    return to_arrays(cross), to_arrays(own_blocks)
 
 
 def to_arrays(blocks: Blocks) -> Arrays:
@@ -319,13 +318,13 @@ class TileJob(AbstractJob):
         kernel = self.kernel(threads)
         if matrix.facts["identity"] != kernel.identity:
             raise Mistake(
-                f"{self.file} is of something else there: that worker has other data or "
-                "another version"
+                f"{self.file} holds another kernel than this worker computes: the worker has "
+                "other data or another version"
             )
-        left = matrix.unmarked(self.tiles)
-        for count in fill_tiles(kernel, matrix, left):
-            tell(Stepped(name, count, len(left)))
-        return "done" if left else "found"
+        remaining = matrix.unmarked(self.tiles)
+        for count in fill_tiles(kernel, matrix, remaining):
+            tell(Stepped(name, count, len(remaining)))
+        return "done" if remaining else "found"
 
     def kernel(self, threads: int) -> AbstractKernel:
         experiment = build(self.fields, admit(self.trust))
@@ -348,13 +347,13 @@ def fill_by_jobs(
     """
     engine.refuse_longer(seconds)
     identity = matrix.facts["identity"][:12]
-    left = list(tiles)
-    while left:
+    remaining = list(tiles)
+    while remaining:
         lost = ""
         logs = str(matrix.path.parent)
         tasks = (
             Task(f"tiles-{identity}-{number}", replace(job, tiles=tuple(part)), logs)
-            for number, part in enumerate(split_tiles(left, seconds, engine.workers))
+            for number, part in enumerate(split_tiles(remaining, seconds, engine.workers))
         )
         with closing(run_jobs(engine, tasks)) as events:
             for event in events:
@@ -362,25 +361,25 @@ def fill_by_jobs(
                     lost = reason
                     progress.warn(f"{matrix.path.name}: a worker is lost: {lost}; others continue")
                 yield len(tiles) - len(matrix.unmarked(tiles))
-        before = len(left)
-        left = unmarked_tiles(matrix, left, 0.0 if lost else MAX_FILE_DELAY_SECONDS)
-        if len(left) == before:
-            reason = lost or "what they wrote is not to be seen here"
+        count_before = len(remaining)
+        remaining = unmarked_tiles(matrix, remaining, 0.0 if lost else MAX_FILE_DELAY_SECONDS)
+        if len(remaining) == count_before:
+            reason = lost or "the files that they wrote are not visible here"
             raise Unfinished(
                 f"{matrix.path}: no worker finished a tile: {reason}; the same command continues"
             )
 
 
-def unmarked_tiles(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float) -> list[Tile]:
+def unmarked_tiles(matrix: KernelMatrix, tiles: Sequence[Tile], timeout: float) -> list[Tile]:
     """Return the tiles that are not yet marked as finished in the kernel file.
 
-    Wait up to `patience` seconds until all are marked.
+    Wait up to `timeout` seconds until all are marked.
     """
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while True:
-        left = matrix.unmarked(tiles)
-        if not left or time.monotonic() >= end:
-            return left
+        remaining = matrix.unmarked(tiles)
+        if not remaining or time.monotonic() >= end:
+            return remaining
         time.sleep(POLL_SECONDS)
 
 
@@ -410,7 +409,7 @@ MAX_TIMED_POINTS = 32
 
 
 @dataclass(frozen=True)
-class WorkLeft:
+class RemainingWork:
     """The remaining work for a kernel file: tiles, pairs of points, core seconds, and the file's
     size in bytes.
     """
@@ -421,18 +420,18 @@ class WorkLeft:
     bytes: int
 
     @property
-    def each(self) -> float:
+    def seconds_per_tile(self) -> float:
         """The core seconds for one tile."""
         return self.seconds / max(1, self.tiles)
 
     def elapsed(self, workers: int) -> float:
         """Return the remaining wall-clock seconds, with this many workers of one core each."""
-        return max(self.seconds / workers, self.each)
+        return max(self.seconds / workers, self.seconds_per_tile)
 
     def sentence(self, workers: int) -> str:
         r"""Describe the remaining work in one line.
 
-        >>> sentence = WorkLeft(1715, 1_500_000_000, 3.6e7, 24_000_000_000).sentence(100)
+        >>> sentence = RemainingWork(1715, 1_500_000_000, 3.6e7, 24_000_000_000).sentence(100)
         >>> print(sentence.replace(": ", ":\n"))
         1,715 tiles, about 10,000 core hours:
         4 days with 100 workers of a core each; 24 GB on the disk
@@ -441,29 +440,29 @@ class WorkLeft:
         cores = f"{duration(self.seconds)} of one core"
         if hours >= 10:
             cores = f"{float(f'{hours:.2g}'):,.0f} core hours"
-        crew = f"{workers} workers of a core each" if workers > 1 else "one worker"
-        time_left = f"about {cores}: {duration(self.elapsed(workers))} with {crew}"
+        workers_text = f"{workers} workers of a core each" if workers > 1 else "one worker"
+        time_left = f"about {cores}: {duration(self.elapsed(workers))} with {workers_text}"
         return f"{self.tiles:,} tiles, {time_left}; {self.bytes / 1e9:.2g} GB on the disk"
 
 
-def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> WorkLeft:
+def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> RemainingWork:
     """Estimate the remaining work of a kernel file.
 
     If the shapes suggest more than a second of work, measure the time for some points.
     """
-    begun = None
+    existing = None
     if not force:
         with suppress(Mistake):  # ignore a file that does not exist or is damaged
-            begun = open_matrix(path)
-    if begun is not None and begun.facts["identity"] != kernel.identity:
-        begun = None
-    layout = begun.layout if begun else layout_of(kernel)
-    left = begun.unmarked(layout.tiling.todo) if begun else layout.tiling.todo
-    pairs = sum(layout.tiling.pairs(*tile) for tile in left)
+            existing = open_matrix(path)
+    if existing is not None and existing.facts["identity"] != kernel.identity:
+        existing = None
+    layout = existing.layout if existing else layout_of(kernel)
+    remaining = existing.unmarked(layout.tiling.todo) if existing else layout.tiling.todo
+    pairs = sum(layout.tiling.pairs(*tile) for tile in remaining)
     seconds_per_pair = kernel.seconds
     if seconds_per_pair * pairs >= LITTLE_WORK_SECONDS / 10:
         seconds_per_pair = max(seconds_per_pair, time_pair(kernel))
-    return WorkLeft(len(left), pairs, pairs * seconds_per_pair, layout.bytes)
+    return RemainingWork(len(remaining), pairs, pairs * seconds_per_pair, layout.bytes)
 
 
 def time_pair(kernel: AbstractKernel) -> float:
@@ -473,13 +472,13 @@ def time_pair(kernel: AbstractKernel) -> float:
     """
     kernel = replace(kernel)  # a copy, so that the original records no error bars
     train = kernel.inputs[: len(kernel.data.train.inputs)]
-    side = 2
+    count = 2
     while True:
-        points = train[:side]
-        kernel.between(points, points)  # warm up: the first call loads libraries
+        points = train[:count]
+        kernel.cross_block(points, points)  # warm up: the first call loads libraries
         start = time.process_time()
-        to_arrays(kernel.between(points, points))  # conversion to NumPy waits for a GPU
+        to_arrays(kernel.cross_block(points, points))  # conversion to NumPy waits for a GPU
         elapsed = time.process_time() - start
-        if elapsed >= MIN_TIMED_SECONDS or 2 * side > min(MAX_TIMED_POINTS, len(train)):
+        if elapsed >= MIN_TIMED_SECONDS or 2 * count > min(MAX_TIMED_POINTS, len(train)):
             return elapsed / len(points) ** 2
-        side *= 2
+        count *= 2

@@ -101,13 +101,13 @@ class AbstractKernel(ABC):
         return ""
 
     @abstractmethod
-    def between(
+    def cross_block(
         self, left: Float[Tensor, "query *shape"], right: Float[Tensor, "train *shape"]
     ) -> Blocks:
         """Return the kernels between the points `left` and `right`."""
 
     @abstractmethod
-    def among(self, points: Float[Tensor, "query *shape"]) -> Blocks:
+    def square_block(self, points: Float[Tensor, "query *shape"]) -> Blocks:
         """Return the kernels among points. Entries of a point with itself are exact."""
 
     @property
@@ -204,12 +204,12 @@ class InfiniteKernel(AbstractKernel):
     def seconds(self) -> float:
         return self.network.work * SECONDS_PER_PIXEL_PAIR_AND_LAYER
 
-    def between(
+    def cross_block(
         self, left: Float[Tensor, "query *shape"], right: Float[Tensor, "train *shape"]
     ) -> Blocks:
         return self.block(left, right, same=False)
 
-    def among(self, points: Float[Tensor, "query *shape"]) -> Blocks:
+    def square_block(self, points: Float[Tensor, "query *shape"]) -> Blocks:
         return self.block(points, points, same=True)
 
     def block(self, left: Tensor, right: Tensor, *, same: bool) -> Blocks:
@@ -234,11 +234,11 @@ class EmpiricalKernel(AbstractKernel):
 
     seeds: tuple[int, ...] = ()
     """The seeds of the untrained networks."""
-    wanted: Outputs = "all"
+    chosen_outputs: Outputs = "all"
     """All outputs, a selection of outputs, or the trace over outputs as a single output."""
     weights: str = ""
     """The file weights.pt of a run, instead of seeds."""
-    when: str = "end"
+    weights_at: str = "end"
     """Use the run's weights at the `start` or at the `end` of training."""
     errors: list[tuple[float, float]] = field(default_factory=list, init=False)
     """The error bars and norms of the sketched blocks that this process computed."""
@@ -248,7 +248,7 @@ class EmpiricalKernel(AbstractKernel):
         return self.experiment.loss.targets(self.data.train.target, len(self.data.classes)).shape[1]
 
     @cached_property
-    def drawn(self) -> tuple[tuple[ScaledOutput, ...], dict[str, Any]]:
+    def networks(self) -> tuple[tuple[ScaledOutput, ...], dict[str, Any]]:
         """The networks, and the description of their weights as plain data."""
         if not self.weights:
             modules = []
@@ -258,17 +258,17 @@ class EmpiricalKernel(AbstractKernel):
             return tuple(modules), {"seeds": list(self.seeds)}
         module = draw_network(self.experiment, self.data, self.width)
         try:
-            saved = load_tensors(Path(self.weights), self.experiment.device)[self.when]
+            saved = load_tensors(Path(self.weights), self.experiment.device)[self.weights_at]
             module.load_state_dict(saved, strict=False)
         except (LookupError, RuntimeError, TypeError, AttributeError) as error:
             raise Damaged(
                 f"{self.weights} is damaged: it does not hold the weights of this network at the "
-                f"{self.when}"
+                f"{self.weights_at}"
             ) from error
         content = sha256()
         for name in sorted(saved):
             content.update(name.encode() + saved[name].cpu().numpy().tobytes())
-        return (module,), {"weights": self.when, "weights_sha256": content.hexdigest()}
+        return (module,), {"weights": self.weights_at, "weights_sha256": content.hexdigest()}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -276,7 +276,7 @@ class EmpiricalKernel(AbstractKernel):
 
     @property
     def outputs(self) -> int:
-        return 1 if self.wanted == "trace" else len(wanted(self.wanted, self.width))
+        return 1 if self.chosen_outputs == "trace" else len(wanted(self.chosen_outputs, self.width))
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -284,12 +284,12 @@ class EmpiricalKernel(AbstractKernel):
         sketch = self.experiment.kernel.sketch
         if sketch is not None:
             parts |= {"sketch": sketch, "sketch_seed": self.experiment.seed}
-        _, source = self.drawn
+        _, source = self.networks
         return {
             "kind": "tangent",
             **parts,
             "casts": self.experiment.path.casts,
-            "outputs": self.wanted,
+            "outputs": self.chosen_outputs,
             **source,
         }
 
@@ -299,16 +299,16 @@ class EmpiricalKernel(AbstractKernel):
 
     @property
     def seconds(self) -> float:
-        modules, _ = self.drawn
+        modules, _ = self.networks
         weights = sum(weight.numel() for module in modules for weight in module.parameters())
         return weights * self.width * SECONDS_PER_WORK
 
-    def between(
+    def cross_block(
         self, left: Float[Tensor, "query *shape"], right: Float[Tensor, "train *shape"]
     ) -> Blocks:
         return self.mean(left, right)
 
-    def among(self, points: Float[Tensor, "query *shape"]) -> Blocks:
+    def square_block(self, points: Float[Tensor, "query *shape"]) -> Blocks:
         return self.mean(points, None)
 
     def mean(self, left: Tensor, right: Tensor | None) -> Blocks:
@@ -316,17 +316,25 @@ class EmpiricalKernel(AbstractKernel):
 
         The order of summation is fixed, so that results are identical to the last bit.
         """
-        modules, _ = self.drawn
+        modules, _ = self.networks
         casts = self.experiment.path.casts
         sketch = self.experiment.kernel.sketch
         seed = self.experiment.seed
         total = None
         for module in modules:
             if sketch is None:
-                kernel = tangent_kernel(module, left, right, outputs=self.wanted, casts=casts)
+                kernel = tangent_kernel(
+                    module, left, right, outputs=self.chosen_outputs, casts=casts
+                )
             else:
                 kernel, bar = tangent_kernel(
-                    module, left, right, outputs=self.wanted, casts=casts, sketch=sketch, seed=seed
+                    module,
+                    left,
+                    right,
+                    outputs=self.chosen_outputs,
+                    casts=casts,
+                    sketch=sketch,
+                    seed=seed,
                 )
                 self.errors.append((bar, float(kernel.norm())))
             total = kernel if total is None else total + kernel

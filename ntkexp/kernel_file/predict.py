@@ -73,15 +73,15 @@ class Entries:
             tiles = len(self.matrix.layout.tiling.todo)
             raise Mistake(
                 f"{self.matrix.path} is not finished, or damaged: {tiles - missing} of {tiles} "
-                "tiles are there; the command that began it goes on"
+                "tiles are finished; the command that began it continues"
             )
         layout = self.matrix.layout
         columns = self.targets.shape[1]
         has_selection = isinstance(self.outputs, list) and self.outputs != list(range(columns))
         if has_selection or layout.outputs not in (1, columns):
             raise WrongArgument(
-                f"{self.matrix.path} is of {layout.outputs} outputs, and {columns} are to be "
-                "predicted in their order; compute it with outputs=all or outputs=trace",
+                f"{self.matrix.path} has {layout.outputs} outputs, and {columns} are needed, in "
+                "their order; compute it with outputs=all or outputs=trace",
                 "outputs",
             )
 
@@ -117,15 +117,15 @@ class Entries:
         kernel_rows = torch.as_tensor(self.matrix.array(kernel, points)).double()
         if not kernel_rows.isfinite().all():
             raise DamagedKernel(
-                f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it "
-                "again"
+                f"{self.matrix.path} is damaged: {kernel} holds numbers that are not finite; "
+                "compute it again"
             )
         return kernel_rows.mul_(self.share).flatten(2).flatten(0, 1)
 
-    def among(self, kernel: str) -> Float[Tensor, "entry entry"]:
+    def train_matrix(self, kernel: str) -> Float[Tensor, "entry entry"]:
         return torch.cat([self.rows(kernel, block) for block in self.blocks(slice(0, self.train))])
 
-    def own(self, kernel: str, points: slice) -> Float[Tensor, " row"]:
+    def diagonal(self, kernel: str, points: slice) -> Float[Tensor, " row"]:
         """Return the kernel of each point with itself."""
         blocks = torch.as_tensor(self.matrix.array(kernel + SELF, points)).double()
         return self.share * blocks.diagonal(dim1=1, dim2=2).flatten()
@@ -159,7 +159,7 @@ KERNEL_COPIES: dict[Solver, int] = {"eigen": 6, "cholesky": 4, "cg": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class PredictionSettings:
     """The training whose predictions are computed: gradient flow for some `times`, or `steps` of
     gradient descent.
     """
@@ -198,7 +198,7 @@ class Question:
     def budget(self) -> MemoryBudget:
         return MemoryBudget.of_gb(self.memory_gb)
 
-    def ways(self, examples: int) -> dict[str, AbstractGain]:
+    def gains(self, examples: int) -> dict[str, AbstractGain]:
         """Return the gain (`closed_form`) for each training time or number of steps, by name.
 
         The loss is the mean over `examples` training examples.
@@ -214,14 +214,15 @@ class Question:
         is_endless = self.steps is None and self.times == (math.inf,)
         return is_endless and self.ridge is not None and self.folds is None
 
-    def way_to_solve(self, entries: Entries) -> Solver:
+    def choose_solver(self, entries: Entries) -> Solver:
         """Return the requested solver, or the first suitable solver that fits into the memory.
 
         Raise if the requested solver is not suitable, or if no solver fits.
         """
         if self.solver not in (None, "eigen") and not self.is_plain:
             raise WrongArgument(
-                f"solver={self.solver} gives t=∞ at one ridge; leave it out, or write solver=eigen",
+                f"solver={self.solver} supports only t=∞ at one ridge; leave it out, or write "
+                "solver=eigen",
                 "solver",
             )
         candidates: list[Solver] = ["eigen"]
@@ -236,8 +237,8 @@ class Question:
             if self.budget.fits(needed_bytes):
                 return solver
         remedy = "" if self.is_plain else "ask for t=∞ at one ridge"
-        what = f"solving {entries.count} equations this way"
-        raise WrongArgument(self.budget.refusal(needed_bytes, what, remedy), "memory_gb")
+        task = f"solving {entries.count} equations this way"
+        raise WrongArgument(self.budget.refusal(needed_bytes, task, remedy), "memory_gb")
 
 
 # --- Coefficients of one kernel
@@ -268,34 +269,34 @@ class SolvedKernel:
 
 
 def solve(
-    entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]
+    entries: Entries, kernel: str, settings: PredictionSettings, report: Callable[[str], None]
 ) -> Iterator[SolvedKernel]:
     """Yield the coefficients for each training time or number of steps."""
     targets = entries.columns(entries.targets[: entries.train])
-    solver = question.way_to_solve(entries)
+    solver = settings.choose_solver(entries)
     if solver == "eigen":
-        yield from solve_by_modes(entries, kernel, question, targets)
+        yield from solve_by_modes(entries, kernel, settings, targets)
         return
-    (when,) = question.ways(entries.train)
-    ridge = question.ridge or 0.0
+    (when,) = settings.gains(entries.train)
+    ridge = settings.ridge or 0.0
     if solver == "cholesky":
-        factor = factorise(entries.among(kernel), ridge)
+        factor = factorise(entries.train_matrix(kernel), ridge)
         name = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
         yield SolvedKernel(when, ridge, factor.solve(targets), name, (factor.solve, factor.solve))
         return
-    matrix = matrix_for_products(entries, kernel, question.budget)
+    matrix = matrix_for_products(entries, kernel, settings.budget)
 
     def product(vectors: Tensor) -> Tensor:
         return torch.cat([part @ vectors for part in row_parts(matrix)]) + ridge * vectors
 
     def remark(count: int, residual: float) -> None:
         if count % PRODUCTS_PER_REMARK == 0:
-            tell(f"{kernel}: {count} products, residual {residual:.0e}")
+            report(f"{kernel}: {count} products, residual {residual:.0e}")
 
-    diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
-    solved = conjugate_gradients(product, diagonal, targets, tell=remark)
-    name = f"{solved.products} products, residual {solved.residual:.0e}"
-    yield SolvedKernel(when, ridge, solved.solution, name)
+    diagonal = entries.diagonal(kernel, slice(0, entries.train)) + ridge
+    solution = conjugate_gradients(product, diagonal, targets, tell=remark)
+    name = f"{solution.products} products, residual {solution.residual:.0e}"
+    yield SolvedKernel(when, ridge, solution.solution, name)
 
 
 def matrix_for_products(
@@ -326,9 +327,9 @@ def matrix_on_disk(folder: Path, shape: tuple[int, int]) -> Tensor:
     Raise if neither has enough space.
     """
     temporary = Path(gettempdir())
-    for place in (folder, temporary):
+    for folder_tried in (folder, temporary):
         with suppress(OSError):
-            return zeros_on_disk(place, shape, torch.float64)
+            return zeros_on_disk(folder_tried, shape, torch.float64)
     raise NoPlace(
         f"the kernel takes {8e-9 * shape[0] * shape[1]:.2g} GB of disk for products with it, and "
         f"neither {folder} nor {temporary} takes a file of that size; raise memory_gb, or free "
@@ -339,27 +340,27 @@ def matrix_on_disk(folder: Path, shape: tuple[int, int]) -> Tensor:
 def solve_by_modes(
     entries: Entries,
     kernel: str,
-    question: Question,
+    settings: PredictionSettings,
     targets: Float[Tensor, "entry column"],
 ) -> Iterator[SolvedKernel]:
     """Yield the coefficients for each training time or number of steps, from one
     eigendecomposition.
     """
-    matrix = entries.among(kernel)
+    matrix = entries.train_matrix(kernel)
     modes = modes_of(matrix)
-    parts = folds(entries.train, question.folds or entries.train, entries.matrix.layout.outputs)
+    parts = folds(entries.train, settings.folds or entries.train, entries.matrix.layout.outputs)
 
     def validation_error(ridge: float) -> float:
         return float((held_out(modes, ridge, targets, parts) - targets).square().sum())
 
-    ridge = question.ridge
+    ridge = settings.ridge
     if ridge is None:
         ridge = min(ridges(matrix), key=validation_error)
     left_out = None
-    if question.ridge is None or question.folds is not None:
+    if settings.ridge is None or settings.folds is not None:
         left_out = held_out(modes, ridge, targets, parts)
     name = f"{int((modes.values > 0).sum())} of {len(modes.values)} modes"
-    for when, gain in question.ways(entries.train).items():
+    for when, gain in settings.gains(entries.train).items():
         learned = modes.at(gain, ridge)
         twice = modes.at(gain.doubled, ridge)
         yield SolvedKernel(when, ridge, learned(targets), name, (learned, twice), left_out)
@@ -414,7 +415,7 @@ LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True)
-class Answer:
+class KernelPredictions:
     """The scores and predictions of one kernel, for one training time or number of steps."""
 
     kernel: str
@@ -423,19 +424,21 @@ class Answer:
     predicted: dict[str, MeanAndDeviation]
 
 
-def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
+def predict(
+    entries: Entries, settings: PredictionSettings, report: Callable[[str], None]
+) -> Iterator[KernelPredictions]:
     """Yield scores and predictions for each kernel in the file, and each training time or number of
     steps.
 
-    Iterative solvers report their progress to `tell`.
+    Iterative solvers report their progress to `report`.
     """
-    entries = replace(entries, budget=question.budget)
+    entries = replace(entries, budget=settings.budget)
     for kernel in reversed(entries.matrix.layout.kernels):
-        for solved in solve(entries, kernel, question, tell):
-            yield answer_at_splits(entries, kernel, solved)
+        for solved in solve(entries, kernel, settings, report):
+            yield predictions_at_splits(entries, kernel, solved)
 
 
-def answer_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
+def predictions_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> KernelPredictions:
     predicted = {
         split: predict_at(entries, kernel, solved, points)
         for split, points in entries.matrix.splits.items()
@@ -443,7 +446,7 @@ def answer_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> Ans
     if solved.left_out is not None:
         predicted[LEFT_OUT] = MeanAndDeviation(entries.values(solved.left_out), None)
     scores = [score_of(entries, kernel, solved, split, predicted[split]) for split in predicted]
-    return Answer(kernel, solved, tuple(scores), predicted)
+    return KernelPredictions(kernel, solved, tuple(scores), predicted)
 
 
 def score_of(
@@ -456,9 +459,16 @@ def score_of(
     labels = entries.labels[points]  # class labels; −1 for regression
     error = outputs.mean - targets
     classifies = bool((labels >= 0).all())
-    chances = None
+    accuracy = None
+    if classifies:
+        is_correct = predicted_label(outputs.mean).long() == labels
+        accuracy = float(is_correct.double().mean())
+    cross_entropy = None
+    calibration = None
     if classifies and outputs.deviation is not None:
         chances = probabilities(outputs.mean, outputs.deviation)
+        cross_entropy = log_loss(chances, labels)
+        calibration = calibration_error(chances, labels)
     return Score(
         kernel=kernel,
         # cross-validated predictions exist for t = ∞ only
@@ -466,13 +476,11 @@ def score_of(
         ridge=solved.ridge,
         split=split,
         points=len(targets),
-        accuracy=float((predicted_label(outputs.mean).long() == labels).double().mean())
-        if classifies
-        else None,
+        accuracy=accuracy,
         rmse=float(error.square().mean().sqrt()),
         r2=1 - float(error.square().sum() / targets.square().sum()),
-        log_loss=None if chances is None else log_loss(chances, labels),
-        calibration_error=None if chances is None else calibration_error(chances, labels),
+        log_loss=cross_entropy,
+        calibration_error=calibration,
         solver=solved.solver,
     )
 
@@ -482,7 +490,7 @@ def predict_at(
 ) -> MeanAndDeviation:
     """Predict the outputs at some points and, if known, their standard deviation."""
     learned = solved.learned if "nngp" in entries.matrix.layout.kernels else None
-    prior = entries.among("nngp") if learned and kernel == "ntk" else None
+    prior = entries.train_matrix("nngp") if learned and kernel == "ntk" else None
     means: list[Tensor] = []
     variances: list[Tensor] = []
     for block in entries.blocks(points):
@@ -491,9 +499,9 @@ def predict_at(
         if learned and prior is not None:  # networks with all layers trained
             start = Kernels(prior, entries.rows("nngp", block))
             ensemble = Ensemble(cross, start, learned[0])
-            variances.append(ensemble.variance(entries.own("nngp", block)))
+            variances.append(ensemble.variance(entries.diagonal("nngp", block)))
         elif learned:  # networks with only the readout trained
-            variances.append(Posterior(cross, *learned).variance(entries.own("nngp", block)))
+            variances.append(Posterior(cross, *learned).variance(entries.diagonal("nngp", block)))
     deviation = torch.cat(variances).clamp(min=0).sqrt() if variances else None
     return MeanAndDeviation(torch.cat(means), deviation)
 
@@ -513,10 +521,11 @@ class Study(Component):
     published: dict[str, PositiveFloat] = Field(default_factory=dict)
     published_with: str = ""
 
-    def overrides(self, words: Sequence[str]) -> dict[str, list[str]]:
-        """Return the overrides of each kernel, followed by `words`. Later ones take precedence."""
+    def overrides(self, overrides: Sequence[str]) -> dict[str, list[str]]:
+        """Return the overrides of each kernel, followed by `overrides`. Later ones take precedence."""
         return {
-            name: [*self.base, *kernel_words, *words] for name, kernel_words in self.kernels.items()
+            name: [*self.base, *kernel_words, *overrides]
+            for name, kernel_words in self.kernels.items()
         }
 
 

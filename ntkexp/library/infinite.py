@@ -104,16 +104,17 @@ def infinite_kernel(
     budget = MemoryBudget.of_gb(memory_gb)
     limit.refuse_unfit(x1, x2)
     refuse_rounded_products({"x1": x1})
-    given = {
+    scales = {
         name: value
         for name, value in (("W_std", W_std), ("b_std", b_std), ("param", param))
         if value is not None
     }
-    if given and not isinstance(spec, nn.Sequential):
+    if scales and not isinstance(spec, nn.Sequential):
         raise Mistake(
-            f"{', '.join(given)}: they are of an nn.Sequential; the layers of a list have their own"
+            f"{', '.join(scales)}: they apply to an nn.Sequential only; in a list, set them in "
+            "each layer"
         )
-    if isinstance(spec, nn.Module) and (method == "closed_form" or given):
+    if isinstance(spec, nn.Module) and (method == "closed_form" or scales):
         if not isinstance(spec, nn.Sequential):
             raise Mistake(
                 f"the module is a {type(spec).__name__}; the limit of an nn.Sequential is read "
@@ -191,7 +192,7 @@ def draws(
         if id(weight) not in known:
             raise Mistake(
                 f"method='monte_carlo': the parameter '{name}' belongs to a module without "
-                "reset_parameters: nothing knows how it is drawn; give it one"
+                "reset_parameters: its distribution is unknown; give the module this method"
             )
     for k in range(samples):
         # Fill all parameters with NaN, to detect parameters that are not drawn. Under the older

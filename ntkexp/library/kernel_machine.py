@@ -118,7 +118,7 @@ class KernelMachine:
         self.time = checked_number("time", time, most=math.inf)
         if (steps is None) != (step_size is None) or (steps is not None and self.time != math.inf):
             raise Mistake(
-                "give time=, of gradient flow, or steps= with step_size=, of gradient descent"
+                "give either time= for gradient flow, or steps= with step_size= for gradient descent"
             )
         self.steps: int | None = None
         self.step_size: float | None = None
@@ -166,17 +166,17 @@ class KernelMachine:
         """
         if not self.classes:
             return self.decision_function(x)
-        known, outputs = self.outputs(x)
-        place = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
-        labels = known.labels[place.numpy()]
-        return torch.as_tensor(labels) if known.is_tensor else labels
+        machine, outputs = self.outputs(x)
+        class_index = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
+        labels = machine.labels[class_index.numpy()]
+        return torch.as_tensor(labels) if machine.is_tensor else labels
 
     def decision_function(self, x: Examples) -> Any:
         """Return the outputs f̂(x) as [n, C], or as [n] for targets with one axis or for two
         classes."""
-        known, outputs = self.outputs(x)
-        outputs = outputs[:, 0] if known.is_vector and outputs.shape[1] == 1 else outputs
-        return outputs if known.is_tensor else outputs.numpy()
+        machine, outputs = self.outputs(x)
+        outputs = outputs[:, 0] if machine.is_vector and outputs.shape[1] == 1 else outputs
+        return outputs if machine.is_tensor else outputs.numpy()
 
     def deviation(self, x: Examples, nngp: Kernel | None = None) -> Any:
         """Return the standard deviation of the outputs at x, [n], for a kernel of one matrix for
@@ -189,10 +189,10 @@ class KernelMachine:
 
             σ² = 𝒢(x, x) + A 𝒢(X, X) Aᵀ − 2 A 𝒢(X, x),    A = K(x, X) g(K(X, X) + ridge)
         """
-        known = self.known()
-        if known.form != "matrix" or self.kernel == PRECOMPUTED:
+        machine = self.fitted_machine()
+        if machine.form != "matrix" or self.kernel == PRECOMPUTED:
             raise Mistake(
-                "a deviation is of a kernel that is called and is one matrix for all outputs, "
+                "a deviation needs a kernel function that returns one matrix for all outputs, "
                 "such as NNGP"
             )
         if not (nngp is None or callable(nngp)):
@@ -200,23 +200,25 @@ class KernelMachine:
                 f"nngp={in_short(nngp)}: give the kernel of the outputs before training, a "
                 "function of (x1, x2)"
             )
-        (modes,) = known.modes
-        gain = self.gain(len(known.targets))
-        learned = modes.at(gain, self.ridge)
-        width = known.targets.shape[1]
-        _, (cross,) = self.matrices(x, known.x, width)
+        (modes,) = machine.modes
+        gain = self.gain(len(machine.targets))
+        gain_map = modes.at(gain, self.ridge)
+        width = machine.targets.shape[1]
+        _, (cross,) = self.matrices(x, machine.x, width)
         prior = self.kernel if nngp is None else nngp
         _, (prior_kernel,) = self.read(prior, x, None, width)
-        own = prior_kernel.diagonal()
+        prior_variance = prior_kernel.diagonal()
         if nngp is None:
-            variance = Posterior(cross, learned, modes.at(gain.doubled, self.ridge)).variance(own)
+            variance = Posterior(cross, gain_map, modes.at(gain.doubled, self.ridge)).variance(
+                prior_variance
+            )
         else:
-            _, (train,) = self.read(nngp, known.x, None, width)
-            _, (new,) = self.read(nngp, x, known.x, width)
-            start = Kernels(train, new)
-            variance = Ensemble(cross, start, learned).variance(own)
+            _, (train,) = self.read(nngp, machine.x, None, width)
+            _, (cross_prior,) = self.read(nngp, x, machine.x, width)
+            start = Kernels(train, cross_prior)
+            variance = Ensemble(cross, start, gain_map).variance(prior_variance)
         deviation = variance.clamp(min=0).sqrt()
-        return deviation if known.is_tensor else deviation.numpy()
+        return deviation if machine.is_tensor else deviation.numpy()
 
     # --- Values of the kernel, and of f_0
 
@@ -228,45 +230,45 @@ class KernelMachine:
             return DescentGain(self.step_size / examples, self.steps)
         return FlowGain(self.time / examples)
 
-    def known(self) -> LearnedMachine:
+    def fitted_machine(self) -> LearnedMachine:
         if self.fitted is None:
             raise Mistake("the kernel machine has learned nothing yet; call fit(x, y) first")
         return self.fitted
 
     def outputs(self, x: Examples) -> tuple[LearnedMachine, Float[Tensor, "point out"]]:
         """Return the result of `fit`, and the outputs f_0(x) + K(x, X) a with its coefficients a."""
-        known = self.known()
-        width = known.targets.shape[1]
-        form, matrices = self.matrices(x, known.x, width)
-        entries = len(known.coefficients[0])
-        if form != known.form or any(matrix.shape[1] != entries for matrix in matrices):
+        machine = self.fitted_machine()
+        width = machine.targets.shape[1]
+        form, matrices = self.matrices(x, machine.x, width)
+        entries = len(machine.coefficients[0])
+        if form != machine.form or any(matrix.shape[1] != entries for matrix in matrices):
             raise Mistake(
-                f"the kernel between new and training examples has {matrices[0].shape[1]} columns "
-                f"as {form}, and the one among these had {entries} as {known.form}; give K(x, X) "
-                "with a column for each training example"
+                f"K(x, X) has {matrices[0].shape[1]} columns and the form {form}, and K(X, X) had "
+                f"{entries} and the form {machine.form}; give K(x, X) with a column for each "
+                "training example"
             )
-        parts = [matrix @ a for matrix, a in zip(matrices, known.coefficients, strict=True)]
+        parts = [matrix @ a for matrix, a in zip(matrices, machine.coefficients, strict=True)]
         change = torch.cat(parts, 1).reshape(-1, width)
-        return known, self.outputs_at_start(x, len(change), width) + change
+        return machine, self.outputs_at_start(x, len(change), width) + change
 
     def matrices(
-        self, x: Any, others: Any, width: int
+        self, x: Any, x2: Any, width: int
     ) -> tuple[Form, list[Float[Tensor, "row column"]]]:
-        """Return the kernel between `x` and `others`, or, if `others` is None, among the examples
+        """Return the kernel between `x` and `x2`, or, if `x2` is None, among the examples
         of `x`.
         """
         if self.kernel == PRECOMPUTED:
             return as_matrices(x, width)
         assert callable(self.kernel)
-        return self.read(self.kernel, x, others, width)
+        return self.read(self.kernel, x, x2, width)
 
     def read(
-        self, kernel: Any, x: Any, others: Any, width: int
+        self, kernel: Any, x: Any, x2: Any, width: int
     ) -> tuple[Form, list[Float[Tensor, "row column"]]]:
         is_tangent_kernel = isinstance(kernel, TangentKernel)
-        if others is None and not is_tangent_kernel:  # a TangentKernel takes None
-            others = x
-        form, matrices = as_matrices(kernel(x, others), width)
+        if x2 is None and not is_tangent_kernel:  # a TangentKernel takes None
+            x2 = x
+        form, matrices = as_matrices(kernel(x, x2), width)
         if is_tangent_kernel and kernel.outputs == "trace":
             # for a trace, divide by the number of target columns
             matrices = [matrix / width for matrix in matrices]
@@ -302,10 +304,10 @@ class KernelMachine:
                     f"classes=True: y is {values.dtype} of shape {list(values.shape)}; give one "
                     "label for each example"
                 )
-            labels, places = np.unique(values, return_inverse=True)
+            labels, class_indices = np.unique(values, return_inverse=True)
             if len(labels) < 2:
                 raise Mistake("classes=True: y holds one class; give two at least")
-            return labels, Squared().encode(torch.as_tensor(places), len(labels))
+            return labels, Squared().encode(torch.as_tensor(class_indices), len(labels))
         if values.dtype.kind != "f":
             raise Mistake(
                 f"y holds {values.dtype}: give floating numbers, or classes=True if they are labels"
@@ -355,18 +357,18 @@ def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row 
     )
 
 
-def as_doubles(given: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
+def as_doubles(values: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
     """Convert a plain tensor or array of numbers to double precision; raise for others."""
-    if isinstance(given, Tensor):
-        holds_numbers = is_plain(given) and not given.is_complex()
+    if isinstance(values, Tensor):
+        holds_numbers = is_plain(values) and not values.is_complex()
     else:
-        holds_numbers = given.dtype.kind in "biuf"
+        holds_numbers = values.dtype.kind in "biuf"
     if not holds_numbers:
         raise Mistake(
-            f"{name}: it holds {given.dtype}, or is nested or sparse; give a plain tensor or array "
+            f"{name}: it holds {values.dtype}, or is nested or sparse; give a plain tensor or array "
             "of numbers"
         )
-    return torch.as_tensor(given).detach().cpu().double()
+    return torch.as_tensor(values).detach().cpu().double()
 
 
 def split(values: Float[Tensor, "train out"], form: Form) -> list[Float[Tensor, "entry column"]]:
@@ -382,10 +384,10 @@ def split(values: Float[Tensor, "train out"], form: Form) -> list[Float[Tensor, 
 
 def symmetric(matrix: Float[Tensor, "entry entry"]) -> Float[Tensor, "entry entry"]:
     """Return the matrix; raise unless it is symmetric."""
-    off = float((matrix - matrix.T).abs().max()) / (float(matrix.abs().max()) or 1.0)
-    if off > MAX_ASYMMETRY:
+    asymmetry = float((matrix - matrix.T).abs().max()) / (float(matrix.abs().max()) or 1.0)
+    if asymmetry > MAX_ASYMMETRY:
         raise Mistake(
-            f"the kernel is not symmetric, off by {off:.1g} of its largest entry; no closed form "
+            f"the kernel is not symmetric, off by {asymmetry:.1g} of its largest entry; no closed form "
             "is known"
         )
     return matrix

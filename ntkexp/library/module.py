@@ -52,8 +52,8 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
         hook = next(hooked(module), None)
         if hook is not None:  # hooks on weights act only in `backward`, which kernels do not call
             warn(
-                f"the parameter '{hook}' has a hook, which kernels leave out: they are of the "
-                "derivative, and if the hook changes the gradient, training takes another",
+                f"the parameter '{hook}' has a hook, which kernels ignore: they use the "
+                "derivative, and training uses the gradient that the hook returns",
                 stacklevel=2,
             )
         inputs = {name: arguments[name] for name in INPUTS if name in arguments}
@@ -244,7 +244,7 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
     first_names = {parameter: name for name, parameter in module.named_parameters()}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    given_names: dict[str, str] = {}  # first name of a parameter ↦ the name that the user gave
+    tied_names: dict[str, str] = {}  # first name of a parameter ↦ the name that the user gave
     for name, weight in weights.items():
         if name not in parameters:
             if name not in buffers:
@@ -254,14 +254,14 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
                 )
             continue
         refuse_unfit_weight(weight, parameters[name], f"{argument}['{name}']")
-        given_name = given_names.setdefault(first_names[parameters[name]], name)
-        other = weights[given_name]
+        tied_name = tied_names.setdefault(first_names[parameters[name]], name)
+        other = weights[tied_name]
         if weight.dtype != other.dtype or not same(weight, other):
             raise Mistake(
-                f"{argument}['{given_name}'] and {argument}['{name}'] are one parameter of the "
+                f"{argument}['{tied_name}'] and {argument}['{name}'] are one parameter of the "
                 "module, and differ; give one"
             )
-    return {name: weights[given_name].detach() for name, given_name in given_names.items()}
+    return {name: weights[tied_name].detach() for name, tied_name in tied_names.items()}
 
 
 def refuse_unfit_weight(weight: object, parameter: Tensor, name: str) -> None:

@@ -25,7 +25,7 @@ from ntkexp.library.module import (
     refuse_unlike_outputs,
     warn_of,
 )
-from ntkexp.library.tangent import kernel, listed, refuse_sides
+from ntkexp.library.tangent import as_list, kernel, refuse_sides
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.shapes import Function, Inputs, Weights
@@ -85,16 +85,16 @@ def secant_kernel(
     >>> bool((change + 0.5 * secant_kernel(net, start, end, x, x).sum()).abs() < 1e-14)
     True
     """
-    reader, own = reader_of(module, output, casts)
-    before = own | named(module, start, "start")
-    after = own | named(module, end, "end")
-    refuse_rounded_products(before)
-    tape = reader.record(before, queries)
-    left = SegmentSide(reader, tape, reader.record(after, queries))
-    right = batches(reader, before, train)
+    reader, module_weights = reader_of(module, output, casts)
+    start_weights = module_weights | named(module, start, "start")
+    end_weights = module_weights | named(module, end, "end")
+    refuse_rounded_products(start_weights)
+    tape = reader.record(start_weights, queries)
+    left = SegmentSide(reader, tape, reader.record(end_weights, queries))
+    right = batches(reader, start_weights, train)
     warn_of(module, output, tape, casts)
 
-    outputs = listed(outputs)
+    outputs = as_list(outputs)
     refuse_sides(left, right, outputs)
     secant = kernel(left, right, outputs)
     unexplained = explained(left.closures, tape.eps)
@@ -111,7 +111,7 @@ def secant_kernel(
 # as this limit. k̃_η is a secant kernel, J̄(x) J(x′)ᵀ. Unlike k, it is not symmetric.
 
 
-LARGEST = 1e100
+MAX_STEP_SIZE = 1e100
 """The largest step size; its square is still finite."""
 
 
@@ -140,30 +140,30 @@ def finite_step_kernel(
     """
     if not (isinstance(x1, Tensor) and isinstance(x2, Tensor)):
         raise Mistake("x1 and x2 are tensors here, with examples along their first axis")
-    if not isinstance(step_size, int | float) or not 0 < abs(step_size) <= LARGEST:
+    if not isinstance(step_size, int | float) or not 0 < abs(step_size) <= MAX_STEP_SIZE:
         raise Mistake(
-            f"step_size={step_size!r:.20}: a finite step is a number that is not 0; tangent_kernel "
-            "is its limit"
+            f"step_size={step_size!r:.20}: give a finite number other than 0; tangent_kernel is "
+            "the limit for small steps"
         )
     function = partial(columns, function_of(module))
     start = start_of(module, weights)
     # Raise if an example changes the outputs of another. If Python code branches on values, the
     # branch may change after a step, so run each example alone.
-    reader, own = reader_of(module)
-    refuse_rounded_products(own | start)
-    tape = reader.record(own | start, x1)
+    reader, module_weights = reader_of(module)
+    refuse_rounded_products(module_weights | start)
+    tape = reader.record(module_weights | start, x1)
     refuse_dependence(reader.function, tape)
     queries = torch.split(x1, 1) if tape.chooses else [x1]
 
     def outputs(weights: Weights) -> Tensor:
         return torch.cat([function(weights, query) for query in queries])
 
-    before = outputs(start)
+    outputs_before = outputs(start)
     changes = list[Tensor]()
     for x in torch.split(x2, 1):
-        ends = [moved(start, step_size, g) for g in gradients(function, start, x)]
-        changes.append(torch.stack([(outputs(end) - before) / step_size for end in ends]))
-    refuse_unlike_outputs(before.shape[1], len(changes[0]))
+        ends = [after_step(start, step_size, g) for g in gradients(function, start, x)]
+        changes.append(torch.stack([(outputs(end) - outputs_before) / step_size for end in ends]))
+    refuse_unlike_outputs(outputs_before.shape[1], len(changes[0]))
     return finite(torch.stack(changes).permute(2, 3, 0, 1))
 
 
@@ -186,20 +186,20 @@ def ascend(
     [6.0, 3.0]
     """
     function = partial(columns, function_of(module))
-    reached = start_of(module, weights)
+    ascended = start_of(module, weights)
     for _ in range(steps):
-        (gradient,) = gradients(function, reached, point)
-        reached = moved(reached, step_size, gradient)
-    return reached
+        (gradient,) = gradients(function, ascended, point)
+        ascended = after_step(ascended, step_size, gradient)
+    return ascended
 
 
 def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights:
     """Return the trained weights; `weights` replaces some of them."""
-    own = weights_of(module)
-    return own | {
+    trained = weights_of(module)
+    return trained | {
         name: weight
         for name, weight in named(module, {} if weights is None else weights, "weights").items()
-        if name in own
+        if name in trained
     }
 
 
@@ -209,8 +209,8 @@ def gradients(
     """Return the gradient of each output at one point. Raise if no output depends on trained
     weights.
     """
-    known = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-    outputs = function(known, x)[0]
+    leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    outputs = function(leaves, x)[0]
     if not outputs.requires_grad:
         raise Mistake(
             "the outputs depend on no parameter that requires gradients, so the kernel is zero"
@@ -218,12 +218,12 @@ def gradients(
     rows = list[Weights]()
     for output in outputs:
         row = torch.autograd.grad(
-            output, list(known.values()), retain_graph=True, materialize_grads=True
+            output, list(leaves.values()), retain_graph=True, materialize_grads=True
         )
-        rows.append(dict(zip(known, row, strict=True)))
+        rows.append(dict(zip(leaves, row, strict=True)))
     return rows
 
 
-def moved(weights: Weights, step_size: float, direction: Weights) -> Weights:
+def after_step(weights: Weights, step_size: float, direction: Weights) -> Weights:
     """Return the weights after a step, θ + step_size · direction."""
     return {name: weight + step_size * direction[name] for name, weight in weights.items()}

@@ -52,18 +52,19 @@ from ntkexp.shapes import Inputs, Weights
 
 
 def refuse_large(
-    what: str, query: int, train: int, *, outputs: int, needed: float, choice: str = "outputs=[0]"
+    name: str, query: int, train: int, *, outputs: int, needed: float, choice: str = "outputs=[0]"
 ) -> None:
     """Raise if a result needs more bytes than the machine has.
 
     `choice` is the argument that chooses fewer outputs, for the message.
     """
-    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > room:
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory_bytes:
         raise Mistake(
-            f"the {what} of {query} × {train} examples with {outputs} outputs each takes "
-            f"{needed / 1e9:.3g} GB, and this machine has {room / 1e9:.3g}; choose some by "
-            f"{choice}, or have the module give fewer, such as the log-likelihood of a text"
+            f"the {name} of {query} × {train} examples with {outputs} outputs each takes "
+            f"{needed / 1e9:.3g} GB, and this machine has {memory_bytes / 1e9:.3g}; choose fewer "
+            f"outputs by {choice}, or let the module return fewer, such as the log-likelihood of "
+            "a text"
         )
 
 
@@ -76,7 +77,7 @@ OutputMode: TypeAlias = Outputs | Literal["diagonal"]
 MODES = ("all", "trace", "diagonal")
 
 
-def listed(outputs: object) -> Any:
+def as_list(outputs: object) -> Any:
     """Convert an array or tensor of output indices to a list; return other choices unchanged.
 
     >>> listed(torch.tensor([0, 3])), listed("all")
@@ -114,19 +115,19 @@ def kernel(
     count = left.tape.outputs.shape[1]
     chosen = wanted(outputs, count)
 
-    def both(
+    def jacobians(
         chosen: Sequence[int],
     ) -> tuple[Jacobian, Jacobian]:  # compute the Jacobian once if left and right are equal
-        one = in_few_uses(left.read(chosen))
-        return one, one if left is right else in_few_uses(right.read(chosen))
+        left_jacobian = in_few_uses(left.read(chosen))
+        return left_jacobian, left_jacobian if left is right else in_few_uses(right.read(chosen))
 
     with threads_for(work(left.tape).of_kernel((left.examples, right.examples), len(chosen))):
         if outputs != "trace":
-            return gram(*both(chosen))
+            return gram(*jacobians(chosen))
         total: Tensor | None = None
         for chunk in chunks(left.tape, max(left.examples, right.examples), count, left.read):
-            share = trace(*both(chunk))
-            total = share if total is None else total + share
+            chunk_trace = trace(*jacobians(chunk))
+            total = chunk_trace if total is None else total + chunk_trace
         assert total is not None
         return total
 
@@ -154,7 +155,7 @@ def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -
 # --- The tangent kernel if assembled Jacobians exceed the memory
 
 
-def tangent_in_turns(
+def tangent_in_chunks(
     reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, chosen: Sequence[int]
 ) -> Float[Tensor, "query out train out_"] | None:
     """Return the kernel, computed from chunks of Jacobians.
@@ -162,29 +163,30 @@ def tangent_in_turns(
     Return None if the assembled Jacobians fit into memory, or if an operation of the module has no
     rule for chunks.
     """
-    one = InTurns(reader, weights, as_inputs(x1), chosen)
-    train = one.examples if x2 is None else examples(as_inputs(x2))
+    left = InTurns(reader, weights, as_inputs(x1), chosen)
+    train = left.examples if x2 is None else examples(as_inputs(x2))
     trained = sum(weight.nbytes for name, weight in weights.items() if name in reader.trained)
-    if trained * len(chosen) * (one.examples + train) <= FITS:
+    if trained * len(chosen) * (left.examples + train) <= FITS:
         return None
 
-    def looks_small() -> bool:
+    def probably_fits() -> bool:
         """Return whether the assembled Jacobians probably fit into memory, judging by the first
         examples. Return True if an operation has no rule, because only assembled Jacobians work
         then.
         """
-        few = one.places[0] if len(one.places) > 1 else slice(0, min(2, one.examples))
+        first_rows = left.places[0] if len(left.places) > 1 else slice(0, min(2, left.examples))
         try:
-            return fits(one.jacobian(few), one.examples, train)
+            return fits(left.jacobian(first_rows), left.examples, train)
         except NoRule:
             return True
 
-    question = outline(part(one.inputs, slice(0, 1))), one.examples, train, len(chosen), trained
-    if reader.findings.fits.to(question, looks_small):
+    key = outline(part(left.inputs, slice(0, 1))), left.examples, train, len(chosen), trained
+    if reader.findings.fits.to(key, probably_fits):
         return None
-    return kernel_in_turns(
-        one, one if x2 is None else InTurns(reader, weights, as_inputs(x2), chosen)
-    )
+    right = left
+    if x2 is not None:
+        right = InTurns(reader, weights, as_inputs(x2), chosen)
+    return kernel_in_turns(left, right)
 
 
 # --- The tangent kernel from sketches of Jacobians
@@ -210,25 +212,30 @@ def sketched_tangent(
         raise Mistake(f"seed={in_short(seed)}: give a whole number")
     if outputs in ("trace", "diagonal"):
         raise Mistake(
-            f"outputs={in_short(outputs)}: it is not sketched; give 'all' or a list of outputs, or "
-            "leave out sketch="
+            f"outputs={in_short(outputs)}: it cannot be sketched; give 'all' or a list of "
+            "outputs, or leave out sketch="
         )
-    some = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
-    chosen = wanted(cast(Outputs, outputs), some.shape[1])
+    recorded_outputs = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
+    chosen = wanted(cast(Outputs, outputs), recorded_outputs.shape[1])
     if x2 is not None:
         refuse_unlike_outputs(
-            some.shape[1], reader.record(weights, part(as_inputs(x2), slice(0, 2))).outputs.shape[1]
+            recorded_outputs.shape[1],
+            reader.record(weights, part(as_inputs(x2), slice(0, 2))).outputs.shape[1],
         )
     query = examples(as_inputs(x1))
     train = query if x2 is None else examples(as_inputs(x2))
     needed = (
-        some.element_size() * len(chosen) * (query * train * len(chosen) + (query + train) * size)
+        recorded_outputs.element_size()
+        * len(chosen)
+        * (query * train * len(chosen) + (query + train) * size)
     )
     refuse_large("sketched kernel", query, train, outputs=len(chosen), needed=needed)
     left = InTurns(reader, weights, as_inputs(x1), chosen, any_module=True)
     right = left if x2 is None else InTurns(reader, weights, as_inputs(x2), chosen, any_module=True)
-    if why := remark(left.jacobian(left.places[0]), query, 0 if x2 is None else train, size):
-        warn(why, stacklevel=4)
+    if sketch_remark := remark(
+        left.jacobian(left.places[0]), query, 0 if x2 is None else train, size
+    ):
+        warn(sketch_remark, stacklevel=4)
     trained = {name: weight for name, weight in weights.items() if name in reader.trained}
     sketched = sketched_kernel(left, right, trained, size, seed)
     return sketched._replace(kernel=finite(sketched.kernel))
@@ -303,31 +310,31 @@ def tangent_kernel(
     >>> bool((kernel - tangent_kernel(layer, x)).norm() < error_bar)
     True
     """
-    reader, own = reader_of(module, output, casts)
-    place = own | named(module, {} if weights is None else weights, "weights")
-    refuse_rounded_products(place)
-    outputs = listed(outputs)
+    reader, module_weights = reader_of(module, output, casts)
+    all_weights = module_weights | named(module, {} if weights is None else weights, "weights")
+    refuse_rounded_products(all_weights)
+    outputs = as_list(outputs)
     if isinstance(outputs, str) and outputs not in MODES:
         raise Mistake(
             f"outputs={in_short(outputs)}: give {', '.join(map(repr, MODES))} or a list of "
             "outputs, such as [0, 3]"
         )
     if sketch is not None:
-        warn_of(module, output, reader.record(place, part(as_inputs(x1), slice(0, 2))), casts)
-        return sketched_tangent(reader, place, x1, x2, outputs, sketch, seed)
-    left = batches(reader, place, x1)
+        warn_of(module, output, reader.record(all_weights, part(as_inputs(x1), slice(0, 2))), casts)
+        return sketched_tangent(reader, all_weights, x1, x2, outputs, sketch, seed)
+    left = batches(reader, all_weights, x1)
     warn_of(module, output, left.tape, casts)
-    right = left if x2 is None else batches(reader, place, x2)
+    right = left if x2 is None else batches(reader, all_weights, x2)
     refuse_sides(left, right, outputs)
 
-    def read(some: Outputs) -> Float[Tensor, "query out train out_"]:
-        if some != "trace":
-            found = tangent_in_turns(
-                reader, place, x1, x2, wanted(some, left.tape.outputs.shape[1])
+    def read(part_of_outputs: Outputs) -> Float[Tensor, "query out train out_"]:
+        if part_of_outputs != "trace":
+            kernel_in_chunks = tangent_in_chunks(
+                reader, all_weights, x1, x2, wanted(part_of_outputs, left.tape.outputs.shape[1])
             )
-            if found is not None:
-                return found
-        return kernel(left, right, some)
+            if kernel_in_chunks is not None:
+                return kernel_in_chunks
+        return kernel(left, right, part_of_outputs)
 
     if outputs == "diagonal":  # one output at a time, so that no other entries are computed
         return finite(

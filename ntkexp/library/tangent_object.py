@@ -117,8 +117,8 @@ class TangentKernel:
         """Return the kernel, block by block. If `right` is None, mirror the blocks above the
         diagonal.
         """
-        other = left if right is None else right
-        counts = (examples(left), examples(other))
+        columns_inputs = left if right is None else right
+        counts = (examples(left), examples(columns_inputs))
         side = block_side(
             self.module,
             left,
@@ -136,13 +136,13 @@ class TangentKernel:
                 if right is None and columns.start < rows.start:
                     continue
                 is_diagonal = right is None and rows == columns
-                columns_part = None if is_diagonal else part(other, columns)
+                columns_part = None if is_diagonal else part(columns_inputs, columns)
                 block = self.block(part(left, rows), columns_part)
                 if kernel is None:  # the first block gives the number of outputs
                     kernel = self.empty(block, counts)
-                kernel[self.place(rows, columns)] = block
+                kernel[self.block_index(rows, columns)] = block
                 if right is None and not is_diagonal:
-                    kernel[self.place(columns, rows)] = self.mirrored(block)
+                    kernel[self.block_index(columns, rows)] = self.transposed(block)
         assert kernel is not None  # `left` and `right` have at least one example
         return kernel
 
@@ -168,24 +168,24 @@ class TangentKernel:
         )
         return kernel[:, 0, :, 0] if self.outputs == "trace" else kernel
 
-    def place(self, rows: slice, columns: slice) -> tuple[slice, ...]:
+    def block_index(self, rows: slice, columns: slice) -> tuple[slice, ...]:
         """Return the index of a block in the kernel."""
         return (rows, slice(None), columns) if self.outputs == "all" else (rows, columns)
 
-    def mirrored(self, block: Float[Tensor, "query *kernel"]) -> Float[Tensor, "train *kernel"]:
+    def transposed(self, block: Float[Tensor, "query *kernel"]) -> Float[Tensor, "train *kernel"]:
         """Return the block K(x′, x), given K(x, x′)."""
         return block.permute(2, 3, 0, 1) if self.outputs == "all" else block.transpose(0, 1)
 
     # --- Conversion of examples to tensors
 
-    def rows(self, given: Examples, name: str) -> Inputs:
+    def rows(self, examples_given: Examples, name: str) -> Inputs:
         """Convert examples to inputs of `tangent_kernel`."""
-        if isinstance(given, DataLoader):
-            inputs = self.loaded(given, name)
-        elif isinstance(given, np.ndarray):
-            inputs = self.converted(given, name)
+        if isinstance(examples_given, DataLoader):
+            inputs = self.loaded(examples_given, name)
+        elif isinstance(examples_given, np.ndarray):
+            inputs = self.converted(examples_given, name)
         else:
-            inputs = given
+            inputs = examples_given
         refuse_unfit(inputs, name)
         return as_inputs(inputs)
 
@@ -225,7 +225,7 @@ class TangentKernel:
         if not batches:
             raise Mistake(f"{name}: the DataLoader gives no batch; give at least one example")
         try:
-            return joined(batches)
+            return concatenated(batches)
         except (RuntimeError, ValueError) as error:
             raise Mistake(f"{name}: the batches do not go together: {first_line(error)}") from error
 
@@ -256,9 +256,9 @@ def block_side(
     """
     if examples(x1) <= 1:
         return MAX_BLOCK_SIDE
-    reader, own = reader_of(module, output, casts)
-    place = own | named(module, {} if weights is None else weights, "weights")
-    tape = reader.record(place, part(as_inputs(x1), slice(0, 2)))
+    reader, module_weights = reader_of(module, output, casts)
+    all_weights = module_weights | named(module, {} if weights is None else weights, "weights")
+    tape = reader.record(all_weights, part(as_inputs(x1), slice(0, 2)))
     jacobian = reader.tangent(tape, None if all_pairs else [0])
     recorded = tape.bytes_per_example * (1 + jacobian.outputs)
 
@@ -269,7 +269,7 @@ def block_side(
     return max(1, bisect_left(range(1, MAX_BLOCK_SIDE), budget.bytes, key=needed))
 
 
-def joined(batches: list[Inputs]) -> Inputs:
+def concatenated(batches: list[Inputs]) -> Inputs:
     """Concatenate batches of equal structure.
 
     >>> joined([{"x": torch.ones(2, 3)}, {"x": torch.ones(1, 3)}])["x"].shape
@@ -286,7 +286,7 @@ def joined(batches: list[Inputs]) -> Inputs:
         if any(value != first for value in column):
             raise ValueError(f"{in_short(first)} is another in a later batch")
         leaves.append(first)
-    if any(other != form for _, other in flat):
+    if any(other_form != form for _, other_form in flat):
         raise ValueError("they hold other things")
     inputs: Inputs = tree_unflatten(leaves, form)
     return inputs

@@ -330,15 +330,17 @@ class AbstractOptimizer(Component):
 
     def linear_steps(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
         """Return the linear step of every parameter, with weight decay λ (or d = λη)."""
-        linear, decay = self.recursion(step, sizes, memory), self.weight_decay
+        linear_steps = self.recursion(step, sizes, memory)
+        decay = self.weight_decay
         if not decay:
-            return linear
-        if self.decouples:
-            return {
-                name: replace(one, decoupled_decay=decay * sizes[name])
-                for name, one in linear.items()
-            }
-        return {name: replace(one, l2=decay) for name, one in linear.items()}
+            return linear_steps
+        decayed = {}
+        for name, linear in linear_steps.items():
+            if self.decouples:
+                decayed[name] = replace(linear, decoupled_decay=decay * sizes[name])
+            else:
+                decayed[name] = replace(linear, l2=decay)
+        return decayed
 
     @property
     def differentiated(self) -> tuple[str, ...]:
@@ -364,17 +366,17 @@ class AbstractOptimizer(Component):
         >>> GD(layers={"head": 0.1}).factors({"body.weight": 0, "head.weight": 0})
         {'body.weight': 1.0, 'head.weight': 0.1}
         """
-        for beginning in self.layers:
-            if not any(belongs(name, beginning) for name in weights):
+        for prefix in self.layers:
+            if not any(has_prefix(name, prefix) for name in weights):
                 raise Mistake(
                     "optimizer.layers: no parameter's name begins with "
-                    f"{beginning}{nearest(beginning, weights)}; the "
+                    f"{prefix}{nearest(prefix, weights)}; the "
                     f"first of {len(weights)} is {next(iter(weights))}"
                 )
         known = {"": 1.0} | self.layers
         factors = {}
         for name in weights:
-            matches = [prefix for prefix in known if not prefix or belongs(name, prefix)]
+            matches = [prefix for prefix in known if not prefix or has_prefix(name, prefix)]
             factors[name] = known[max(matches, key=len)]
         return factors
 
@@ -395,12 +397,12 @@ class AbstractOptimizer(Component):
         }
 
 
-def belongs(name: str, beginning: str) -> bool:
-    """Return True if a parameter's name is `beginning`, or starts with `beginning` and a dot."""
-    return f"{name}.".startswith(f"{beginning}.")
+def has_prefix(name: str, prefix: str) -> bool:
+    """Return True if a parameter's name is `prefix`, or starts with `prefix` and a dot."""
+    return f"{name}.".startswith(f"{prefix}.")
 
 
-def moved(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
+def after_step(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
     """Return the weights after a step, θ − η ⊙ direction.
 
     >>> moved({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, {"w": 0.25})
@@ -434,9 +436,11 @@ class AbstractBatched(AbstractOptimizer):
             return None
         if self.replacement:
             return torch.randint(examples, (self.batch,), generator=stream("batches", seed, step))
-        epoch, turn = divmod(step, -(-examples // self.batch))
+        batches_per_epoch = -(-examples // self.batch)
+        epoch, number = divmod(step, batches_per_epoch)
         order = torch.randperm(examples, generator=stream("batches", seed, epoch))
-        return order[turn * self.batch : (turn + 1) * self.batch]
+        start = number * self.batch
+        return order[start : start + self.batch]
 
 
 class AbstractStable(AbstractOptimizer):
@@ -473,7 +477,7 @@ class AbstractPlain(AbstractStable):
     def update(
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
     ) -> tuple[Weights, Memory]:
-        return moved(weights, self.with_decay(gradient, weights), sizes), {}
+        return after_step(weights, self.with_decay(gradient, weights), sizes), {}
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
         return {name: LinearStep(size) for name, size in sizes.items()}

@@ -19,7 +19,7 @@ from ntkexp.optimizer.base import (
     Memory,
     Sizes,
     Spread,
-    moved,
+    after_step,
 )
 from ntkexp.shapes import Weights
 
@@ -64,7 +64,7 @@ class Momentum(AbstractBatched, AbstractStable):
             for name, part in gradient.items():
                 decayed = self.momentum * memory["velocity"][name]
                 velocity[name] = torch.add(decayed, part, alpha=1 - self.dampening)
-        return moved(weights, velocity, sizes), {"velocity": velocity}
+        return after_step(weights, velocity, sizes), {"velocity": velocity}
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
         gain = 1 - self.dampening * (step > 0)
@@ -98,7 +98,7 @@ class Nesterov(AbstractBatched, AbstractStable):
             name: torch.add(part, velocity[name], alpha=self.momentum)
             for name, part in gradient.items()
         }
-        return moved(weights, direction, sizes), {"velocity": velocity}
+        return after_step(weights, direction, sizes), {"velocity": velocity}
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
         return {
@@ -140,10 +140,14 @@ class Rmsprop(AbstractAdaptive):
         gradient = self.with_decay(gradient, weights)
         if not memory:
             memory = {"square": {name: torch.zeros_like(g) for name, g in gradient.items()}}
-        square, after = {}, {}
+        # v ← βv + (1 − β)g²
+        square = {}
         for name, g in gradient.items():
             decayed = self.smoothing * memory["square"][name]
             square[name] = torch.addcmul(decayed, g, g, value=1 - self.smoothing)
+
+        # θ ← θ − η g/(√v + ε)
+        after = {}
         for name, weight in weights.items():
             divisor = square[name].sqrt() + self.eps
             after[name] = torch.addcdiv(weight, gradient[name], divisor, value=-sizes[name])
@@ -186,16 +190,20 @@ class AbstractAdam(AbstractAdaptive):
     def update(
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
     ) -> tuple[Weights, Memory]:
-        gradient = gradient if self.decouples else self.with_decay(gradient, weights)
+        if not self.decouples:
+            gradient = self.with_decay(gradient, weights)
         if not memory:
             zeros = {name: torch.zeros_like(g) for name, g in gradient.items()}
             memory = {"mean": zeros, "latest": zeros, "square": zeros}
         # m, v, and the largest v so far (AMSGrad)
-        first, second = self.betas
-        mean, latest, square = {}, {}, {}
+        beta1, beta2 = self.betas
+        mean = {}
+        latest = {}
+        square = {}
         for name, g in gradient.items():
-            mean[name] = torch.lerp(memory["mean"][name], g, 1 - first)
-            latest[name] = torch.addcmul(second * memory["latest"][name], g, g, value=1 - second)
+            mean[name] = torch.lerp(memory["mean"][name], g, 1 - beta1)
+            decayed = beta2 * memory["latest"][name]
+            latest[name] = torch.addcmul(decayed, g, g, value=1 - beta2)
             square[name] = latest[name]
             if self.amsgrad:
                 square[name] = torch.maximum(memory["square"][name], latest[name])
@@ -203,28 +211,35 @@ class AbstractAdam(AbstractAdaptive):
         # θ ← (1 − ηλ)θ − η/(1 − β₁ˢ⁺¹) · m/n
         after = {}
         for name, weight in weights.items():
-            start = weight * (1 - sizes[name] * self.weight_decay) if self.decouples else weight
-            scale = -sizes[name] / (1 - first ** (step + 1))
+            start = weight
+            if self.decouples:
+                start = weight * (1 - sizes[name] * self.weight_decay)
+            scale = -sizes[name] / (1 - beta1 ** (step + 1))
             divisor = self.spread(step, square[name])
             after[name] = torch.addcdiv(start, mean[name], divisor, value=scale)
         return after, {"mean": mean, "latest": latest, "square": square}
 
     def spread(self, step: int, square: Tensor) -> Tensor:
         """Return the denominator n = 1/D of the step for each weight."""
-        return (square.sqrt() / sqrt(1 - self.betas[1] ** (step + 1))).add_(self.eps)
+        bias_correction = sqrt(1 - self.betas[1] ** (step + 1))
+        return (square.sqrt() / bias_correction).add_(self.eps)
 
     def spread_at(self, step: int) -> Spread:
-        return Spread(self.betas[1], sqrt(1 - self.betas[1] ** (step + 1)), self.eps, self.amsgrad)
+        beta2 = self.betas[1]
+        bias_correction = sqrt(1 - beta2 ** (step + 1))
+        return Spread(beta2, bias_correction, self.eps, self.amsgrad)
 
     @property
     def differentiated(self) -> tuple[str, ...]:
         return ("mean", "latest") if self.amsgrad else ("mean",)
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        first, linear = self.betas[0], {}
+        beta1 = self.betas[0]
+        linear = {}
         for name, square in memory["square"].items():
-            scale = sizes[name] / (1 - first ** (step + 1)) / self.spread(step, square)
-            linear[name] = LinearStep(scale, momentum_decay=first, momentum_gain=1 - first)
+            size = sizes[name] / (1 - beta1 ** (step + 1))
+            scale = size / self.spread(step, square)
+            linear[name] = LinearStep(scale, momentum_decay=beta1, momentum_gain=1 - beta1)
         return linear
 
 

@@ -50,20 +50,29 @@ class Attempt:
     error: float
 
 
-def attempt(weights: Weights, slope: Weights, field: VectorField, length: float) -> Attempt:
+def try_step(weights: Weights, slope: Weights, field: VectorField, length: float) -> Attempt:
     """Compute a step of the given length, from weights at which the slope is known."""
-    slopes, end = [slope], weights
+    # k_i and θ₁
+    slopes = [slope]
+    end = weights
     for row in STAGES:
-        way = combined(row, slopes, length)
-        end = {name: weight + way[name] for name, weight in weights.items()}
+        displacement = displacement_of(row, slopes, length)
+        end = {name: weight + displacement[name] for name, weight in weights.items()}
         slopes.append(field(end))
-    bend = {name: length * slope[name] - way[name] for name in way}
-    back = {name: way[name] - length * slopes[-1][name] - bend[name] for name in way}
-    arc = Arc(weights, (way, bend, back, combined(DENSE, slopes, length)), length)
-    return Attempt(arc, end, slopes[-1], size(way), size(combined(ERROR, slopes, length)))
+
+    # the coefficients c₁ to c₄ of the arc
+    second = {name: length * slope[name] - displacement[name] for name in displacement}
+    third = {
+        name: displacement[name] - length * slopes[-1][name] - second[name] for name in displacement
+    }
+    fourth = displacement_of(DENSE, slopes, length)
+    arc = Arc(weights, (displacement, second, third, fourth), length)
+
+    error = displacement_of(ERROR, slopes, length)
+    return Attempt(arc, end, slopes[-1], size(displacement), size(error))
 
 
-def combined(row: Sequence[float], slopes: Sequence[Weights], length: float) -> Weights:
+def displacement_of(row: Sequence[float], slopes: Sequence[Weights], length: float) -> Weights:
     """Return the displacement h Σ_j row_j k_j, with the length h and the slopes k_j."""
     total = {name: torch.zeros_like(part) for name, part in slopes[0].items()}
     for coefficient, slope in zip(row, slopes, strict=True):
@@ -125,22 +134,23 @@ class Flow(AbstractPlain):
         sizes: Sizes,
         memory: Memory,
     ) -> Move:
-        def downhill(gradient: Weights, here: Weights) -> Weights:
+        def descent_direction(gradient: Weights, current: Weights) -> Weights:
             # −η ⊙ (g + λθ), the slope in units of training steps
             return {
-                name: part * -sizes[name] for name, part in self.with_decay(gradient, here).items()
+                name: part * -sizes[name]
+                for name, part in self.with_decay(gradient, current).items()
             }
 
-        def slope(here: Weights) -> Weights:
-            return downhill(field(here), here)
+        def slope(current: Weights) -> Weights:
+            return descent_direction(field(current), current)
 
         controller = Controller(self.tolerance, memory, max(sizes.values()))
-        direction, arcs = downhill(gradient, weights), list[Arc]()
+        direction, arcs = descent_direction(gradient, weights), list[Arc]()
         while (length := controller.next(step)) > 0:
-            tried = attempt(weights, direction, slope, length)
-            if controller.accepts(tried, size(weights)):
-                weights, direction = tried.end, tried.slope
-                arcs.append(tried.arc)
+            attempt = try_step(weights, direction, slope, length)
+            if controller.accepts(attempt, size(weights)):
+                weights, direction = attempt.end, attempt.slope
+                arcs.append(attempt.arc)
         return Move(weights, controller.memory, tuple(arcs))
 
 
@@ -152,10 +162,15 @@ class Controller:
     """
 
     def __init__(self, tolerance: float, memory: Memory, scale: float) -> None:
-        known = memory.get("controller", {})
-        self.tolerance, self.scale, self.done = tolerance, scale, 0.0
-        self.before, self.way, self.error = (float(known[name]) if known else 0.0 for name in KNOWN)
-        self.length = self.before / scale if self.before and scale else 1.0
+        saved = memory.get("controller")
+        last_time, distance, error = (float(saved[name]) if saved else 0.0 for name in KNOWN)
+        self.tolerance = tolerance
+        self.scale = scale
+        self.done = 0.0  # the completed part of the training step
+        self.last_time = last_time
+        self.distance = distance
+        self.error = error
+        self.length = self.last_time / scale if self.last_time and scale else 1.0
 
     def next(self, step: int) -> float:
         """Return the length of the next arc, or 0 at the end of the training step."""
@@ -163,36 +178,37 @@ class Controller:
         if rest > 0 and self.length < MIN_LENGTH:
             raise Mistake(
                 f"optimizer.tolerance={self.tolerance:g}: at step {step} the flow would need arcs "
-                "shorter than "
-                f"{MIN_LENGTH:g} of a step, because it is stiff there or bends; raise "
-                "optimizer.tolerance, or lower "
-                "optimizer.step_size"
+                f"shorter than {MIN_LENGTH:g} of a step, because it is stiff or strongly curved "
+                "there; raise optimizer.tolerance, or lower optimizer.step_size"
             )
         return rest if self.length > rest - MIN_REST else self.length
 
-    def accepts(self, tried: Attempt, weights: float) -> bool:
+    def accepts(self, attempt: Attempt, weights: float) -> bool:
         """Return True if the error of the arc is small enough, and choose the length of the next
         arc.
         """
-        allowed = self.tolerance * (self.way + tried.distance) + 10 * EPS * weights
-        good = tried.error / allowed if allowed else 0.0
-        stretch = (
-            MIN_STRETCH
-            if not isfinite(good)
-            else min(max(SAFETY * max(good, EPS) ** -0.2, MIN_STRETCH), MAX_STRETCH)
-        )
-        if not good <= 1:
-            self.length = tried.arc.length * min(stretch, SAFETY)
+        # the error relative to the tolerance, and the predicted ratio of the next length to this one
+        allowed = self.tolerance * (self.distance + attempt.distance) + 10 * EPS * weights
+        relative_error = attempt.error / allowed if allowed else 0.0
+        ratio = MIN_STRETCH
+        if isfinite(relative_error):
+            ratio = SAFETY * max(relative_error, EPS) ** -0.2
+            ratio = min(max(ratio, MIN_STRETCH), MAX_STRETCH)
+
+        # reject the arc, and try a shorter one
+        length = attempt.arc.length
+        if not relative_error <= 1:
+            self.length = length * min(ratio, SAFETY)
             return False
-        cut_off = tried.arc.length < self.length  # shortened by the end of the training step
-        self.length = (
-            max(self.length, stretch * tried.arc.length) if cut_off else stretch * tried.arc.length
-        )
-        self.done = (
-            1.0 if self.done + tried.arc.length > 1 - MIN_REST else self.done + tried.arc.length
-        )
-        self.way += tried.distance
-        self.error += tried.error
+
+        # accept the arc; the end of the training step may have shortened it
+        was_shortened = length < self.length
+        self.length = max(self.length, ratio * length) if was_shortened else ratio * length
+        self.done += length
+        if self.done > 1 - MIN_REST:
+            self.done = 1.0
+        self.distance += attempt.distance
+        self.error += attempt.error
         return True
 
     @property
@@ -200,7 +216,7 @@ class Controller:
         """The controller's state for a checkpoint: the length of the next arc, the distance covered
         so far, and the sum of all errors.
         """
-        values = (self.length * self.scale or self.before, self.way, self.error)
+        values = (self.length * self.scale or self.last_time, self.distance, self.error)
         named = zip(KNOWN, values, strict=True)
         return {
             "controller": {name: torch.tensor(value, dtype=torch.float64) for name, value in named}

@@ -300,7 +300,7 @@ def update_of(
         decoupled_decay=vector("decoupled_decay"),
     )
     denominator = denominator_of(optimizer, flat, index, memory, before)
-    return Update(place=slice(None), linear=combined, denominator=denominator)
+    return Update(weight_slice=slice(None), linear=combined, denominator=denominator)
 
 
 def denominator_of(
@@ -318,17 +318,19 @@ def denominator_of(
     latest = "latest" if divisor.largest else "square"
     zeros = torch.zeros_like(now["mean"])
     denominator = Denominator(
-        second=divisor.second,
-        root=divisor.root,
+        beta2=divisor.second,
+        bias_correction=divisor.root,
         eps=divisor.eps,
         mean=now["mean"],
-        latest=now[latest],
-        latest_before=then.get(latest, zeros),
+        second_moment=now[latest],
+        second_moment_before=then.get(latest, zeros),
     )
     if not divisor.largest:
         return denominator
     largest_before = then.get("square", zeros)
-    return replace(denominator, largest=now["square"], largest_before=largest_before)
+    return replace(
+        denominator, max_second_moment=now["square"], max_second_moment_before=largest_before
+    )
 
 
 # --- The time h at which half of the contribution of an example to a point has accumulated:
@@ -354,9 +356,9 @@ class Halves(Resumable):
 
     checkpointed: ClassVar[tuple[str, ...]] = ("mass",)
 
-    def add(self, step: int, place: slice, parts: Float[Tensor, "chosen out train"]) -> None:
-        """Add the contributions of a step at the points in the slice `place`."""
-        self.mass[bisect_right(self.edges, step) - 1, place] += parts.abs()
+    def add(self, step: int, weight_slice: slice, parts: Float[Tensor, "chosen out train"]) -> None:
+        """Add the contributions of a step at the points in the slice `weight_slice`."""
+        self.mass[bisect_right(self.edges, step) - 1, weight_slice] += parts.abs()
 
     def add_rows(
         self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "query out row"]

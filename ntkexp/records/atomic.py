@@ -189,7 +189,7 @@ def is_held(lock: Path) -> bool:
 #
 #     seal(content, of) = sha256(of ‖ 0 ‖ content)
 #
-# The text `of` identifies the location, for example a file of a run, a tile of a kernel or a row.
+# The text `context` identifies the location, for example a file of a run, a tile of a kernel or a row.
 # Equal bytes at another location have a different seal.
 
 
@@ -210,11 +210,11 @@ class Sealing:
     bytes so far.
     """
 
-    def __init__(self, of: str = "") -> None:
-        self.hash = sha256(of.encode() + b"\0")
+    def __init__(self, context: str = "") -> None:
+        self.hash = sha256(context.encode() + b"\0")
         self.position = 0
 
-    def take(self, content: ReadableBuffer) -> None:
+    def update(self, content: ReadableBuffer) -> None:
         self.hash.update(content)
         self.position += memoryview(content).nbytes
 
@@ -223,25 +223,25 @@ class Sealing:
         return self.hash.digest()
 
     @property
-    def mark(self) -> tuple[int, str]:
+    def size_and_digest(self) -> tuple[int, str]:
         return self.position, self.hash.hexdigest()
 
 
-def seal(content: ReadableBuffer, of: str = "") -> bytes:
-    sealing = Sealing(of)
-    sealing.take(content)
+def seal(content: ReadableBuffer, context: str = "") -> bytes:
+    sealing = Sealing(context)
+    sealing.update(content)
     return sealing.digest
 
 
-def sealing_of(path: Path | str, size: int, of: str = "") -> Sealing:
+def sealing_of(path: Path | str, size: int, context: str = "") -> Sealing:
     """Return the digest (`Sealing`) of the first `size` bytes of a file."""
-    sealing = Sealing(of)
+    sealing = Sealing(context)
     with open(path, "rb", buffering=0) as file:
         while sealing.position < size:
             block = file.read(min(BLOCK, size - sealing.position))
             if not block:
                 break
-            sealing.take(block)
+            sealing.update(block)
     return sealing
 
 
@@ -252,43 +252,45 @@ def sealed(folder: Path, names: Iterable[str]) -> Seals:
     paths = (path for name in names for path in (folder / name, *(folder / name).rglob("*")))
     files = sorted(path for path in paths if path.is_file())
     return {
-        file.relative_to(folder).as_posix(): sealing_of(file, file.stat().st_size).mark
+        file.relative_to(folder).as_posix(): sealing_of(file, file.stat().st_size).size_and_digest
         for file in files
     }
 
 
-def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
+def damaged_files(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
     """Return the files whose bytes do not match their digests (seals).
 
     For files larger than `largest` bytes, only the size is checked.
     """
-    wrong = []
+    damaged = []
     # use strings, because creating `Path` objects takes longer than reading small files
     folder_name = str(folder)
-    for name, (size, mark) in seals.items():
+    for name, (size, digest) in seals.items():
         path = os.path.join(folder_name, name)
         try:
             status = os.stat(path)
-            right = S_ISREG(status.st_mode) and status.st_size == size
-            right = right and (size > largest or sealing_of(path, size).mark[1] == mark)
+            intact = S_ISREG(status.st_mode) and status.st_size == size
+            intact = intact and (
+                size > largest or sealing_of(path, size).size_and_digest[1] == digest
+            )
         except OSError as error:
             if error.errno not in NOTHING_THERE:
                 raise
-            right = False
-        if not right:
-            wrong.append(name)
-    return wrong
+            intact = False
+        if not intact:
+            damaged.append(name)
+    return damaged
 
 
 class SealedFile:
     """A file that computes the digest (seal) of the bytes written to it."""
 
-    def __init__(self, file: BinaryIO, of: str) -> None:
+    def __init__(self, file: BinaryIO, context: str) -> None:
         self.file = file
-        self.sealing = Sealing(of)
+        self.sealing = Sealing(context)
 
     def write(self, content: ReadableBuffer) -> int:
-        self.sealing.take(content)
+        self.sealing.update(content)
         return self.file.write(content)
 
     def flush(self) -> None:
@@ -296,22 +298,22 @@ class SealedFile:
 
 
 @contextmanager
-def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
+def being_sealed(path: Path, context: str) -> Iterator[BinaryIO]:
     """Yield a write-only file. At the end, append the digest (seal) of its bytes, and rename it to
     `path`.
     """
     with being_written(path) as file:
-        content = SealedFile(file, of)
+        content = SealedFile(file, context)
         yield cast(BinaryIO, content)
         file.write(content.sealing.digest)
 
 
-def sealed_for(path: Path, of: str) -> bool:
+def sealed_for(path: Path, context: str) -> bool:
     """Return True if a file that `being_sealed` wrote matches the digest (seal) at its end."""
     size = path.stat().st_size - WIDTH
     with path.open("rb") as file:
         file.seek(max(0, size))
-        return size >= 0 and sealing_of(path, size, of).digest == file.read()
+        return size >= 0 and sealing_of(path, size, context).digest == file.read()
 
 
 # --- JSON files: keys in the given order, an indentation of two spaces, and a newline at the end.
@@ -395,24 +397,27 @@ def finite_json(value: Json) -> Json:
     return value
 
 
-def sealed_text(value: Mapping[str, Json], of: str) -> str:
+def sealed_text(value: Mapping[str, Json], context: str) -> str:
     """Return an object as JSON text, with a digest (seal) of the text as the last key. The digest
     covers the JSON text without this key.
     """
-    return to_text({**value, SEAL: seal(to_text(value).encode(), of).hex()})
+    return to_text({**value, SEAL: seal(to_text(value).encode(), context).hex()})
 
 
-def read_sealed(path: Path, of: str) -> dict[str, Any]:
+def read_sealed(path: Path, context: str) -> dict[str, Any]:
     """Read an object from a JSON file, compare the text with its digest (seal), and return the
     object without the seal.
     """
     content = read_bytes(path)  # read once, so that the checked bytes are the parsed bytes
     value = as_object(content, path)
-    mark = value.pop(SEAL, None)
-    if mark is None:
+    digest = value.pop(SEAL, None)
+    if digest is None:
         raise Damaged(f"{path} is damaged, or of an earlier version: it has no seal; {RUN_AGAIN}")
-    line = f',\n  "{SEAL}": "{mark}"\n}}\n'.encode(errors="replace")
-    if not content.endswith(line) or seal(content.removesuffix(line) + b"\n}\n", of).hex() != mark:
+    line = f',\n  "{SEAL}": "{digest}"\n}}\n'.encode(errors="replace")
+    if (
+        not content.endswith(line)
+        or seal(content.removesuffix(line) + b"\n}\n", context).hex() != digest
+    ):
         raise Damaged(f"{path} is damaged: it is not as it was written for this place; {RUN_AGAIN}")
     return value
 

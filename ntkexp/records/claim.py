@@ -190,7 +190,7 @@ def read_claim_record(path: Path) -> ClaimRecord:
         return ClaimRecord(path=path, looks=looks, **fields)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Mistake(
-            f"{path / VERDICT} is damaged: it does not tell of a claim ({type(error).__name__})"
+            f"{path / VERDICT} is damaged: it does not describe a claim ({type(error).__name__})"
         ) from error
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.array_schema import ZARR, Dims, read_store, refuse_odd_store
-from ntkexp.records.atomic import RUN_AGAIN, Damaged, Json, broken, sealed
+from ntkexp.records.atomic import RUN_AGAIN, Damaged, Json, damaged_files, sealed
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import (
     Facts,
@@ -206,7 +206,8 @@ def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: in
         or max(outs) >= outputs
     ):
         raise Damaged(
-            f"{path} holds what no run writes: other examples, or outputs that there are not; {RUN_AGAIN}"
+            f"{path} holds what no run writes: other examples, or outputs that do not exist; "
+            f"{RUN_AGAIN}"
         )
     known_lengths = {
         **lengths,
@@ -429,11 +430,11 @@ def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> N
     for numbers, end in ((query, lengths["query"]), (example, lengths["example"])):
         if not len(numbers) or numbers.min() < 0 or numbers.max() >= end:
             raise Damaged(
-                f"{path} holds what no run writes: points or examples that there are not; {RUN_AGAIN}"
+                f"{path} holds what no run writes: points or examples that do not exist; {RUN_AGAIN}"
             )
     if not len(count) or count.min() < 1 or count.sum() != len(example):
         raise Damaged(
-            f"{path} holds what no run writes: removals of other numbers of examples; {RUN_AGAIN}"
+            f"{path} holds what no run writes: removals with other numbers of examples; {RUN_AGAIN}"
         )
 
 
@@ -537,7 +538,7 @@ def read_removal(run: Path, example: Sequence[int], query: Sequence[int]) -> Rem
         facts = checked(
             RunFolder(run).read_sealed(f"{REMOVAL_FOLDER}/{name}.json"), RemovalFacts, path
         )
-        if broken(folder, facts["seals"]):
+        if damaged_files(folder, facts["seals"]):
             return None
         read_store(folder / f"{name}.zarr")
     except Mistake:

@@ -75,7 +75,7 @@ def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A file with `rows` rows of `size` numbers with the dtype `kind`. `of` is the run's
+    """A file with `rows` rows of `size` numbers with the dtype `kind`. `identity` is the run's
     identity.
     """
 
@@ -83,10 +83,10 @@ class Trajectory:
     rows: int
     size: int
     kind: str
-    of: str = ""
+    identity: str = ""
 
     @property
-    def room(self) -> int:
+    def total_bytes(self) -> int:
         return self.rows * self.row_bytes
 
     @property
@@ -96,11 +96,11 @@ class Trajectory:
 
     def allocate(self) -> None:
         """Extend the file to its full size. Keep the rows that it already contains."""
-        there = self.path.stat().st_size if self.path.is_file() else 0
+        existing = self.path.stat().st_size if self.path.is_file() else 0
         remedy = "lower steps or model.width"
-        require_disk(self.path.parent, self.room - there, "trajectories", remedy)
+        require_disk(self.path.parent, self.total_bytes - existing, "trajectories", remedy)
         with self.path.open("ab") as file:
-            os.posix_fallocate(file.fileno(), 0, self.room)
+            os.posix_fallocate(file.fileno(), 0, self.total_bytes)
 
     def write(self, row: int, numbers: NDArray[Any]) -> None:
         with self.path.open("r+b") as file:
@@ -120,7 +120,7 @@ class Trajectory:
         return np.frombuffer(numbers, self.kind)
 
     def seal(self, row: int, numbers: memoryview) -> bytes:
-        return seal(numbers, f"{self.of} {row}")
+        return seal(numbers, f"{self.identity} {row}")
 
     def secure(self) -> None:
         """Force all rows to the disk, so that they survive a power cut."""

@@ -26,7 +26,7 @@ from ntkexp.records.atomic import (
     Json,
     Seals,
     acquire,
-    broken,
+    damaged_files,
     is_held,
     make_folder,
     read_object,
@@ -114,15 +114,15 @@ def refuse_other_version(run: Path) -> None:
     will raise.
     """
     try:
-        made = RunFolder(run).provenance
+        provenance = RunFolder(run).provenance
     except Mistake:
         return
-    if made.get("results_version") != results_version:
-        by = version_of(made.get("ntkexp"), made.get("results_version"))
-        this = version_of(package_version(), results_version)
-        repeat = own_command(made["command"])
+    if provenance.get("results_version") != results_version:
+        writer = version_of(provenance.get("ntkexp"), provenance.get("results_version"))
+        reader = version_of(package_version(), results_version)
+        repeat = own_command(provenance["command"])
         advice = f"`{repeat}` runs it again" if repeat else "run it again"
-        raise OtherVersion(f"{run} was made by {by}, and this is {this}; {advice}")
+        raise OtherVersion(f"{run} was made by {writer}, and this is {reader}; {advice}")
 
 
 def version_of(package: object, results: object) -> str:
@@ -219,7 +219,7 @@ EVENTS = r"events\.out\.tfevents\.(\d{16,}|[0-9a-f]{12}|run)"
 of the machine in their names, and do not match.
 """
 
-OURS = re.compile(
+RUN_FILES = re.compile(
     r"\.lock|overrides\.txt|error\.txt|data\.npz|weights\.pt|checkpoint\.pt|trajectory\.bin"
     r"|sums-\d+-\d+\.bin|\.sums-[a-z0-9_]{8}"
     r"|(config|BEGUN|DONE|progress|provenance)\.json|(metrics|retraced|results|timings)\.csv"
@@ -277,7 +277,7 @@ class RunFolder:
         return self.defect is None
 
     @property
-    def whole(self) -> bool:
+    def is_intact(self) -> bool:
         """True if the run is finished and all its files match their digests (seals)."""
         return self.find_defect() is None
 
@@ -288,10 +288,10 @@ class RunFolder:
         """
         return self.find_defect(MAX_READ_FOR_STATE)
 
-    def find_defect(self, largest: float = inf, *, surplus: bool = True) -> str | None:
+    def find_defect(self, largest: float = inf, *, check_sizes: bool = True) -> str | None:
         """Return a defect of the run as a sentence without its subject, or None.
 
-        For files larger than `largest` bytes, only the size is checked. With `surplus`, also check
+        For files larger than `largest` bytes, only the size is checked. With `check_sizes`, also check
         the total size of each store, so that additional files in it are found.
         """
         if not self.path.is_dir():
@@ -306,15 +306,15 @@ class RunFolder:
         if other_name:
             return other_name
         sizes = done["sizes"]
-        wrong = list[str]()
-        if surplus:
-            wrong = [name for name, size in sizes.items() if size_of(self.path / name) != size]
-        if not wrong:
-            wrong = broken(self.path, done["seals"], largest)
-        if not wrong:
+        damaged = list[str]()
+        if check_sizes:
+            damaged = [name for name, size in sizes.items() if size_of(self.path / name) != size]
+        if not damaged:
+            damaged = damaged_files(self.path, done["seals"], largest)
+        if not damaged:
             unlisted = [name for name in SOMETIMES if name not in sizes]
-            wrong = [name for name in unlisted if (self.path / name).exists()]
-        return f"is damaged: {several(wrong)} not as {DONE} says" if wrong else None
+            damaged = [name for name in unlisted if (self.path / name).exists()]
+        return f"is damaged: {several(damaged)} not as {DONE} says" if damaged else None
 
     # --- Identity and digests (seals)
 
@@ -382,7 +382,7 @@ class RunFolder:
             return None
         return f"has the name of another run than the one in it, …-{identity[:12]}; give it that name, or move it away"
 
-    def broken(self, *names: str) -> list[str]:
+    def damaged_files(self, *names: str) -> list[str]:
         """Return the damaged files, among the named files and the files in the named folders."""
         try:
             seals: Seals = self.sealed_facts["seals"]
@@ -393,14 +393,16 @@ class RunFolder:
             expected = {
                 file: mark for file, mark in seals.items() if f"{file}/".startswith(f"{name}/")
             }
-            damaged += broken(self.path, expected) if expected else [name]
+            damaged += damaged_files(self.path, expected) if expected else [name]
         return damaged
 
     def check(self, *names: str) -> None:
         """Raise if a named file, or a file in a named folder, is damaged."""
-        wrong = self.broken(*names)
-        if wrong:
-            raise Damaged(f"{self.path} is damaged: {several(wrong)} not as it was written; {REDO}")
+        damaged = self.damaged_files(*names)
+        if damaged:
+            raise Damaged(
+                f"{self.path} is damaged: {several(damaged)} not as it was written; {REDO}"
+            )
 
     # --- Writing
 
@@ -483,10 +485,10 @@ class RunFolder:
         even if the process is killed.
         """
         contents = {f"plots/{name}": content.encode() for name, content in pictures.items()}
-        marks = {place: (len(content), seal(content).hex()) for place, content in contents.items()}
-        self.write_sealed(BEGUN, {**self.read_sealed(BEGUN), "pictures": marks})
-        for place, content in contents.items():
-            self.write(place, content)
+        seals = {path: (len(content), seal(content).hex()) for path, content in contents.items()}
+        self.write_sealed(BEGUN, {**self.read_sealed(BEGUN), "pictures": seals})
+        for path, content in contents.items():
+            self.write(path, content)
         return sorted(contents)
 
     # --- Removing
@@ -494,14 +496,14 @@ class RunFolder:
     @property
     def pictures(self) -> Seals:
         """The digests (seals) of the pictures that BEGUN.json or DONE.json list."""
-        listed = dict[str, tuple[int, str]]()
+        pictures = dict[str, tuple[int, str]]()
         for name in (BEGUN, DONE):
             with suppress(Mistake):
                 record = self.read_sealed(name)
-                listed |= record.get("pictures", {})
+                pictures |= record.get("pictures", {})
                 seals = record["seals"].items()
-                listed |= {place: mark for place, mark in seals if PICTURE_FILE.fullmatch(place)}
-        return listed
+                pictures |= {path: seal for path, seal in seals if PICTURE_FILE.fullmatch(path)}
+        return pictures
 
     def reopen(self) -> None:
         """Remove the pictures and DONE.json, before the run is finished again.
@@ -509,7 +511,9 @@ class RunFolder:
         Raise if a picture has changed since it was written.
         """
         pictures = self.pictures
-        changed = [name for name in broken(self.path, pictures) if (self.path / name).exists()]
+        changed = [
+            name for name in damaged_files(self.path, pictures) if (self.path / name).exists()
+        ]
         if changed:
             raise NoPlace(
                 f"{self.path} holds what no run wrote ({several(changed)}); "
@@ -534,10 +538,10 @@ class RunFolder:
     def refuse_strangers(self) -> None:
         """Raise if the folder contains a file that no run writes, or a picture that has changed."""
         pictures = self.pictures
-        changed = set(broken(self.path, pictures))
+        changed = set(damaged_files(self.path, pictures))
         refuse_strangers(
             self.path,
-            lambda name: OURS.fullmatch(name) or (name in pictures and name not in changed),
+            lambda name: RUN_FILES.fullmatch(name) or (name in pictures and name not in changed),
         )
 
     def forget(self, names: Iterable[str]) -> None:
@@ -545,8 +549,8 @@ class RunFolder:
         again.
         """
         self.refuse_strangers()
-        kept = {LOCK, *names}
-        remove_files(self.path, [name for name in files_in(self.path) if name not in kept])
+        kept_names = {LOCK, *names}
+        remove_files(self.path, [name for name in files_in(self.path) if name not in kept_names])
         remove_empty_folders(self.path)
 
     def note_error(self, text: str) -> None:

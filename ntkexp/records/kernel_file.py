@@ -28,7 +28,7 @@ from ntkexp.records.atomic import (
     PARTIAL,
     Damaged,
     Sealing,
-    broken,
+    damaged_files,
     read_sealed,
     sealed,
     sealed_text,
@@ -97,12 +97,12 @@ class Tiling:
         if row == column:
             return row_points * (row_points + 1) // 2
         column_points: int = columns.stop - columns.start
-        return row_points * (column_points + self.owns(row, column))
+        return row_points * (column_points + self.holds_diagonal(row, column))
 
     def mirrored(self, row: int, column: int) -> bool:
         return row != column and row < self.shape[1]
 
-    def owns(self, row: int, column: int) -> bool:
+    def holds_diagonal(self, row: int, column: int) -> bool:
         """Return True if the kernel of each point x of the row with itself belongs to this tile."""
         return row == column or (column == 0 and row >= self.shape[1])
 
@@ -173,7 +173,8 @@ def create(
     for link in (partial, path):
         if link.is_symlink():
             raise Mistake(
-                f"{link} is a link; kernel files are written where no link leads, so choose another place"
+                f"{link} is a link, and kernel files are not written through links; choose "
+                "another place"
             )
     store = create_store(
         partial, {**facts, "kernels": list(layout.kernels), "side": layout.tiling.side}
@@ -232,7 +233,8 @@ def refuse_foreign_files(path: Path) -> None:
     ours = {*COMMON_ARRAYS, *kernels, *(name + SELF for name in kernels)}
     if not kernels or not ours <= arrays:
         raise Mistake(
-            f"{path} is not a kernel file: it lacks arrays that every one has; choose another place"
+            f"{path} is not a kernel file: it lacks arrays that every kernel file has; choose "
+            "another place"
         )
     stored = rf"{GROUP_FILE}|{re.escape(SEALS)}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
     refuse_strangers(path, re.compile(stored).fullmatch)
@@ -244,15 +246,15 @@ def refuse_damaged(path: Path) -> None:
     """
     if not ((path / DONE_ARRAY / GROUP_FILE).is_file() or any(path.glob(f"*{SELF}/{GROUP_FILE}"))):
         raise Mistake(
-            f"{path} is not a kernel file: it is not a store of arrays with marks of what is done"
+            f"{path} is not a kernel file: it is not a store of arrays with markers of finished tiles"
         )
     try:
-        wrong = broken(path, read_sealed(path / SEALS, SEALS)["seals"])
+        damaged = damaged_files(path, read_sealed(path / SEALS, SEALS)["seals"])
     except Mistake:
-        wrong = [SEALS]
-    if wrong:
+        damaged = [SEALS]
+    if damaged:
         raise DamagedKernel(
-            f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it again"
+            f"{path} is damaged, or of an earlier version: {several(damaged)}; compute it again"
         )
 
 
@@ -319,7 +321,7 @@ class KernelMatrix:
         ends = np.cumsum([0, *(count for _, count in sizes)]).tolist()
         return {name: slice(*ends[k : k + 2]) for k, (name, count) in enumerate(sizes) if count}
 
-    def mark(self, row: int, column: int) -> Path:
+    def marker(self, row: int, column: int) -> Path:
         """Return the path of the chunk of `done` that marks a tile as finished. The file exists if
         the tile is finished.
         """
@@ -327,7 +329,7 @@ class KernelMatrix:
 
     def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the tiles that are not marked as finished."""
-        return [tile for tile in tiles if not self.mark(*tile).is_file()]
+        return [tile for tile in tiles if not self.marker(*tile).is_file()]
 
     def missing(self) -> list[tuple[int, int]]:
         """Return the tiles that are missing or damaged."""
@@ -335,8 +337,8 @@ class KernelMatrix:
 
     def is_whole(self, row: int, column: int) -> bool:
         """Return True if a tile is finished and undamaged."""
-        mark = self.mark(row, column)
-        return mark.is_file() and mark.read_bytes() == self.seal(row, column)
+        marker = self.marker(row, column)
+        return marker.is_file() and marker.read_bytes() == self.seal(row, column)
 
     def seal(self, row: int, column: int) -> bytes:
         """Compute the entry of `done` for a tile: a digest of its files, the identity of the
@@ -348,11 +350,11 @@ class KernelMatrix:
             chunks = [f"{name}/c/{row}/0/{column}/0"]
             if tiling.mirrored(row, column):
                 chunks.append(f"{name}/c/{column}/0/{row}/0")
-            if tiling.owns(row, column):
+            if tiling.holds_diagonal(row, column):
                 chunks.append(f"{name}{SELF}/c/{row}/0/0")
             for chunk in chunks:
                 file = self.path / chunk
-                sealing.take(file.read_bytes() if file.is_file() else b"")
+                sealing.update(file.read_bytes() if file.is_file() else b"")
         return sealing.digest[: MARK.itemsize]
 
     def write(
@@ -375,7 +377,7 @@ class KernelMatrix:
                 array[tiling.rows(column), :, train, :] = mirrored
         for name, block in own.items():
             get_array(self.store, name + SELF)[tiling.rows(row)] = block
-        write_atomically(self.mark(row, column), self.seal(row, column))
+        write_atomically(self.marker(row, column), self.seal(row, column))
 
     def array(self, name: str, rows: slice = slice(None)) -> NDArray[Any]:
         try:

@@ -172,9 +172,9 @@ SPARSE_CHUNK_POINTS = 16  # points per chunk of a path kernel, if not all points
 
 
 def create_kernels(
-    path: Path, points: int, outputs: int, train: int, room: int, *, traced: bool = False
+    path: Path, points: int, outputs: int, train: int, capacity: int, *, traced: bool = False
 ) -> None:
-    """Create a store for up to `room` tangent kernels, or their traces.
+    """Create a store for up to `capacity` tangent kernels, or their traces.
 
     Snapshots that the store already contains are kept.
     """
@@ -191,12 +191,12 @@ def create_kernels(
         preallocate(
             store,
             name,
-            (room, *shape),
+            (capacity, *shape),
             chunks=(1, *shape),
             dims=("snapshot", *sizes),
             fill=np.float64("nan"),
         )
-    preallocate(store, "step", (room,), chunks=(1,), dims=("snapshot",), fill=np.int64(NOT_YET))
+    preallocate(store, "step", (capacity,), chunks=(1,), dims=("snapshot",), fill=np.int64(NOT_YET))
     for name, content in described.items():
         write_atomically(path / name, content.to_bytes())
 

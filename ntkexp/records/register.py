@@ -104,14 +104,14 @@ class Register:
     size: int = 0  # number of bytes of all complete lines
 
     @classmethod
-    def opened(cls, path: Path) -> Register:
+    def read(cls, path: Path) -> Register:
         """Read the log in a file. A missing file is an empty log."""
         register = cls(path, [])
-        register.read()
+        register.reload()
         return register
 
     @classmethod
-    def beside(cls, claim_file: Path, out: Path) -> Register:
+    def of_claim_file(cls, claim_file: Path, out: Path) -> Register:
         """Read the log in the folder of a claim's file.
 
         If this folder belongs to the installed package or is not writable, continue the log in
@@ -121,13 +121,13 @@ class Register:
         package = Path(__file__).resolve().parents[1]
         is_packaged = claim_file.resolve().is_relative_to(package)
         if os.access(claim_file.parent, os.W_OK) and not is_packaged:
-            return cls.opened(register)
+            return cls.read(register)
         if register.is_file() and not (out / REGISTER).is_file():
             for name in (REGISTER_SEAL, REGISTER):
                 write_atomically(out / name, read_bytes(register.with_name(name)))
-        return cls.opened(out / REGISTER)
+        return cls.read(out / REGISTER)
 
-    def read(self) -> None:
+    def reload(self) -> None:
         """Read all lines again. Raise if the chain is broken."""
         content = read_bytes(self.path) if self.path.is_file() else b""
         self.size = content.rfind(b"\n") + 1
@@ -141,8 +141,8 @@ class Register:
                 chained = False
             if not chained:
                 raise Mistake(
-                    f"{self.path} is damaged at line {number}: a line before it was changed or taken out, or it was "
-                    "itself; restore the file as it was committed"
+                    f"{self.path} is damaged at line {number}: this line or an earlier one was "
+                    "changed or removed; restore the committed file"
                 )
             self.lines.append(line)
             hashes.append(sha256(text).hexdigest())
@@ -155,8 +155,9 @@ class Register:
         has_sealed = 0 <= count < len(hashes) and hashes[count] == sealed.get("last", "")
         if not has_sealed or len(hashes) - 1 - count > MAX_UNSEALED_LINES:
             raise Mistake(
-                f"{self.path} has {len(self.lines)} lines and is not the log that {seal.name} seals, of {count} lines: "
-                "lines were taken out or changed; restore both files as they were committed"
+                f"{self.path} has {len(self.lines)} lines and does not match {seal.name}, which "
+                f"seals {count} lines: lines were removed or changed; restore both files as they "
+                "were committed"
             )
 
     def append(self, line: Mapping[str, Json]) -> None:
@@ -190,7 +191,7 @@ class Register:
                     matching[-1].looks.append({field: line[field] for field in LOOK_FIELDS})
         return entries
 
-    def standing(self, name: str) -> RegisterEntry | None:
+    def latest_entry(self, name: str) -> RegisterEntry | None:
         """Return the latest entry of a claim, or None."""
         return next(reversed(self.attempts(name)), None)
 
@@ -220,34 +221,38 @@ class Register:
         and commit. Raise if an entry after the first has no reason.
         """
         with waited_for(self.path):
-            self.read()
-            before = self.standing(name)
-            if before is not None and before.sizes == sizes:
-                return before
-            now = flatten(fields)
-            then = self.fields_of(name)
+            self.reload()
+            latest = self.latest_entry(name)
+            if latest is not None and latest.sizes == sizes:
+                return latest
+            new_fields = flatten(fields)
+            old_fields = self.fields_of(name)
             changed = {
-                key: value for key, value in now.items() if key not in then or then[key] != value
+                key: value
+                for key, value in new_fields.items()
+                if key not in old_fields or old_fields[key] != value
             }
-            removed = sorted(key for key in then if key not in now)
-            if before is not None and len(reason.split()) < MIN_REASON_WORDS:
-                changed_sizes = [size for size in sizes if sizes[size] != before.sizes[size]]
+            removed = sorted(key for key in old_fields if key not in new_fields)
+            if latest is not None and len(reason.split()) < MIN_REASON_WORDS:
+                changed_sizes = [size for size in sizes if sizes[size] != latest.sizes[size]]
                 parts = [*changed, *removed] or [f"size {size}" for size in changed_sizes]
                 more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
                 raise Mistake(
-                    f"{name} is not what was registered on {before.date[:10]} as {before.digest}: "
+                    f"{name} is not what was registered on {latest.date[:10]} as {latest.digest}: "
                     f"{', '.join(parts[:4])}{more} changed; give `ntkexp claims register {name}` "
                     f"a reason of at least {MIN_REASON_WORDS} words, or put it back"
                 )
-            if before is not None and before.looks:
-                refuse_spent_seeds(name, {key: now.get(key) for key in [*changed, *removed]}, then)
+            if latest is not None and latest.looks:
+                refuse_used_seeds(
+                    name, {key: new_fields.get(key) for key in [*changed, *removed]}, old_fields
+                )
             line: dict[str, Json] = {
                 "entry": name,
                 **about,
                 "digest": sizes["default"],
                 "sizes": dict(sizes),
                 "reason": reason or FIRST_REASON,
-                "replaces": None if before is None else before.digest,
+                "replaces": None if latest is None else latest.digest,
                 "changed": changed,
                 "removed": removed,
             }
@@ -259,14 +264,15 @@ class Register:
         exists.
         """
         with waited_for(self.path):
-            self.read()
+            self.reload()
             entries = [
                 entry for entry in self.attempts(claim.name) if claim.digest in entry.sizes.values()
             ]
             entry = entries[-1] if entries else None
             if entry is None:
                 raise Mistake(
-                    f"{claim.name}: {claim.digest} is not in {self.path}, so no look at it can be recorded"
+                    f"{claim.name}: {claim.digest} is not in {self.path}, so its test results "
+                    "cannot be recorded"
                 )
             looks = {
                 name: {
@@ -305,21 +311,24 @@ def entry_of_line(line: Mapping[str, Any]) -> RegisterEntry:
     )
 
 
-def refuse_spent_seeds(name: str, changed: Mapping[str, Json], then: Mapping[str, Json]) -> None:
+def refuse_used_seeds(
+    name: str, changed: Mapping[str, Json], old_fields: Mapping[str, Json]
+) -> None:
     """Raise if only the seeds of a claim have changed since it was tested, and the new version uses
     one of the tested seeds again.
     """
     if any(key.rpartition(".")[2] not in {"seeds", "planned"} for key in changed):
         return  # other fields changed, so this is a different claim
     for key, seeds in changed.items():
-        before = then.get(key)
-        if isinstance(seeds, list) and isinstance(before, list) and key.endswith("seeds"):
-            spent = [seed for seed in seeds if seed in before]
-            if spent:
+        old_seeds = old_fields.get(key)
+        if isinstance(seeds, list) and isinstance(old_seeds, list) and key.endswith("seeds"):
+            reused = [seed for seed in seeds if seed in old_seeds]
+            if reused:
                 raise Mistake(
-                    f"{name}: seed {spent[0]} of {key} was looked at already; a number of seeds that is chosen after "
-                    f"a look takes fresh ones alone, such as {max(before) + 1}..{max(before) + len(seeds)}; to go on "
-                    "with the same, plan it beforehand: `looks: [6, 24]`"
+                    f"{name}: seed {reused[0]} of {key} was already tested; seeds that are added "
+                    "after a test must be new, such as "
+                    f"{max(old_seeds) + 1}..{max(old_seeds) + len(seeds)}; to continue with the "
+                    "same seeds, plan the tests beforehand: `looks: [6, 24]`"
                 )
 
 

@@ -71,18 +71,18 @@ class MetricsWriter:
     def flush(self) -> None:
         """Write the buffered lines to the file. A kill loses at most the current line."""
         content = self.line.getvalue().encode()
-        self.sealing.take(content)
+        self.sealing.update(content)
         self.file.write(content)
         self.file.flush()
         self.line.seek(0)
         self.line.truncate()
 
     @property
-    def mark(self) -> tuple[int, str]:
+    def size_and_digest(self) -> tuple[int, str]:
         """The number of bytes in the file, and their digest (seal). A resumed run passes this
         number as `keep_bytes`.
         """
-        return self.sealing.mark
+        return self.sealing.size_and_digest
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ later entries look like one unfinished entry.
 
 >>> from tempfile import TemporaryDirectory
 >>> with TemporaryDirectory() as folder:
-...     log = SealedLog.opened(Path(folder) / "steps.log", "steps of a run")
+...     log = SealedLog.read(Path(folder) / "steps.log", "steps of a run")
 ...     numbers = [log.append(b"first"), log.append(b"sec", b"ond")]
 ...     numbers, [bytes(entry) for entry in log.entries()]
 ([0, 1], [b'first', b'second'])
@@ -36,19 +36,19 @@ HEAD = 2 * LENGTH  # bytes of a length and the digest (mark) that protects it
 
 @dataclass
 class SealedLog:
-    """A log in a file. `of` is its name; `ends` and `seals` hold the position of the end, and the
+    """A log in a file. `name` is its name; `ends` and `seals` hold the position of the end, and the
     digest, of each entry.
     """
 
     path: Path
-    of: str
+    name: str
     ends: list[int] = field(default_factory=list)
     seals: list[bytes] = field(default_factory=list)
 
     @classmethod
-    def opened(cls, path: Path, of: str) -> SealedLog:
+    def read(cls, path: Path, name: str) -> SealedLog:
         """Read and check all complete entries. A missing file is an empty log."""
-        log = cls(path, of)
+        log = cls(path, name)
         content = log.content()
         while (end := log.next_end(content)) is not None:
             log.ends.append(end)
@@ -121,7 +121,7 @@ class SealedLog:
                 file.truncate(self.end)  # removes an unfinished entry
                 file.writelines([self.head(size), *content, seal])
         except OSError as error:
-            self.cut(len(self))
+            self.truncate(len(self))
             raise NoPlace(
                 f"{self.path} cannot grow ({error.strerror}); choose another place"
             ) from error
@@ -135,7 +135,7 @@ class SealedLog:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
 
-    def cut(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Remove all entries except the first `length` entries."""
         del self.ends[length:], self.seals[length:]
         if self.path.is_file():
@@ -146,10 +146,10 @@ class SealedLog:
         digest that protects this length.
         """
         length = size.to_bytes(LENGTH, "little")
-        return length + seal(length, f"length {len(self)} of {self.of}")[: HEAD - LENGTH]
+        return length + seal(length, f"length {len(self)} of {self.name}")[: HEAD - LENGTH]
 
     def seal(self, *content: memoryview | bytes) -> bytes:
-        sealing = Sealing(f"{self.of} {len(self)}")
+        sealing = Sealing(f"{self.name} {len(self)}")
         for part in (*self.seals[-1:], *content):
-            sealing.take(part)
+            sealing.update(part)
         return sealing.digest

@@ -192,7 +192,7 @@ def read_sweep(path: Path) -> Sweep:
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise Mistake(f"{path} is damaged: it does not tell of a sweep ({reason})") from error
+        raise Mistake(f"{path} is damaged: it does not describe a sweep ({reason})") from error
 
 
 def folder_of(folder: Path, path: Path) -> Path:

@@ -76,9 +76,9 @@ def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
     >>> slope(x, Pair(x.first**2, x.second**2), 2 * x.mean)
     tensor([4., 4.])
     """
-    near = at.change.abs() <= CLOSE * torch.maximum(at.first.abs(), at.second.abs())
-    divisor = torch.where(near, torch.ones_like(at.change), at.change)
-    return torch.where(near, derivative, value.change / divisor)
+    is_equal = at.change.abs() <= CLOSE * torch.maximum(at.first.abs(), at.second.abs())
+    divisor = torch.where(is_equal, torch.ones_like(at.change), at.change)
+    return torch.where(is_equal, derivative, value.change / divisor)
 
 
 # --- Secant Jacobians: the smallest correction of a Jacobian J such that J̄ δ = Δf.
@@ -104,14 +104,14 @@ def secant(
     """
     if not change.any():
         return slopes
-    return slopes + along(value - slopes @ change, change)
+    return slopes + least_norm_matrix(value - slopes @ change, change)
 
 
-def along(
-    missed: Float[Tensor, " row"], change: Float[Tensor, " weight"]
+def least_norm_matrix(
+    error: Float[Tensor, " row"], change: Float[Tensor, " weight"]
 ) -> Float[Tensor, "row weight"]:
-    """Return the matrix of least norm whose product with `change` is `missed`."""
-    return missed[:, None] * change / (change @ change)
+    """Return the matrix of least norm whose product with `change` is `error`."""
+    return error[:, None] * change / (change @ change)
 
 
 # --- Clipping by norm, N = ‖g‖: p = c g with c = min(1, clip_norm/(N + 1e-6)).
@@ -134,10 +134,12 @@ class Clipped:
         second = self.factor.second * self.gradient.second
         return Pair(first, second)
 
-    def back(self, pulled: Float[Tensor, "direction weight"]) -> Float[Tensor, "direction weight"]:
-        """Return the adjoint of the gradient, given the adjoint `pulled` of the clipped gradient."""
+    def pull_back(
+        self, adjoint: Float[Tensor, "direction weight"]
+    ) -> Float[Tensor, "direction weight"]:
+        """Return the adjoint of the gradient, given the adjoint `adjoint` of the clipped gradient."""
         if self.bound is None:
-            return pulled
+            return adjoint
         norm = Pair(self.gradient.first.norm(), self.gradient.second.norm())
         mean = self.gradient.mean
         # ΔN = 2 ḡ·Δg/(N + N′)
@@ -145,8 +147,8 @@ class Clipped:
         inverse = torch.where(summed > 0, 2 / torch.where(summed > 0, summed, 1.0), 0.0)
         norm_gradient = inverse * mean
         # c̄ Δg + ḡ Δc
-        by_factor = self.rate(norm) * (pulled @ mean)[:, None] * norm_gradient
-        return self.factor.mean * pulled + by_factor
+        by_factor = self.rate(norm) * (adjoint @ mean)[:, None] * norm_gradient
+        return self.factor.mean * adjoint + by_factor
 
     def rate(self, norm: Pair) -> Tensor:
         """Return c[N, N′].
@@ -220,71 +222,70 @@ class StepPair:
         """The mean of both steps. Raise if they are not comparable."""
         self.refuse_other()
         pairs = zip(self.first.updates, self.second.updates, strict=True)
-        updates = tuple(mean_update(one, other, self.first.index) for one, other in pairs)
+        updates = tuple(mean_update(first, second, self.first.index) for first, second in pairs)
         return replace(self.first, weights=self.weights.mean, updates=updates)
 
     def refuse_other(self) -> None:
         """Raise if the steps updated different parameters or made different numbers of calls."""
-        places = [update.place for update in self.first.updates]
-        other_places = [update.place for update in self.second.updates]
-        if places != other_places or len(self.first.batches) != len(self.second.batches):
+        slices = [update.weight_slice for update in self.first.updates]
+        other_slices = [update.weight_slice for update in self.second.updates]
+        if slices != other_slices or len(self.first.batches) != len(self.second.batches):
             raise Mistake(
-                f"step {self.first.index}: without the examples, the step has other parameters or "
-                "calls; nothing in the loop should depend on what it has learned but its weights"
+                f"step {self.first.index}: without the examples, the step updates other "
+                "parameters or makes other calls of the model; only the weights may depend on "
+                "earlier steps"
             )
 
 
 def mean_update(first: Update, second: Update, step: int) -> Update:
     """Return the mean of two updates of the same weights."""
-    one = first.linear
-    other = second.linear
+    linear = first.linear
+    other_linear = second.linear
     for name in COEFFICIENTS:
-        refuse_other_size(getattr(one, name), getattr(other, name), step)
+        refuse_other_size(getattr(linear, name), getattr(other_linear, name), step)
     if first.denominator is None or second.denominator is None:
-        refuse_other_size(one.momentum_scale, other.momentum_scale, step)
+        refuse_other_size(linear.momentum_scale, other_linear.momentum_scale, step)
         return first
 
     # σ = S n is equal in both runs; S̄ = σ/n̄ and m̄ = r̄ n̄
-    n = Pair(divided(first.denominator), divided(second.denominator))
-    size = Pair(one.momentum_scale * n.first, other.momentum_scale * n.second)
+    first_n = first.denominator.value(first.denominator.t)
+    second_n = second.denominator.value(second.denominator.t)
+    n = Pair(first_n, second_n)
+    size = Pair(linear.momentum_scale * n.first, other_linear.momentum_scale * n.second)
     refuse_other_size(size.first, size.second, step)
-    ratio = Pair(first.denominator.mean / n.first, second.denominator.mean / n.second).mean
-    denominator = mean_denominator(first.denominator, second.denominator, ratio * n.mean)
-    linear = replace(one, momentum_scale=size.first / n.mean)
-    return replace(first, linear=linear, denominator=denominator)
+    ratio = Pair(first.denominator.mean / n.first, second.denominator.mean / n.second)
+    momentum = ratio.mean * n.mean
+    mean_linear = replace(linear, momentum_scale=size.first / n.mean)
+    denominator = mean_denominator(first.denominator, second.denominator, momentum)
+    return replace(first, linear=mean_linear, denominator=denominator)
 
 
 def mean_denominator(first: Denominator, second: Denominator, mean: Tensor) -> Denominator:
     """Return the mean of two denominators. `mean` is the mean m̄ of their momentum."""
-    now = roots(first.latest, second.latest)
-    before = roots(first.latest_before, second.latest_before)
-    latest = now.mean.square()
-    latest_before = before.mean.square()
-    denominator = replace(first, mean=mean, latest=latest, latest_before=latest_before)
-    if first.largest is None or second.largest is None:
+    u = roots(first.second_moment, second.second_moment)
+    u_before = roots(first.second_moment_before, second.second_moment_before)
+    denominator = replace(
+        first,
+        mean=mean,
+        second_moment=u.mean.square(),
+        second_moment_before=u_before.mean.square(),
+    )
+    if first.max_second_moment is None or second.max_second_moment is None:
         return denominator
-    assert first.largest_before is not None
-    assert second.largest_before is not None
+    assert first.max_second_moment_before is not None
+    assert second.max_second_moment_before is not None
 
     # AMSGrad's running maximum t grows by max(u − t₋, 0)
-    largest = roots(first.largest, second.largest)
-    largest_before = roots(first.largest_before, second.largest_before)
-    excess = Pair(now.first - largest_before.first, now.second - largest_before.second)
+    t = roots(first.max_second_moment, second.max_second_moment)
+    t_before = roots(first.max_second_moment_before, second.max_second_moment_before)
+    excess = Pair(u.first - t_before.first, u.second - t_before.second)
     gain = Pair(excess.first.relu(), excess.second.relu())
     return replace(
         denominator,
-        largest=largest.mean.square(),
-        largest_before=largest_before.mean.square(),
-        passed=slope(excess, gain, (excess.first > 0).to(excess.first)),
+        max_second_moment=t.mean.square(),
+        max_second_moment_before=t_before.mean.square(),
+        max_slope=slope(excess, gain, (excess.first > 0).to(excess.first)),
     )
-
-
-def divided(by: Denominator) -> Tensor:
-    """Return the denominator n = t/ρ + ε of an adaptive step."""
-    squared = by.latest
-    if by.largest is not None:
-        squared = by.largest
-    return squared.sqrt() / by.root + by.eps
 
 
 def roots(first: Tensor, second: Tensor) -> Pair:
@@ -296,14 +297,14 @@ def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) 
 
     For example, a schedule that depends on the loss causes a change that belongs to no example.
     """
-    one = torch.as_tensor(first)
-    other = torch.as_tensor(second)
-    differs = one.shape != other.shape
-    if differs or float((one - other).abs().max()) > SAME_SIZE * float(one.abs().max()):
+    value = torch.as_tensor(first)
+    other_value = torch.as_tensor(second)
+    differs = value.shape != other_value.shape
+    if differs or float((value - other_value).abs().max()) > SAME_SIZE * float(value.abs().max()):
         raise Mistake(
-            f"step {step}: without the examples it was taken with other settings of the optimizer; "
-            "a schedule that looks at the loss has a share in the change that belongs to no "
-            "example; use another"
+            f"step {step}: without the examples, the optimizer has other settings at this step, "
+            "for example because a schedule depends on the loss; use a schedule that does not "
+            "depend on the loss"
         )
 
 
@@ -340,40 +341,41 @@ class Breakdown:
     emptied: int  # number of steps with an empty batch, because all its examples are left out
 
     @property
-    def missed(self) -> float:
+    def closure_error(self) -> float:
         """The norm of the difference between the summed shares and the actual change."""
         return float((self.shares.sum(1) - self.actual).norm())
 
     @property
     def closure(self) -> float:
-        """`missed`, relative to the actual change."""
+        """`closure_error`, relative to the actual change."""
         if not self.actual.any():
-            return self.missed
-        return self.missed / float(self.actual.norm())
+            return self.closure_error
+        return self.closure_error / float(self.actual.norm())
 
     @property
     def rounding(self) -> float:
         """The bound ε M on the rounding error (M: `magnitude`)."""
         return torch.finfo(self.shares.dtype).eps * float(self.magnitude.norm())
 
-    def closed(self) -> Breakdown:
+    def checked(self) -> Breakdown:
         """Return the breakdown if its shares add up to the actual change. Raise otherwise."""
-        if not self.missed <= self.rounding:
+        if not self.closure_error <= self.rounding:
             raise Mistake(
-                f"shares of the examples miss the actual change by {short(self.closure)} of it, "
-                f"more than rounding explains ({short(self.rounding)} where they miss "
-                f"{short(self.missed)}): something else than the examples had a share in it, as in "
-                "a training that is not the same each time; seed it, and use one thread"
+                f"the shares of the examples miss the actual change by {short(self.closure)} of "
+                f"it: the error {short(self.closure_error)} exceeds the rounding error "
+                f"{short(self.rounding)}, so something else differed between both trainings; seed "
+                "all random numbers, and use one thread"
             )
-        if not self.missed <= LARGEST_CLOSURE * float(self.actual.norm()):
+        if not self.closure_error <= LARGEST_CLOSURE * float(self.actual.norm()):
             raise Mistake(
-                f"shares of the examples miss the actual change by {short(self.closure)} of it, as "
-                "rounding grows along the training; take smaller steps, or float64"
+                f"the shares of the examples miss the actual change by {short(self.closure)} of "
+                "it, because training amplifies rounding errors; take smaller steps, or use "
+                "float64"
             )
         return self
 
 
-def joined(parts: Sequence[Breakdown]) -> Breakdown:
+def concatenated(parts: Sequence[Breakdown]) -> Breakdown:
     """Concatenate the breakdowns of several outputs."""
     names = ("before", "actual", "shares", "by_step", "magnitude")
     columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
@@ -408,16 +410,16 @@ class TrainingPair:
     second: AbstractTrajectory
     weights: Pair  # the weights of the examples
     mean: AbstractMean
-    together: int | None = None  # vectors per backward pass; None: all
-    begun: int = 0  # the first step at which the runs differ
+    vectors_per_pass: int | None = None  # vectors per backward pass; None: all
+    start_step: int = 0  # the first step at which the runs differ
     # number of steps with an empty batch, because all its examples are left out, in the last
     # backward pass
     emptied: int = 0
 
-    def breakdown(self, outputs: Jacobian, tell: Callable[[int], None]) -> Breakdown:
+    def breakdown(self, outputs: Jacobian, report: Callable[[int], None]) -> Breakdown:
         """Split the change of the outputs among examples and steps.
 
-        After each step of the backward pass, call `tell` with the number of completed steps.
+        After each step of the backward pass, call `report` with the number of completed steps.
         """
         ends = Pair(self.first.end, self.second.end)
         before, slopes_before = outputs(ends.first)
@@ -432,10 +434,10 @@ class TrainingPair:
         self.emptied = 0
         last_size = float(sizes.mean())
         largest = last_size
-        for index in reversed(range(self.begun, self.first.length)):
+        for index in reversed(range(self.start_step, self.first.length)):
             by_step[:, index] = self.step_back(index, adjoint, shares, magnitude)
             largest = max(largest, float(adjoint.weights.norm(dim=1).mean()))
-            tell(self.first.length - index)
+            report(self.first.length - index)
         return Breakdown(
             before=before,
             actual=after - before,
@@ -459,109 +461,123 @@ class TrainingPair:
         """
         pair = StepPair(first=self.first.step(index), second=self.second.step(index))
         # γ: the adjoint of the gradient, before clipping
-        pulled = pair.clipped.back(adjoint.back(pair.mean, pair.clipped.clipped.mean))
+        clipped_adjoint = adjoint.pull_back(pair.mean, pair.clipped.clipped.mean)
+        gamma = pair.clipped.pull_back(clipped_adjoint)
         share = shares.new_zeros(len(shares))
         if pair.first.batches:
-            magnitude += self.curve(pair, adjoint, pulled)
-            share += self.split(pair, pulled, shares)
+            magnitude += self.add_curvature(pair, adjoint, gamma)
+            share += self.add_shares(pair, gamma, shares)
         magnitude += adjoint.weights.abs() @ pair.weights.mean.abs()
         return share
 
-    def curve(
-        self, pair: StepPair, adjoint: StateAdjoint, pulled: Float[Tensor, "vector weight"]
+    def add_curvature(
+        self, pair: StepPair, adjoint: StateAdjoint, gamma: Float[Tensor, "vector weight"]
     ) -> Float[Tensor, " vector"]:
         """Add γᵀH̄ to the adjoint, where H̄ is the secant Jacobian of the gradient from θ to θ′.
 
         Return |γ|·|g| + Σᵢ κᵢ|γ·∇ℓᵢ|.
         """
-        batches = tuple(self.averaged(pair, k) for k in range(len(pair.first.batches)))
+        # γᵀH and γ·∇ℓᵢ at the midpoint, and the gradients g and g′
+        count = len(pair.first.batches)
+        batches = tuple(self.mean_batch(pair, index) for index in range(count))
         midpoint = recorded_gradient(batches, pair.weights.mean)
-        curved, rows = midpoint.curvature(pulled, self.together)
-        gradients = Pair(*(gradient(batches, end) for end in pair.weights))
+        curved, rows = midpoint.curvature(gamma, self.vectors_per_pass)
+        gradients = Pair(*(gradient(batches, weights) for weights in pair.weights))
 
         # a += γᵀH̄, with γᵀH̄ Δθ = γ·Δg
-        adjoint.weights += secant(curved, pulled @ gradients.change, pair.weights.change)
+        change = gamma @ gradients.change
+        adjoint.weights += secant(curved, change, pair.weights.change)
 
+        # |γ|·|g| + Σᵢ κᵢ|γ·∇ℓᵢ|
         shares = torch.cat([batch.shares for batch in batches]).abs()
-        return pulled.abs() @ gradients.mean.abs() + rows.abs() @ shares
+        gradient_magnitude = gamma.abs() @ gradients.mean.abs()
+        row_magnitude = rows.abs() @ shares
+        return gradient_magnitude + row_magnitude
 
-    def averaged(self, pair: StepPair, place: int) -> TakenBatch:
-        """Return batch number `place`, with the mean shares of both training runs.
+    def mean_batch(self, pair: StepPair, index: int) -> TakenBatch:
+        """Return batch number `index`, with the mean shares of both training runs.
 
         Raise if the batches differ in more than the weights of their examples.
         """
-        one = pair.first.batches[place]
-        other = pair.second.batches[place]
-        if not torch.equal(one.examples, other.examples) or self.has_other_shares(one, other):
+        first = pair.first.batches[index]
+        second = pair.second.batches[index]
+        has_other_examples = not torch.equal(first.examples, second.examples)
+        if has_other_examples or self.has_other_shares(first, second):
             raise Mistake(
-                f"step {pair.first.index}: without the examples, a call of others or with another "
-                "loss came back; nothing in the loop should depend on what it has learned but its "
-                "weights"
+                f"step {pair.first.index}: without the examples, a call has other examples or "
+                "another loss; only the weights may depend on earlier steps"
             )
-        return replace(one, shares=(one.shares + other.shares) / 2)
+        return replace(first, shares=(first.shares + second.shares) / 2)
 
-    def has_other_shares(self, one: TakenBatch, other: TakenBatch) -> bool:
+    def has_other_shares(self, batch: TakenBatch, other_batch: TakenBatch) -> bool:
         """Return True if the runs' shares in the loss differ for another reason than the example
         weights.
         """
-        unweighted = replace(one, shares=one.by_weight)
+        unweighted = replace(batch, shares=batch.unweighted_shares)
 
         def shares(weights: Tensor) -> Tensor:
-            return self.mean.shares(unweighted, weights[one.examples][None])[0]
+            return self.mean.shares(unweighted, weights[batch.examples][None])[0]
 
         first = shares(self.weights.first)
         if not first.any():
             return False
-        expected = shares(self.weights.second) * (one.shares.sum() / first.sum())
-        difference = float((expected - other.shares).abs().max())
+        scale = batch.shares.sum() / first.sum()
+        expected = shares(self.weights.second) * scale
+        difference = float((expected - other_batch.shares).abs().max())
         return difference > SAME_SHARES * float(expected.abs().max())
 
-    def split(
+    def add_shares(
         self,
         pair: StepPair,
-        pulled: Float[Tensor, "vector weight"],
+        gamma: Float[Tensor, "vector weight"],
         shares: Float[Tensor, "vector example"],
     ) -> Float[Tensor, " vector"]:
         """Add the terms of this step to the shares of the examples whose weight differs between
         both runs. Return the sum of these terms.
         """
         batches = list(zip(pair.first.batches, pair.second.batches, strict=True))
-        weights = [Pair(*(at[one.examples] for at in self.weights)) for one, _ in batches]
+        weights = []
+        for first, _ in batches:
+            rows = first.examples
+            weights.append(Pair(self.weights.first[rows], self.weights.second[rows]))
         self.emptied += not any(bool(weight.second.any()) for weight in weights)
         if not any(weight.differs for weight in weights):
             return shares.new_zeros(len(shares))
 
         # γ·∇ℓ̄ᵢ of every row
-        ends = (scores(pair.first.batches, end, pulled, self.together) for end in pair.weights)
-        lengths = [len(one.examples) for one, _ in batches]
-        scores_by_batch = torch.split(Pair(*ends).mean, lengths, dim=1)
+        def row_scores(weights: Tensor) -> Tensor:
+            return scores(pair.first.batches, weights, gamma, self.vectors_per_pass)
+
+        both_scores = Pair(row_scores(pair.weights.first), row_scores(pair.weights.second))
+        lengths = [len(first.examples) for first, _ in batches]
+        by_batch = torch.split(both_scores.mean, lengths, dim=1)
 
         parts = []
-        for (one, other), weight, rows in zip(batches, weights, scores_by_batch, strict=True):
-            part = row_shares(one, other, weight, rows)
-            shares.index_add_(1, one.examples, part)
+        for (first, second), weight, batch_scores in zip(batches, weights, by_batch, strict=True):
+            part = row_shares(first, second, weight, batch_scores)
+            shares.index_add_(1, first.examples, part)
             parts.append(part)
         return torch.cat(parts, dim=1).sum(1)
 
 
 def row_shares(
-    one: TakenBatch, other: TakenBatch, weight: Pair, rows: Float[Tensor, "vector row"]
+    first: TakenBatch, second: TakenBatch, weight: Pair, rows: Float[Tensor, "vector row"]
 ) -> Float[Tensor, "vector row"]:
     """Return c̄ γ·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ for the rows i of a batch.
 
     `weight` are the weights of the examples in both training runs, and `rows` is γ·∇ℓ̄ᵢ.
     """
-    per_weight = Pair(one.by_weight, other.by_weight)
+    per_weight = Pair(first.unweighted_shares, second.unweighted_shares)
     # without examples, a batch has no mean: use the factor of the other training run
     if not weight.second.any():
-        per_weight = Pair(one.by_weight, one.by_weight)
+        per_weight = Pair(first.unweighted_shares, first.unweighted_shares)
     elif not weight.first.any():
-        per_weight = Pair(other.by_weight, other.by_weight)
+        per_weight = Pair(second.unweighted_shares, second.unweighted_shares)
     changed = per_weight.mean * weight.change
-    counted = changed * one.counts
-    others = rows @ (weight.mean * per_weight.change)
+    counted = changed * first.counts
+    mean_derivative = rows @ (weight.mean * per_weight.change)
     # if ΔW = 0, then Δc = 0
     if counted.sum().abs() <= CLOSE * counted.abs().sum():
         return rows * changed
-    by_mean = others[:, None] / counted.sum() * one.counts
+    by_mean = mean_derivative[:, None] / counted.sum() * first.counts
     return (rows + by_mean) * changed

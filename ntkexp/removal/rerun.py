@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget, require_disk
-from ntkexp.effects.curvature import at_once
+from ntkexp.effects.curvature import batched_map
 from ntkexp.effects.plan import SWEEP_CACHE_NUMBERS
 from ntkexp.effects.sweep import MEANS
 from ntkexp.effects.trajectory import (
@@ -40,7 +40,7 @@ from ntkexp.path.recording import AbstractRecordedTraining, Frame
 from ntkexp.path.step import TrainingRecipe, sizes_of
 from ntkexp.progress import AbstractProgress
 from ntkexp.removal.between import Breakdown, Pair, TrainingPair
-from ntkexp.removal.retraining import AbstractRetraining, OutputsAt, split_change
+from ntkexp.removal.retraining import AbstractRetraining, ChosenOutputs, split_change
 from ntkexp.shapes import Function, Weights
 from ntkexp.text import short
 
@@ -63,7 +63,7 @@ VECTORS_PER_DIRECTION = 12  # weight vectors in memory during the backward pass 
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnBatch:
     """The distinct examples of a batch, and how often each was drawn."""
 
     rows: Int[Tensor, " row"]
@@ -88,8 +88,9 @@ class Rerun(TrainingRecipe):
     def __post_init__(self) -> None:
         if self.optimizer.flows:
             raise Mistake(
-                f"optimizer={self.optimizer.option} takes no steps that could be taken again "
-                "without an example; train with a small optimizer.step_size of optimizer=gd"
+                f"optimizer={self.optimizer.option} is a flow without steps, so training cannot "
+                "be repeated without an example; use optimizer=gd with a small "
+                "optimizer.step_size"
             )
 
     @cached_property
@@ -102,13 +103,13 @@ class Rerun(TrainingRecipe):
         return len(self.inputs)
 
     @cached_property
-    def everyone(self) -> Float[Tensor, " train"]:
+    def unit_weights(self) -> Float[Tensor, " train"]:
         """The example weights in the original training: ones."""
         return self.targets.new_ones(self.examples)
 
     def without(self, group: list[int]) -> Float[Tensor, " train"]:
         """Return example weights that leave out a group."""
-        weight = self.everyone.clone()
+        weight = self.unit_weights.clone()
         weight[group] = 0.0
         return weight
 
@@ -118,15 +119,17 @@ class Rerun(TrainingRecipe):
         bytes_each = VECTORS_PER_DIRECTION * self.flat.size * self.targets.element_size()
         return self.budget.largest_batch(2 * bytes_each)
 
-    def batch(self, step: int) -> Drawn:
+    def batch(self, step: int) -> DrawnBatch:
         drawn = self.optimizer.batch_indices(step, self.examples, self.seed)
         if drawn is None:
-            return Drawn(torch.arange(self.examples, device=self.inputs.device), self.everyone)
+            return DrawnBatch(
+                torch.arange(self.examples, device=self.inputs.device), self.unit_weights
+            )
         rows, times = torch.unique(drawn, return_counts=True)
-        return Drawn(rows.to(self.inputs.device), times.to(self.targets))
+        return DrawnBatch(rows.to(self.inputs.device), times.to(self.targets))
 
     def mean_factor(
-        self, drawn: Drawn, weighted: Float[Tensor, "*run row"]
+        self, drawn: DrawnBatch, weighted: Float[Tensor, "*run row"]
     ) -> Float[Tensor, "*run"]:
         """Return the factor c in the shares κᵢ = c tᵢwᵢ of a batch, given `weighted` = tᵢwᵢ. If all
         weights are zero, the value does not matter.
@@ -160,15 +163,15 @@ def gradient(
 ) -> Float[Tensor, " weight"]:
     """Return the gradient g(θ, κ) = Jᵀ(κ ⊙ ℓ′) of the examples in `rows`, where `share` is κ."""
     inputs = rerun.inputs[rows]
-    outputs, pull = vjp(lambda vector: rerun.outputs(vector, inputs), weights)[:2]
+    outputs, pullback = vjp(lambda vector: rerun.outputs(vector, inputs), weights)[:2]
     output_gradient = rerun.loss.output_gradient(outputs, rerun.targets[rows])
-    pulled: Tensor = pull(share[:, None] * output_gradient)[0]
-    return pulled
+    weight_gradient: Tensor = pullback(share[:, None] * output_gradient)[0]
+    return weight_gradient
 
 
-# --- A film: the weights and the optimizer's state of two training runs, at each step.
+# --- The stored weights and optimizer states of two training runs, at each step.
 #
-# Frame s of each run is [θ_s, optimizer state after step s]. The film is an unnamed temporary file.
+# Frame s of each run is [θ_s, optimizer state after step s]. The store is an unnamed temporary file.
 # Its size is reserved on the disk first. The operating system deletes the file once no process has
 # it open, even if a process is killed.
 
@@ -177,7 +180,7 @@ WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
-class Film:
+class TrajectoryStore:
     """Storage for the steps (frames) of two training runs. Each frame consists of `parts`, in this
     order.
     """
@@ -188,9 +191,9 @@ class Film:
 
     def write(self, step: int, vectors: Mapping[str, Float[Tensor, "run weight"]]) -> None:
         """Write some parts of a frame, for both training runs."""
-        for place, part in enumerate(self.parts):
+        for index, part in enumerate(self.parts):
             if part in vectors:
-                self.frames[step, place] = vectors[part].detach().cpu().numpy()
+                self.frames[step, index] = vectors[part].detach().cpu().numpy()
 
     def read(self, step: int, part: str, run: int) -> Float[Tensor, " weight"]:
         """Read a part of a frame, for one training run."""
@@ -198,23 +201,21 @@ class Film:
         return torch.from_numpy(numbers).to(self.device)
 
 
-def film_for(
+def create_store(
     parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"], folder: Path
-) -> Film:
-    """Create an empty `Film` (stored weights of two training runs) in a folder. Raise if the disk
-    is too full.
-    """
+) -> TrajectoryStore:
+    """Create an empty `TrajectoryStore` in a folder. Raise if the disk is too full."""
     needed = bytes_of(parts, frames, like)
     require_disk(folder, needed, "two recorded trainings")
     shape = (frames, len(parts), 2, len(like))
     with TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, needed)
         memory = np.memmap(file, like.cpu().numpy().dtype, "r+", shape=shape)
-        return Film(parts, memory, like.device)
+        return TrajectoryStore(parts, memory, like.device)
 
 
 def bytes_of(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]) -> int:
-    """Return the size in bytes of the file of a `Film`."""
+    """Return the size in bytes of the file of a `TrajectoryStore`."""
     return frames * len(parts) * 2 * like.numel() * like.element_size()
 
 
@@ -224,7 +225,7 @@ def bytes_of(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]
 # differ only in the weights of the examples.
 
 
-class Taken(NamedTuple):
+class RetrainedStep(NamedTuple):
     """One step of several training runs that are retrained in parallel."""
 
     step: int
@@ -233,7 +234,7 @@ class Taken(NamedTuple):
     weights: Float[Tensor, "run weight"]  # the weights after the step
 
 
-def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]:
+def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[RetrainedStep]:
     """Train with each row of example weights in parallel, and yield each step."""
     flat = rerun.flat
     weights = flat.vector(rerun.start).expand(len(weight), -1)
@@ -243,16 +244,19 @@ def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]
         drawn = rerun.batch(step)
         weighted = drawn.weighted(weight)
         share = weighted * rerun.mean_factor(drawn, weighted)[:, None]
+
+        # g = Σᵢ κᵢ∇ℓᵢ in each run
+        batch_gradient = partial(gradient, rerun, rows=drawn.rows)
         with torch.no_grad(), plain_kernels():
-            of_batch = partial(gradient, rerun, rows=drawn.rows)
-            gradients = at_once(of_batch, weights, share, together=TRAININGS_AT_ONCE)
-        before = weights
-        weights, memory = moved(rerun, step, weights, gradients, memory)
+            gradients = batched_map(batch_gradient, weights, share, chunk_size=TRAININGS_AT_ONCE)
+
+        weights_before = weights
+        weights, memory = next_state(rerun, step, weights, gradients, memory)
         parts = {name: flat.vector(dict(part)) for name, part in memory.items()}
-        yield Taken(step, {WEIGHTS: before, **parts}, weights)
+        yield RetrainedStep(step, {WEIGHTS: weights_before, **parts}, weights)
 
 
-def moved(
+def next_state(
     rerun: Rerun,
     step: int,
     weights: Float[Tensor, "run weight"],
@@ -261,8 +265,10 @@ def moved(
 ) -> tuple[Float[Tensor, "run weight"], Memory]:
     """Return the weights and the optimizer's state after a step of all training runs."""
     flat = rerun.flat
+    # clip the gradient of each run
     factors = [rerun.optimizer.clipping(flat.weights(row)) for row in gradient]
     clipped = gradient * gradient.new_tensor(factors)[:, None]
+
     sizes = sizes_of(rerun.start, rerun.factors, rerun.size(step))
     after, new_memory = rerun.optimizer.update(
         step, flat.weights(weights), flat.weights(clipped), sizes, memory
@@ -273,15 +279,15 @@ def moved(
 def trained(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Float[Tensor, "run weight"]:
     """Train with each row of example weights, and return the final weights of the network."""
     weights = rerun.flat.vector(rerun.start).expand(len(weight), -1)
-    for taken in retrain(rerun, weight):
-        weights = taken.weights
+    for step in retrain(rerun, weight):
+        weights = step.weights
     return weights
 
 
 # --- The training of an experiment, as a `Rerun`.
 
 
-def again(experiment: Experiment, problem: Problem, step_size: float, length: int) -> Rerun:
+def rerun_of(experiment: Experiment, problem: Problem, step_size: float, length: int) -> Rerun:
     """Return the training of an experiment as a `Rerun` of `length` steps.
 
     `step_size` is multiplied by the factor of the schedule. Raise if the data come in phases, or if
@@ -289,9 +295,9 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
     """
     if experiment.switches:
         raise Mistake(
-            f"data={experiment.data.option} is learned in phases, and there is no retraining "
-            "without some examples of one; its contributions are known by phase: "
-            "load_run(RUN).contributions.by_phase"
+            f"data={experiment.data.option} is learned in phases, for which retraining without "
+            "some examples is not supported; load_run(RUN).contributions.by_phase holds the "
+            "contributions of each phase"
         )
     if not experiment.path.explains_outputs:
         raise Mistake(
@@ -337,67 +343,69 @@ class RerunAt(AbstractRetraining):
     end: Float[Tensor, " weight"] | None = None  # final weights of the original run, if available
 
     @property
-    def everyone(self) -> Float[Tensor, " example"]:
-        return self.rerun.everyone
+    def unit_weights(self) -> Float[Tensor, " example"]:
+        return self.rerun.unit_weights
 
     @property
     def seed(self) -> int:
         return self.rerun.seed
 
     @property
-    def whole(self) -> Float[Tensor, "point out"]:
+    def original_outputs(self) -> Float[Tensor, "point out"]:
         assert self.end is not None
-        return self.at(self.end)
+        return self.outputs_at(self.end)
 
-    def at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
+    def outputs_at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
         with torch.no_grad(), plain_kernels():
             outputs = self.rerun.outputs(end, self.inputs)
         if self.outs is None:
             return outputs
         return outputs[:, list(self.outs)]
 
-    def ends(
+    def final_weights(
         self, weights: Float[Tensor, "training example"]
     ) -> Iterator[Float[Tensor, " weight"]]:
         """Train in parallel, as far as memory allows. Yield the final weights of each run."""
-        for some in torch.split(weights, self.rerun.directions):
-            yield from trained(self.rerun, some)
+        for part in torch.split(weights, self.rerun.directions):
+            yield from trained(self.rerun, part)
 
-    def doubts(
+    def rounding_remarks(
         self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
     ) -> list[str]:
         """Return a remark if training amplifies rounding errors to the size of the changes."""
         if self.end is None:
             return []
-        return drifted(repeated - self.whole, changes)
+        return repetition_remarks(repeated - self.original_outputs, changes)
 
 
-def drifted(
-    missed: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
+def repetition_remarks(
+    repetition_change: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
 ) -> list[str]:
-    """Return a remark if an exact repetition of training differs by `missed`, and this is too large
+    """Return a remark if an exact repetition of training differs by `repetition_change`, and this is too large
     relative to `changes`.
     """
     changed = float(changes.square().mean().sqrt())
-    off = float(missed.square().mean().sqrt())
-    if off <= LARGEST_REPEATED_ERROR * changed or off == changed == 0.0:
+    repetition_error = float(repetition_change.square().mean().sqrt())
+    if repetition_error <= LARGEST_REPEATED_ERROR * changed or repetition_error == changed == 0.0:
         return []
     return [
-        f"trained again as it was, the run ends {short(off)} from where it did, without single "
-        f"examples {short(changed)}: its steps amplify rounding, so do not trust effects; choose a "
-        "smaller step size"
+        (
+            f"an exact repetition of the training changes the outputs by {short(repetition_error)}, "
+            f"and leaving out single examples by {short(changed)}: the steps amplify rounding errors, "
+            "so do not trust effects; choose a smaller step size"
+        )
     ]
 
 
-# --- One of the two training runs on a `Film`, as a recorded training run for backward passes.
+# --- One of the two training runs on a `TrajectoryStore`, as a recorded training run for backward passes.
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilmedTraining(AbstractRecordedTraining):
-    """Training run number `run` of a `Film`, with its example weights."""
+class StoredTraining(AbstractRecordedTraining):
+    """Training run number `run` of a `TrajectoryStore`, with its example weights."""
 
     rerun: Rerun
-    film: Film
+    store: TrajectoryStore
     run: int
     weight: Float[Tensor, " train"]
 
@@ -418,7 +426,7 @@ class FilmedTraining(AbstractRecordedTraining):
 
     def frame(self, index: int) -> Frame:
         """Read the weights before a step, and the optimizer's state after the step."""
-        parts = {part: self.film.read(index, part, self.run) for part in self.film.parts}
+        parts = {part: self.store.read(index, part, self.run) for part in self.store.parts}
         weights = parts.pop(WEIGHTS)
         return Frame(weights, {part: self.flat.weights(vector) for part, vector in parts.items()})
 
@@ -448,37 +456,38 @@ def losses(
     return rerun.loss.value(rerun.outputs(weights, inputs), targets)
 
 
-# --- A removal: record training runs with and without a group on a film, and split the difference.
+# --- A removal: store training runs with and without a group, and split the difference.
 
 
-def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress) -> Film:
-    """Train with both sets of example weights, and store all steps in a `Film` in `folder`.
+def store_trajectories(
+    rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress
+) -> TrajectoryStore:
+    """Train with both sets of example weights, and store all steps in a `TrajectoryStore` in `folder`.
 
     Raise if there are no exact difference rules for the optimizer.
     """
     optimizer = rerun.optimizer
     if optimizer.records and optimizer.spread_at(0) is None:
         raise Mistake(
-            f"optimizer={optimizer.option} scales gradients by its memory of them, and exact "
-            "differences of its steps are known for no optimizer of that kind but Adam, AdamW and "
-            "RMSprop"
+            f"optimizer={optimizer.option} scales gradients by past gradients, and exact "
+            "differences of such steps are known only for Adam, AdamW and RMSprop"
         )
     parts = (WEIGHTS, *dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
     start = rerun.flat.vector(rerun.start)
-    film = film_for(parts, rerun.length + 1, start, folder)
-    film.write(0, {WEIGHTS: start.expand(2, -1)})
+    store = create_store(parts, rerun.length + 1, start, folder)
+    store.write(0, {WEIGHTS: start.expand(2, -1)})
     progress.start("again", rerun.length, 0)
-    for taken in retrain(rerun, torch.stack(tuple(weight))):
-        film.write(taken.step, taken.recorded)
-        film.write(taken.step + 1, {WEIGHTS: taken.weights})
-        progress.step(taken.step + 1)
-    return film
+    for retrained in retrain(rerun, torch.stack(tuple(weight))):
+        store.write(retrained.step, retrained.recorded)
+        store.write(retrained.step + 1, {WEIGHTS: retrained.weights})
+        progress.step(retrained.step + 1)
+    return store
 
 
-def pair_of(rerun: Rerun, film: Film, weight: Pair) -> TrainingPair:
-    """Return both training runs of a `Film`. Raise if one diverged."""
-    first = FilmedTraining(rerun=rerun, film=film, run=0, weight=weight.first)
-    second = FilmedTraining(rerun=rerun, film=film, run=1, weight=weight.second)
+def pair_of(rerun: Rerun, store: TrajectoryStore, weight: Pair) -> TrainingPair:
+    """Return both training runs of a `TrajectoryStore`. Raise if one diverged."""
+    first = StoredTraining(rerun=rerun, store=store, run=0, weight=weight.first)
+    second = StoredTraining(rerun=rerun, store=store, run=1, weight=weight.second)
     for name, training in (("as it was", first), ("without these examples", second)):
         if not training.end.isfinite().all():
             raise Mistake(
@@ -490,8 +499,8 @@ def pair_of(rerun: Rerun, film: Film, weight: Pair) -> TrainingPair:
         second=second,
         weights=weight,
         mean=MEANS["renormalised" if rerun.renormalises else "fixed"],
-        together=max(1, SWEEP_CACHE_NUMBERS // rerun.flat.size),
-        begun=first_difference(rerun, weight),
+        vectors_per_pass=max(1, SWEEP_CACHE_NUMBERS // rerun.flat.size),
+        start_step=first_difference(rerun, weight),
     )
 
 
@@ -527,9 +536,9 @@ def breakdown_between(
         return rerun.outputs(weights, inputs)[chosen[:, 0], chosen[:, 1]]
 
     try:
-        pair = pair_of(rerun, filmed(rerun, weight, folder, progress), weight)
+        pair = pair_of(rerun, store_trajectories(rerun, weight, folder, progress), weight)
         groups = torch.split(chosen, rerun.directions)
-        parts = [OutputsAt([partial(outputs, group)], GRADIENTS_AT_ONCE) for group in groups]
+        parts = [ChosenOutputs([partial(outputs, group)], GRADIENTS_AT_ONCE) for group in groups]
         return split_change(pair, parts, progress)
     finally:
         progress.stop()

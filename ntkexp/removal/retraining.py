@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.func import jacrev
 
 from ntkexp.effects.plan import Caveats
-from ntkexp.effects.sweep import Effects, MeanName, kind_of
+from ntkexp.effects.sweep import MeanName
 from ntkexp.kernel import plain_kernels
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import RETRAINED, LeaveOut, LeftOut, Removal
-from ntkexp.removal.between import Breakdown, TrainingPair, joined
+from ntkexp.removal.between import Breakdown, TrainingPair, concatenated
 from ntkexp.report.leave_out import agreement_of, remarks_on_trainings
 from ntkexp.stream import stream
 
@@ -33,7 +33,7 @@ class AbstractRetraining(ABC):
 
     @property
     @abstractmethod
-    def everyone(self) -> Float[Tensor, " example"]:
+    def unit_weights(self) -> Float[Tensor, " example"]:
         """The weights of the examples in the original training: ones."""
 
     @property
@@ -43,11 +43,11 @@ class AbstractRetraining(ABC):
 
     @property
     @abstractmethod
-    def whole(self) -> Float[Tensor, "point out"]:
+    def original_outputs(self) -> Float[Tensor, "point out"]:
         """The outputs after the original training, with all examples."""
 
     @abstractmethod
-    def ends(
+    def final_weights(
         self, weights: Float[Tensor, "training example"]
     ) -> Iterator[Float[Tensor, " weight"]]:
         """Train with each row of example weights.
@@ -56,17 +56,17 @@ class AbstractRetraining(ABC):
         """
 
     @abstractmethod
-    def at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
+    def outputs_at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
         """Return the outputs of the network with the weights `end`."""
 
     def outputs(
         self, weights: Float[Tensor, "training example"]
     ) -> Float[Tensor, "training point out"]:
         """Train with each row of example weights. Return the outputs of the trained networks."""
-        return torch.stack([self.at(end) for end in self.ends(weights)])
+        return torch.stack([self.outputs_at(end) for end in self.final_weights(weights)])
 
     @abstractmethod
-    def doubts(
+    def rounding_remarks(
         self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
     ) -> list[str]:
         """Return reasons to doubt the changes of the outputs. Raise if rounding errors dominate the
@@ -80,12 +80,12 @@ def changes(
     training: AbstractRetraining, removals: Sequence[Sequence[int]]
 ) -> tuple[Float[Tensor, "removal point out"], list[str]]:
     """Leave out each group. Return the changes of the outputs, and reasons to doubt the changes."""
-    weights = training.everyone.repeat(1 + len(removals), 1)
+    weights = training.unit_weights.repeat(1 + len(removals), 1)
     for weight, group in zip(weights[1:], removals, strict=True):
         weight[list(group)] = 0.0
     outputs = training.outputs(weights)
     differences = outputs[1:] - outputs[0]
-    return differences, training.doubts(outputs[0], differences)
+    return differences, training.rounding_remarks(outputs[0], differences)
 
 
 # --- Linearity: does half a removal cause half its change?
@@ -108,10 +108,10 @@ def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
     """Return two rows of example weights. A random group has weight ½ in the first row and 0 in the
     second; all other weights are 1.
     """
-    count = len(training.everyone)
+    count = len(training.unit_weights)
     removed = max(1, count // EXAMPLES_PER_REMOVED)
     chosen = torch.randperm(count, generator=stream("half", training.seed))[:removed]
-    weights = training.everyone.repeat(2, 1)
+    weights = training.unit_weights.repeat(2, 1)
     weights[0, chosen] = 0.5
     weights[1, chosen] = 0.0
     return weights
@@ -122,7 +122,7 @@ def agreement(training: AbstractRetraining) -> float:
     removal.
     """
     half, none = training.outputs(halving(training))
-    first = (half - training.whole).flatten()
+    first = (half - training.original_outputs).flatten()
     second = (none - half).flatten()
     return float(first @ second / (first.norm() * second.norm()))
 
@@ -132,8 +132,8 @@ def metasmoothness(training: AbstractRetraining) -> float:
 
     It is NaN if the first half of the removal does not change the weights of the network.
     """
-    (full,) = training.ends(training.everyone[None])
-    half, none = training.ends(halving(training))
+    (full,) = training.final_weights(training.unit_weights[None])
+    half, none = training.final_weights(halving(training))
     first = half - full
     second = none - half
     return float((first * second.sign()).sum() / first.abs().sum())
@@ -158,12 +158,17 @@ def sizes(examples: int) -> list[int]:
 
 def groups(influence: Float[Tensor, " train"], seed: int) -> tuple[LeftOut, ...]:
     """Choose groups to leave out: the most influential examples, and random examples."""
-    order = influence.argsort(descending=True, stable=True).tolist()
     count = len(influence)
+
+    # the most influential examples
+    order = influence.argsort(descending=True, stable=True).tolist()
     removals = [LeftOut(influential=True, examples=tuple(order[:size])) for size in sizes(count)]
+
+    # random examples: one group of one example, and two groups of each larger size
     generator = stream("removals", seed)
     for size in sizes(count):
-        for _ in range(1 if size == 1 else 2):
+        draws = 1 if size == 1 else 2
+        for _ in range(draws):
             drawn = torch.randperm(count, generator=generator)[:size].tolist()
             removals.append(LeftOut(influential=False, examples=tuple(drawn)))
     return tuple(removals)
@@ -173,26 +178,30 @@ def groups_for(
     effect: Float[Tensor, "point out example"], training: AbstractRetraining
 ) -> tuple[LeftOut, ...]:
     """Choose groups to leave out. Influence is the norm of the effects over points and outputs."""
-    return groups(effect.square().sum((0, 1)).sqrt(), training.seed)
+    influence = effect.square().sum((0, 1)).sqrt()
+    return groups(influence, training.seed)
 
 
-def leave_out(
-    training: AbstractRetraining,
-    effect: Float[Tensor, "point out example"],
-    query: Sequence[int],
-    *,
-    everyone: bool = False,
-) -> LeaveOut:
-    """Compare effects at the queries `query` with retraining without some groups of examples.
+@dataclass(frozen=True, kw_only=True)
+class RetrainingCheck:
+    """A check of leave-out effects at the queries `query`, by retraining without some groups."""
 
-    If `everyone` is True, also retrain without each single example.
-    """
-    removals = groups_for(effect, training)
-    if everyone:
-        alone = (LeftOut(influential=False, examples=(k,)) for k in range(effect.shape[2]))
-        several = (removal for removal in removals if len(removal.examples) > 1)
-        removals = (*alone, *several)
-    return compare_removals(training, effect, removals, query)
+    training: AbstractRetraining
+    query: Sequence[int]
+    singles: bool = False  # also retrain without each single example
+
+    def compare(self, effect: Float[Tensor, "point out example"]) -> LeaveOut:
+        """Return the changes that the effects predict, with the changes by retraining."""
+        removals = groups_for(effect, self.training)
+        if self.singles:
+            several = [removal for removal in removals if len(removal.examples) > 1]
+            removals = (*single_examples(effect.shape[2]), *several)
+        return compare_removals(self.training, effect, removals, self.query)
+
+
+def single_examples(count: int) -> tuple[LeftOut, ...]:
+    """Return one group for each example, which contains only this example."""
+    return tuple(LeftOut(influential=False, examples=(index,)) for index in range(count))
 
 
 def compare_removals(
@@ -218,13 +227,13 @@ def compare_removals(
 # --- Leave-out effects, with facts, caveats and their check by retraining.
 
 
-EVERYONE = (
+SINGLES_REMARK = (
     "every example was left out alone, which costs less than effects; `explain` shows the result"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EffectsFound:
+class EffectsResult:
     """The leave-out effect of each example; NaN at points without effects."""
 
     values: Float[Tensor, "point out example"]
@@ -233,43 +242,36 @@ class EffectsFound:
     check: LeaveOut | None  # comparison of these effects with retrainings
 
 
-def effects_swept(
+def checked_effects(
     values: Float[Tensor, "point out example"],
-    effects: Effects,
-    mean: MeanName,
+    facts: Mapping[str, float | str],
     caveats: Caveats,
-    training: AbstractRetraining | None,
-    query: Sequence[int],
-    *,
-    everyone: bool = False,
+    check: RetrainingCheck | None,
     unchecked: str = "",
-) -> EffectsFound:
+) -> EffectsResult:
     """Return the effects `values` of a sweep, with caveats and a check by retraining.
 
-    If there is no check, add the remark `unchecked` to the caveats.
+    If there is no check, add the remark `unchecked` to the caveats. Add the growth and the
+    agreement to the facts.
     """
-    agrees = None
-    check = None
-    if training is not None:
-        agrees = agreement(training)
-        if sizes(values.shape[2]):
-            check = leave_out(training, values, query, everyone=everyone)
-    sentences = replace(caveats, agreement=agrees).sentences
+    facts = {**facts, "growth": caveats.growth}
+    comparison = None
     if check is not None:
-        sentence = agreement_of(check, caveats.growth).sentence
-        if check.alone(values.shape[2]) is not None:
-            sentence = f"{sentence} ({EVERYONE})"
+        agrees = agreement(check.training)
+        facts["agreement"] = agrees
+        caveats = replace(caveats, agreement=agrees)
+        if sizes(values.shape[2]):
+            comparison = check.compare(values)
+
+    sentences = caveats.sentences
+    if comparison is not None:
+        sentence = agreement_of(comparison, caveats.growth).sentence
+        if comparison.alone(values.shape[2]) is not None:
+            sentence = f"{sentence} ({SINGLES_REMARK})"
         sentences.append(sentence)
     elif unchecked:
         sentences.append(unchecked)
-    facts: dict[str, float | str] = {
-        "kind": kind_of(effects),
-        "mean": mean,
-        "growth": caveats.growth,
-    }
-    if agrees is not None:
-        facts["agreement"] = agrees
-    return EffectsFound(values=values, facts=facts, caveats=sentences, check=check)
+    return EffectsResult(values=values, facts=facts, caveats=sentences, check=comparison)
 
 
 def effects_retrained(
@@ -277,7 +279,7 @@ def effects_retrained(
     mean: MeanName,
     query: Sequence[int],
     dtype: torch.dtype | None = None,
-) -> EffectsFound:
+) -> EffectsResult:
     """Return the exact leave-out effects, by retraining once without each example.
 
     effect of i = f_T trained without i − f_T,      with equal initial weights and order
@@ -285,14 +287,14 @@ def effects_retrained(
     Also retrain without some groups. The change by a group equals the sum of the effects of its
     members only if the examples do not interact.
     """
-    count = len(training.everyone)
+    count = len(training.unit_weights)
     alone, doubts = changes(training, [(k,) for k in range(count)])
     values = alone.permute(1, 2, 0).to(dtype or alone.dtype)
     removals = [removal for removal in groups_for(values, training) if len(removal.examples) > 1]
     check = None
     if removals:
         check = compare_removals(training, values, removals, query)
-    return EffectsFound(
+    return EffectsResult(
         values=values,
         facts={"kind": RETRAINED, "mean": mean},
         caveats=remarks_on_trainings(count, doubts, check),
@@ -304,33 +306,33 @@ def effects_retrained(
 
 
 @dataclass(frozen=True)
-class OutputsAt:
+class ChosenOutputs:
     """A function of the weights that returns the chosen outputs, concatenated from `parts`."""
 
     parts: Sequence[Callable[[Float[Tensor, " weight"]], Float[Tensor, " some"]]]
     # number of gradients per backward pass; None: all gradients of a part
-    at_once: int | None = None
+    chunk_size: int | None = None
 
     def __call__(self, weights: Float[Tensor, " weight"]) -> tuple[Tensor, Tensor]:
         """Return the outputs, and the gradient of each output as a row."""
         with plain_kernels():
             values = [part(weights).detach() for part in self.parts]
-            slopes = [jacrev(part, chunk_size=self.at_once)(weights) for part in self.parts]
+            slopes = [jacrev(part, chunk_size=self.chunk_size)(weights) for part in self.parts]
         return torch.cat(values), torch.cat(slopes)
 
 
 def split_change(
-    pair: TrainingPair, outputs: Sequence[OutputsAt], progress: AbstractProgress
+    pair: TrainingPair, outputs: Sequence[ChosenOutputs], progress: AbstractProgress
 ) -> Breakdown:
     """Split the change of the outputs between two training runs.
 
     Each item of `outputs` requires one backward pass.
     """
     parts = []
-    for some in outputs:
+    for part_outputs in outputs:
         progress.start("back", pair.first.length, 0)
-        parts.append(pair.breakdown(some, progress.step))
-    return joined(parts)
+        parts.append(pair.breakdown(part_outputs, progress.step))
+    return concatenated(parts)
 
 
 def removal_of(

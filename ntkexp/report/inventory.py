@@ -97,7 +97,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
         state: State = "damaged"
         try:
             # check only small files, because there may be ten thousand runs
-            defect = run.find_defect(MAX_READ_FOR_STATE, surplus=False)
+            defect = run.find_defect(MAX_READ_FOR_STATE, check_sizes=False)
             state = run.state_by(defect)
             if defect is not None and run.seal_file:
                 run.check(CONFIG)

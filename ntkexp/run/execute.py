@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 
 from ntkexp.config.build import build
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.experiment.identity import canonical, files_of, folder_name, identity
+from ntkexp.experiment.identity import canonical, files_of, identity
 from ntkexp.experiment.problem import draw_problem
 from ntkexp.kernel.read.plan import threads_by_size
 from ntkexp.mistake import Mistake, Useless
@@ -40,12 +39,12 @@ from ntkexp.records.kernels import KERNELS, create_kernels, read_predictions
 from ntkexp.records.own_files import drop_half_written
 from ntkexp.records.results import MACHINE, RETRACED, Seconds, read_rows, write_timings
 from ntkexp.removal.between import Breakdown, Pair
-from ntkexp.removal.rerun import LARGEST_REPEATED_ERROR, again, breakdown_between
+from ntkexp.removal.rerun import LARGEST_REPEATED_ERROR, breakdown_between, rerun_of
 from ntkexp.removal.retraining import removal_of
 from ntkexp.report.drawing import draw_run
 from ntkexp.report.live_log import LiveLog, open_log
 from ntkexp.run.environment import Clock, all_threads, check_device, fix_circumstances, provenance
-from ntkexp.run.folder_listener import data_arrays, listen, log_keys_of, write_outcome
+from ntkexp.run.folder_listener import RunRequest, data_arrays, listen, log_keys_of, write_outcome
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, Survey, setting_of, survey
@@ -58,21 +57,7 @@ from ntkexp.text import several, short
 OPTIONAL = (RETRACED, LEFT_OUT, DIAGNOSTICS)
 """Reproducible files that only some runs have."""
 
-OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """A request to execute an experiment in a run folder."""
-
-    experiment: Experiment
-    folder: RunFolder
-    overrides: Sequence[str]
-    repeat: str  # the command that repeats the run
-    progress: AbstractProgress
-    pictures: bool = True
-    most_threads: int | None = None  # largest number of threads; None: the number of cores
-    log: str | None = None  # name of the logger in `LOGS` that receives metrics during the run
+OTHER_FILES = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
 
 def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
@@ -82,7 +67,7 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     if saved is not None:
         clock.parts["earlier"] = Seconds(*saved.get("took", (nan, nan)))
     try:
-        setting, outcome = carry_through(request, saved, clock)
+        setting, outcome = train_and_write(request, saved, clock)
         with clock.times("draw"):
             pictures = folder.write_pictures(draw_run(folder.path) if request.pictures else {})
     except (Exception, KeyboardInterrupt):
@@ -97,7 +82,7 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     optional = [name for name in OPTIONAL if (folder.path / name).exists()]
     folder.finish(
         [*RESULTS, *optional, *pictures],
-        *OTHERS,
+        *OTHER_FILES,
         identity=folder.identity,
         outcome=outcome.sentence,
         diverged=outcome.diverged,
@@ -108,14 +93,13 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     remove_leftovers(folder)
 
 
-def carry_through(
+def train_and_write(
     request: RunRequest, saved: Checkpoint | None, clock: Clock
 ) -> tuple[Setting, Outcome]:
     """Prepare the run, train, and write the results."""
     experiment = request.experiment
     folder = request.folder
     with clock.times("prepare"):
-        of = identity(experiment)
         # use one thread for the survey, a forward pass at two points
         fix_circumstances(experiment, 1)
         surveyed = survey(experiment)
@@ -123,7 +107,7 @@ def carry_through(
         torch.set_num_threads(threads)
         setting = setting_of(surveyed)
     if saved is None:
-        begin_folder(request, setting, of)
+        begin_folder(request, setting)
 
     # allocate the store of kernels; a resumed run keeps its chunks
     problem = setting.problem
@@ -140,7 +124,7 @@ def carry_through(
     with live_log(request, saved) as log:
         with (
             clock.times("run"),
-            listen(folder, setting, saved, of, threads, request.progress, clock, log) as listener,
+            listen(request, setting, saved, threads, clock, log) as listener,
         ):
             outcome = run(setting, listener, saved["run"] if saved else None)
         if log is not None:
@@ -171,14 +155,14 @@ def threads_of(request: RunRequest, saved: Checkpoint | None, surveyed: Survey) 
     return request.experiment.threads or threads_by_size(surveyed.operations, most_threads)
 
 
-def begin_folder(request: RunRequest, setting: Setting, of: str) -> None:
+def begin_folder(request: RunRequest, setting: Setting) -> None:
     """Remove the files of an earlier attempt, and write the files that precede the first step."""
     folder = request.folder
     folder.clear()
     folder.write_json(CONFIG, canonical(request.experiment))
     folder.write(OVERRIDES, "".join(f"{override}\n" for override in request.overrides))
     write_data(folder.path / "data.npz", data_arrays(setting))
-    folder.begin(BEGINNING, of)
+    folder.begin(BEGINNING, identity(request.experiment))
 
 
 def live_log(
@@ -189,9 +173,9 @@ def live_log(
         return nullcontext()
     folder = request.folder.path
     key = log_keys_of(saved).get(request.log)
-    earlier = read_rows(folder / METRICS) if saved else ()
+    earlier_rows = read_rows(folder / METRICS) if saved else ()
     return open_log(
-        request.log, folder, canonical(request.experiment), key, earlier, request.progress
+        request.log, folder, canonical(request.experiment), key, earlier_rows, request.progress
     )
 
 
@@ -215,55 +199,34 @@ def remove_leftovers(folder: RunFolder) -> None:
 #                                               number of threads
 
 
-def execute(
-    experiment: Experiment,
-    overrides: Sequence[str],
-    out: Path,
-    force: bool,
-    progress: AbstractProgress,
-    options: Sequence[str] = (),
-    pictures: bool = True,
-    most_threads: int | None = None,
-    log: str | None = None,
-) -> Path:
+def execute(request: RunRequest, *, force: bool = False) -> Path:
     """Execute a run unless it is finished, and return its folder.
 
-    `options` are the options of the command that repeats the run. With `force`, start again even if
-    the run is finished.
+    With `force`, start again even if the run is finished.
     """
-    folder = RunFolder(out / "runs" / folder_name(experiment))
-    check_device(experiment.device)  # also raise if the run is finished
+    folder = request.folder
+    check_device(request.experiment.device)  # also raise if the run is finished
     if not force:
-        refuse_other_run(folder, experiment)
-        if folder.whole:
+        refuse_other_run(folder, request.experiment)
+        if folder.is_intact:
             remove_leftovers(folder)
-            progress.found(folder.path)
+            request.progress.found(folder.path)
             return folder.path
-    request = RunRequest(
-        experiment=experiment,
-        folder=folder,
-        overrides=overrides,
-        repeat=command("train", overrides, options),
-        progress=progress,
-        pictures=pictures,
-        most_threads=most_threads,
-        log=log,
-    )
     with folder.claim():
         # another process may have finished the run while this one waited for the lock
-        if force or not folder.whole:
-            attempt_twice(request, None if force else state_left(request))
+        if force or not folder.is_intact:
+            attempt_with_restart(request, None if force else usable_checkpoint(request))
     return folder.path
 
 
 def refuse_other_run(folder: RunFolder, experiment: Experiment) -> None:
     """Raise if the folder contains an undamaged run of another experiment."""
-    if not folder.seal_file or folder.broken(CONFIG):
+    if not folder.seal_file or folder.damaged_files(CONFIG):
         return
     if folder.identity != identity(experiment):
         raise Useless(
-            f"{folder.path} holds another run, …-{folder.identity[:12]}; give it its own name, or "
-            "write over it"
+            f"{folder.path} holds another run, …-{folder.identity[:12]}; give this run another "
+            "name, or write over it"
         )
 
 
@@ -287,19 +250,19 @@ def resume(
     folder = RunFolder(path)
     if "follow" in folder.read_json(CONFIG):
         raise Mistake(
-            f"{path} is the trace of a loop of your own: that loop continues there, from its own "
+            f"{path} is the trace of a followed loop; run that loop again to continue from its "
             "checkpoint"
         )
-    if strange := folder.seal_file and folder.misnamed:
-        raise Mistake(f"{path} {strange}")
-    if folder.whole:
+    if defect := folder.seal_file and folder.misnamed:
+        raise Mistake(f"{path} {defect}")
+    if folder.is_intact:
         progress.say(f"{path} is finished")
         return path
 
     # rebuild the experiment from the files of the folder, unless they are damaged
     with folder.claim():
-        if wrong := folder.broken(CONFIG, OVERRIDES):
-            reason = f"{several(wrong)} not as it was written"
+        if damaged := folder.damaged_files(CONFIG, OVERRIDES):
+            reason = f"{several(damaged)} not as it was written"
             raise Mistake(
                 f"{path} cannot be resumed: {reason}; the command that began it starts it again"
             )
@@ -313,7 +276,7 @@ def resume(
             progress=progress,
             log=log,
         )
-        attempt_twice(request, state_left(request))
+        attempt_with_restart(request, usable_checkpoint(request))
     return path
 
 
@@ -328,8 +291,8 @@ def begun_by(folder: RunFolder) -> str:
 def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
     """Return the experiment of a run. Raise if its data files or the code have changed since."""
     folder.check(CONFIG)
-    if strange := folder.misnamed:
-        raise Mistake(f"{folder.path} {strange}")
+    if defect := folder.misnamed:
+        raise Mistake(f"{folder.path} {defect}")
     experiment = build(folder.read_json(CONFIG), trusted)
     if identity(experiment) != folder.identity:
         files = sorted({str(file) for file in files_of(experiment)})
@@ -342,7 +305,7 @@ def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experimen
     return experiment
 
 
-def state_left(request: RunRequest) -> Checkpoint | None:
+def usable_checkpoint(request: RunRequest) -> Checkpoint | None:
     """Return the checkpoint of an earlier attempt, or None. If an earlier attempt left no usable
     checkpoint, warn with the reason.
     """
@@ -361,7 +324,7 @@ def state_left(request: RunRequest) -> Checkpoint | None:
     return saved
 
 
-def attempt_twice(request: RunRequest, saved: Checkpoint | None) -> None:
+def attempt_with_restart(request: RunRequest, saved: Checkpoint | None) -> None:
     """Execute a run. If a file turns out to be damaged, start the run again."""
     try:
         attempt(request, saved)
@@ -412,27 +375,27 @@ def train_without(
             "step size"
         )
     problem = draw_problem(experiment)
-    rerun = again(experiment, problem, *folder.steps_taken)
+    rerun = rerun_of(experiment, problem, *folder.steps_taken)
 
     # select the inputs of the queries, and all pairs [query, out]
-    first = 0 if "train" in problem.places else problem.train
+    first = 0 if "train" in problem.split_slices else problem.train
     outs = experiment.path.chosen_outputs(problem.outputs)
     inputs = problem.inputs[[first + point for point in points]]
     chosen = torch.cartesian_prod(torch.arange(len(points)), torch.tensor(outs)).view(-1, 2)
 
     memory_folder = folder.path / REMOVAL_FOLDER
     memory_folder.mkdir(exist_ok=True)
-    weight = Pair(rerun.everyone, rerun.without(group))
+    weight = Pair(rerun.unit_weights, rerun.without(group))
     breakdown = breakdown_between(
         rerun, weight, inputs, chosen.to(inputs.device), memory_folder, progress
-    ).closed()
-    places = [(points[k], out) for k, out in chosen.tolist()]
-    repeated = repetition_error(folder, breakdown, places)
+    ).checked()
+    pairs = [(points[k], out) for k, out in chosen.tolist()]
+    repeated = repetition_error(folder, breakdown, pairs)
     return removal_of(breakdown, group, points, outs, repeated)
 
 
 def repetition_error(
-    folder: RunFolder, breakdown: Breakdown, places: Sequence[tuple[int, int]]
+    folder: RunFolder, breakdown: Breakdown, pairs: Sequence[tuple[int, int]]
 ) -> float:
     """Return the difference between the outputs of the run and of its exact repetition.
 
@@ -440,13 +403,13 @@ def repetition_error(
     """
     folder.check("predictions.zarr")
     predictions = read_predictions(folder.path / "predictions.zarr")["f_T"]
-    ended = breakdown.before.new_tensor([predictions[place] for place in places])
-    missed = float((breakdown.before - ended).norm())
+    original = breakdown.before.new_tensor([predictions[pair] for pair in pairs])
+    difference = float((breakdown.before - original).norm())
     changed = float(breakdown.actual.norm())
-    if missed > LARGEST_REPEATED_ERROR * (changed or float(ended.norm())):
+    if difference > LARGEST_REPEATED_ERROR * (changed or float(original.norm())):
         raise Mistake(
-            f"{folder.path}: trained again as it was, the run ends {short(missed)} from where it "
-            f"did, without these examples {short(changed)}: its steps amplify rounding beyond the "
-            "removal; choose a smaller step size"
+            f"{folder.path}: an exact repetition of the training changes the outputs by "
+            f"{short(difference)}, and the removal changes them by {short(changed)}: the steps "
+            "amplify rounding errors; choose a smaller step size"
         )
-    return missed / changed if changed else missed
+    return difference / changed if changed else difference

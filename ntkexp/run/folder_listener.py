@@ -20,6 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.identity import identity
 from ntkexp.machine.base import PathKernel, Prediction
 from ntkexp.mistake import Mistake
 from ntkexp.on_disk import RowsOfArray
@@ -57,12 +59,29 @@ from ntkexp.records.results import RETRACED, MetricsWriter, write_results
 from ntkexp.report.live_log import LiveLog
 from ntkexp.run.diagnose import COLUMN, Measurements, RunDiagnostics
 from ntkexp.run.environment import Clock
-from ntkexp.run.loop import AbstractListener, Way
+from ntkexp.run.loop import AbstractListener, BackwardPass
 from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
 from ntkexp.run.outcome import ChangesByPhase, Outcome
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import METRICS, TRAJECTORY, Checkpoint, RunState, save
 from ntkexp.shapes import Weights
+
+# --- A request to execute an experiment in a run folder.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """An experiment, the folder of its run, and the circumstances of its execution."""
+
+    experiment: Experiment
+    folder: RunFolder
+    overrides: Sequence[str]
+    repeat: str  # the command that repeats the run
+    progress: AbstractProgress
+    pictures: bool = True
+    most_threads: int | None = None  # largest number of threads; None: the number of cores
+    log: str | None = None  # name of the logger in `LOGS` that receives metrics during the run
+
 
 # --- Ctrl-C or SIGTERM: the first signal ends the run after the current step and a checkpoint. A
 # second signal ends the run immediately.
@@ -72,21 +91,21 @@ from ntkexp.shapes import Weights
 class Interrupt:
     """The Ctrl-C and SIGTERM signals that were received."""
 
-    asked: bool = False  # True after the first signal was received
-    over: bool = False  # True after the last step, when signals are no longer deferred
+    is_requested: bool = False  # True after the first signal was received
+    is_disabled: bool = False  # True after the last step, when signals are no longer deferred
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. The first signal requests a stop after the current step, the second
         raises KeyboardInterrupt.
         """
-        if self.asked or self.over:
+        if self.is_requested or self.is_disabled:
             raise KeyboardInterrupt
-        self.asked = True
+        self.is_requested = True
 
     def end(self) -> None:
         """Stop deferring signals, because all steps are complete. Raise if one was received."""
-        self.over = True
-        if self.asked:
+        self.is_disabled = True
+        if self.is_requested:
             raise KeyboardInterrupt
 
 
@@ -94,14 +113,14 @@ class Interrupt:
 def deferred_interrupt() -> Iterator[Interrupt]:
     """Yield an `Interrupt` that receives SIGINT and SIGTERM inside the `with` block."""
     interrupt = Interrupt()
-    before = {
+    previous = {
         number: signal.signal(number, interrupt.receive)
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         yield interrupt
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
@@ -279,7 +298,7 @@ class FolderListener(AbstractListener):
     folder: RunFolder
     setting: Setting
     metrics: MetricsWriter
-    of: str  # the run's identity
+    identity: str  # the run's identity
     threads: int
     progress: AbstractProgress
     clock: Clock
@@ -290,11 +309,11 @@ class FolderListener(AbstractListener):
     snapshot_seals: dict[str, tuple[int, str]] = field(default_factory=dict)
     snapshots: int = 0
     rows: Trajectory | None = None
-    way: Way | None = None  # the current backward pass
+    backward_pass: BackwardPass | None = None  # the current backward pass
     kernel_change: float | None = None
     saved_at: float = field(default_factory=time.monotonic)  # time of the last checkpoint
     save_seconds: float = 0.0  # time to write the last checkpoint
-    shown_at: float = 0.0  # time when progress.json was last written
+    progress_written_at: float = 0.0  # time when progress.json was last written
 
     def on_row(self, row: Row) -> None:
         self.metrics.write(row)
@@ -342,15 +361,21 @@ class FolderListener(AbstractListener):
             "" if self.kernel_change is None else f"  kernel change {self.kernel_change:.3g}"
         )
         self.progress.step(state.step, f"loss {loss:.3g}{kernel_change}")
-        self.show({"step": state.step, "steps": self.setting.experiment.steps, "loss": loss})
+        self.write_progress(
+            {"step": state.step, "steps": self.setting.experiment.steps, "loss": loss}
+        )
         self.checkpoint(state)
 
-    def on_step_back(self, state: RunState, way: Way, done: int, total: int) -> None:
-        if self.way != way:
-            self.way = way
-            self.progress.start(f"{self.folder.path.name}, {way}", total, done - 1)
+    def on_step_back(
+        self, state: RunState, backward_pass: BackwardPass, done: int, total: int
+    ) -> None:
+        if self.backward_pass != backward_pass:
+            self.backward_pass = backward_pass
+            self.progress.start(f"{self.folder.path.name}, {backward_pass}", total, done - 1)
         self.progress.step(done)
-        self.show({"step": state.step, "steps": self.setting.experiment.steps, way: done})
+        self.write_progress(
+            {"step": state.step, "steps": self.setting.experiment.steps, backward_pass: done}
+        )
         self.checkpoint(state)
 
     def on_remark(self, text: str) -> None:
@@ -372,7 +397,7 @@ class FolderListener(AbstractListener):
     def trajectory(self, rows: int, size: int) -> Trajectory:
         domain = self.setting.domain
         dtype = self.setting.experiment.dtype
-        self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, dtype, self.of)
+        self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, dtype, self.identity)
         self.rows.allocate()
         if self.setting.experiment.integration.passes > 1:
             self.progress.say(
@@ -381,10 +406,10 @@ class FolderListener(AbstractListener):
             )
         return self.rows
 
-    def show(self, state: dict[str, Json]) -> None:
+    def write_progress(self, state: dict[str, Json]) -> None:
         """Write progress.json, at most once a second."""
-        if time.monotonic() - self.shown_at >= 1.0:
-            self.shown_at = time.monotonic()
+        if time.monotonic() - self.progress_written_at >= 1.0:
+            self.progress_written_at = time.monotonic()
             self.folder.write_sealed("progress.json", state)
 
     def checkpoint(self, state: RunState) -> None:
@@ -396,12 +421,12 @@ class FolderListener(AbstractListener):
         interval = self.setting.experiment.checkpoint_seconds
         if self.setting.domain.spills:
             interval = max(interval, CHECKPOINT_PAUSE * self.save_seconds)
-        if self.interrupt.asked or time.monotonic() - self.saved_at >= interval:
-            begun = time.monotonic()
+        if self.interrupt.is_requested or time.monotonic() - self.saved_at >= interval:
+            start = time.monotonic()
             self.save(state)
             self.saved_at = time.monotonic()
-            self.save_seconds = self.saved_at - begun
-        if self.interrupt.asked:
+            self.save_seconds = self.saved_at - start
+        if self.interrupt.is_requested:
             raise KeyboardInterrupt
 
     def save(self, state: RunState) -> None:
@@ -415,10 +440,10 @@ class FolderListener(AbstractListener):
             "threads": self.threads,
             "took": astuple(self.clock.total),
             "snapshots": self.snapshots,
-            "seals": self.snapshot_seals | {METRICS: self.metrics.mark},
+            "seals": self.snapshot_seals | {METRICS: self.metrics.size_and_digest},
             "logs": self.log_keys,
         }
-        save(self.folder, state_and_seals, state.step, self.of)
+        save(self.folder, state_and_seals, state.step, self.identity)
 
 
 def log_keys_of(saved: Checkpoint | None) -> dict[str, str]:
@@ -430,16 +455,16 @@ def log_keys_of(saved: Checkpoint | None) -> dict[str, str]:
 
 @contextmanager
 def listen(
-    folder: RunFolder,
+    request: RunRequest,
     setting: Setting,
     saved: Checkpoint | None,
-    of: str,
     threads: int,
-    progress: AbstractProgress,
     clock: Clock,
     log: LiveLog | None = None,
 ) -> Iterator[FolderListener]:
     """Yield the listener of a run that starts, or that continues from the checkpoint `saved`."""
+    folder = request.folder
+    progress = request.progress
     seals = {}
     metrics_bytes = None
     steps_done = 0
@@ -462,7 +487,7 @@ def listen(
             folder=folder,
             setting=setting,
             metrics=metrics,
-            of=of,
+            identity=identity(request.experiment),
             threads=threads,
             progress=progress,
             clock=clock,

@@ -21,7 +21,7 @@ from ntkexp.run.outcome import Ending, Outcome, ending_before, outcome_of, steps
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState, begin
 
-Way: TypeAlias = Literal["back", "effects"]
+BackwardPass: TypeAlias = Literal["back", "effects"]
 """The kinds of backward passes: of the path integrals, and of the leave-out effects."""
 
 
@@ -64,7 +64,9 @@ class AbstractListener(ABC):
     def on_step(self, state: RunState, loss: float) -> None:
         """Handle the end of a training step, when a checkpoint may be written."""
 
-    def on_step_back(self, state: RunState, way: Way, done: int, total: int) -> None:
+    def on_step_back(
+        self, state: RunState, backward_pass: BackwardPass, done: int, total: int
+    ) -> None:
         """Handle the end of a step of a backward pass, when a checkpoint may be written."""
 
     def on_late_rows(self, rows: Sequence[Row]) -> None:

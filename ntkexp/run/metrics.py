@@ -94,31 +94,31 @@ class KernelObserver:
         """
         setting = self.setting
         points = setting.points
-        here = kernel[: points.train]
+        train_kernel = kernel[: points.train]
         start = setting.start.kernel[: points.train]
         targets = setting.problem.targets[: points.train]
 
         # compute the change of K_s since K_0, and the distance of K_s from K_∞
         changed = activation_pattern(points, view.weights) != self.pattern
         row: Row = {
-            "kernel_change": kernel_change(here, start),
-            "alignment": alignment(here, start),
-            "label_alignment": label_alignment(here, targets),
-            "trace": float(here.flatten(2).flatten(0, 1).trace()),
+            "kernel_change": kernel_change(train_kernel, start),
+            "alignment": alignment(train_kernel, start),
+            "label_alignment": label_alignment(train_kernel, targets),
+            "trace": float(train_kernel.flatten(2).flatten(0, 1).trace()),
             "pattern_change": float(changed.double().mean()) if len(changed) else None,
         }
         limit = self.train_limit
         if limit is not None:
-            row["limit_distance"] = kernel_change(here, limit)
-            row["limit_alignment"] = alignment(here, limit)
+            row["limit_distance"] = kernel_change(train_kernel, limit)
+            row["limit_alignment"] = alignment(train_kernel, limit)
 
         # the eigenvalues, and the fraction of the residual along the first eigenvectors
-        row |= self.modes(here, view.train_outputs - targets)
+        row |= self.modes(train_kernel, view.train_outputs - targets)
         if not points.makes_kernels:
             row["lambda_max"] = view.largest_eigenvalue(slice(None))
         top = row["lambda_max"]
         if step_size is not None and top is not None:
-            row["stability"] = self.stability(here, view, step, step_size, top)
+            row["stability"] = self.stability(train_kernel, view, step, step_size, top)
 
         if setting.problem.phases:
             row[SELECTIVITY] = unit_selectivity(setting, view.weights)
@@ -249,7 +249,7 @@ class Observer:
             }
             return current | self.tasks
         slices = {"": slice(0, self.setting.points.train)}
-        queries = self.setting.problem.places.get("query")
+        queries = self.setting.problem.split_slices.get("query")
         if queries:
             slices["_query"] = queries
         return slices
@@ -330,9 +330,9 @@ class Observer:
         row |= measured
 
         # ‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter
-        moved = dict(zip(differences, values, strict=True))
-        row["weights_moved"] = root_ratio(sum(moved.values()), sum(self.sizes.values()))
-        for name, squared in moved.items():
+        squared_changes = dict(zip(differences, values, strict=True))
+        row["weights_moved"] = root_ratio(sum(squared_changes.values()), sum(self.sizes.values()))
+        for name, squared in squared_changes.items():
             row[f"weights_moved.{name}"] = root_ratio(squared, self.sizes[name])
         return row
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ntkexp.diagnostics import summary
 from ntkexp.effects.plan import Caveats
+from ntkexp.effects.sweep import kind_of
 from ntkexp.kernel import Closure
 from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeated, Training
 from ntkexp.machine.ladder import Region, Rung, ladder_rows
@@ -27,8 +28,13 @@ from ntkexp.optimizer.base import AbstractOptimizer, AbstractStable, Memory
 from ntkexp.path.integrals import ComponentSums, Share, StepTotals, Sums, by_phase
 from ntkexp.path.step import Descent
 from ntkexp.records.results import Result
-from ntkexp.removal.rerun import RerunAt, again
-from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_swept
+from ntkexp.removal.rerun import RerunAt, rerun_of
+from ntkexp.removal.retraining import (
+    EffectsResult,
+    RetrainingCheck,
+    checked_effects,
+    effects_retrained,
+)
 from ntkexp.run.setting import Setting, SweepSetting, measured_points
 from ntkexp.run.state import EffectsPass, RunState
 from ntkexp.shapes import Weights
@@ -92,9 +98,9 @@ def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -
     if not isinstance(optimizer, AbstractStable):
         return f"; try optimizer.step_size={size / 10:.3g}"
     share = size / stable
-    calmer = 0.5 if share > 1 else share / 10
+    fraction = 0.5 if share > 1 else share / 10
     by_size = optimizer.step_size is not None
-    key, value = ("step_size", calmer * stable) if by_size else ("stable_fraction", calmer)
+    key, value = ("step_size", fraction * stable) if by_size else ("stable_fraction", fraction)
     comparison = f"{share:.3g} times the largest stable one at the start, {stable:.3g}"
     return f": the step size {size:.3g} is {comparison}; try optimizer.{key}={value:.3g}"
 
@@ -141,9 +147,9 @@ class SameSteps:
         coordinates: Weights = {"examples": torch.zeros_like(start), "start": start.new_ones(())}
         memory: Memory = {}
 
-        def gradient(step: int, here: Weights) -> Weights:
-            learned = (kernel @ here["examples"].flatten()).view_as(start)
-            outputs = start + learned + (here["start"] - 1) * pull
+        def gradient(step: int, current: Weights) -> Weights:
+            kernel_term = (kernel @ current["examples"].flatten()).view_as(start)
+            outputs = start + kernel_term + (current["start"] - 1) * pull
             clipped = self.descent.output_gradient(step, outputs) * self.clippings[step]
             return {"examples": clipped, "start": start.new_zeros(())}
 
@@ -183,7 +189,7 @@ def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> Ch
         rule: Sums(sums.contributions, sums.without_examples)
         for rule, sums in state.accumulator.integrals.items()
     }
-    ends = [state.setting.start.outputs, *state.turns, outputs]
+    ends = [state.setting.start.outputs, *state.phase_outputs, outputs]
     ends += [outputs] * (count + 1 - len(ends))
     return ChangesByPhase(
         shares={rule: by_phase(state.accumulator.marks, end, rule, count) for rule in end},
@@ -200,13 +206,13 @@ UNCHECKED_FIXED_MEAN = (
 )
 
 
-def effects_of(state: RunState) -> EffectsFound | None:
+def effects_of(state: RunState) -> EffectsResult | None:
     """Return the effects at the attributed points, or None if they were not requested."""
     setting = state.setting
     sweep = setting.sweep
     if sweep is None or not (sweep.retrains or state.effects):
         return None
-    rerun = again(setting.experiment, setting.problem, setting.descent.step_size, state.step)
+    rerun = rerun_of(setting.experiment, setting.problem, setting.descent.step_size, state.step)
     training = RerunAt(
         rerun=rerun,
         inputs=setting.problem.inputs[sweep.points],
@@ -227,11 +233,11 @@ def effects_of(state: RunState) -> EffectsFound | None:
 
 def effects_from_sweeps(
     state: RunState,
-    swept: EffectsPass,
+    effects_pass: EffectsPass,
     sweep: SweepSetting,
     training: RerunAt,
     queries: Sequence[int],
-) -> EffectsFound:
+) -> EffectsResult:
     """Return the effects from the backward passes.
 
     If they assume that the mean is over the remaining examples ("renormalised"), compare them with
@@ -241,14 +247,14 @@ def effects_from_sweeps(
     divisor = state.setting.experiment.optimizer.spread_at(0)
     eps = None if divisor is None else divisor.eps
     renormalises = path.mean == "renormalised"
-    return effects_swept(
-        swept.effects.double(),
-        path.effects,
-        path.mean,
-        Caveats(growth=swept.growth, kinks=sweep.kinks, eps=eps),
-        training if renormalises and state.step > 0 else None,
-        queries,
-        everyone=sweep.costs_more,
+    check = None
+    if renormalises and state.step > 0:
+        check = RetrainingCheck(training=training, query=queries, singles=sweep.costs_more)
+    return checked_effects(
+        effects_pass.effects.double(),
+        {"kind": kind_of(path.effects), "mean": path.mean},
+        Caveats(growth=effects_pass.growth, kinks=sweep.kinks, eps=eps),
+        check,
         unchecked="" if renormalises else UNCHECKED_FIXED_MEAN,
     )
 
@@ -267,7 +273,7 @@ class Outcome:
     steps: int
     diverged: bool
     sentence: str
-    effects: EffectsFound | None
+    effects: EffectsResult | None
     phases: ChangesByPhase | None
     by_step: Mapping[str, StepTotals]  # changes of the outputs by step, for each quadrature rule
     # sums split by component, for each quadrature rule; empty without components
@@ -361,10 +367,10 @@ def miss_remarks(steps: Mapping[int, Closure]) -> list[str]:
     if not steps:
         return []
     worst = max(steps, key=lambda step: steps[step].miss)
-    missed = f"the secant misses step {worst}"
+    remark = f"the secant misses step {worst}"
     if len(steps) > 1:
-        missed = f"the secant misses {len(steps)} steps, most of all step {worst}"
-    return [f"{missed}: {steps[worst].words}; try path.rule=[gauss]"]
+        remark = f"the secant misses {len(steps)} steps, most of all step {worst}"
+    return [f"{remark}: {steps[worst].words}; try path.rule=[gauss]"]
 
 
 def path_kernels(state: RunState) -> dict[str, PathKernel]:
@@ -426,7 +432,7 @@ def split_regions(state: RunState) -> dict[str, Region]:
     """Return the points of each split, and the sizes of the terms that cause rounding errors."""
     problem = state.setting.problem
     regions = {}
-    for name, points in problem.places.items():
+    for name, points in problem.split_slices.items():
         norms = [
             problem.module.sizes(weights, problem.inputs[points])
             for weights in (problem.weights, state.weights)

@@ -105,8 +105,8 @@ def survey(experiment: Experiment) -> Survey:
     if measured is not None:
         explained_function = measured.measured.of(function)
         explained_reader = Reader(explained_function, reader.trained, programs=ProgramCache())
-        two = (problem.inputs[:2], problem.targets[:2])
-        explained_tape = explained_reader.record(problem.weights, two)
+        examples = (problem.inputs[:2], problem.targets[:2])
+        explained_tape = explained_reader.record(problem.weights, examples)
         tape_bytes += explained_tape.bytes_per_example
 
     # cut the points into blocks that fit into memory
@@ -197,7 +197,7 @@ def memory_of_run(experiment: Experiment, problem: Problem, tape_bytes: float) -
         least_memory(experiment),
         parameters=sum(weight.numel() for weight in problem.weights.values()),
         points=len(problem.inputs),
-        read=sum(split.stop - split.start for split in problem.places.values()),
+        read=sum(split.stop - split.start for split in problem.split_slices.values()),
         train=problem.train,
         outputs=problem.outputs,
         integrated=len(experiment.path.chosen_outputs(problem.outputs)),
@@ -240,7 +240,7 @@ class SweepSetting:
     @property
     def remark(self) -> str:
         """The reason for retraining instead of a backward pass, or an empty text."""
-        return self.plan.spared(swept=self.differentiated) if self.retrains else ""
+        return self.plan.retraining_remark(has_sweep=self.differentiated) if self.retrains else ""
 
 
 def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
@@ -252,7 +252,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     path = experiment.path
     memory = survey.memory
     train = survey.problem.train
-    splits = list(survey.problem.places.values())
+    splits = list(survey.problem.split_slices.values())
     sizes = [split.stop - split.start for split in splits]
     points = first_points(splits, fair_counts(path.attributed, sizes))
 
@@ -266,7 +266,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
         parameters=memory.parameters,
         train=train,
         rows=rows,
-        taken_out=rows if path.effects == "one_step" else 0,
+        single_rows=rows if path.effects == "one_step" else 0,
         adjoints=1 + optimizer.remembers + len(optimizer.differentiated),
         tape_bytes=memory.tape_bytes,
         number_bytes=memory.number_bytes,
@@ -286,9 +286,9 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
         outputs = plan.points * plan.outputs
         raise Mistake(
             f"path.effects=true: the derivative of optimizer={optimizer.option} is not known, and "
-            f"{train} trainings, each without one example, are more than the "
-            f"{RETRAININGS * outputs} that effects on {outputs} outputs are worth; lower "
-            "data.train, raise path.attributed, or use one of ntkexp's optimizers"
+            f"{train} trainings, each without one example, are more than the limit of "
+            f"{RETRAININGS * outputs} for effects on {outputs} outputs; lower data.train, raise "
+            "path.attributed, or use one of ntkexp's optimizers"
         )
     return sweep
 
@@ -378,6 +378,9 @@ def setting_of(survey: Survey) -> Setting:
     sizes = problem.module.sizes(problem.weights, problem.inputs[domain.attributed]).norm(dim=1)
     if survey.measured is not None:
         sizes = sizes * survey.measured.slopes(start.outputs)[domain.attributed].max()
+    sweep = None
+    if experiment.path.effects:
+        sweep = sweep_setting(experiment, survey)
     return Setting(
         experiment=experiment,
         problem=problem,
@@ -385,7 +388,7 @@ def setting_of(survey: Survey) -> Setting:
         descent=descent,
         domain=domain,
         measured=survey.measured,
-        sweep=sweep_setting(experiment, survey) if experiment.path.effects else None,
+        sweep=sweep,
         rounding=Rounding(terms=float(sizes.sum()), eps=survey.tape.eps),
         remarks=setting_remarks(experiment, survey),
     )
@@ -409,15 +412,16 @@ def start_of(
 
     # compute λ_max of the kernel among the examples of each phase
     kernel = view.kept_kernel()
-    keeps = experiment.path.keeps_kernels
-    tops = [
-        largest_kernel_eigenvalue(kernel[phase.examples, :, phase.examples])
-        if keeps
-        else view.largest_eigenvalue(phase.examples)
-        for phase in phases
-    ]
-    moves = bool(kernel[: points.train].any()) and 0 not in tops if keeps else min(tops) > 0
-    if not moves:
+    keeps_kernels = experiment.path.keeps_kernels
+    if keeps_kernels:
+        largest_eigenvalues = [
+            largest_kernel_eigenvalue(kernel[phase.examples, :, phase.examples]) for phase in phases
+        ]
+        trains = bool(kernel[: points.train].any()) and 0 not in largest_eigenvalues
+    else:
+        largest_eigenvalues = [view.largest_eigenvalue(phase.examples) for phase in phases]
+        trains = min(largest_eigenvalues) > 0
+    if not trains:
         raise Mistake(
             "no weight moves an output at any training example, so there is nothing to train: are "
             "all units dead?"
@@ -425,7 +429,7 @@ def start_of(
 
     # the curvature of the objective is at most w λ_max ℓ″, and η = 2/curvature
     weights = [experiment.loss.weight(phase.count) * experiment.loss_scale for phase in phases]
-    steepest = max(weight * top for weight, top in zip(weights, tops, strict=True))
+    steepest = max(weight * top for weight, top in zip(weights, largest_eigenvalues, strict=True))
     return Start(
         outputs=view.outputs,
         kernel=kernel,
@@ -445,7 +449,7 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     path = experiment.path
     splits = [
         part
-        for name, split in problem.places.items()
+        for name, split in problem.split_slices.items()
         for part in problem.phases.get(name, (split,))
     ]
     counts = [split.stop - split.start for split in splits]
@@ -453,16 +457,19 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     if backwards:
         counts = fair_counts(path.attributed, counts)
     attributed = first_points(splits, counts)
+    chunk = len(attributed)
+    if backwards:
+        chunk = survey.memory.chunk(len(attributed))
     return Domain(
         points=survey.points,
         explained=survey.explained,
-        reads_train="train" in problem.places,
+        reads_train="train" in problem.split_slices,
         attributed=attributed.to(experiment.device),
         integrated=path.chosen_outputs(problem.outputs),
         outputs=problem.outputs,
         steps=experiment.steps,
         switches=experiment.switches,
-        chunk=survey.memory.chunk(len(attributed)) if backwards else len(attributed),
+        chunk=chunk,
         like=like,
         spills=survey.memory.spills,
         components=components_of_run(experiment, problem),

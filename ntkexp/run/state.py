@@ -39,7 +39,7 @@ from ntkexp.records.atomic import (
     Seals,
     being_sealed,
     being_written,
-    broken,
+    damaged_files,
     sealed_for,
 )
 from ntkexp.records.folder import BEGUN, CHECKPOINT, CONFIG, OVERRIDES, RunFolder
@@ -62,7 +62,7 @@ class EffectsPass:
     """
 
     setting: Setting
-    asked: SweepSetting
+    sweep_setting: SweepSetting
     recording: Recording
     # True if this pass writes the recording; False if the pass of the path integrals writes it
     writes: bool
@@ -90,8 +90,8 @@ class EffectsPass:
         self.sweeps = ChunkedSweep(
             training=training,
             end_gradients=partial(self.end_gradients, training),
-            chunk=self.asked.plan.chunk,
-            together=self.asked.plan.together,
+            points_per_chunk=self.sweep_setting.plan.points_per_chunk,
+            outputs_per_pass=self.sweep_setting.plan.outputs_per_pass,
             kind=path.effects,
             mean=path.mean,
             effects=self.effects,
@@ -104,16 +104,16 @@ class EffectsPass:
         self, training: RecordedTraining, chunk: slice
     ) -> Float[Tensor, "vector weight"]:
         """Return ∂F/∂θ_T, with one row for each output F of each point of a chunk."""
-        read = self.setting.points
+        network = self.setting.points
         outputs = list(self.setting.domain.integrated)
 
-        def outputs_at(weights: Tensor, one: Tensor) -> Tensor:
-            values: Tensor = read.reader.function(training.flat.weights(weights), one)
+        def outputs_at(weights: Tensor, point_input: Tensor) -> Tensor:
+            values: Tensor = network.reader.function(training.flat.weights(weights), point_input)
             return values[0, outputs]
 
-        points = self.asked.points[chunk]
+        points = self.sweep_setting.points[chunk]
         return torch.cat(
-            [jacrev(outputs_at)(training.end, read.inputs[[int(point)]]) for point in points]
+            [jacrev(outputs_at)(training.end, network.inputs[[int(point)]]) for point in points]
         )
 
     @property
@@ -171,8 +171,8 @@ def write_rows(path: Path, numbers: Tensor) -> tuple[int, str]:
         for block in blocks(numbers):
             content = block.contiguous().numpy().data
             file.write(content)
-            sealing.take(content)
-    return sealing.mark
+            sealing.update(content)
+    return sealing.size_and_digest
 
 
 def load_sums(folder: Path, state: Any) -> Any:
@@ -219,18 +219,18 @@ files.
 """
 
 
-def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
-    """Write a checkpoint of the run with identity `of`.
+def save(folder: RunFolder, state: Checkpoint, step: int, identity: str) -> None:
+    """Write a checkpoint of the run with identity `identity`.
 
     `state["seals"]` must contain the digests (seals) of the files that the rest of the run uses.
     """
     run, sums = save_sums(folder.path, step, state["run"])
-    with being_sealed(folder.path / CHECKPOINT, of) as file:
+    with being_sealed(folder.path / CHECKPOINT, identity) as file:
         torch.save({**state, "run": run, "sums": sums}, file)
     drop_sums(folder.path, sums)
 
 
-def load(folder: RunFolder, of: str) -> Checkpoint | None:
+def load(folder: RunFolder, identity: str) -> Checkpoint | None:
     """Return the checkpoint, or None, and remove everything that was written after it.
 
     Raise `Damaged` if a file does not match its digest (seal).
@@ -240,7 +240,9 @@ def load(folder: RunFolder, of: str) -> Checkpoint | None:
         return None
 
     # check the checkpoint and the files that precede the first step
-    refuse(folder, folder.broken(*BEGINNING) if sealed_for(path, of) else [CHECKPOINT])
+    if not sealed_for(path, identity):
+        refuse(folder, [CHECKPOINT])
+    refuse(folder, folder.damaged_files(*BEGINNING))
     state: Checkpoint = load_tensors(path, mmap=True)
     if CHECKPOINT_KEYS - state.keys():
         refuse(folder, [CHECKPOINT])
@@ -252,15 +254,15 @@ def load(folder: RunFolder, of: str) -> Checkpoint | None:
     if metrics.is_file() and metrics.stat().st_size > size:
         os.truncate(metrics, size)
 
-    refuse(folder, broken(folder.path, seals))
+    refuse(folder, damaged_files(folder.path, seals))
     folder.forget([CHECKPOINT, TRAJECTORY, BEGUN, *BEGINNING, *seals, *event_files(folder.path)])
     return {**state, "run": load_sums(folder.path, state["run"])}
 
 
-def refuse(folder: RunFolder, wrong: list[str]) -> None:
+def refuse(folder: RunFolder, damaged: list[str]) -> None:
     """Raise `Damaged` if any file has changed."""
-    if wrong:
-        raise Damaged(f"{folder.path} is damaged: {several(wrong)} not as it was written")
+    if damaged:
+        raise Damaged(f"{folder.path} is damaged: {several(damaged)} not as it was written")
 
 
 # --- The state of a run after some training steps.
@@ -282,7 +284,7 @@ class RunState:
     # steps where the closing rule misses the change of the outputs
     misses: dict[int, Closure] = field(default_factory=dict)
     # the outputs f at the beginning of each phase
-    turns: list[Float[Tensor, "point out"]] = field(default_factory=list)
+    phase_outputs: list[Float[Tensor, "point out"]] = field(default_factory=list)
     effects: EffectsPass | None = None
 
     @property
@@ -301,7 +303,7 @@ class RunState:
         `due` is True if a kernel snapshot is due at the step.
         """
         if step.index in self.setting.domain.switches:
-            self.turns.append(step.view.outputs.clone())
+            self.phase_outputs.append(step.view.outputs.clone())
         tallies = self.accumulator.add(step, due=due)
         if self.effects is not None:
             self.effects.add(step)
@@ -347,7 +349,7 @@ class RunState:
             "step_sizes": self.step_sizes,
             "clippings": self.clippings,
             "misses": misses,
-            "turns": self.turns,
+            "turns": self.phase_outputs,
             "effects": None if self.effects is None else self.effects.state,
             "diagnostics": self.diagnostics.state,
         }
@@ -363,13 +365,13 @@ class RunState:
         self.step_sizes = list(state["step_sizes"])
         self.clippings = list(state["clippings"])
         self.misses = {step: Closure(*numbers) for step, numbers in state["misses"].items()}
-        self.turns = [outputs.to(device) for outputs in state["turns"]]
+        self.phase_outputs = [outputs.to(device) for outputs in state["turns"]]
         self.diagnostics.restore(state["diagnostics"])
         if self.effects is not None:
             self.effects.restore(state["effects"])
 
 
-def spilled(setting: Setting) -> int:
+def spilled_bytes(setting: Setting) -> int:
     """Return the bytes on disk that are needed for sums that do not fit into memory.
 
     There are up to three copies: the sums, the current checkpoint, and either the next checkpoint
@@ -384,10 +386,10 @@ def spilled(setting: Setting) -> int:
     return numbers * torch.float64.itemsize
 
 
-def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState:
+def begin(setting: Setting, allocate: Room, scratch: Path | None = None) -> RunState:
     """Return the state before the first step.
 
-    `room` allocates the recording for a backward pass. Sums that do not fit into memory are stored
+    `allocate` allocates the recording for a backward pass. Sums that do not fit into memory are stored
     in the folder `scratch`.
     """
     experiment = setting.experiment
@@ -397,11 +399,11 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
         saved_bytes = sum(path.stat().st_size for path in domain.scratch.glob(SUM_FILES))
         require_disk(
             domain.scratch,
-            spilled(setting) - saved_bytes,
+            spilled_bytes(setting) - saved_bytes,
             "contributions, their checkpoints and results",
             "raise memory_gb, lower data.train, data.query or data.test",
         )
-    accumulator = experiment.integration.begin(domain, weights, room)
+    accumulator = experiment.integration.begin(domain, weights, allocate)
     if setting.domain.switches and experiment.integration.passes == 1:
         accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)
     return RunState(
@@ -411,12 +413,12 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
         timetable=experiment.timetable(),
         summed_gradient=torch.zeros_like(setting.descent.targets),
         diagnostics=RunDiagnostics(setting),
-        effects=effects_pass(setting, domain, accumulator, room),
+        effects=effects_pass(setting, domain, accumulator, allocate),
     )
 
 
 def effects_pass(
-    setting: Setting, domain: Domain, accumulator: AbstractAccumulator, room: Room
+    setting: Setting, domain: Domain, accumulator: AbstractAccumulator, allocate: Room
 ) -> EffectsPass | None:
     """Return the backward passes of the leave-out effects, or None if none are requested."""
     sweep = setting.sweep
@@ -427,11 +429,11 @@ def effects_pass(
     if recording is None:
         records = setting.experiment.optimizer.differentiated
         recording = new_recording(
-            domain.steps, setting.problem.weights, records, domain.no_pull(), room
+            domain.steps, setting.problem.weights, records, domain.no_pull(), allocate
         )
     return EffectsPass(
         setting=setting,
-        asked=sweep,
+        sweep_setting=sweep,
         recording=recording,
         writes=writes,
         effects=domain.like.new_zeros(

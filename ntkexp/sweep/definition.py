@@ -213,12 +213,12 @@ class Definition:
     seeds: tuple[int, ...]
     base: tuple[str, ...]
     fits: tuple[Fit, ...]
-    words: tuple[str, ...] = ()  # the arguments of its command line
+    arguments: tuple[str, ...] = ()  # the arguments of its command line
     options: tuple[str, ...] = ()  # options for commands that repeat the sweep or one of its runs
 
     @property
     def command(self) -> str:
-        return command("sweep", self.words, self.options)
+        return command("sweep", self.arguments, self.options)
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -239,8 +239,8 @@ class Definition:
     @property
     def digest(self) -> str:
         """The first 8 hexadecimal digits of the SHA-256 of all settings that affect the results."""
-        deciding = [text for text in self.base if split(text).key not in CIRCUMSTANCES]
-        content = resolved(self.axes, self.seeds, deciding, self.fits)
+        base = [text for text in self.base if split(text).key not in CIRCUMSTANCES]
+        content = resolved(self.axes, self.seeds, base, self.fits)
         return sha256(json.dumps(content).encode()).hexdigest()[:8]
 
 
@@ -254,43 +254,43 @@ class Definition:
 SWEEP_KEYS = ("axes", "seeds", "base", "fits")
 
 
-def define(words: Sequence[str], choices: Choices) -> Definition:
+def define(arguments: Sequence[str], choices: Choices) -> Definition:
     """Return the sweep of a command line: the name of a file, overrides, or both in this order."""
     names = choices.options("sweep")
-    if not words:
+    if not arguments:
         raise Mistake(
             f"there is nothing to sweep; name one of {', '.join(names)}, or write, for example, "
             "model.width=64,128"
         )
-    if "=" in words[0]:  # without the name of a file, the sweep is named after its axes
-        sweep = with_overrides(Definition("", {}, (0,), (), ()), words)
+    if "=" in arguments[0]:  # without the name of a file, the sweep is named after its axes
+        sweep = with_overrides(Definition("", {}, (0,), (), ()), arguments)
         axes = list(sweep.axes)
         if len(sweep.seeds) > 1:
             axes.append("seed")
         name = "-".join([*(axes or ["run"]), sweep.digest])
-        return replace(sweep, name=name, words=tuple(words))
-    if words[0] not in names:
+        return replace(sweep, name=name, arguments=tuple(arguments))
+    if arguments[0] not in names:
         raise Mistake(
-            f"'{words[0]}' is not a sweep; choose from {', '.join(names)}, or write, for example, "
-            f"model.width=64,128{nearest(words[0], names)}"
+            f"'{arguments[0]}' is not a sweep; choose from {', '.join(names)}, or write, for example, "
+            f"model.width=64,128{nearest(arguments[0], names)}"
         )
-    path = choices.file("sweep", words[0])
+    path = choices.file("sweep", arguments[0])
     try:
-        file = from_yaml(words[0], read_yaml(path))
+        file = from_yaml(arguments[0], read_yaml(path))
     except Mistake as mistake:
         raise Mistake(str(mistake) if str(path) in str(mistake) else f"{path}: {mistake}") from None
-    sweep = with_overrides(file, words[1:])
+    sweep = with_overrides(file, arguments[1:])
     # Keep the name of the file if the results are the same.
     name = file.name if sweep.digest == file.digest else f"{file.name}-{sweep.digest}"
-    return replace(sweep, name=name, words=tuple(words))
+    return replace(sweep, name=name, arguments=tuple(arguments))
 
 
-def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:
+def with_overrides(definition: Definition, arguments: Sequence[str]) -> Definition:
     """Return the sweep with the overrides of a command line. Drop fits along axes of one value."""
     axes = dict(definition.axes)
     seeds = definition.seeds
     base = list(definition.base)
-    for override in map(split, words):
+    for override in map(split, arguments):
         key = override.key
         value = override.value
         if key == "seed":

@@ -32,8 +32,10 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Unit
+from ntkexp.records.folder import RunFolder, command
 from ntkexp.run.execute import execute
-from ntkexp.sweep.plan import Estimator, Plan, PlannedRun, longest_first
+from ntkexp.run.folder_listener import RunRequest
+from ntkexp.sweep.plan import Estimator, Plan, PlannedRun, by_decreasing_duration
 from ntkexp.text import counted, duration
 
 # --- The remaining time: the estimated remaining work divided by the measured speed.
@@ -57,36 +59,42 @@ class RemainingTime:
     costs: Mapping[str, float]
     workers: int
     # weight of the initial speed 1 (see `PRIOR_SECONDS`); 0 if costs have no known unit
-    believed: float = PRIOR_SECONDS
+    prior_seconds: float = PRIOR_SECONDS
     shares: dict[str, float] = field(default_factory=dict)  # the completed share of each begun job
-    begun: dict[str, float] = field(default_factory=dict)  # start times of the running jobs
-    spent: float = 0.0  # worker seconds of ended jobs
+    start_times: dict[str, float] = field(default_factory=dict)  # start times of the running jobs
+    worker_seconds: float = 0.0  # worker seconds of ended jobs
 
-    def see(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         """Update the estimate with an event."""
         match event:
             case Began():
-                self.begun[event.name] = time.monotonic()
+                self.start_times[event.name] = time.monotonic()
                 self.shares[event.name] = 0.0
             case Stepped():
                 self.shares[event.name] = TRAINING_SHARE * event.step / event.steps
             case Ended() if event.how == "held":  # the job will begin again
-                self.begun.pop(event.name, None)
+                self.start_times.pop(event.name, None)
                 self.shares.pop(event.name, None)
             case Ended():
-                self.spent += time.monotonic() - self.begun.pop(event.name, time.monotonic())
+                self.worker_seconds += time.monotonic() - self.start_times.pop(
+                    event.name, time.monotonic()
+                )
                 self.shares[event.name] = 1.0
 
     @property
-    def ahead(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """The remaining seconds, or None if they cannot be estimated yet."""
-        left = {name: cost * (1 - self.shares.get(name, 0.0)) for name, cost in self.costs.items()}
-        done = sum(self.costs.values()) - sum(left.values())
-        busy = self.spent + sum(time.monotonic() - start for start in self.begun.values())
-        if done + self.believed == 0:
+        costs_left = {
+            name: cost * (1 - self.shares.get(name, 0.0)) for name, cost in self.costs.items()
+        }
+        done = sum(self.costs.values()) - sum(costs_left.values())
+        busy = self.worker_seconds + sum(
+            time.monotonic() - start for start in self.start_times.values()
+        )
+        if done + self.prior_seconds == 0:
             return None
-        speed = (done + self.believed) / (busy + self.believed)
-        return max(sum(left.values()) / self.workers, *left.values(), 0.0) / speed
+        speed = (done + self.prior_seconds) / (busy + self.prior_seconds)
+        return max(sum(costs_left.values()) / self.workers, *costs_left.values(), 0.0) / speed
 
 
 @dataclass
@@ -99,7 +107,7 @@ class JobProgress:
     >>> jobs = JobProgress(lines, RemainingTime({"a": 100.0, "b": 100.0}, workers=2), 30, 28)
     >>> jobs.start("width")
     width: 30 runs, 28 of them done; about 1.7 min with 2 workers
-    >>> jobs.see(Ended("a", "failed"))
+    >>> jobs.update(Ended("a", "failed"))
     width: run 29 of 30  a failed; about 17 s to go
     """
 
@@ -110,12 +118,12 @@ class JobProgress:
 
     def start(self, name: str) -> None:
         workers = f"with {counted(self.clock.workers, 'worker')}"
-        note = f"{self.time_ahead()} {workers}".strip()
+        note = f"{self.time_left()} {workers}".strip()
         self.progress.start(name, self.runs, self.done, "run", note)
 
-    def see(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         """Display an event and the remaining time."""
-        self.clock.see(event)
+        self.clock.update(event)
         match event:
             case Began():
                 self.progress.show_part(event.name, None, None)
@@ -126,14 +134,14 @@ class JobProgress:
                 if event.how != "held":
                     self.done += 1
                     ending = ENDINGS.get(event.how, f"is {event.how}")
-                    ahead = self.time_ahead(" to go")
+                    time_left = self.time_left(" to go")
                     note = f"{event.name} {ending}"
-                    self.progress.step(self.done, f"{note}; {ahead}" if ahead else note)
+                    self.progress.step(self.done, f"{note}; {time_left}" if time_left else note)
 
-    def time_ahead(self, ending: str = "") -> str:
+    def time_left(self, suffix: str = "") -> str:
         """Return the remaining time in words, or "" if it is unknown."""
-        seconds = self.clock.ahead
-        return "" if seconds is None else f"about {duration(seconds)}{ending}"
+        seconds = self.clock.seconds_left
+        return "" if seconds is None else f"about {duration(seconds)}{suffix}"
 
 
 ENDINGS = {"found": "is done", "broken": "is stopped", "failed": "failed"}
@@ -162,20 +170,20 @@ class RunJob(AbstractJob):
     pictures: bool = True  # draw pictures, which may take longer than a small run
     log: str | None = None  # the service that receives metrics during the run
 
-    def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
-        relay = Relay(name, tell)
-        execute(
-            self.experiment(name),
-            self.overrides,
-            Path(self.out),
-            force=False,
+    def carry_out(self, name: str, threads: int, send: Tell) -> Ending:
+        relay = Relay(name, send)
+        request = RunRequest(
+            experiment=self.experiment(name),
+            folder=RunFolder(Path(self.out) / "runs" / name),
+            overrides=self.overrides,
+            repeat=command("train", self.overrides, self.options),
             progress=relay,
-            options=self.options,
             pictures=self.pictures,
             most_threads=threads,
             log=self.log,
         )
-        return "done" if relay.begun else "found"
+        execute(request)
+        return "done" if relay.has_started else "found"
 
     def experiment(self, name: str) -> Experiment:
         """Build the experiment on the worker.
@@ -186,8 +194,8 @@ class RunJob(AbstractJob):
         experiment = build(self.fields, admit(self.trust))
         if folder_name(experiment) != name:
             raise Mistake(
-                f"{name} would be {folder_name(experiment)} here: this worker has other data or "
-                "another version"
+                f"{name} would be named {folder_name(experiment)} on this worker, which has other "
+                "data or another version"
             )
         if not experiment.memory_gb and experiment.device != "cpu":
             # Several workers may share a GPU, so do not use the default limit of the device.
@@ -198,28 +206,28 @@ class RunJob(AbstractJob):
 class Relay(AbstractProgress):
     """The progress of a run, sent to the command as events."""
 
-    def __init__(self, name: str, tell: Tell) -> None:
+    def __init__(self, name: str, send: Tell) -> None:
         self.name = name
-        self.tell = tell
+        self.send = send
         self.steps = 0
         self.reported = 0.0
-        self.begun = False
+        self.has_started = False
 
     def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
-        self.begun = True
+        self.has_started = True
         self.steps = steps
-        self.tell(Stepped(self.name, done, steps))
+        self.send(Stepped(self.name, done, steps))
 
     def step(self, done: int, note: str = "") -> None:
         if time.monotonic() - self.reported >= REPORT_SECONDS:
             self.reported = time.monotonic()
-            self.tell(Stepped(self.name, done, self.steps))
+            self.send(Stepped(self.name, done, self.steps))
 
     def say(self, text: str) -> None:
         pass
 
     def warn(self, text: str) -> None:
-        self.tell(Warned(self.name, text))
+        self.send(Warned(self.name, text))
 
 
 # --- The runs of a sweep on an engine.
@@ -246,21 +254,21 @@ class Conductor:
         """Carry out these runs, longest first."""
         estimate = Estimator()
         seconds = {run.name: estimate(run.experiment).seconds for run in runs}
-        waiting = longest_first(runs, list(seconds.values()))
+        waiting = by_decreasing_duration(runs, list(seconds.values()))
         clock = RemainingTime(seconds, self.engine.workers)
         total = len(self.plan.distinct)
         jobs = JobProgress(self.progress, clock, total, total - len(runs))
         jobs.start(self.plan.sweep.name)
         try:
-            while waiting and not self.over:
+            while waiting and not self.must_stop:
                 with closing(run_jobs(self.engine, self.tasks(waiting, jobs))) as events:
                     for event in events:
-                        self.hear(event, jobs)
-                        if self.over:
+                        self.handle(event, jobs)
+                        if self.must_stop:
                             break
                 # Another process works on the remaining runs.
                 waiting = [run for run in waiting if run.name not in self.ended]
-                if waiting and not self.over:
+                if waiting and not self.must_stop:
                     self.wait_for(waiting)
         finally:
             self.progress.stop()
@@ -272,12 +280,12 @@ class Conductor:
             time.sleep(RUN_POLL_SECONDS)
 
     @property
-    def over(self) -> bool:
+    def must_stop(self) -> bool:
         """True if the sweep must stop early: the machine failed, or a run failed and `fail_fast` is
         set.
         """
-        hows = {ended.how for ended in self.ended.values()}
-        return "broken" in hows or (self.fail_fast and bool(hows & UNFINISHED))
+        endings = {ended.how for ended in self.ended.values()}
+        return "broken" in endings or (self.fail_fast and bool(endings & UNFINISHED))
 
     def tasks(self, runs: list[PlannedRun], jobs: JobProgress) -> Iterator[Task]:
         """Yield the task of each run when a worker is free for it.
@@ -287,7 +295,7 @@ class Conductor:
         for run in runs:
             state = self.plan.folder(run).state
             if state == "done":
-                self.hear(Ended(run.name, "found"), jobs)
+                self.handle(Ended(run.name, "found"), jobs)
             elif state != "running":
                 job = RunJob(
                     fields=run.experiment.fields(),
@@ -300,7 +308,7 @@ class Conductor:
                 )
                 yield Task(run.name, job, str(self.plan.record.parent))
 
-    def hear(self, event: Event, jobs: JobProgress) -> None:
+    def handle(self, event: Event, jobs: JobProgress) -> None:
         """Write an event to the event log, and display it."""
         match event:
             case Began():
@@ -311,4 +319,4 @@ class Conductor:
                     self.progress.warn(f"{event.name}: {text}")
                 if event.how != "held":
                     self.ended[event.name] = event
-        jobs.see(event)
+        jobs.update(event)

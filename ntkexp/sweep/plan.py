@@ -137,7 +137,9 @@ def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
     return Plan(sweep, out, tuple(runs))
 
 
-def longest_first(runs: Sequence[PlannedRun], seconds: Sequence[float]) -> list[PlannedRun]:
+def by_decreasing_duration(
+    runs: Sequence[PlannedRun], seconds: Sequence[float]
+) -> list[PlannedRun]:
     """Sort runs by decreasing duration, so that no long run is left for the end."""
     return [runs[k] for k in sorted(range(len(runs)), key=lambda k: -seconds[k])]
 
@@ -176,13 +178,13 @@ def statuses(
 
 
 def runs_to_do(
-    plan: Plan, before: Mapping[str, RunStatus], *, retry_failed: bool
+    plan: Plan, statuses: Mapping[str, RunStatus], *, retry_failed: bool
 ) -> list[PlannedRun]:
     """Return the runs that are not done. Include failed runs only with `retry_failed`."""
     states = {"unfinished", "running"}
     if retry_failed:
         states.add("failed")
-    return [run for run in plan.distinct if before[run.name].state in states]
+    return [run for run in plan.distinct if statuses[run.name].state in states]
 
 
 def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
@@ -229,7 +231,7 @@ class Estimator:
 
     def __call__(self, experiment: Experiment) -> RunCost:
         """Return the estimated cost of a run."""
-        deciding = (
+        settings = (
             experiment.data,
             experiment.model,
             experiment.loss,
@@ -240,7 +242,7 @@ class Estimator:
             experiment.dtype,
             experiment.memory_gb,
         )
-        key = repr(deciding)
+        key = repr(settings)
         if key not in self.known:
             self.known[key] = cost_of(experiment)
         return self.known[key]
@@ -249,9 +251,9 @@ class Estimator:
 def cost_of(experiment: Experiment) -> RunCost:
     """Draw the data and network of a run on the CPU, and return the run's estimated cost."""
     try:
-        here = experiment.model_copy(update={"device": "cpu"})
-        memory = survey(here).memory
-        seconds = core_seconds(memory, here.integration.passes)
+        on_cpu = experiment.model_copy(update={"device": "cpu"})
+        memory = survey(on_cpu).memory
+        seconds = core_seconds(memory, on_cpu.integration.passes)
     except Mistake as mistake:
         return RunCost(0.0, 0.0, str(mistake))
     return RunCost(seconds, memory.peak)

@@ -20,13 +20,13 @@ from torch.nn.functional import interpolate
 
 from ntkexp.config.compose import compose
 from ntkexp.data.images import Digits
-from ntkexp.effects.curvature import at_once
+from ntkexp.effects.curvature import batched_map
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_network, draw_problem
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.model.functional import weights_of
 from ntkexp.optimizer.base import Memory
-from ntkexp.removal.rerun import TRAININGS_AT_ONCE, Rerun, again, gradient, moved, retrain, trained
+from ntkexp.removal.rerun import TRAININGS_AT_ONCE, Rerun, gradient, next_state, rerun_of, retrain, trained
 from ntkexp.run.loop import SilentListener, train_steps
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
@@ -81,7 +81,7 @@ class Case:
         """The training, which can be repeated."""
         experiment = self.experiment
         step_size = experiment.optimizer.chosen_step(nan)  # its words give the step size
-        return again(experiment, self.problem, step_size, experiment.steps)
+        return rerun_of(experiment, self.problem, step_size, experiment.steps)
 
     def rerun_from(self, other: int) -> Rerun:
         """Return a training on the same data, with another start and order."""
@@ -141,7 +141,7 @@ class Case:
         training.
         """
         rerun, start = self.rerun, process_time()
-        steps = [taken.recorded["weights"][0] for taken in retrain(rerun, rerun.everyone[None])]
+        steps = [taken.recorded["weights"][0] for taken in retrain(rerun, rerun.unit_weights[None])]
         seconds = process_time() - start
         ends = [end_of(rerun), *(end_of(self.rerun_from(k)) for k in range(1, MODELS))]
         return {
@@ -245,7 +245,7 @@ def changes(case: Case) -> dict[str, Tensor]:
     """Return the change of F caused by each removal, and the original outputs as `end`."""
     rerun, found = case.rerun, dict[str, Tensor]()
     for who, left in leavers(case).items():
-        ends = trained(rerun, torch.cat([rerun.everyone[None], rerun.everyone - left]))
+        ends = trained(rerun, torch.cat([rerun.unit_weights[None], rerun.unit_weights - left]))
         with torch.no_grad():
             asked = torch.stack([case.of(end) for end in ends])
             found["end"] = rerun.outputs(ends[0], case.read)
@@ -272,10 +272,14 @@ def fresh_ends(case: Case, weight: Float[Tensor, "training train"]) -> Float[Ten
         left = weight.gather(1, rows)
         share = left * (rerun.scale / left.sum(1, keepdim=True).clamp(min=1.0))  # an empty batch has gradient 0
         with torch.no_grad(), plain_kernels():
-            found = at_once(
-                lambda one, of, these: gradient(rerun, one, of, these), weights, share, rows, together=TRAININGS_AT_ONCE
+            found = batched_map(
+                lambda one, of, these: gradient(rerun, one, of, these),
+                weights,
+                share,
+                rows,
+                chunk_size=TRAININGS_AT_ONCE,
             )
-        weights, memory = moved(rerun, step, weights, found, memory)
+        weights, memory = next_state(rerun, step, weights, found, memory)
     return weights
 
 

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import jacrev, jvp, vjp
 
-from ntkexp.effects.curvature import at_once, load_forward_mode
+from ntkexp.effects.curvature import batched_map, load_forward_mode
 from ntkexp.effects.curvature import scores as taken_back
 from ntkexp.effects.plan import SWEEP_CACHE_NUMBERS
 from ntkexp.effects.sweep import MEANS, sweep_from
@@ -47,7 +47,7 @@ PROBES = 32  # random vectors of the trace estimate
 def tracin(rerun: Rerun, asked: Asked) -> Float[Tensor, "point train"]:
     """Return the sum of gradient products over all steps with the example."""
     score = None
-    for taken in retrain(rerun, rerun.everyone[None]):
+    for taken in retrain(rerun, rerun.unit_weights[None]):
         drawn = rerun.batch(taken.step)
         share = rerun.size(taken.step) * rerun.mean_factor(drawn, drawn.times) * drawn.times
         weights = taken.recorded["weights"][0]
@@ -103,7 +103,7 @@ def gauss_newton(
             found: Tensor = pull(bent / rerun.examples)[0]
             return found
 
-        return at_once(product, vectors, together=TRAININGS_AT_ONCE)
+        return batched_map(product, vectors, chunk_size=TRAININGS_AT_ONCE)
 
 
 def conjugate_gradients(
@@ -132,7 +132,7 @@ def slopes(asked: Asked, weights: Float[Tensor, " weight"]) -> Float[Tensor, "po
 
 def end_of(rerun: Rerun) -> Float[Tensor, " weight"]:
     """Return the final weights of the original training."""
-    return trained(rerun, rerun.everyone[None])[0]
+    return trained(rerun, rerun.unit_weights[None])[0]
 
 
 def scores(
@@ -143,7 +143,7 @@ def scores(
 ) -> Float[Tensor, "direction row"]:
     """Return γ·∇ℓᵢ for several directions γ and the examples in these rows."""
     of = partial(losses, rerun, rerun.inputs[rows], rerun.targets[rows])
-    batch = TakenBatch(examples=rows, shares=rerun.everyone[rows], losses=of)
+    batch = TakenBatch(examples=rows, shares=rerun.unit_weights[rows], losses=of)
     return taken_back([batch], weights, directions, TRAININGS_AT_ONCE)
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from ntkexp.claim.conduct import Workshop, circumstances, look_as_planned, register_claim
 from ntkexp.claim.read import claim_names, read_claim
-from ntkexp.cli.claims import registered, stands
+from ntkexp.cli.claims import is_current, registered
 from ntkexp.config.choices import shipped
 from ntkexp.config.compose import composer
 from ntkexp.mistake import Mistake
@@ -34,7 +34,7 @@ def written(folder: Path, tree: dict[Any, Any]) -> Any:
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_register_has_the_claims_of_the_project(every: int) -> None:
     builder = composer(None, []).builder
-    attempts = Register.opened(shipped() / "claim" / REGISTER).attempts()
+    attempts = Register.read(shipped() / "claim" / REGISTER).attempts()
     digests = {attempt.name: attempt.digest for attempt in attempts}  # the last entry of each name
     names = claim_names(builder.choices)
     assert [*names] == sorted(digests)
@@ -53,7 +53,7 @@ def test_a_changed_claim_needs_a_reason_and_its_first_outcome_stays_visible(tmp_
     register_claim("tiny", made.builder, out)
     record = judged(planned(TINY | {"second": {"trial": {"slope": -2.0}}}, out, made=made))
     assert (record.main.verdict, record.verdict, record.p) == ("supported", "not replicated", 1.0)
-    register = Register.opened(tmp_path / "claim" / REGISTER)
+    register = Register.read(tmp_path / "claim" / REGISTER)
     register.record(record, circumstances())
 
     made = written(tmp_path, TINY | {"second": {"trial": {"slope": -1.05}}})
@@ -61,7 +61,7 @@ def test_a_changed_claim_needs_a_reason_and_its_first_outcome_stays_visible(tmp_
         register_claim("tiny", made.builder, out)
     register_claim("tiny", made.builder, out, "The second slope was that of another claim.")
     attempts = registered(made.builder.choices, out)["tiny"]
-    assert [stands(record, attempts[:1]), stands(record, attempts)] == [True, False]
+    assert [is_current(record, attempts[:1]), is_current(record, attempts)] == [True, False]
     assert "not replicated" in describe_attempt(attempts[0], stands=False)
     assert [row[3] for row in tabulate_attempts(attempts).rows] == ["not replicated", "–"]
     now = judged(planned(TINY | {"second": {"trial": {"slope": -1.05}}}, out, made=made))

@@ -33,15 +33,13 @@ from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model import MLP
 from ntkexp.model.functional import function_of, weights_of
-from ntkexp.progress import Silent
 from ntkexp.report.forgetting import predicted_change
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.run import Run
-from ntkexp.run.execute import execute
 from ntkexp.shapes import Inputs, Weights
 from ntkexp.stream import stream
 from tests.claim.test_trials import number
-from tests.run.small import ran, small
+from tests.run.small import execute_in, ran, small
 from tests.run.test_sequence import HAND
 
 ROUNDING = 1e-12  # sums over 20 steps of numbers near 1
@@ -58,7 +56,7 @@ def cued(**fields: float) -> str:
 
 def finished(place: Path, *words: str) -> Run:
     asked = (*TASKS, *words)
-    return load_run(execute(small(*asked), asked, place, False, Silent(), pictures=False))
+    return load_run(execute_in(place, small(*asked), asked))
 
 
 def facts(run: Run, *names: str) -> dict[str, float]:

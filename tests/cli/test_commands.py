@@ -21,7 +21,7 @@ import ntkexp
 from ntkexp.cli.main import app, failure
 from ntkexp.cli.options import ADVICE, CommonOptions, options, with_advice
 from ntkexp.cli.sweep import compose_plan
-from ntkexp.cli.train import show
+from ntkexp.cli.train import print_results
 from ntkexp.config.choices import Choices, config_folders
 from ntkexp.mistake import Mistake, Untrusted, WrongArgument
 from ntkexp.records.folder import RunFolder
@@ -43,7 +43,7 @@ from tests.report.synthetic import digits, write_run
         (OSError(errno.EDQUOT, "", "kernels.zarr"), ("kernels.zarr: ", 1)),
         (OSError(errno.EFBIG, "", "kernels.zarr"), ("kernels.zarr: ", 1)),
         (RuntimeError("can't start new thread"), ("no more threads can be started; ", 1)),
-        (RuntimeError("Could not determine home directory."), ("~ stands for no folder here; ", 2)),
+        (RuntimeError("Could not determine home directory."), ("there is no home folder for ~; ", 2)),
         (ZeroDivisionError(), None),  # a bug keeps its traceback
     ],
     ids=repr,
@@ -64,20 +64,20 @@ def test_threads_are_set_before_torch_is_imported(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_finished_run_is_shown(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show(finished, quiet=False, as_json=False, verbose=False)
+    print_results(finished, quiet=False, as_json=False, verbose=False)
     shown = capsys.readouterr().out
     verdict, table, *_ = shown.strip().split("\n\n")
     assert "the secant kernel machine reproduces the trained network to rounding" in verdict
     assert table.startswith("kernel machine ")
     assert max(map(len, table.splitlines())) <= 80
     assert shown.endswith(f"\n{finished}\n")
-    show(finished, quiet=False, as_json=False, verbose=True)
+    print_results(finished, quiet=False, as_json=False, verbose=True)
     assert "not known for this model" in capsys.readouterr().out
-    show(finished, quiet=False, as_json=True, verbose=False)
+    print_results(finished, quiet=False, as_json=True, verbose=False)
     printed = json.loads(capsys.readouterr().out)
     assert (printed["folder"], printed["outcome"], printed["diverged"]) == (str(finished), "finished", False)
     assert {"split", "machine", "relative_error", "floor"} <= set(printed["results"][0])
-    show(finished, quiet=True, as_json=False, verbose=False)
+    print_results(finished, quiet=True, as_json=False, verbose=False)
     assert capsys.readouterr() == ("", "")
 
 
@@ -85,9 +85,9 @@ def test_a_diverged_run_is_announced_even_if_quiet(
     command: Command, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "runs" / "mlp-w512-s1-000000000000", digits(stable_fraction=3.0))
-    show(run, quiet=True, as_json=False, verbose=False)
+    print_results(run, quiet=True, as_json=False, verbose=False)
     assert capfd.readouterr() == ("", f"ntkexp: {run} diverged at step 3\n")
-    show(run, quiet=False, as_json=True, verbose=False)
+    print_results(run, quiet=False, as_json=True, verbose=False)
     assert json.loads(capfd.readouterr().out)["diverged"] is True
     assert "diverged" in command("runs", f"--out={tmp_path}").out
 

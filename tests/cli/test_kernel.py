@@ -67,7 +67,9 @@ def test_some_outputs_and_their_trace_are_parts_of_the_whole(command: Command, t
         check(command("kernel", "predict", str(tmp_path / f"{name}.zarr")), "compute it with --outputs=all")
     assert command("kernel", "predict", str(tmp_path / "trace.zarr"), "--quiet").status == 0
     mean = torch.einsum("qcnc->qn", whole)[:12] / 3
-    torch.testing.assert_close(Entries(open_matrix(tmp_path / "trace.zarr")).among("ntk"), mean, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(
+        Entries(open_matrix(tmp_path / "trace.zarr")).train_matrix("ntk"), mean, rtol=1e-13, atol=1e-13
+    )
 
 
 def test_predictions_are_written_and_shown(file: Path, command: Command, tmp_path: Path) -> None:
@@ -105,7 +107,7 @@ def test_the_kernel_of_a_run(command: Command, tmp_path: Path) -> None:
 
 
 def test_a_file_of_other_data_is_refused(file: Path, command: Command) -> None:
-    check(command("kernel", "predict", str(file), "data=wine"), "is of other data than data=wine")
+    check(command("kernel", "predict", str(file), "data=wine"), "was computed for other data than data=wine")
     assert command("kernel", "predict", str(file), *SMALL, "--ridge=1", "--quiet").status == 0
     check(
         command("kernel", "tangent", "data=wine", f"--out={file}"),
@@ -124,7 +126,7 @@ def test_a_file_of_other_data_is_refused(file: Path, command: Command) -> None:
         (["--steps=3"], "--steps=3 goes with --step-size=…"),
         (["--folds=1"], "it takes a number of folds ≥ 2, or 0"),
         (["--solver=lu"], "cholesky"),
-        (["--solver=cg", "--time=1"], "--solver=cg gives t=∞ at one ridge"),
+        (["--solver=cg", "--time=1"], "--solver=cg supports only t=∞ at one ridge"),
         (["--memory-gb=0"], "--memory-gb=0.0: it takes a number > 0"),
         (["--memory-gb=1e-9", "--time=1"], "raise it, or ask for t=∞ at one ridge"),
         (["data.tran=3"], "did you mean 'data.train'?"),

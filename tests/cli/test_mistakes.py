@@ -145,7 +145,7 @@ COMMANDS: list[tuple[str, str]] = [
     ("report --format=xml x", "text"),
     ("report nowhere elsewhere", "nothing is left to report: nowhere does not exist; elsewhere"),
     ("report --format=csv nowhere", "nothing is left to report: nowhere does not exist"),
-    ("explain", "missing argument 'RUN'; `ntkexp explain --help` lists what there is"),
+    ("explain", "missing argument 'RUN'; `ntkexp explain --help` lists all options"),
     ("explain {run} --query=99", "points 0 to 23"),
     ("explain {run} --split=quer", "'query'"),
     ("explain {run} --query=1 --worst=2", "one of the two"),
@@ -283,7 +283,7 @@ def test_yaml_reads_the_environment_only_beside_trusted_code(
     words = ["sweep", "theirs", "--dry-run"] if file.parent.name == "sweep" else ["config"]
     chosen = [] if words[0] == "sweep" else [f"{file.parent.name}=theirs"]
     status, out, err = command(*words, *chosen, f"--config-dir={tmp_path}", *(["--trust=json"] if trusted else []))
-    assert ("the environment is read only" in err) != trusted
+    assert ("environment variables are read only" in err) != trusted
     if not trusted:
         assert (status, err.count("\n")) == (2, 1), err
         assert "31" not in (out + err).replace(str(tmp_path), "")

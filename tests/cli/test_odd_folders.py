@@ -325,7 +325,7 @@ ARRAYS: dict[str, Change] = {
     ),
     "removals of points too far": array(STORE, "query", np.array([8, 99]), ("query",)),
     "removals of other examples": array(STORE, "example", np.full(TRAIN, 77), ("place",)),
-    "removals of other numbers": array(STORE, "count", np.full(TRAIN, 5), ("removal",)),
+    "removals with other numbers": array(STORE, "count", np.full(TRAIN, 5), ("removal",)),
     "removals of fewer outputs": array(STORE, "actual", np.ones((TRAIN, 2, 4)), CHANGE_DIMS),
     "a file in place of a store": lambda folder: replaced(folder / PARTS, Path.touch),
 }

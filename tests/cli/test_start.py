@@ -23,7 +23,7 @@ import pytest
 
 from ntkexp.__main__ import main as way_in
 from ntkexp.cli import main
-from ntkexp.cli.main import settle
+from ntkexp.cli.main import set_up_process
 from tests.cli.conftest import Command, check
 from tests.run.commands import FORKS, TINY, only_run
 
@@ -280,13 +280,13 @@ def test_letters_that_a_terminal_lacks() -> None:
 def test_no_home(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", mock.Mock(side_effect=KeyError))
-    check(command("runs", "--out=~/x"), "~ stands for no folder here; write the whole path, or set HOME")
+    check(command("runs", "--out=~/x"), "there is no home folder for ~; write the whole path, or set HOME")
 
 
 def interrupted_throughout(said: Path) -> None:
     """Send SIGTERM to a command while it works, while it prints its error, and while it ends."""
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
-    settle()
+    set_up_process()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 

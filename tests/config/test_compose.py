@@ -149,7 +149,7 @@ def test_code_from_elsewhere_runs_only_if_it_is_trusted(tmp_path: Path, monkeypa
     (tmp_path / "trusted_pack" / "net.py").write_text(NET)
     by_file = ["model._target_=trusted_net.Net", "model.more=2"]
     by_package = ["model._target_=trusted_pack.net.Net", "model.more=3"]
-    with refused("imported only if you say so"):
+    with refused("imported only if you trust it"):
         compose(by_file)
     assert compose(by_file, trust=["trusted_net.py"]).fields()["model"]["more"] == 2
     assert compose(by_package, trust=["trusted_pack"]).fields()["model"]["more"] == 3
@@ -321,7 +321,7 @@ def test_an_option_of_a_group_without_default_is_merged_last(written: Path) -> N
 def test_options_whose_defaults_lead_back_are_one_line(written: Path) -> None:
     for one, other in (("a", "b"), ("b", "a")):
         (written / "model" / f"{one}.yaml").write_text(f"defaults: [{other}]\n")
-    with refused(r"a\.yaml: its 'defaults' lead back to it"):
+    with refused(r"a\.yaml: its 'defaults' include the file itself"):
         compose(["model=a"], written)
 
 

@@ -90,7 +90,7 @@ def test_a_run_that_was_left_goes_on_to_the_same_bits(name: str) -> None:
 def breakdown_on(device: str, case: str, folder: Path) -> Breakdown:
     """Return how the change is divided that leaving four examples out makes."""
     training, points = rerun(case, "tanh", f"device={device}")
-    weights = Pair(training.everyone, training.without(GROUP))
+    weights = Pair(training.unit_weights, training.without(GROUP))
     return breakdown_between(training, weights, points, CHOSEN.to(points.device), folder, Silent())
 
 

@@ -220,7 +220,7 @@ class ALittle(AbstractMean):
 
 
 def effects(found: Trained, mean: AbstractMean, vectors: Tensor) -> Tensor:
-    sweep = sweep_from(found.trajectory, vectors, mean, together=4, one_step=True)
+    sweep = sweep_from(found.trajectory, vectors, mean, outputs_per_pass=4, one_step=True)
     for _ in sweep.steps_back():
         continue
     return sweep.effects
@@ -311,7 +311,7 @@ def test_outputs_swept_apart_are_swept_as_together(tmp_path: Path) -> None:
 def test_a_sweep_that_was_left_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     found = trained(tmp_path, *OPTIMIZERS["amsgrad"])
     end = end_gradient(found)
-    left = sweep_from(found.trajectory, end, MEANS["fixed"], together=4)
+    left = sweep_from(found.trajectory, end, MEANS["fixed"], outputs_per_pass=4)
     next(left.steps_back())
     state = deepcopy(left.state)
     resumed = sweep_from(found.trajectory, end, MEANS["fixed"])

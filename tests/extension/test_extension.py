@@ -24,7 +24,6 @@ from ntkexp.limit import infinite_kernel
 from ntkexp.limit.fused.program import program
 from ntkexp.mistake import Mistake
 from ntkexp.naming import option_name
-from ntkexp.progress import Silent
 from ntkexp.records.results import Result
 from ntkexp.records.sweep import read_sweep
 from ntkexp.report.analysis.tables import analyse
@@ -34,7 +33,6 @@ from ntkexp.report.plots import figures, run_plots, together
 from ntkexp.report.plots.run_plots import exhibition, gallery, save
 from ntkexp.report.plots.style import BLACK, COLOUR, GREY, colour
 from ntkexp.report.run import load_tables
-from ntkexp.run.execute import execute
 from ntkexp.run.loop import run
 from ntkexp.run.setting import prepare
 from tests import test_losses as of_losses
@@ -45,7 +43,7 @@ from tests.extension.outside import ADDED, PARTS, Outside
 from tests.extension.parts.commands.greet import greet
 from tests.kernel.oracle import agree
 from tests.report.synthetic import digits, write_run, write_sweep
-from tests.run.small import Memory, Ran
+from tests.run.small import Memory, Ran, execute_in
 from tests.run.test_exactness import exact
 
 
@@ -226,7 +224,7 @@ def test_a_machine_and_a_rule_have_colours_of_their_own() -> None:
 @pytest.mark.slow
 def test_its_pictures_and_its_page_tell_of_them_without_torch(outside: Outside, tmp_path: Path) -> None:
     chosen = outside.experiment("loss=doubled", "optimizer=averaged", "steps=2")
-    folder = execute(chosen, [], tmp_path, False, Silent())
+    folder = execute_in(tmp_path, chosen, [], pictures=True)
     drawn = (folder / "plots" / "ladder.svg").read_text()
     assert all(colour(name) in drawn for name in ("thirds", "frozen_middle"))
     assert {"contributions.svg", "path_kernel.svg"} <= {file.name for file in (folder / "plots").iterdir()}

@@ -29,7 +29,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.contributions import Removal
 from ntkexp.removal.between import Pair, TrainingPair
-from ntkexp.removal.retraining import OutputsAt, changes
+from ntkexp.removal.retraining import ChosenOutputs, changes
 from ntkexp.report.known_effects import known_effects
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import Loop, apart, followed, loop, weighing
@@ -60,9 +60,9 @@ def test_leaving_out_is_training_without(name: str) -> None:
     weights = weighing({3: 0.0, 8: 0.0, 11: 0.5} | dict.fromkeys(emptied, 0.0))
     chosen = {each: float(weight) for each, weight in zip(given.names, weights, strict=True) if weight < 1}
     again = LoopAgain(given.traced, trace, "renormalised")
-    outputs = again.at(again.end_with(chosen))
+    outputs = again.outputs_at(again.end_with(chosen))
     assert float((outputs - given.ends(weights)).abs().max()) < CLOSE
-    assert float((outputs - again.at(again.flat.vector(trace.steps.end))).abs().max()) > 1e-4
+    assert float((outputs - again.outputs_at(again.flat.vector(trace.steps.end))).abs().max()) > 1e-4
 
 
 def test_an_empty_call_adds_nothing() -> None:
@@ -179,7 +179,7 @@ def test_shares_of_a_small_change_of_weights_are_effects(maker: loops.Maker, tmp
     )
     both = Pair(*(each.left(list(names)) for each in (Weighing(), weighed)))
     pair = TrainingPair(first=one, second=other, weights=both, mean=MEANS["renormalised"])
-    outputs = OutputsAt([partial(outputs_at, first, one.flat, k) for k in range(3)])
+    outputs = ChosenOutputs([partial(outputs_at, first, one.flat, k) for k in range(3)])
     shares = pair.breakdown(outputs, lambda _: None).shares[:, names[given.names[3]]] / h
     effect = first.attribute(effects="derivative", quiet=True)["effect"].sel(example=given.names[3])
     assert apart(shares, effect.to_numpy().reshape(-1)) < 1e-4
@@ -215,10 +215,10 @@ def less_where_it_went_well(given: Loop, batch: Tensor) -> None:
 @pytest.mark.parametrize(
     ("train", "said"),
     [
-        (augmented(), r"shares of the examples miss the actual change by .*, more than rounding"),
+        (augmented(), r"shares of the examples miss the actual change by .*, exceeds the rounding error"),
         (
             training(loops.sgd, less_where_it_went_well).traced,
-            r"step \d: without the examples it was taken with other settings",
+            r"step \d: without the examples, the optimizer has other settings",
         ),
     ],
     ids=["other inputs", "a schedule by the loss"],
@@ -235,7 +235,7 @@ def test_shares_of_another_loop_are_refused(tmp_path: Path) -> None:
     SGD.traced(to=tmp_path / "run", every=3)
     with pytest.raises(Mistake, match="let it carry out the one that was followed"):
         other(lambda: None)
-    with pytest.raises(Mistake, match="the step has other parameters or calls"):
+    with pytest.raises(Mistake, match="the step updates other parameters or makes other calls"):
         other(partial(training(loops.sgd, loops.accumulated).traced, to=tmp_path / "run", every=3))
     assert len(SGD.traced(to=tmp_path / "run", every=3).steps) == loops.STEPS  # its folder did not change
 

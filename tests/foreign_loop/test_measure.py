@@ -227,7 +227,7 @@ def test_a_later_process_needs_the_same_measure(
     followed(loop(sgd), plain, measure=first, to="run")
     words = ["attribute", "run", "--model=mine.py:build", "--trust=mine.py"]
     for more, said in (
-        ([], "explains is a measure of the outputs, 'first'"),
+        ([], "it explains a measure of the outputs, 'first'"),
         (["--measure=mine.py:other"], "is measure= the one that was followed"),
     ):
         assert command([*words, *more]) == 2

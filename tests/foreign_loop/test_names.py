@@ -25,7 +25,7 @@ from ntkexp.foreign_loop.loop_breakdown import loop_without
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from ntkexp.removal.rerun import RerunAt, again
+from ntkexp.removal.rerun import RerunAt, rerun_of
 from ntkexp.removal.retraining import changes
 from ntkexp.report.explain import explain, format_explanations, worst_points
 from ntkexp.report.scores import Attribution
@@ -346,12 +346,12 @@ def test_contributions_effects_and_a_removal_are_the_runners(case: str, tmp_path
 
     train = partial(by_hand, run, case, tmp_path / "loop")
     trace, group = train(), [[3], GROUP]
-    training = again(run.setting.experiment, run.setting.problem, run.setting.descent.step_size, 6)
+    training = rerun_of(run.setting.experiment, run.setting.problem, run.setting.descent.step_size, 6)
     points = run.setting.problem.inputs[domain.attributed]
     places = [[trace.examples[str(k)] for k in each] for each in group]
     expected, _ = changes(RerunAt(training, points), group)
     assert apart(changes(LoopAgain(train, trace, "renormalised"), places)[0], expected) <= CLOSE
 
     theirs = loop_without(find_trace(tmp_path / "loop"), train, "renormalised", places[1], [0, 1, 2], Silent())
-    ours = split(training, points, training.everyone, training.without(GROUP))
+    ours = split(training, points, training.unit_weights, training.without(GROUP))
     assert apart(theirs.shares.reshape(-1, len(GROUP)), ours.shares[:, GROUP]) <= CLOSE

@@ -356,15 +356,15 @@ def test_a_trace_without_an_end_is_reported_or_refused(
 
 
 def entries(log: SealedLog) -> list[bytes]:
-    return [bytes(entry) for entry in SealedLog.opened(log.path, "this").entries()]
+    return [bytes(entry) for entry in SealedLog.read(log.path, "this").entries()]
 
 
 def test_a_log_goes_on_behind_an_unfinished_entry(tmp_path: Path) -> None:
-    log = SealedLog.opened(tmp_path / "log", "this")
+    log = SealedLog.read(tmp_path / "log", "this")
     log.append(b"first")
     log.append(b"second")
     log.path.write_bytes(log.path.read_bytes()[:-3])
-    log = SealedLog.opened(log.path, "this")
+    log = SealedLog.read(log.path, "this")
     log.append(b"third")
     assert entries(log) == [b"first", b"third"]
 
@@ -373,14 +373,14 @@ def test_an_entry_of_another_log_is_refused(tmp_path: Path) -> None:
     """The other log has the same name, and another entry before it."""
     contents = []
     for first in (b"one", b"two"):
-        log = SealedLog.opened(tmp_path / first.decode(), "this")
+        log = SealedLog.read(tmp_path / first.decode(), "this")
         log.append(first)
         log.append(b"second")
         contents.append((log.path.read_bytes(), log.ends[0]))
     (one, end), (other, _) = contents
     (tmp_path / "mixed").write_bytes(one[:end] + other[end:] + b"more")
     with pytest.raises(Mistake, match="mixed is damaged at entry 1"):
-        SealedLog.opened(tmp_path / "mixed", "this")
+        SealedLog.read(tmp_path / "mixed", "this")
 
 
 @contextmanager
@@ -397,7 +397,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 @pytest.mark.parametrize("size", [100, 1 << 20], ids=["small", "large"])
 def test_an_entry_that_does_not_fit_on_the_disk_leaves_those_before(size: int, tmp_path: Path) -> None:
     """The system writes the first half of the entry, and refuses the rest."""
-    log = SealedLog.opened(tmp_path / "log", "this")
+    log = SealedLog.read(tmp_path / "log", "this")
     log.append(b"first")
     before = log.path.read_bytes()
     refused = pytest.raises(NoPlace, match=r"log cannot grow \(File too large\); choose another place")

@@ -176,7 +176,7 @@ def test_hooks_of_parameters_are_left_out_in_a_line(hook: Callable[[Tensor], Any
     plain = [kernel() for kernel in kernels]
     put_up = hook(given.module.get_parameter("2.weight"))
     for kernel, expected in zip(kernels, plain, strict=True):
-        with pytest.warns(UserWarning, match=r"the parameter '2.weight' has a hook, which kernels leave out") as caught:
+        with pytest.warns(UserWarning, match=r"the parameter '2.weight' has a hook, which kernels ignore") as caught:
             found = kernel()
         assert torch.equal(found, expected)
         assert [Path(each.filename) for each in caught] == [Path(__file__)]

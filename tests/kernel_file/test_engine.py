@@ -60,7 +60,7 @@ def test_any_number_of_workers_write_the_same_bytes(
     [
         (InfiniteKernel, {}, ["model=mlp"]),
         pytest.param(EmpiricalKernel, {"seeds": (0, 3)}, ["model.width=8"], marks=pytest.mark.slow),
-        (EmpiricalKernel, {"seeds": (1,), "wanted": "trace"}, ["model.width=8", "data.classes=[1,3,8]"]),
+        (EmpiricalKernel, {"seeds": (1,), "chosen_outputs": "trace"}, ["model.width=8", "data.classes=[1,3,8]"]),
     ],
 )
 def test_every_worker_makes_the_same_kernel(
@@ -105,7 +105,7 @@ class Elsewhere(Products):
 class Faulty(Products):
     """Products with a fault."""
 
-    def among(self, points: Tensor) -> Mapping[str, Tensor]:
+    def square_block(self, points: Tensor) -> Mapping[str, Tensor]:
         raise ZeroDivisionError("division by zero")
 
 
@@ -120,20 +120,23 @@ class Counted(Products):
     def concurrent(self) -> bool:
         return False  # tiles of a concurrent kernel have one thread each
 
-    def between(self, left: Tensor, right: Tensor) -> Mapping[str, Tensor]:
+    def cross_block(self, left: Tensor, right: Tensor) -> Mapping[str, Tensor]:
         self.threads_seen.add(torch.get_num_threads())
         self.met.append(len(left) * len(right))
-        return super().between(left, right)
+        return super().cross_block(left, right)
 
-    def among(self, points: Tensor) -> Mapping[str, Tensor]:
+    def square_block(self, points: Tensor) -> Mapping[str, Tensor]:
         self.met.append(-len(points) * (len(points) - 1) // 2)
-        return super().among(points)
+        return super().square_block(points)
 
 
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        (Elsewhere, r"k\.zarr is of something else there: that worker has other data or another version$"),
+        (
+            Elsewhere,
+            r"holds another kernel than this worker computes: .* other data or another version$",
+        ),
         (Faulty, r"ZeroDivisionError: .*; computed by a single worker on this machine, it says"),
     ],
 )
@@ -166,7 +169,7 @@ class IdleEngine(Here):
 
 def test_finished_work_that_does_not_show_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conduct, "MAX_FILE_DELAY_SECONDS", 0.0)
-    with pytest.raises(Unfinished, match=r"what they wrote is not to be seen here; the same command continues$"):
+    with pytest.raises(Unfinished, match=r"files that they wrote are not visible here; the same command continues$"):
         conducted(tmp_path / "k.zarr", IdleEngine(2))
 
 
@@ -313,8 +316,8 @@ def test_marks_that_nobody_made_are_taken_away(places: Path, tmp_path: Path) -> 
     matrix = open_matrix(path)
     missing = matrix.missing()
     for number, tile in enumerate(missing):
-        matrix.mark(*tile).parent.mkdir(exist_ok=True)
-        matrix.mark(*tile).write_bytes(number.to_bytes(8, "little"))
+        matrix.marker(*tile).parent.mkdir(exist_ok=True)
+        matrix.marker(*tile).write_bytes(number.to_bytes(8, "little"))
     assert matrix.unmarked(matrix.layout.tiling.todo) == []
     assert matrix.missing() == missing
     filled(path, Products.of())
@@ -331,5 +334,5 @@ def test_what_it_says_is_what_was_written(places: Path, tmp_path: Path, seed: in
         assert str(path) in str(mistake)  # noqa: PT017  either end is right
         return
     for kernel in ("nngp", "ntk"):
-        assert found.among(kernel).equal(right.among(kernel)), done
+        assert found.square_block(kernel).equal(right.square_block(kernel)), done
     assert found.targets.equal(right.targets), done

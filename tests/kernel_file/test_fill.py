@@ -19,7 +19,7 @@ from torch import Tensor
 from ntkexp.config.compose import compose
 from ntkexp.init import NTK
 from ntkexp.kernel_file.kernel import EmpiricalKernel
-from ntkexp.kernel_file.predict import Answer, Entries, Question, Solver, predict
+from ntkexp.kernel_file.predict import Entries, KernelPredictions, PredictionSettings, Solver, predict
 from ntkexp.library import KernelMachine
 from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.mistake import Mistake
@@ -50,7 +50,7 @@ def test_a_file_holds_the_kernel(tmp_path: Path, dtype: str) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
         assert torch.equal(found[:TRAIN], found[:TRAIN].mH)
     kernel = Products.of(f"dtype={dtype}")
-    own = kernel.among(kernel.inputs)["ntk"][:, 0, :, 0].diagonal()
+    own = kernel.square_block(kernel.inputs)["ntk"][:, 0, :, 0].diagonal()
     torch.testing.assert_close(torch.as_tensor(matrix.array("ntk_self"))[:, 0, 0], own, rtol=0, atol=0)
 
 
@@ -214,7 +214,7 @@ def mean_of_two(*overrides: str) -> EmpiricalKernel:
 def test_it_lies_within_its_bar_and_has_an_identity_of_its_own() -> None:
     exact, sketched = mean_of_two(), mean_of_two("kernel.sketch=500")
     points = exact.experiment.draw().train.inputs
-    kernel, found = exact.among(points)["ntk"], sketched.among(points)["ntk"]
+    kernel, found = exact.square_block(points)["ntk"], sketched.square_block(points)["ntk"]
     bar, size = (sum(each) / 2 for each in zip(*sketched.errors, strict=True))
     assert 0 < float((found - kernel).norm()) <= bar < 0.5 * size
     assert "kernel.sketch=500" in sketched.remark
@@ -242,11 +242,11 @@ def kernels(entries: Entries) -> dict[str, Tensor]:
     return whole(Products.of(*([ALL] if entries.targets.shape[1] > 1 else [])))
 
 
-def answered(entries: Entries, question: Question) -> dict[tuple[str, str], Answer]:
+def answered(entries: Entries, question: PredictionSettings) -> dict[tuple[str, str], KernelPredictions]:
     return {(each.kernel, each.solved.when): each for each in predict(entries, question, lambda text: None)}
 
 
-def everywhere(answer: Answer) -> Tensor:
+def everywhere(answer: KernelPredictions) -> Tensor:
     return torch.cat([answer.predicted[split].mean for split in ("train", "query", "test")])
 
 
@@ -259,7 +259,7 @@ def regression(kernel: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("solver", ["eigen", "cholesky", "cg", None], ids=str)
 def test_every_solver_is_ridge_regression(entries: Entries, solver: Solver | None) -> None:
-    found = answered(entries, Question(ridge=RIDGE, solver=solver, memory_gb=4.0 if solver else 1e-5))
+    found = answered(entries, PredictionSettings(ridge=RIDGE, solver=solver, memory_gb=4.0 if solver else 1e-5))
     assert [kernel for kernel, _ in found] == ["ntk", "nngp"]
     for name, kernel in kernels(entries).items():
         expected = regression(kernel, entries.targets)
@@ -268,7 +268,7 @@ def test_every_solver_is_ridge_regression(entries: Entries, solver: Solver | Non
 
 
 def test_scores_are_what_they_say(entries: Entries) -> None:
-    answer = answered(entries, Question(ridge=RIDGE))["ntk", "t=∞"]
+    answer = answered(entries, PredictionSettings(ridge=RIDGE))["ntk", "t=∞"]
     places = entries.matrix.splits
     outputs = regression(kernels(entries)["ntk"], entries.targets)
     for row in answer.scores:
@@ -282,10 +282,10 @@ def test_scores_are_what_they_say(entries: Entries) -> None:
 
 
 def test_deviations_are_those_of_the_processes(entries: Entries) -> None:
-    found, both = answered(entries, Question(ridge=RIDGE)), kernels(entries)
+    found, both = answered(entries, PredictionSettings(ridge=RIDGE)), kernels(entries)
     inverse = torch.linalg.inv(both["nngp"][:EXAMPLES] + RIDGE * torch.eye(EXAMPLES, dtype=torch.float64))
     test = entries.matrix.splits["test"]
-    cross, own = both["nngp"][test], entries.own("nngp", test)
+    cross, own = both["nngp"][test], entries.diagonal("nngp", test)
     posterior = own - (cross @ inverse * cross).sum(1)
     deviation = found["nngp", "t=∞"].predicted["test"].deviation
     assert deviation is not None
@@ -300,9 +300,9 @@ def test_deviations_are_those_of_the_processes(entries: Entries) -> None:
 
 def test_every_time_and_steps(entries: Entries) -> None:
     kernel = kernels(entries)["ntk"]
-    flows = answered(entries, Question(times=(0.0, 20.0), ridge=RIDGE))
+    flows = answered(entries, PredictionSettings(times=(0.0, 20.0), ridge=RIDGE))
     assert not everywhere(flows["ntk", "t=0"]).any()
-    steps = answered(entries, Question(steps=200, step_size=0.1, ridge=RIDGE))
+    steps = answered(entries, PredictionSettings(steps=200, step_size=0.1, ridge=RIDGE))
     coefficients = torch.zeros_like(entries.targets[:EXAMPLES])
     R = kernel[:EXAMPLES] + RIDGE * torch.eye(EXAMPLES, dtype=torch.float64)
     for _ in range(200):
@@ -316,10 +316,10 @@ def test_every_time_and_steps(entries: Entries) -> None:
 def test_a_kernel_machine_predicts_the_same(entries: Entries) -> None:
     kernel, targets = kernels(entries)["ntk"], entries.targets[:EXAMPLES]
     for question, machine in (
-        (Question(ridge=RIDGE), KernelMachine("precomputed", ridge=RIDGE)),
-        (Question(ridge=RIDGE, times=(20.0,)), KernelMachine("precomputed", ridge=RIDGE, time=20.0)),
+        (PredictionSettings(ridge=RIDGE), KernelMachine("precomputed", ridge=RIDGE)),
+        (PredictionSettings(ridge=RIDGE, times=(20.0,)), KernelMachine("precomputed", ridge=RIDGE, time=20.0)),
         (
-            Question(ridge=RIDGE, steps=200, step_size=0.1),
+            PredictionSettings(ridge=RIDGE, steps=200, step_size=0.1),
             KernelMachine("precomputed", ridge=RIDGE, steps=200, step_size=0.1),
         ),
     ):
@@ -329,16 +329,16 @@ def test_a_kernel_machine_predicts_the_same(entries: Entries) -> None:
 
 
 def test_the_best_ridge_is_one_that_leaves_little_out(entries: Entries) -> None:
-    chosen = answered(entries, Question(ridge=None))["ntk", "t=∞"]
+    chosen = answered(entries, PredictionSettings(ridge=None))["ntk", "t=∞"]
     assert chosen.scores[-1].split == "left out"
     for ridge in (chosen.solved.ridge / 10, chosen.solved.ridge * 10):
-        other = answered(entries, Question(ridge=ridge, folds=0))["ntk", "t=∞"]
+        other = answered(entries, PredictionSettings(ridge=ridge, folds=0))["ntk", "t=∞"]
         assert other.scores[-1].rmse >= chosen.scores[-1].rmse
 
 
 def test_a_singular_kernel_without_end_is_refused_with_advice(entries: Entries) -> None:
     with pytest.raises(Mistake, match=r"the kernel is singular \(\d+ of 70 eigenvalues.*finite time, or a ridge > 0"):
-        answered(entries, Question(times=(inf,)))  # 64 pixels make a linear kernel of rank 64
+        answered(entries, PredictionSettings(times=(inf,)))  # 64 pixels make a linear kernel of rank 64
 
 
 @pytest.mark.slow
@@ -346,9 +346,9 @@ def test_predictions_keep_to_their_memory(tmp_path: Path) -> None:
     """A matrix that does not fit is read a few rows at a time, also while it is copied to where products read it."""
     entries = Entries(filled(tmp_path / "k.zarr", Products.of(ALL, "data.train=800", "data.test=20")))
     square = 8 * entries.count**2
-    answers: list[dict[tuple[str, str], Answer]] = []
+    answers: list[dict[tuple[str, str], KernelPredictions]] = []
     for share in (20.0, 0.5):
-        question = Question(ridge=100.0, solver="cg", memory_gb=share * square / 1e9)
+        question = PredictionSettings(ridge=100.0, solver="cg", memory_gb=share * square / 1e9)
         tracemalloc.start()
         answers.append(answered(entries, question))
         peak = tracemalloc.get_traced_memory()[1]  # of numpy's arrays, as which rows are read
@@ -361,28 +361,28 @@ def test_predictions_keep_to_their_memory(tmp_path: Path) -> None:
 
 def test_cholesky_and_products_where_memory_is_short(entries: Entries) -> None:
     square = 8 * EXAMPLES**2 / 1e9
-    assert Question(ridge=RIDGE).way_to_solve(entries) == "eigen"
-    assert Question(ridge=RIDGE, memory_gb=5 * square).way_to_solve(entries) == "cholesky"
-    assert Question(ridge=RIDGE, memory_gb=square).way_to_solve(entries) == "cg"
+    assert PredictionSettings(ridge=RIDGE).choose_solver(entries) == "eigen"
+    assert PredictionSettings(ridge=RIDGE, memory_gb=5 * square).choose_solver(entries) == "cholesky"
+    assert PredictionSettings(ridge=RIDGE, memory_gb=square).choose_solver(entries) == "cg"
     with pytest.raises(Mistake, match=r"memory_gb=.* or ask for t=∞ at one ridge"):
-        Question(times=(1.0,), memory_gb=square).way_to_solve(entries)
-    with pytest.raises(Mistake, match="solver=cg gives t=∞ at one ridge"):
-        Question(times=(1.0,), solver="cg").way_to_solve(entries)
+        PredictionSettings(times=(1.0,), memory_gb=square).choose_solver(entries)
+    with pytest.raises(Mistake, match="solver=cg supports only t=∞ at one ridge"):
+        PredictionSettings(times=(1.0,), solver="cg").choose_solver(entries)
 
 
 def test_a_file_that_is_not_finished_says_so(tmp_path: Path) -> None:
     path = tmp_path / "k.zarr"
     with pytest.raises(KeyboardInterrupt):
         filled(path, Products.of(fails_after=5))
-    with pytest.raises(Mistake, match="is not finished, or damaged: 5 of 12 tiles are there"):
+    with pytest.raises(Mistake, match="is not finished, or damaged: 5 of 12 tiles are finished"):
         Entries(open_matrix(path))
 
 
 def test_a_file_that_lost_a_tile_says_so(tmp_path: Path) -> None:
     matrix = filled(tmp_path / "k.zarr", Products.of())
     next((matrix.path / "ntk" / "c").rglob("0/0/0/0")).unlink()
-    with pytest.raises(Mistake, match="is not finished, or damaged: 11 of 12 tiles are there"):
-        list(predict(Entries(open_matrix(matrix.path)), Question(ridge=RIDGE), lambda text: None))
+    with pytest.raises(Mistake, match="is not finished, or damaged: 11 of 12 tiles are finished"):
+        list(predict(Entries(open_matrix(matrix.path)), PredictionSettings(ridge=RIDGE), lambda text: None))
 
 
 # The published kernels in their authors' own recursions, with loops over pixels, against the architectures here.

@@ -202,7 +202,7 @@ def test_layers_that_cannot_be_read_are_refused(net: nn.Sequential, shape: tuple
 
 def test_questions_that_are_refused() -> None:
     x, layers = draw(2, 5), [{"layer": "Dense", "features": 1}]
-    with refused("layers of a list have their own"):
+    with refused("they apply to an nn.Sequential only"):
         infinite_kernel(layers, x, W_std=1.0)
     with refused("draws, 2 at least"):
         infinite_kernel(layers, x, method="monte_carlo", samples=1)

@@ -225,7 +225,7 @@ def test_a_run_is_begun_resumed_and_reported(tmp_path: Path, capfd: pytest.Captu
     assert run(["resume", folder]) == 2
     said = capfd.readouterr().err
     assert said.count("\n") == 1
-    assert f"runs only if you say so; add `--trust {OWN}`" in said
+    assert f"runs only if you trust it; add `--trust {OWN}`" in said
     assert run(["resume", folder, *TRUST]) == 0
     assert run(["report", folder]) == 0
     assert "secant" in capfd.readouterr().out

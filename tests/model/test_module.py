@@ -255,7 +255,7 @@ def test_a_module_that_does_not_fit_is_refused(text: str, words: str, written: W
     ("path", "words"),
     [
         ("wirtten.py:build", r"there is no file .*wirtten\.py.*; did you mean '.*written.*'\?"),
-        ("written.py", r"written\.py is Python code of yours, which runs only if you say so$"),
+        ("written.py", r"written\.py is your own Python code, which runs only if you trust it$"),
         ("written.py:", r"it takes FILE\.py:FUNCTION"),
         ("written.txt:build", r"it takes FILE\.py:FUNCTION"),
     ],

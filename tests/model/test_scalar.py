@@ -166,7 +166,7 @@ def test_an_empty_table_is_refused() -> None:
 
 
 def test_a_step_of_no_size_is_refused() -> None:
-    with refused(r"step_size=0\.0: a finite step is a number that is not 0"):
+    with refused(r"step_size=0\.0: give a finite number other than 0"):
         finite_step_kernel(function("scalar_linear"), X, OBSERVED, 0.0)
 
 
@@ -183,7 +183,7 @@ def test_integers_keep_their_order_and_their_unit() -> None:
         ({"observed": (30,)}, "30 is not in -10 … 20"),
         ({"observed": (1, 1), "train": 2}, "give each number once"),
         ({"observed": (1, 2)}, "data.train=1: 2 of the numbers are observed"),
-        ({"label_noise": 0.1}, "data.label_noise: the targets of integers are one value"),
+        ({"label_noise": 0.1}, "data.label_noise: all targets of integers are equal"),
     ],
 )
 def test_integers_that_contradict_themselves(changes: dict[str, object], said: str) -> None:

@@ -51,7 +51,7 @@ def test_machines_are_compared_in_the_measure(two_runs: tuple[Ran, Ran]) -> None
     output, probability = two_runs
     frozen = next(rung.outcome for rung in output.outcome.rungs if rung.name == "frozen_start")
     assert isinstance(frozen, Prediction)
-    targets, points = output.setting.problem.targets, output.setting.problem.places["query"]
+    targets, points = output.setting.problem.targets, output.setting.problem.split_slices["query"]
     predicted, end, start = (
         (each.softmax(1) * targets).sum(1)[points]
         for each in (frozen.outputs, output.outcome.evidence.end, output.outcome.evidence.start)
@@ -101,7 +101,7 @@ def test_the_default_measure_leaves_a_run_as_it_was() -> None:
         ("path.measure=loss: it is a number of all outputs", ("path.measure=loss", "path.outputs=[0]")),
         ("path.measure=loss: effects of runs are on outputs", ("path.measure=loss", "path.effects=true")),
         ("path.measure=loss: between snapshots", ("path.measure=loss", "path.every=snapshots")),
-        ("path.measure=loss: what tasks of data=sequence do", ("path.measure=loss", "data=sequence")),
+        ("path.measure=loss: the effects of the tasks of data=sequence", ("path.measure=loss", "data=sequence")),
     ],
 )
 def test_what_has_no_measure_is_refused(said: str, more: tuple[str, ...]) -> None:

@@ -38,7 +38,7 @@ SOME = [(way, part) for way in WAYS for part in ("path.outputs=[2,0]", "path.que
 @pytest.mark.parametrize(("way", "part"), [each for each in SOME if each != (WAYS[5], "path.queries=[query]")])
 def test_the_path_at_some_outputs_or_points_is_a_part_of_the_whole(way: tuple[str, ...], part: str) -> None:
     some, whole = ran(*SHORT, *way, part), ran(*SHORT, *way)
-    place = whole.setting.problem.places["query"] if "queries" in part else slice(None)
+    place = whole.setting.problem.split_slices["query"] if "queries" in part else slice(None)
     outputs = [0, 2] if "outputs" in part else [0, 1, 2]
     for rule, path in some.outcome.evidence.paths.items():
         for name in ("kernel", "contributions", "decay", "half_by"):

@@ -201,7 +201,7 @@ def test_a_run_may_have_any_name_but_that_of_another_run(tmp_path: Path, name: s
     with folder.claim():
         folder.write("config.json", "{}")
         folder.finish(["config.json"], identity="0123456789ab" + "c" * 52)
-    assert folder.whole == fits
+    assert folder.is_intact == fits
     assert ("another run" in (folder.defect or "")) != fits
 
 
@@ -219,7 +219,7 @@ def test_each_sealed_file_has_its_own_name_and_run(folder: RunFolder, tmp_path: 
             folder.read_sealed("progress.json")
     for name in ("BEGUN.json", "DONE.json"):
         folder.write(name, (other.path / "progress.json").read_bytes())
-        assert folder.broken("config.json") == [name]
+        assert folder.damaged_files("config.json") == [name]
     assert folder.defect is not None
 
 
@@ -270,7 +270,7 @@ def append(path: Path, start: int, end: int, keep_bytes: int | None) -> int:
     with MetricsWriter(path, LOGGED, keep_bytes) as metrics:
         for row in rows(start, end):
             metrics.write(row)
-        return metrics.mark[0]
+        return metrics.size_and_digest[0]
 
 
 @given(st.floats())
@@ -297,7 +297,7 @@ def test_the_seal_is_that_of_the_lines_however_often_the_file_was_resumed(tmp_pa
     path = tmp_path / "m.csv"
     append(path, 4, 9, append(path, 0, 4, None))
     with MetricsWriter(path, LOGGED, path.stat().st_size) as metrics:
-        assert sealed(tmp_path, ["m.csv"]) == {"m.csv": metrics.mark}
+        assert sealed(tmp_path, ["m.csv"]) == {"m.csv": metrics.size_and_digest}
 
 
 def test_a_line_is_in_the_file_once_it_is_written_and_has_known_columns(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def look(digest: str, size: str = "default", **found: Any) -> ClaimRecord:
 @pytest.fixture
 def register(tmp_path: Path) -> Register:
     """Three lines: a claim, a look at it that refuted it, and the claim with another margin."""
-    register = Register.opened(tmp_path / REGISTER)
+    register = Register.read(tmp_path / REGISTER)
     register.enter("mine", sizes("a"), SAID, "", ABOUT)
     register.record(look("a", main="refuted"), ABOUT)
     register.enter("mine", sizes("b"), SAID | {"margin": 0.2}, BECAUSE, ABOUT)
@@ -56,7 +56,7 @@ def register(tmp_path: Path) -> Register:
 
 
 def test_a_change_is_a_new_entry_and_the_looks_at_the_old_one_stay(register: Register) -> None:
-    first, second = Register.opened(register.path).attempts("mine")
+    first, second = Register.read(register.path).attempts("mine")
     assert (first.reason, first.replaces) == (FIRST_REASON, None)
     assert [look["verdict"] for look in first.looks] == ["refuted"]
     assert (second.reason, second.replaces, second.looks) == (BECAUSE, "a", [])
@@ -68,7 +68,7 @@ def test_a_change_is_a_new_entry_and_the_looks_at_the_old_one_stay(register: Reg
 def test_a_change_without_a_reason_is_refused(register: Register, reason: str) -> None:
     with pytest.raises(Mistake, match=r"registered on 2026-11-24 as b: margin changed; give .* a reason"):
         register.enter("mine", sizes("c"), SAID | {"margin": 0.3}, reason, ABOUT)
-    assert len(Register.opened(register.path).lines) == 3
+    assert len(Register.read(register.path).lines) == 3
 
 
 def test_the_same_is_entered_once_and_the_same_outcome_recorded_once(register: Register) -> None:
@@ -76,7 +76,7 @@ def test_the_same_is_entered_once_and_the_same_outcome_recorded_once(register: R
     for found in (look("b"), look("b", figure=1.0 + 1e-9), look("b", figure=1.1), look("bq", "quick")):
         register.record(found, ABOUT)
     assert [each["size"] for each in register.attempts("mine")[-1].looks] == ["default", "default", "quick"]
-    with pytest.raises(Mistake, match="no look at it can be recorded"):
+    with pytest.raises(Mistake, match="its test results cannot be recorded"):
         register.record(look("z"), ABOUT)
 
 
@@ -87,11 +87,11 @@ def test_a_number_of_seeds_that_is_chosen_after_a_look_takes_fresh_ones(
     register.record(look("b"), ABOUT)
     said = SAID | {"margin": 0.2, "seeds": seeds}
     if refused:
-        with pytest.raises(Mistake, match=r"seed 1 of seeds was looked at already.* such as 2\.\.9"):
+        with pytest.raises(Mistake, match=r"seed 1 of seeds was already tested.* such as 2\.\.9"):
             register.enter("mine", sizes("c"), said, BECAUSE, ABOUT)
     else:
         register.enter("mine", sizes("c"), said, BECAUSE, ABOUT)
-        assert register.standing("mine") == register.attempts("mine")[2]
+        assert register.latest_entry("mine") == register.attempts("mine")[2]
 
 
 def test_an_earlier_version_that_comes_back_is_a_new_entry(register: Register) -> None:
@@ -104,8 +104,8 @@ def test_an_earlier_version_that_comes_back_is_a_new_entry(register: Register) -
 def test_a_line_that_is_taken_out_is_seen(register: Register, line: int) -> None:
     lines = register.path.read_text().splitlines(keepends=True)
     register.path.write_text("".join(lines[:line] + lines[line + 1 :]))
-    with pytest.raises(Mistake, match="taken out"):
-        Register.opened(register.path)
+    with pytest.raises(Mistake, match="changed or removed"):
+        Register.read(register.path)
 
 
 @pytest.mark.parametrize("line", [0, 1, 2])
@@ -114,19 +114,19 @@ def test_a_line_that_is_changed_is_seen(register: Register, line: int) -> None:
     lines[line] = lines[line].replace("mine", "yours", 1)
     register.path.write_text("".join(lines))
     with pytest.raises(Mistake, match="changed"):
-        Register.opened(register.path)
+        Register.read(register.path)
 
 
 def test_a_log_that_is_gone_or_not_sealed_is_seen(register: Register) -> None:
     seal = register.path.with_name(REGISTER_SEAL)
     sealed = seal.read_bytes()
     seal.unlink()
-    with pytest.raises(Mistake, match="lines were taken out or changed"):
-        Register.opened(register.path)
+    with pytest.raises(Mistake, match="lines were removed or changed"):
+        Register.read(register.path)
     seal.write_bytes(sealed)
     register.path.unlink()
     with pytest.raises(Mistake, match="has 0 lines"):
-        Register.opened(register.path)
+        Register.read(register.path)
 
 
 @pytest.mark.parametrize("cut", [5, 0])
@@ -137,5 +137,5 @@ def test_a_kill_between_line_and_seal_leaves_a_log_that_goes_on(register: Regist
     whole = register.path.read_bytes()
     register.path.write_bytes(whole[: len(whole) - cut])
     register.record(look("b"), ABOUT)
-    assert Register.opened(register.path).lines == [json.loads(text) for text in whole.splitlines()]
+    assert Register.read(register.path).lines == [json.loads(text) for text in whole.splitlines()]
     assert json.loads(seal.read_text())["last"] == sha256(whole.splitlines()[-1]).hexdigest() or not cut

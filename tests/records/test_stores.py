@@ -259,11 +259,11 @@ def test_the_files_of_a_folder(tmp_path: Path, seed: int) -> None:
     folder.write("config.json", "{}")
     folder.finish(["config.json", "kernels.zarr"])
     folder.check("config.json", "kernels.zarr")
-    assert folder.whole
+    assert folder.is_intact
     folder.write("kernels.zarr/c/0", harmed(seed, bytes(range(100)), b"other"))
     folder.check("config.json")
-    assert folder.broken("config.json", "kernels.zarr") == ["kernels.zarr/c/0"]
-    assert not folder.whole
+    assert folder.damaged_files("config.json", "kernels.zarr") == ["kernels.zarr/c/0"]
+    assert not folder.is_intact
     with pytest.raises(Mistake, match=r"^[^\n]*kernels\.zarr/c/0 not as it was written[^\n]*$"):
         folder.check("kernels.zarr")
 
@@ -294,9 +294,9 @@ def test_a_key_that_stands_twice_is_damage(tmp_path: Path) -> None:
 def test_what_nobody_vouches_for_is_broken(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write("config.json", "{}")
-    assert folder.broken("config.json") == ["BEGUN.json"]
+    assert folder.damaged_files("config.json") == ["BEGUN.json"]
     folder.begin(["config.json"])
-    assert folder.broken("config.json", "data.npz") == ["data.npz"]
+    assert folder.damaged_files("config.json", "data.npz") == ["data.npz"]
 
 
 def test_a_large_file_is_measured_until_it_is_read(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_a_large_file_is_measured_until_it_is_read(tmp_path: Path) -> None:
     folder.finish(["large"])
     folder.write("large", bytes(most) + b"1")
     assert folder.done
-    assert not folder.whole
+    assert not folder.is_intact
     folder.write("large", bytes(most + 2))
     assert not folder.done
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ntkexp.progress import Silent
 from ntkexp.removal.between import Breakdown, Pair
-from ntkexp.removal.rerun import Rerun, again, breakdown_between
+from ntkexp.removal.rerun import Rerun, breakdown_between, rerun_of
 from ntkexp.run.setting import prepare
 from tests.run.small import small
 
@@ -43,7 +43,7 @@ def rerun(case: str, activation: str, *more: str) -> tuple[Rerun, Tensor]:
     experiment = small(*words, f"model.activation={activation}", *CASES[case], *more)
     setting = prepare(experiment)
     length = experiment.steps
-    found = again(experiment, setting.problem, setting.descent.step_size, length)
+    found = rerun_of(experiment, setting.problem, setting.descent.step_size, length)
     return found, setting.problem.inputs[found.examples : found.examples + 3]
 
 

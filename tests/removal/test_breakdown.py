@@ -17,8 +17,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.contributions import LeaveOut, LeftOut, read_leave_out, write_leave_out
 from ntkexp.removal.between import Pair
-from ntkexp.removal.rerun import Rerun, RerunAt, again, breakdown_between, trained
-from ntkexp.removal.retraining import changes, groups, leave_out
+from ntkexp.removal.rerun import Rerun, RerunAt, breakdown_between, rerun_of, trained
+from ntkexp.removal.retraining import RetrainingCheck, changes, groups
 from ntkexp.report.leave_out import Agreement, agreement_of
 from ntkexp.run.setting import prepare
 from ntkexp.shapes import Inputs, Weights
@@ -40,7 +40,7 @@ def at(training: Rerun, points: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.parametrize(("case", "activation"), [*zip(CASES, cycle(("relu", "tanh")))])
 def test_shares_add_up_to_what_retraining_changed(case: str, activation: str) -> None:
     training, points = rerun(case, activation)
-    weights = torch.stack([training.everyone, training.without(GROUP)])
+    weights = torch.stack([training.unit_weights, training.without(GROUP)])
     found = split(training, points, *weights)
     before, after = at(training, points, weights)
     size = float((after - before).norm())
@@ -60,10 +60,10 @@ def test_shares_add_up_in_every_architecture(model: str) -> None:
     words = ("model.width=8", "steps=3", "data.train=6", "data.query=2", "data.test=2", "optimizer=sgd")
     experiment = small(*asked_for("model", model), *words, "optimizer.batch=3", trust=[str(OWN)])
     setting = prepare(experiment)
-    training = again(experiment, setting.problem, setting.descent.step_size, experiment.steps)
+    training = rerun_of(experiment, setting.problem, setting.descent.step_size, experiment.steps)
     points = setting.problem.inputs[6:8]
     with TemporaryDirectory() as folder:
-        weight = Pair(training.everyone, training.without([0, 1, 2]))
+        weight = Pair(training.unit_weights, training.without([0, 1, 2]))
         found = breakdown_between(training, weight, points, torch.tensor([[0, 0], [1, 0]]), Path(folder), Silent())
     assert found.actual.any()
     assert found.closure < CLOSES
@@ -77,18 +77,18 @@ def test_the_least_error_beyond_rounding_is_refused() -> None:
         found = training.function(weights, inputs)
         return found if float(next(iter(weights.values())).sum()) < 1e9 else -found
 
-    few, weights = replace(training, length=3), (training.everyone, training.without(GROUP))
-    sound, decided = split(few, points, *weights).closed(), split(replace(few, function=deciding), points, *weights)
+    few, weights = replace(training, length=3), (training.unit_weights, training.without(GROUP))
+    sound, decided = split(few, points, *weights).checked(), split(replace(few, function=deciding), points, *weights)
     assert torch.allclose(decided.shares, sound.shares, rtol=1e-9, atol=1e-14)
-    assert 0 < sound.missed < sound.rounding < 1e-11 * float(sound.actual.norm())
-    with pytest.raises(Mistake, match="more than rounding explains"):
-        replace(sound, shares=(1 + 1e-9) * sound.shares).closed()
+    assert 0 < sound.closure_error < sound.rounding < 1e-11 * float(sound.actual.norm())
+    with pytest.raises(Mistake, match="exceeds the rounding error"):
+        replace(sound, shares=(1 + 1e-9) * sound.shares).checked()
 
 
 def test_swapping_both_trainings_flips_every_sign() -> None:
     training, points = rerun("adam", "relu")
-    there = split(training, points, training.everyone, training.without(GROUP))
-    back = split(training, points, training.without(GROUP), training.everyone)
+    there = split(training, points, training.unit_weights, training.without(GROUP))
+    back = split(training, points, training.without(GROUP), training.unit_weights)
     rounding = EPS * (there.magnitude + back.magnitude)  # products are cut into sums in another order
     assert (rounding <= 10 * CLOSES * there.actual.abs().max()).all()
     assert ((there.actual + back.actual).abs() <= rounding).all()
@@ -102,7 +102,7 @@ def test_copies_get_the_same_share(case: str) -> None:
     inputs, targets = drawn.inputs.clone(), drawn.targets.clone()
     inputs[copies], targets[copies] = drawn.inputs[3], drawn.targets[3]
     training = replace(drawn, inputs=inputs, targets=targets)
-    found = split(training, points, training.everyone, training.without([0, 3, 5, 7])).shares
+    found = split(training, points, training.unit_weights, training.without([0, 3, 5, 7])).shares
     assert torch.allclose(found[:, copies], found[:, [3, 3, 3]], rtol=1e-9, atol=0)  # sums in another order
     assert not torch.allclose(found[:, 0], found[:, 3], rtol=1e-3)
 
@@ -114,7 +114,7 @@ def test_between_trainings_that_hardly_differ_shares_are_derivatives(case: str) 
     """The difference quotient of the breakdown at distance h, and of training at ±h: both are off by h²."""
     training, points = rerun(case, "tanh", "optimizer.eps=1e-4") if case != "clipped" else rerun(case, "tanh")
     h = 1e-4
-    less, more = training.everyone.clone(), training.everyone.clone()
+    less, more = training.unit_weights.clone(), training.unit_weights.clone()
     less[3], more[3] = 1 - h, 1 + h
     shares = split(training, points, less, more).shares
     above, below = at(training, points, torch.stack([more, less]))
@@ -126,9 +126,11 @@ def test_between_trainings_that_hardly_differ_shares_are_derivatives(case: str) 
 def test_a_run_is_trained_again_to_the_same_weights() -> None:
     found = ran(*CASES["clipped"], "data=digits", "data.classes=[0,1,2]", "loss=cross_entropy", "steps=6")
     setting = found.setting
-    training = again(setting.experiment, setting.problem, setting.descent.step_size, found.outcome.steps)
+    training = rerun_of(setting.experiment, setting.problem, setting.descent.step_size, found.outcome.steps)
     start, end = training.flat.vector(training.start), training.flat.vector(found.outcome.weights)
-    assert float((trained(training, training.everyone[None])[0] - end).norm()) <= 1e-13 * float((end - start).norm())
+    assert float((trained(training, training.unit_weights[None])[0] - end).norm()) <= 1e-13 * float(
+        (end - start).norm()
+    )
 
 
 def test_trainings_are_those_of_pytorch_on_what_is_left() -> None:
@@ -152,7 +154,7 @@ def test_a_training_that_diverges_without_examples_is_refused() -> None:
     training, points = rerun("gd", "relu")
     wild = replace(training, step_size=1e200, start={n: w.clone() for n, w in training.start.items()})
     with pytest.raises(Mistake, match=r"training as it was diverges"):
-        split(wild, points, wild.everyone, wild.without(GROUP))
+        split(wild, points, wild.unit_weights, wild.without(GROUP))
 
 
 def shapley(training: Rerun, points: Tensor, group: list[int]) -> Tensor:
@@ -182,9 +184,9 @@ def test_shares_are_those_of_shapley_to_a_few_percent(case: str) -> None:
     group = [0, 3, 5, 7, 11, 20]
     training, points = rerun(case, "tanh", "steps=15", "data.train=60", "optimizer.batch=15")
     exact = shapley(training, points, group)
-    found = split(training, points, training.everyone, training.without(group)).shares[:, group]
+    found = split(training, points, training.unit_weights, training.without(group)).shares[:, group]
     assert torch.allclose(found.sum(1), exact.sum(1), rtol=1e-9, atol=1e-12)
-    alone = at(training, points, torch.stack([training.everyone, *(training.without([k]) for k in group)]))
+    alone = at(training, points, torch.stack([training.unit_weights, *(training.without([k]) for k in group)]))
     assert float((found - exact).norm()) <= 0.05 * float(exact.norm())
     assert not torch.allclose((alone[1:] - alone[0]).sum(0), exact.sum(1), rtol=1e-3)
 
@@ -203,12 +205,13 @@ def derivative(training: Rerun, points: Tensor) -> Tensor:
 def test_effects_of_a_smooth_network_are_believed_and_those_of_others_are_not() -> None:
     training, points = rerun("sgd", "tanh", "data.train=48", "steps=6")
     effect = derivative(training, points)
-    right = agreement_of(leave_out(RerunAt(training, points), effect, range(3)), growth=1.0)
+    check = RetrainingCheck(training=RerunAt(training, points), query=range(3))
+    right = agreement_of(check.compare(effect), growth=1.0)
     assert right.correlation > 0.9
     assert right.believed
     assert "correlate 0.9" in right.sentence
     assert right.removals == 8  # 1, 2 and 10 of 48 by influence; 1, 2, 2, 10 and 10 by chance
-    wrong = agreement_of(leave_out(RerunAt(training, points), effect.flip(1), range(3)), growth=1.0)
+    wrong = agreement_of(check.compare(effect.flip(1)), growth=1.0)
     assert not wrong.believed
     assert "not predictable" in wrong.sentence
     assert not replace(right, growth=1e4).believed
@@ -217,7 +220,8 @@ def test_effects_of_a_smooth_network_are_believed_and_those_of_others_are_not() 
 @pytest.mark.slow
 def test_where_it_is_cheap_everyone_is_left_out_alone() -> None:
     training, points = rerun("sgd", "tanh")
-    found = leave_out(RerunAt(training, points), derivative(training, points), range(3), everyone=True)
+    check = RetrainingCheck(training=RerunAt(training, points), query=range(3), singles=True)
+    found = check.compare(derivative(training, points))
     alone = found.alone(training.examples)
     assert alone is not None
     assert found.alone(training.examples + 1) is None
@@ -294,10 +298,10 @@ def test_a_mean_over_the_whole_batch_shrinks_steps_instead(case: str) -> None:
     assert case in CASES
     drawn, points = rerun(case, "tanh")
     training = replace(drawn, renormalises=False)
-    half = training.everyone / 2
-    assert torch.allclose(trained(drawn, half[None]), trained(drawn, drawn.everyone[None]), rtol=1e-12)
+    half = training.unit_weights / 2
+    assert torch.allclose(trained(drawn, half[None]), trained(drawn, drawn.unit_weights[None]), rtol=1e-12)
     if case == "sgd":
         halved = replace(drawn, loss=drawn.loss, scale=drawn.scale / 2)
-        assert torch.allclose(trained(training, half[None]), trained(halved, drawn.everyone[None]), rtol=1e-12)
-    found = split(training, points, training.everyone, training.without(GROUP))
+        assert torch.allclose(trained(training, half[None]), trained(halved, drawn.unit_weights[None]), rtol=1e-12)
+    found = split(training, points, training.unit_weights, training.without(GROUP))
     assert found.closure < 1e-11

@@ -26,8 +26,8 @@ from ntkexp.report.known_effects import known_effects
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.removal_group import choose_group
 from ntkexp.report.run import Run
-from ntkexp.run.execute import execute, remove_group
-from tests.run.small import small
+from ntkexp.run.execute import remove_group
+from tests.run.small import execute_in, small
 
 ADAM = ("optimizer=adam", "optimizer.batch=6", "optimizer.step_size=0.01", "steps=8")
 GROUP = [3, 7, 20]
@@ -36,7 +36,7 @@ GROUP = [3, 7, 20]
 def trained(place: Path, *words: str) -> Path:
     """A run, without its pictures."""
     quick = ("data=digits", "threads=1", "path.rule=[left]", "ladder.machine=[left]")
-    return execute(small(*quick, *words), words, place, False, Silent(), pictures=False)
+    return execute_in(place, small(*quick, *words), words)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_a_run_unlike_its_weights_is_refused(finished: Path, tmp_path: Path) -> 
         predictions = read_predictions(store)
         shutil.rmtree(store)
         write_predictions(store, predictions | {"f_T": predictions["f_T"] + 1})
-    with pytest.raises(Mistake, match="trained again as it was, the run ends"):
+    with pytest.raises(Mistake, match="an exact repetition of the training changes the outputs by"):
         remove_group(folder.path, [5], [0], Silent())
 
 
@@ -196,7 +196,7 @@ def test_a_group_that_cannot_be_is_one_line(
 @pytest.mark.parametrize(
     ("words", "advice"),
     [
-        (("optimizer=flow", "steps=2"), "takes no steps that could be taken again"),
+        (("optimizer=flow", "steps=2"), "is a flow without steps"),
         (("optimizer=gd", "optimizer.step_size=1e30", "steps=30"), "diverged"),
     ],
 )

@@ -20,10 +20,9 @@ from ntkexp.mistake import WrongArgument
 from ntkexp.progress import Silent
 from ntkexp.records.results import Result, read_results, read_rows
 from ntkexp.report.live_log import PLACE, Row, ladder_name, metric_name, open_log
-from ntkexp.run.execute import execute
 from tests.report.stand_ins import STAND_INS, Point, Service, stand_in
 from tests.run.commands import only_run
-from tests.run.small import small
+from tests.run.small import execute_in, small
 
 FLOAT32 = 2.0**-23  # TensorBoard keeps single precision: the rounding of one number
 
@@ -230,8 +229,8 @@ def test_a_run_logs_what_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyP
     service, words = stand_in(monkeypatch, "wandb"), [*WORDS, *LEFT]
     experiment = small(*words)
     with pytest.raises(KeyboardInterrupt):
-        execute(experiment, words, tmp_path, False, BrokenOff(), pictures=False, log="wandb")
-    folder = execute(experiment, words, tmp_path, False, Silent(), pictures=False, log="wandb")
+        execute_in(tmp_path, experiment, words, BrokenOff(), log="wandb")
+    folder = execute_in(tmp_path, experiment, words, log="wandb")
     assert folder == only_run(tmp_path)
     assert {step for step, _, _ in service.only.points} == {0, 1, 2, 3}
     assert sorted(service.only.points) == points(read_rows(folder / "metrics.csv"))

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from ntkexp.cli.ensemble import answer as of_ensemble
+from ntkexp.cli.ensemble import describe_comparison as of_ensemble
 from ntkexp.config.compose import compose
 from ntkexp.ensemble import Comparison
 from ntkexp.mistake import Mistake

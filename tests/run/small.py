@@ -15,8 +15,13 @@ from torch import Tensor
 
 from ntkexp.config.compose import compose, composer
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.identity import folder_name
+from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.data import Trajectory
+from ntkexp.records.folder import RunFolder, command
 from ntkexp.records.results import Result
+from ntkexp.run.execute import execute
+from ntkexp.run.folder_listener import RunRequest
 from ntkexp.run.loop import AbstractListener, run
 from ntkexp.run.metrics import Row
 from ntkexp.run.outcome import Outcome
@@ -25,6 +30,30 @@ from ntkexp.run.state import RunState
 
 COMPOSER = composer()
 SMALL = ("data.train=24", "data.query=12", "data.test=12", "model.width=16", "steps=20", "path.error_samples=0")
+
+
+def execute_in(
+    out: Path,
+    experiment: Experiment,
+    overrides: Sequence[str],
+    progress: AbstractProgress | None = None,
+    most_threads: int | None = None,
+    log: str | None = None,
+    *,
+    pictures: bool = False,
+) -> Path:
+    """Execute a run in a folder of outputs."""
+    request = RunRequest(
+        experiment=experiment,
+        folder=RunFolder(out / "runs" / folder_name(experiment)),
+        overrides=overrides,
+        repeat=command("train", overrides),
+        progress=progress or Silent(),
+        pictures=pictures,
+        most_threads=most_threads,
+        log=log,
+    )
+    return execute(request)
 
 
 @dataclass(eq=False)

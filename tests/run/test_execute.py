@@ -30,7 +30,7 @@ from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import what_came_out
 from ntkexp.run.execute import remove_group
 from ntkexp.run.setting import prepare
-from ntkexp.run.state import spilled
+from ntkexp.run.state import spilled_bytes
 from tests.run.commands import TINY, only_run, promised
 from tests.run.small import small
 
@@ -194,7 +194,7 @@ def test_a_small_disk_is_found_out_before_the_first_step(tmp_path: Path, capfd: 
     assert "trajectories take 6.8e-05 GB of disk and" in only_line(capfd)
     assert (only_run(tmp_path) / "metrics.csv").read_text().count("\n") == 1
     spilling = prepare(small("data.train=12", "path.kernels=none", "path.rule=[secant,left]", "path.error_samples=2"))
-    assert spilled(spilling) == 3 * 3 * 36 * 12 * 8  # two rules and an error bar, three times, at 36 points
+    assert spilled_bytes(spilling) == 3 * 3 * 36 * 12 * 8  # two rules and an error bar, three times, at 36 points
 
 
 # An unfinished run with a damaged file ends in the bytes of one left alone, from its beginning if need be.

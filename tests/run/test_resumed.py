@@ -18,7 +18,7 @@ from torch import Tensor
 from ntkexp.capacity import MemoryBudget
 from ntkexp.machine.base import Prediction
 from ntkexp.on_disk import is_on_disk
-from ntkexp.run.loop import Way, run
+from ntkexp.run.loop import BackwardPass, run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState, drop_sums, load_sums, save_sums
@@ -103,7 +103,7 @@ class Leaving(Memory):
     def on_step(self, state: RunState, loss: float) -> None:
         self.pass_by(state, "step", state.step)
 
-    def on_step_back(self, state: RunState, way: Way, done: int, total: int) -> None:
+    def on_step_back(self, state: RunState, way: BackwardPass, done: int, total: int) -> None:
         self.pass_by(state, way, done)
 
     def pass_by(self, state: RunState, event: str, number: int) -> None:

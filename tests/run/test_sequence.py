@@ -17,9 +17,8 @@ from ntkexp.model.functional import function_of
 from ntkexp.optimizer.base import Memory as OptimizerMemory
 from ntkexp.optimizer.base import Sizes
 from ntkexp.optimizer.descent import SGD
-from ntkexp.progress import Silent
-from ntkexp.removal.rerun import again, drifted, trained
-from ntkexp.removal.retraining import EffectsFound
+from ntkexp.removal.rerun import repetition_remarks, rerun_of, trained
+from ntkexp.removal.retraining import EffectsResult
 from ntkexp.report.explain import explain, format_explanation, heading_of
 from ntkexp.report.forgetting import Forgetting, forgetting_sentence, forgettings, format_tasks
 from ntkexp.report.loaded_run import load_run
@@ -27,12 +26,11 @@ from ntkexp.report.page.build import write_explanations
 from ntkexp.report.plots.figures import tasks
 from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run
-from ntkexp.run.execute import execute
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.shapes import Weights
 from tests.report.test_plots import assert_inside
-from tests.run.small import Memory, Ran, ran, small
+from tests.run.small import Memory, Ran, execute_in, ran, small
 
 ROUNDING = 1e-12  # sums over 20 steps of numbers near 1
 SEQUENCE = ("data=sequence", "ladder.machine=[]", "path.rule=[secant]")
@@ -152,19 +150,19 @@ def test_a_run_that_ends_too_soon_knows_the_phases_it_reached() -> None:
         ("data.steps=[5,5,10]", "there are 2 phases; give the steps of each"),
         ("data.phases=[]", "data.phases"),
         ("data.phases=[[0,1],[2,12]]", "data.phases, phase 2: data.classes=.* there is no class 12"),
-        ("data.phases=[{_target_:ntkexp.data.Sequence},[4,5]]", "a phase that is a sequence itself"),
+        ("data.phases=[{_target_:ntkexp.data.Sequence},[4,5]]", "a phase cannot be a sequence"),
         ("data.phases=[[0,1],[2,3,4]]", "which cannot share outputs; choose as many, or data.outputs=own"),
         (
             "data.phases=[[3,8],[3,5]] data.test=300",
-            "learned in phase . is read, but not learned, in",
+            "training example of phase . is a query or test example of",
         ),
         ("data.phases=[[3,8],{_target_:ntkexp.data.Wine}]", "one network takes inputs of one shape"),
         ("data.phases=[[3,8],{_target_:ntkexp.data.Digits,train:9}]", "give data.train instead"),
         ("data.source=wine", "classes of data.source=wine cannot be chosen"),
-        ("data.outputs=own data.label_noise=0.1", "would become one of another phase"),
+        ("data.outputs=own data.label_noise=0.1", "noise would give labels of other phases"),
         ("data.train=1", "leaves some of the 2 phases without an example"),
         ("steps=1", "there are 2 phases, each of which takes a step"),
-        ("stop_at_loss=0.1", "the loss of one would end them all"),
+        ("stop_at_loss=0.1", "the loss of one phase would end all phases"),
         ("path.effects=true", "effects are not known for data=sequence"),
         ("path.every=snapshots", "use path.every=1"),
     ],
@@ -206,7 +204,7 @@ CASES = {
 def finished(name: str, place: Path) -> Run:
     """A small run of one of the cases, from its folder."""
     words = ("data=sequence", "ladder.machine=[]", "path.rule=[secant]", *CASES[name])
-    return load_run(execute(small(*words), words, place, False, Silent(), pictures=False))
+    return load_run(execute_in(place, small(*words), words))
 
 
 @pytest.mark.parametrize("name", ["remembered", *(pytest.param(n, marks=pytest.mark.slow) for n in list(CASES)[1:])])
@@ -300,7 +298,7 @@ def test_the_sentence_says_who_did_it_and_the_worst_come_first() -> None:
 
 
 def test_runs_without_phases_tell_nothing(tmp_path: Path) -> None:
-    run = load_run(execute(small("ladder.machine=[]", "steps=2"), (), tmp_path, False, Silent(), pictures=False))
+    run = load_run(execute_in(tmp_path, small("ladder.machine=[]", "steps=2"), ()))
     assert format_tasks(run, 3) == ""
     assert tasks.draw(run) is None
 
@@ -316,7 +314,7 @@ QUICK_EFFECTS = (
 ADAM = ("optimizer=adam", "optimizer.step_size=0.02", "optimizer.batch=4", "optimizer.eps=1e-4")
 
 
-def effects_of(setting: Setting) -> EffectsFound:
+def effects_of(setting: Setting) -> EffectsResult:
     found = run(setting, Memory()).effects
     assert found is not None
     return found
@@ -324,14 +322,14 @@ def effects_of(setting: Setting) -> EffectsFound:
 
 def slopes(setting: Setting, example: int, width: float = 1e-5) -> Tensor:
     """−∂f/∂w of one example at all points, by two trainings."""
-    rerun = again(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)
-    weights = rerun.everyone.repeat(2, 1)
+    rerun = rerun_of(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)
+    weights = rerun.unit_weights.repeat(2, 1)
     weights[:, example] += torch.tensor([width, -width])
     up, down = (rerun.function(rerun.flat.weights(end), setting.problem.inputs) for end in trained(rerun, weights))
     return (down - up) / (2 * width)
 
 
-def known_points(found: EffectsFound) -> Tensor:
+def known_points(found: EffectsResult) -> Tensor:
     """The points whose effects are known: the first few of every split."""
     known = found.values.isfinite().all(2).all(1)
     assert known.nonzero().flatten().tolist() == [0, 1, 12, 13, 16]
@@ -352,8 +350,8 @@ def test_a_run_says_what_an_example_less_would_change(words: tuple[str, ...]) ->
 def assert_retrained(setting: Setting) -> None:
     """Assert that effects are the changes in trainings without an example."""
     found = effects_of(setting)
-    rerun = again(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)
-    ends = trained(rerun, torch.stack([rerun.everyone, rerun.without([3])]))
+    rerun = rerun_of(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)
+    ends = trained(rerun, torch.stack([rerun.unit_weights, rerun.without([3])]))
     whole, without = (rerun.outputs(end, setting.problem.inputs) for end in ends)
     known = known_points(found)
     assert torch.allclose(found.values[known][:, :, 3], (without - whole)[known], rtol=1e-9, atol=1e-12)
@@ -375,10 +373,10 @@ def test_what_trainings_do_not_tell_or_tell_too_slowly_is_swept_for(words: str) 
 
 def test_a_training_that_does_not_repeat_itself_is_told() -> None:
     ones = torch.ones(3, 2, 1)
-    assert drifted(1e-3 * ones[0], ones) == []
-    assert drifted(0 * ones[0], 0 * ones) == []
-    (said,) = drifted(0.1 * ones[0], ones)
-    assert said.startswith("trained again as it was, the run ends 0.1 from where it did")
+    assert repetition_remarks(1e-3 * ones[0], ones) == []
+    assert repetition_remarks(0 * ones[0], 0 * ones) == []
+    (said,) = repetition_remarks(0.1 * ones[0], ones)
+    assert said.startswith("an exact repetition of the training changes the outputs by 0.1")
 
 
 @pytest.mark.slow
@@ -410,7 +408,8 @@ def of_my_own(*words: str) -> Experiment:
 
 def test_an_optimizer_from_elsewhere_has_effects_only_by_few_trainings() -> None:
     with pytest.raises(
-        ValidationError, match=r"path.effects=derivative: there is no rule for .* optimizer=of_my_own does"
+        ValidationError,
+        match=r"path.effects=derivative: the derivative of .* optimizer=of_my_own is not known",
     ):
         of_my_own()
     setting = prepare(of_my_own("path.effects=true"))

@@ -25,14 +25,12 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.base import ScaledOutput
 from ntkexp.optimizer.base import AbstractStable
 from ntkexp.optimizer.descent import GD, Adam, Momentum
-from ntkexp.progress import Silent
 from ntkexp.records.folder import PROVENANCE, RunFolder
-from ntkexp.run.execute import execute
 from ntkexp.run.loop import train_steps
 from ntkexp.run.outcome import step_size_advice
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
-from tests.run.small import Memory, ran, small
+from tests.run.small import Memory, execute_in, ran, small
 
 
 class Through(nn.Module):
@@ -254,8 +252,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def threads(place: Path, given: int | None, most: int | None = None) -> int:
     """How many a run took, by its folder."""
     experiment = small(*WORDS).model_copy(update={"threads": given})
-    folder = execute(experiment, WORDS, place, False, Silent(), pictures=False, most_threads=most)
-    assert RunFolder(folder).whole
+    folder = execute_in(place, experiment, WORDS, most_threads=most)
+    assert RunFolder(folder).is_intact
     taken: int = RunFolder(folder).read_sealed(PROVENANCE)["threads"]
     assert torch.get_num_threads() == taken
     return taken

@@ -18,7 +18,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Fit
 from ntkexp.sweep.definition import Definition, Value, define, from_yaml, read_values, split_at_commas
 from ntkexp.sweep.jobs import RemainingTime
-from ntkexp.sweep.plan import Estimator, RunCost, longest_first, plan
+from ntkexp.sweep.plan import Estimator, RunCost, by_decreasing_duration, plan
 
 CHOICES = Choices(config_folders(None))
 SHIPPED = CHOICES.options("sweep")
@@ -39,7 +39,7 @@ def test_every_file_composes_to_different_runs(name: str, tmp_path: Path) -> Non
 def test_no_worker_is_left_alone_with_a_long_run_at_the_end(tmp_path: Path) -> None:
     """The longest are begun first, and runs that are as long in the order of their points."""
     runs = plan(swept("steps=10,30,20", "seed=0..1"), composer(), tmp_path).runs
-    begun = longest_first(runs, [float(run.experiment.steps) for run in runs])
+    begun = by_decreasing_duration(runs, [float(run.experiment.steps) for run in runs])
     assert [(run.experiment.steps, run.point.seed) for run in begun] == [
         (30, 0),
         (30, 1),
@@ -255,7 +255,7 @@ def test_a_run_that_cannot_be_says_why() -> None:
 
 
 Happened = tuple[float, Event]  # the time of an event in seconds
-ALIKE: dict[str, Any] = {"believed": 0.0}
+ALIKE: dict[str, Any] = {"prior_seconds": 0.0}
 ESTIMATES: dict[str, tuple[dict[str, float], int, dict[str, Any], list[Happened], Any]] = {
     "nothing has begun": (dict.fromkeys("abcd", 100.0), 2, {}, [], 200),
     "half of two is done": (
@@ -306,5 +306,5 @@ def test_the_remaining_time_follows_from_costs_and_events(case: str, monkeypatch
     clock = RemainingTime(costs, workers, **options)
     for seconds, event in events:
         now = seconds
-        clock.see(event)
-    assert clock.ahead == ahead
+        clock.update(event)
+    assert clock.seconds_left == ahead

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -21,9 +20,8 @@ from ntkexp.cli.main import run
 from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import composer
 from ntkexp.engine.base import Ended, Task, Tell, work
-from ntkexp.experiment.experiment import Experiment
-from ntkexp.progress import AbstractProgress
 from ntkexp.report.progress import ProgressLines, Quiet
+from ntkexp.run.folder_listener import RunRequest
 from ntkexp.sweep.definition import define
 from ntkexp.sweep.jobs import Conductor
 from ntkexp.sweep.plan import JOURNAL, EventLog, plan
@@ -75,12 +73,10 @@ def test_what_a_run_continues_without_is_said_in_one_line(
 ) -> None:
     """Also by a quiet sweep, and in the text that a cluster sends."""
 
-    def execute(
-        experiment: Experiment, overrides: Sequence[str], out: Path, *, progress: AbstractProgress, **_: object
-    ) -> Path:
-        progress.start("run", 1, 0)
-        progress.warn("log=mlflow failed at step 1 (no route to host); the run goes on without it")
-        return out
+    def execute(request: RunRequest) -> Path:
+        request.progress.start("run", 1, 0)
+        request.progress.warn("log=mlflow failed at step 1 (no route to host); the run goes on without it")
+        return request.folder.path
 
     def through_text(task: Task, tell: Tell) -> Ended:
         return Ended(**json.loads(json.dumps(asdict(work(task, tell)))))

@@ -24,7 +24,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.path.recording import RecordedTraining, Recording, row_length
 from ntkexp.records.data import Trajectory
 from ntkexp.records.sweep import Level
-from ntkexp.removal.rerun import WEIGHTS, Rerun, RerunAt, again, retrain, trained
+from ntkexp.removal.rerun import WEIGHTS, Rerun, RerunAt, rerun_of, retrain, trained
 from ntkexp.removal.retraining import changes
 from ntkexp.report.analysis.rank_correlation import DECIMALS, mean_known, spearman
 from ntkexp.run.loop import SilentListener
@@ -92,7 +92,7 @@ def retraining(base: Sequence[str], seed: int) -> Retraining:
     return Retraining(
         setting,
         outcome,
-        again(experiment, setting.problem, setting.descent.step_size, outcome.steps),
+        rerun_of(experiment, setting.problem, setting.descent.step_size, outcome.steps),
     )
 
 
@@ -554,7 +554,7 @@ class OtherRuns(AbstractTrial):
             "threads=1",
         ]
         setting = prepare(compose(words))
-        other = again(setting.experiment, setting.problem, setting.descent.step_size, steps)
+        other = rerun_of(setting.experiment, setting.problem, setting.descent.step_size, steps)
         same = trained.rerun
         return {
             "same": same,

@@ -171,7 +171,7 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
             "which rank 0 goes on; resume from an earlier checkpoint, or give another folder"
         )
     files.ended.unlink(missing_ok=True)
-    files.log.cut(place.events)
+    files.log.truncate(place.events)
 
 
 # --- Writing: an event (a step of one optimizer) before the next step begins, and a checkpoint every
@@ -324,7 +324,7 @@ class DiskStore(AbstractStore):
         """
         self.files.folder.reopen()
         self.files.ended.unlink(missing_ok=True)
-        self.files.log.cut(place.events)
+        self.files.log.truncate(place.events)
         for event in self.files.checkpoints:
             if event > place.events:
                 self.files.weights_at(event).unlink(missing_ok=True)

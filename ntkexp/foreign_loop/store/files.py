@@ -103,12 +103,12 @@ class TraceFolder:
     @cached_property
     def rows(self) -> ExampleLog:
         name = f"rows of {self.sealed_for} rank {self.rank}"
-        return ExampleLog(SealedLog.opened(self.shard / "rows.log", name))
+        return ExampleLog(SealedLog.read(self.shard / "rows.log", name))
 
     @cached_property
     def log(self) -> SealedLog:
         name = f"steps of {self.sealed_for} rank {self.rank}"
-        return SealedLog.opened(self.shard / "steps.log", name)
+        return SealedLog.read(self.shard / "steps.log", name)
 
     def events(self) -> Iterator[dict[str, Any]]:
         return map(read, self.log.entries())
@@ -250,7 +250,7 @@ def weights_digest(weights: Weights) -> str:
     """Return a digest of the names, dtypes and bits of weights."""
     sealing = Sealing("start weights")
     for part in written(dict(sorted(weights.items()))):
-        sealing.take(part)
+        sealing.update(part)
     return sealing.digest.hex()
 
 

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from ntkexp.optimizer import AbstractBatched, AbstractStable
-from ntkexp.optimizer.base import LinearStep, Memory, Sizes, moved
+from ntkexp.optimizer.base import LinearStep, Memory, Sizes, after_step
 from ntkexp.shapes import Weights
 
 
@@ -25,7 +25,7 @@ class Averaged(AbstractBatched, AbstractStable):
         gradient = self.with_decay(gradient, weights)
         before = memory.get("mean") or {name: torch.zeros_like(part) for name, part in gradient.items()}
         mean = {name: torch.lerp(before[name], part, 1 - self.beta) for name, part in gradient.items()}
-        return moved(weights, mean, sizes), {"mean": mean}
+        return after_step(weights, mean, sizes), {"mean": mean}
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
         return {
