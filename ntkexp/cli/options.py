@@ -254,7 +254,7 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
 
     >>> def greet(name: str, *, loud: bool = False) -> None: ...
     >>> def leave(*, common: CommonOptions) -> None: ...
-    >>> spread(greet) is greet, list(inspect.signature(spread(leave)).parameters)
+    >>> spread_options(greet) is greet, list(inspect.signature(spread_options(leave)).parameters)
     (True, ['quiet', 'as_json', 'trust', 'config_dir'])
     """
     if not inspect.getfullargspec(command).kwonlyargs:

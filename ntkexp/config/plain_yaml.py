@@ -132,7 +132,7 @@ def refuse_large_expansion(root: yaml.Node) -> None:
 MAX_REFERENCE_ENTRIES = 1000  # maximum number of copied entries; OmegaConf takes 1 ms for each
 LETTERS_PER_ENTRY = 1000  # a long text counts as an additional entry per 1000 letters
 
-Place: TypeAlias = tuple[Any, ...]
+NodePath: TypeAlias = tuple[Any, ...]
 """The path of a node: the keys and indices that lead to it from the root."""
 
 INTERPOLATION = re.compile(r"\$\{\s*([^${}:]*)([:}$]?)")
@@ -149,28 +149,28 @@ def refuse_reference_growth(tree: Mapping[str, Any]) -> None:
     """
     nodes = dict(all_nodes(tree, ()))
     entries = 0
-    for place, node in nodes.items():
+    for path, node in nodes.items():
         if has_references(node):
-            entries = entries_with_text(nodes, place, entries)
+            entries = entries_with_text(nodes, path, entries)
 
 
-def entries_with_text(nodes: Mapping[Place, Any], text: Place, entries: int) -> int:
+def entries_with_text(nodes: Mapping[NodePath, Any], text: NodePath, entries: int) -> int:
     """Add the number of entries that the references in one text copy to `entries`, and return it.
 
     `text` is the path of the text.
     """
     # each item: the texts whose references lead to a node, and the path of the node
-    waiting: list[tuple[tuple[Place, ...], Place]] = [((), text)]
+    waiting: list[tuple[tuple[NodePath, ...], NodePath]] = [((), text)]
     while waiting:
-        chain, place = waiting.pop()
-        node = nodes[place]
+        chain, path = waiting.pop()
+        node = nodes[path]
         size = len(node) // LETTERS_PER_ENTRY if isinstance(node, str) else 0
         if not has_references(node):
             entries += 1 + size
-            waiting.extend((chain, (*place, key)) for key, _ in children(node))
-        elif place not in chain:  # skip circles, which OmegaConf reports
+            waiting.extend((chain, (*path, key)) for key, _ in children(node))
+        elif path not in chain:  # skip circles, which OmegaConf reports
             entries += node.count("${") + size
-            waiting.extend(((*chain, place), target) for target in reference_targets(nodes, place))
+            waiting.extend(((*chain, path), target) for target in reference_targets(nodes, path))
         key = ".".join(map(str, text))
         if len(chain) > MAX_NESTING:
             raise Mistake(
@@ -185,9 +185,9 @@ def entries_with_text(nodes: Mapping[Place, Any], text: Place, entries: int) -> 
     return entries
 
 
-def reference_targets(nodes: Mapping[Place, Any], place: Place) -> Iterator[Place]:
+def reference_targets(nodes: Mapping[NodePath, Any], path: NodePath) -> Iterator[NodePath]:
     """Yield the path of every node that a `${…}` reference in this string may point to."""
-    text = nodes[place]
+    text = nodes[path]
     for reference in INTERPOLATION.finditer(text):
         if reference[2] == "$":  # a nested reference, ${${…}}: any text is a possible target
             yield from (other for other, node in nodes.items() if has_references(node))
@@ -195,19 +195,19 @@ def reference_targets(nodes: Mapping[Place, Any], place: Place) -> Iterator[Plac
         if reference[2] == ":":  # a resolver, such as ${oc.select: a.b}
             keys = REFERENCE_ARGUMENT.findall(text, reference.end())
         for key in keys:
-            target = reference_target(nodes, place, key)
+            target = reference_target(nodes, path, key)
             if target is not None:
                 yield target
 
 
-def reference_target(nodes: Mapping[Place, Any], place: Place, key: str) -> Place | None:
+def reference_target(nodes: Mapping[NodePath, Any], path: NodePath, key: str) -> NodePath | None:
     """Return the path of the node that `key` refers to, or None if there is none.
 
-    Leading dots make the key relative to `place`. If a node on the way is itself a reference,
+    Leading dots make the key relative to `path`. If a node on the way is itself a reference,
     return the path of that node.
     """
     steps_up = len(key) - len(key.lstrip("."))
-    target = place[: len(place) - steps_up] if steps_up else ()
+    target = path[: len(path) - steps_up] if steps_up else ()
     for part in re.findall(r"[^.\[\]]+", key):
         if has_references(nodes[target]):
             return target
@@ -232,11 +232,11 @@ def children(node: object) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(node)
 
 
-def all_nodes(node: object, place: Place) -> Iterator[tuple[Place, Any]]:
+def all_nodes(node: object, path: NodePath) -> Iterator[tuple[NodePath, Any]]:
     """Yield every node with its path, in document order."""
-    yield place, node
+    yield path, node
     for key, child in children(node):
-        yield from all_nodes(child, (*place, key))
+        yield from all_nodes(child, (*path, key))
 
 
 # --- Reading YAML files.

@@ -52,7 +52,7 @@ def batched_map(
     If the function branches on tensor values, which `vmap` does not support, map it over one
     element at a time.
 
-    >>> at_once(lambda x: x * 2 if x.sum() > 0 else x, torch.tensor([[1.0], [-1.0]]))
+    >>> batched_map(lambda x: x * 2 if x.sum() > 0 else x, torch.tensor([[1.0], [-1.0]]))
     tensor([[ 2.],
             [-1.]])
     """

@@ -167,9 +167,9 @@ def limit_kernels(
         )
     needed = LIMIT_MEMORY_PARTS * NUMBERS_PER_PAIR * 8 * train * len(inputs)
     if not experiment.budget.fits(needed):
-        what = "a run with the kernels at infinite width"
+        task = "a run with the kernels at infinite width"
         remedy = "lower data.train, data.query or data.test"
-        return DoesNotApply(experiment.budget.refusal(needed, what, remedy))
+        return DoesNotApply(experiment.budget.refusal(needed, task, remedy))
     try:
         return infinite_kernels(network, inputs, train, experiment)
     except Mistake as mistake:  # for example, a variance is too large for an activation

@@ -362,8 +362,8 @@ def solve_by_modes(
     name = f"{int((modes.values > 0).sum())} of {len(modes.values)} modes"
     for when, gain in settings.gains(entries.train).items():
         learned = modes.at(gain, ridge)
-        twice = modes.at(gain.doubled, ridge)
-        yield SolvedKernel(when, ridge, learned(targets), name, (learned, twice), left_out)
+        doubled = modes.at(gain.doubled, ridge)
+        yield SolvedKernel(when, ridge, learned(targets), name, (learned, doubled), left_out)
         left_out = None
 
 

@@ -128,10 +128,10 @@ def refuse_unlike(left_name: str, left: Inputs, right_name: str, right: Inputs) 
 
     A module may treat such inputs differently. The lengths of axes may differ.
     """
-    sides = [tensors(as_inputs(side)) for side in (left, right)]
-    axes = [[tensor.dim() for tensor in side] for side in sides]
+    sides = [tensors(as_inputs(inputs)) for inputs in (left, right)]
+    axes = [[tensor.dim() for tensor in inputs] for inputs in sides]
     if axes[0] != axes[1]:
-        shapes = [", ".join(str(list(tensor.shape)) for tensor in side) for side in sides]
+        shapes = [", ".join(str(list(tensor.shape)) for tensor in inputs) for inputs in sides]
         raise Mistake(
             f"{left_name} has the shape {shapes[0]} and {right_name} {shapes[1]}; give both as "
             "many axes"

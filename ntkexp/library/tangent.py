@@ -80,7 +80,7 @@ MODES = ("all", "trace", "diagonal")
 def as_list(outputs: object) -> Any:
     """Convert an array or tensor of output indices to a list; return other choices unchanged.
 
-    >>> listed(torch.tensor([0, 3])), listed("all")
+    >>> as_list(torch.tensor([0, 3])), as_list("all")
     ([0, 3], 'all')
     """
     if isinstance(outputs, Tensor) and not is_plain(outputs):

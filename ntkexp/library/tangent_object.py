@@ -272,7 +272,7 @@ def block_side(
 def concatenated(batches: list[Inputs]) -> Inputs:
     """Concatenate batches of equal structure.
 
-    >>> joined([{"x": torch.ones(2, 3)}, {"x": torch.ones(1, 3)}])["x"].shape
+    >>> concatenated([{"x": torch.ones(2, 3)}, {"x": torch.ones(1, 3)}])["x"].shape
     torch.Size([3, 3])
     """
     flat = [tree_flatten(batch) for batch in batches]

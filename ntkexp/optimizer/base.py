@@ -405,7 +405,7 @@ def has_prefix(name: str, prefix: str) -> bool:
 def after_step(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
     """Return the weights after a step, θ − η ⊙ direction.
 
-    >>> moved({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, {"w": 0.25})
+    >>> after_step({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, {"w": 0.25})
     {'w': tensor([0.5000])}
     """
     return {

@@ -67,7 +67,7 @@ class AbstractTimetable(Resumable, ABC):
 
     @property
     @abstractmethod
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The largest number of kernels that can be due. The run reserves space for this number."""
 
     @abstractmethod
@@ -87,7 +87,7 @@ class Planned(AbstractTimetable):
     switches: tuple[int, ...] = ()
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         return len(self.steps) + len(self.switches)
 
     def due(self, step: int) -> bool:
@@ -118,7 +118,7 @@ class Adaptive(AbstractTimetable):
     checkpointed: ClassVar[tuple[str, ...]] = ("wait", "next", "taken", "latest")
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         return min(self.count, self.steps + 1) + len(self.switches)
 
     def due(self, step: int) -> bool:

@@ -251,13 +251,13 @@ def read_store(path: Path) -> Store:
     return Store(group["attributes"], arrays)
 
 
-def array_fault(array: ArrayRecord, place: Path) -> str | None:
+def array_fault(array: ArrayRecord, path: Path) -> str | None:
     """Return a description of an error in the sizes of an array's chunks, or None."""
     chunk = array.chunk_grid.configuration.chunk_shape
     if not len(array.shape) == len(chunk) == len(array.dimension_names):
         return "its axes are not as many as their names"
     itemsize = np.dtype(array.data_type).itemsize
-    stored_chunks = chunk_sizes(str(place / "c"))
+    stored_chunks = chunk_sizes(str(path / "c"))
     if any(size != prod(chunk) * itemsize for size in stored_chunks):
         return "a chunk has not the size of its numbers"
     chunks = prod(-(-length // step) for length, step in zip(array.shape, chunk, strict=True))
@@ -265,7 +265,7 @@ def array_fault(array: ArrayRecord, place: Path) -> str | None:
         return f"it has {chunks} chunks, and {len(stored_chunks)} of them are there"
     numbers = prod(array.shape)
     stored = sum(stored_chunks) // itemsize
-    may_be_sparse = place.name.startswith("path_") or numbers <= MAX_UNSTORED_NUMBERS
+    may_be_sparse = path.name.startswith("path_") or numbers <= MAX_UNSTORED_NUMBERS
     if not may_be_sparse and stored < MIN_STORED_FRACTION * numbers:
         return f"it has {numbers} numbers, and {stored} of them are there"
     return None

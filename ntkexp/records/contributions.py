@@ -423,9 +423,9 @@ def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> N
     refuse_odd_store(store, path, LEAVE_OUT_KINDS, list(LEAVE_OUT_KINDS), axes)
 
     # check the indices of queries and examples, and the sizes of groups
-    opened = open_store(path)
+    group = open_store(path)
     query, example, count = (
-        np.asarray(get_array(opened, name)[...]) for name in ("query", "example", "count")
+        np.asarray(get_array(group, name)[...]) for name in ("query", "example", "count")
     )
     for numbers, end in ((query, lengths["query"]), (example, lengths["example"])):
         if not len(numbers) or numbers.min() < 0 or numbers.max() >= end:

@@ -28,8 +28,8 @@ SNAPSHOT = "snapshot"
 STEP = "step"
 
 
-def create_diagnostics(path: Path, shapes: Mapping[str, tuple[int, ...]], room: int) -> None:
-    """Create a store for arrays of these shapes at up to `room` steps. Keep existing chunks."""
+def create_diagnostics(path: Path, shapes: Mapping[str, tuple[int, ...]], capacity: int) -> None:
+    """Create a store for arrays of these shapes at up to `capacity` steps. Keep existing chunks."""
     if not shapes:
         return
     described: dict[str, Buffer] = {}
@@ -39,12 +39,12 @@ def create_diagnostics(path: Path, shapes: Mapping[str, tuple[int, ...]], room: 
         preallocate(
             store,
             name,
-            (room, *shape),
+            (capacity, *shape),
             chunks=(1, *shape),
             dims=(SNAPSHOT, *axes),
             fill=np.float64("nan"),
         )
-    preallocate(store, STEP, (room,), chunks=(1,), dims=(SNAPSHOT,), fill=np.int64(NOT_YET))
+    preallocate(store, STEP, (capacity,), chunks=(1,), dims=(SNAPSHOT,), fill=np.int64(NOT_YET))
     for name, content in described.items():
         write_atomically(path / name, content.to_bytes())
 

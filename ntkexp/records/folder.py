@@ -157,7 +157,7 @@ def version_of(package: object, results: object) -> str:
 #     absent        else
 #
 # `state` and `defect` check the seals of files of up to a megabyte, and the sizes of larger files.
-# `whole` checks the seals of all files, and `check` checks the seals of the named files.
+# `is_intact` checks the seals of all files, and `check` checks the seals of the named files.
 #
 # After a kill, the next attempt takes the lock. It depends on the moment of the kill:
 #
@@ -391,7 +391,7 @@ class RunFolder:
         damaged = list[str]()
         for name in names:
             expected = {
-                file: mark for file, mark in seals.items() if f"{file}/".startswith(f"{name}/")
+                file: seal for file, seal in seals.items() if f"{file}/".startswith(f"{name}/")
             }
             damaged += damaged_files(self.path, expected) if expected else [name]
         return damaged

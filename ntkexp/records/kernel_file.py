@@ -230,13 +230,14 @@ def refuse_foreign_files(path: Path) -> None:
         return
     arrays = {entry.name for entry in path.iterdir() if entry.is_dir()}
     kernels = {name.removesuffix(SELF) for name in arrays if name.endswith(SELF)}
-    ours = {*COMMON_ARRAYS, *kernels, *(name + SELF for name in kernels)}
-    if not kernels or not ours <= arrays:
+    known_names = {*COMMON_ARRAYS, *kernels, *(name + SELF for name in kernels)}
+    if not kernels or not known_names <= arrays:
         raise Mistake(
             f"{path} is not a kernel file: it lacks arrays that every kernel file has; choose "
             "another place"
         )
-    stored = rf"{GROUP_FILE}|{re.escape(SEALS)}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
+    array_names = "|".join(map(re.escape, sorted(known_names)))
+    stored = rf"{GROUP_FILE}|{re.escape(SEALS)}|{HALF_WRITTEN}|({array_names})/{STORED}"
     refuse_strangers(path, re.compile(stored).fullmatch)
 
 
@@ -362,9 +363,9 @@ class KernelMatrix:
         row: int,
         column: int,
         tile: Mapping[str, NDArray[Any]],
-        own: Mapping[str, NDArray[Any]],
+        diagonal: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Write a tile, its transpose, and the kernel of points with themselves (`own`). Mark the
+        """Write a tile, its transpose, and the kernel of points with themselves (`diagonal`). Mark the
         tile as finished at the end.
         """
         tiling = self.layout.tiling
@@ -375,7 +376,7 @@ class KernelMatrix:
                 train = tiling.columns(row)  # the points of the row that are training examples
                 mirrored = block[: train.stop - train.start].transpose(2, 3, 0, 1)
                 array[tiling.rows(column), :, train, :] = mirrored
-        for name, block in own.items():
+        for name, block in diagonal.items():
             get_array(self.store, name + SELF)[tiling.rows(row)] = block
         write_atomically(self.marker(row, column), self.seal(row, column))
 

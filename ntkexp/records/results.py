@@ -127,17 +127,17 @@ def at_points(measured: int, points: int) -> str:
 FLOOR_EPS = 100  # bound on the rounding error of a sum over a path, in units of machine epsilon
 
 
-def rounding_floor(size: float, moved: float, eps: float, beside: float = 0.0) -> float | None:
-    """Return the bound (100 eps · size + beside) / moved on the relative rounding error.
+def rounding_floor(size: float, change: float, eps: float, measured: float = 0.0) -> float | None:
+    """Return the bound (100 eps · size + measured) / change on the relative rounding error.
 
-    `moved` is ‖f_T − f_0‖, and `size` is the norm of the terms that add up to the outputs. The
-    third argument is a rounding error that was measured separately, such as the effect of casts.
+    `change` is ‖f_T − f_0‖, and `size` is the norm of the terms that add up to the outputs.
+    `measured` is a rounding error that was measured separately, such as the effect of casts.
     Return None if the outputs did not change.
 
     >>> rounding_floor(2.0, 0.5, 1e-16)
     4e-14
     """
-    return (FLOOR_EPS * eps * size + beside) / moved if moved else None
+    return (FLOOR_EPS * eps * size + measured) / change if change else None
 
 
 @dataclass(frozen=True)
@@ -246,9 +246,9 @@ class Seconds:
 
 def write_timings(path: Path, parts: Mapping[str, Seconds]) -> None:
     lines = ["what,seconds,processor\n"]
-    for what, seconds in parts.items():
+    for part, seconds in parts.items():
         processor = "" if math.isnan(seconds.processor) else f"{seconds.processor:.6f}"
-        lines.append(f"{what},{seconds.wall:.6f},{processor}\n")
+        lines.append(f"{part},{seconds.wall:.6f},{processor}\n")
     write_atomically(path, "".join(lines))
 
 
@@ -275,7 +275,7 @@ def read_timings(path: Path) -> dict[str, Seconds]:
 def total_seconds(path: Path) -> Seconds:
     """Return the total time, without kernel machines, which are contained in other parts."""
     parts = [
-        seconds for what, seconds in read_timings(path).items() if not what.startswith(MACHINE)
+        seconds for part, seconds in read_timings(path).items() if not part.startswith(MACHINE)
     ]
     return sum(parts, start=Seconds(0.0, 0.0)) if parts else Seconds(math.nan)
 
@@ -287,7 +287,7 @@ def of_machines(parts: Mapping[str, Seconds]) -> dict[str, float]:
     {'left': 0.5}
     """
     return {
-        what.removeprefix(MACHINE): seconds.wall
-        for what, seconds in parts.items()
-        if what.startswith(MACHINE)
+        part.removeprefix(MACHINE): seconds.wall
+        for part, seconds in parts.items()
+        if part.startswith(MACHINE)
     }

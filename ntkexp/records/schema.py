@@ -191,8 +191,8 @@ def printable_texts(value: Any) -> Any:
 def first_fault(error: ValidationError) -> str:
     """Return the key and the message of the first error that pydantic found."""
     fault = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part)[:60] for part in fault["loc"])
-    return f"{place}: {fault['msg']}"
+    location = ".".join(str(part)[:60] for part in fault["loc"])
+    return f"{location}: {fault['msg']}"
 
 
 # --- Tables.

@@ -97,7 +97,7 @@ class SweepRun:
     reason: str = ""
 
     @property
-    def standing(self) -> str:
+    def status(self) -> str:
         """A sentence about the state of an unfinished run."""
         verb = "" if self.state == "failed" else "is "
         reason = f": {self.reason}" if self.reason else ""
@@ -109,8 +109,8 @@ class SweepRun:
 
     @property
     def fields(self) -> dict[str, Json]:
-        standing: dict[str, Json] = {"seed": self.seed, "state": self.state, "reason": self.reason}
-        return {"folder": self.folder.name, "axes": dict(self.axes), **standing}
+        status: dict[str, Json] = {"seed": self.seed, "state": self.state, "reason": self.reason}
+        return {"folder": self.folder.name, "axes": dict(self.axes), **status}
 
 
 @dataclass(frozen=True, kw_only=True)

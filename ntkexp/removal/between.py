@@ -314,12 +314,12 @@ def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) 
 # most ε times the sum of its terms' magnitudes, in both training runs and in the backward pass.
 # With the adjoints a_s of the weights and γ_s of the gradients,
 #
-#     missed = |Σᵢ sᵢ − ΔF|  ≤  ε M
+#     closure_error = |Σᵢ sᵢ − ΔF|  ≤  ε M
 #     M = |F| + |F′| + ‖a_T‖·‖θ_T‖ + Σ_s ( |a_s|·|θ_s| + |γ_s|·|g_s| + Σᵢ κᵢ|γ_s·∇ℓᵢ| )
 #
 # where |·| takes magnitudes of all entries. If training amplifies rounding errors, then a, γ and M
 # grow during the backward pass. In some hundred training runs, with all optimizers and
-# architectures and in float32 and float64, `missed` was between 0.001 ε M and 0.05 ε M. This
+# architectures and in float32 and float64, `closure_error` was between 0.001 ε M and 0.05 ε M. This
 # includes runs whose error grew from 1e-15 to 1e-8 of the change. So ε M is at least twenty times
 # the measured rounding error.
 

@@ -121,9 +121,9 @@ def agreement(training: AbstractRetraining) -> float:
     """Return the cosine between the changes of the outputs by the first and the second half of a
     removal.
     """
-    half, none = training.outputs(halving(training))
-    first = (half - training.original_outputs).flatten()
-    second = (none - half).flatten()
+    outputs_half, outputs_none = training.outputs(halving(training))
+    first = (outputs_half - training.original_outputs).flatten()
+    second = (outputs_none - outputs_half).flatten()
     return float(first @ second / (first.norm() * second.norm()))
 
 
@@ -132,10 +132,10 @@ def metasmoothness(training: AbstractRetraining) -> float:
 
     It is NaN if the first half of the removal does not change the weights of the network.
     """
-    (full,) = training.final_weights(training.unit_weights[None])
-    half, none = training.final_weights(halving(training))
-    first = half - full
-    second = none - half
+    (weights_full,) = training.final_weights(training.unit_weights[None])
+    weights_half, weights_none = training.final_weights(halving(training))
+    first = weights_half - weights_full
+    second = weights_none - weights_half
     return float((first * second.sign()).sum() / first.abs().sum())
 
 
@@ -288,8 +288,8 @@ def effects_retrained(
     members only if the examples do not interact.
     """
     count = len(training.unit_weights)
-    alone, doubts = changes(training, [(k,) for k in range(count)])
-    values = alone.permute(1, 2, 0).to(dtype or alone.dtype)
+    single_changes, remarks = changes(training, [(k,) for k in range(count)])
+    values = single_changes.permute(1, 2, 0).to(dtype or single_changes.dtype)
     removals = [removal for removal in groups_for(values, training) if len(removal.examples) > 1]
     check = None
     if removals:
@@ -297,7 +297,7 @@ def effects_retrained(
     return EffectsResult(
         values=values,
         facts={"kind": RETRAINED, "mean": mean},
-        caveats=remarks_on_trainings(count, doubts, check),
+        caveats=remarks_on_trainings(count, remarks, check),
         check=check,
     )
 

@@ -195,7 +195,7 @@ def unfinished_sentence(sweep_and_state: tuple[str, str], runs: Sequence[SweepRu
     """State how many runs of a sweep are in an unfinished state."""
     name, state = sweep_and_state
     if len(runs) == 1:
-        return runs[0].standing
+        return runs[0].status
     return f"{len(runs)} runs of {name}, {state}"
 
 

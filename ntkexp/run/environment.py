@@ -46,14 +46,14 @@ def commit() -> str | None:
     describe = ["describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     git = ["git", "-C", str(folder), *describe]
     try:
-        answer = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
+        result = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     # without pyproject.toml next to the package, the git checkout belongs to another project, and
     # its commit does not describe this package
     if not (folder.parent / "pyproject.toml").is_file():
         return None
-    return answer.stdout.strip() or None
+    return result.stdout.strip() or None
 
 
 def fix_circumstances(experiment: Experiment, threads: int | None = None) -> None:

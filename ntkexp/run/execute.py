@@ -77,8 +77,10 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
         request.progress.stop()
 
     # write the timings, then DONE.json, which marks the run as finished
-    machines = {MACHINE + rung.name: Seconds(rung.seconds) for rung in outcome.rungs}
-    write_timings(folder.path / "timings.csv", clock.parts | machines)
+    machine_seconds = {
+        MACHINE + machine.name: Seconds(machine.seconds) for machine in outcome.machines
+    }
+    write_timings(folder.path / "timings.csv", clock.parts | machine_seconds)
     optional = [name for name in OPTIONAL if (folder.path / name).exists()]
     folder.finish(
         [*RESULTS, *optional, *pictures],
@@ -116,7 +118,7 @@ def train_and_write(
         len(problem.targets[setting.domain.read]),
         problem.outputs,
         problem.train,
-        experiment.timetable().room,
+        experiment.timetable().capacity,
         traced=setting.points.kernels == "trace",
     )
     folder.write_sealed(PROVENANCE, provenance(experiment, request.repeat, threads))
@@ -128,7 +130,7 @@ def train_and_write(
         ):
             outcome = run(setting, listener, saved["run"] if saved else None)
         if log is not None:
-            log.conclude(outcome.ladder, outcome.steps)
+            log.conclude(outcome.results, outcome.steps)
 
     with clock.times("write"):
         write_outcome(folder, setting, outcome)

@@ -144,13 +144,13 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
         "f_0": evidence.explained(evidence.start),
         "f_T": evidence.explained(evidence.end),
     }
-    for rung in outcome.rungs:
-        if isinstance(rung.outcome, Prediction) and rung.outcome.through is evidence.measured:
-            outputs[rung.name] = rung.outcome.outputs
+    for machine in outcome.machines:
+        if isinstance(machine.outcome, Prediction) and machine.outcome.through is evidence.measured:
+            outputs[machine.name] = machine.outcome.outputs
     predictions = {name: to_numpy(value[read]) for name, value in outputs.items()}
     write_predictions(path / "predictions.zarr", predictions)
 
-    write_results(path / "results.csv", outcome.ladder)
+    write_results(path / "results.csv", outcome.results)
     with being_written(path / "weights.pt") as file:
         torch.save(end_weights(setting.problem.weights, outcome.weights), file)
 
@@ -477,7 +477,9 @@ def listen(
         log_keys[log.name] = log.key
     progress.start(folder.path.name, setting.experiment.steps, steps_done)
     first = RunDiagnostics(setting).at_start()
-    create_diagnostics(folder.path / DIAGNOSTICS, first.shapes, setting.experiment.timetable().room)
+    create_diagnostics(
+        folder.path / DIAGNOSTICS, first.shapes, setting.experiment.timetable().capacity
+    )
     columns = (*Observer(setting).columns, *first.numbers)
     with (
         deferred_interrupt() as interrupt,

@@ -113,7 +113,7 @@ def run(
     outputs = view.outputs
     kernel = view.kept_kernel()
     row = observer.step(state.step, state.time, outputs, state.weights)
-    if not state.timetable.room:
+    if not state.timetable.capacity:
         listener.on_row(row)
         return outcome_of(state, outputs, kernel, ending)
     step_size = state.step_sizes[-1] if state.step else None

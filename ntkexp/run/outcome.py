@@ -128,11 +128,11 @@ class SameSteps:
         self,
         kernel: Float[Tensor, "row column"],
         start: Float[Tensor, "train out"],
-        pull: Float[Tensor, "train out"],
+        start_pull: Float[Tensor, "train out"],
     ) -> Repeated:
         """Return a and ρ after the last step with the kernel Θ.
 
-        `start` is f_0(X), and `pull` is J(X)·θ_0.
+        `start` is f_0(X), and `start_pull` is J(X)·θ_0.
         """
         optimizer = self.descent.optimizer
         if optimizer.elementwise:
@@ -149,7 +149,7 @@ class SameSteps:
 
         def gradient(step: int, current: Weights) -> Weights:
             kernel_term = (kernel @ current["examples"].flatten()).view_as(start)
-            outputs = start + kernel_term + (current["start"] - 1) * pull
+            outputs = start + kernel_term + (current["start"] - 1) * start_pull
             clipped = self.descent.output_gradient(step, outputs) * self.clippings[step]
             return {"examples": clipped, "start": start.new_zeros(())}
 
@@ -267,8 +267,8 @@ class Outcome:
     """The results of a run."""
 
     evidence: Evidence
-    rungs: list[Rung]
-    ladder: list[Result]
+    machines: list[Rung]
+    results: list[Result]
     weights: Weights
     steps: int
     diverged: bool
@@ -289,15 +289,15 @@ def outcome_of(
     """Return the outcome, given the outputs and the tangent kernel after training."""
     evidence = evidence_of(state, outputs, kernel)
     effects = effects_of(state)
-    rungs = state.setting.experiment.ladder.climb(evidence)
+    machines = state.setting.experiment.ladder.climb(evidence)
     remarks = [*state.setting.remarks, *miss_remarks(state.misses)]
     if effects is not None:
         remarks += effects.caveats
     is_classification = bool(state.setting.problem.data.classes)
     return Outcome(
         evidence=evidence,
-        rungs=rungs,
-        ladder=ladder_rows(rungs, split_regions(state), evidence, is_classification),
+        machines=machines,
+        results=ladder_rows(machines, split_regions(state), evidence, is_classification),
         weights=state.weights,
         steps=state.step,
         diverged=ending.diverged,

@@ -215,7 +215,7 @@ def less_where_it_went_well(given: Loop, batch: Tensor) -> None:
 @pytest.mark.parametrize(
     ("train", "said"),
     [
-        (augmented(), r"shares of the examples miss the actual change by .*, exceeds the rounding error"),
+        (augmented(), r"shares of the examples miss the actual change by .* exceeds the rounding error"),
         (
             training(loops.sgd, less_where_it_went_well).traced,
             r"step \d: without the examples, the optimizer has other settings",

@@ -268,7 +268,7 @@ def test_a_file_has_to_be_there_and_to_be_trusted(path: str, words: str, tmp_pat
 
 def test_trusting_another_file_or_a_package_elsewhere_does_not_help(written: Write) -> None:
     trusted, other = written("def build(): ..."), written("1 / 0")
-    with refused("which runs only if you say so"):
+    with refused("which runs only if you trust it"):
         compose(["model=module", f"model.path={other}"], trust=[str(trusted), "json"])
 
 

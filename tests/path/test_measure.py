@@ -49,7 +49,7 @@ def test_tangents_are_those_of_the_chain_rule(two_runs: tuple[Ran, Ran]) -> None
 def test_machines_are_compared_in_the_measure(two_runs: tuple[Ran, Ran]) -> None:
     """A machine of outputs goes through g; a regression with the path kernel of the measure does not apply."""
     output, probability = two_runs
-    frozen = next(rung.outcome for rung in output.outcome.rungs if rung.name == "frozen_start")
+    frozen = next(rung.outcome for rung in output.outcome.machines if rung.name == "frozen_start")
     assert isinstance(frozen, Prediction)
     targets, points = output.setting.problem.targets, output.setting.problem.split_slices["query"]
     predicted, end, start = (

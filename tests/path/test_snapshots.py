@@ -208,7 +208,7 @@ def test_there_is_room_for_all_of_them(steps: int, count: int, change: float, ra
     timetable = Adaptive(steps, count, change)
     found = taken(timetable, rate)
     assert found[0] == 0
-    assert len(found) + 1 <= timetable.room
+    assert len(found) + 1 <= timetable.capacity
 
 
 def test_they_lie_as_far_apart_as_the_kernel_takes_to_change() -> None:

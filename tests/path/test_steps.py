@@ -228,7 +228,7 @@ TOLERANCES = (1e-4, pytest.param(1e-6, marks=pytest.mark.slow), 1e-8)
 
 def predicted(found: Ran, machine: str) -> torch.Tensor:
     """f̂ of one rung."""
-    (outcome,) = (rung.outcome for rung in found.outcome.rungs if rung.name == machine)
+    (outcome,) = (rung.outcome for rung in found.outcome.machines if rung.name == machine)
     assert isinstance(outcome, Prediction), str(outcome)
     return outcome.outputs
 

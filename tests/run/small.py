@@ -108,7 +108,7 @@ class Ran:
     @property
     def table(self) -> dict[tuple[str, str], Result]:
         """The ladder, by machine and split."""
-        return {(row.machine, row.split): row for row in self.outcome.ladder}
+        return {(row.machine, row.split): row for row in self.outcome.results}
 
     def rows(self, machine: str) -> list[Result]:
         """One machine on every split; of one that there is not, no law holds."""

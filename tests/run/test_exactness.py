@@ -128,7 +128,7 @@ def assert_adds_up(run: Ran) -> None:
     assert moving
     assert_exact(run, moving, evidence.path.facts["cancellation"])
     assert "misses" not in run.outcome.sentence
-    for row in (row for row in run.outcome.ladder if row.machine == "left"):
+    for row in (row for row in run.outcome.results if row.machine == "left"):
         assert row.relative_error is not None
         assert row.relative_error > VISIBLE  # the law is no property of every sum
 

@@ -166,7 +166,7 @@ def trained(clippings: list[float], *overrides: str) -> Float[Tensor, "point out
 
 def predicted(run: Ran, machine: str) -> Float[Tensor, "point out"]:
     """f̂ of one rung."""
-    outcome = next(rung.outcome for rung in run.outcome.rungs if rung.name == machine)
+    outcome = next(rung.outcome for rung in run.outcome.machines if rung.name == machine)
     assert isinstance(outcome, Prediction), str(outcome)
     return outcome.outputs
 
@@ -205,7 +205,7 @@ def test_a_frozen_kernel_flows_as_far_as_the_curvature_takes_it() -> None:
     words = ("path.rule=[left]", "ladder.machine=[frozen_start]", "optimizer.step_size=0.1", "steps=5")
     once = ran(*words)
     setting = prepare(small(*words, "optimizer.step_size=0.05").model_copy(update={"loss": Twice()}))
-    (rung,) = run(setting, Listener()).rungs
+    (rung,) = run(setting, Listener()).machines
     assert isinstance(rung.outcome, Prediction)
     difference = rung.outcome.outputs - predicted(once, "frozen_start")
     assert difference.norm() < ROUNDING * once.change.norm()

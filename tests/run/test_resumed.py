@@ -134,7 +134,7 @@ def undisturbed(name: str) -> tuple[dict[str, Any], Leaving]:
 def numbers(outcome: Outcome) -> dict[str, Any]:
     """Return everything that a run leaves."""
     found: dict[str, Any] = {"end": outcome.evidence.end, "weights": outcome.weights, "sentence": outcome.sentence}
-    found["machines"] = {r.name: r.outcome.outputs for r in outcome.rungs if isinstance(r.outcome, Prediction)}
+    found["machines"] = {r.name: r.outcome.outputs for r in outcome.machines if isinstance(r.outcome, Prediction)}
     for rule_name, path in outcome.evidence.paths.items():
         parts = (path.contributions, path.kernel, path.decay, path.half_by, path.facts)
         steps, sums = outcome.by_step[rule_name], outcome.by_component.get(rule_name)

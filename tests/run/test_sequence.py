@@ -119,7 +119,7 @@ def test_the_step_is_stable_for_every_phase(alpha: float) -> None:
 def test_kernels_are_kept_at_the_switches() -> None:
     found = ran(*SEQUENCE, "data.steps=[7,13]", "path.schedule=adaptive", "path.count=3")
     assert 7 in found.memory.kernels
-    assert len(found.memory.kernels) <= found.setting.experiment.timetable().room
+    assert len(found.memory.kernels) <= found.setting.experiment.timetable().capacity
 
 
 def test_every_row_tells_of_every_task() -> None:
@@ -416,7 +416,7 @@ def test_an_optimizer_from_elsewhere_has_effects_only_by_few_trainings() -> None
     assert setting.sweep is not None
     assert "12 trainings, each without one example, are exact, and the only way" in setting.sweep.remark
     assert_retrained(setting)
-    with pytest.raises(Mistake, match=r"12 trainings, .* are more than the 6 that effects on 3 outputs are worth"):
+    with pytest.raises(Mistake, match=r"12 trainings, .* are more than the limit of 6 for effects on 3 outputs"):
         prepare(of_my_own("path.effects=true", "path.attributed=1"))
 
 
