@@ -15,9 +15,9 @@ from ntkexp.model.libraries import file_and_function, find_function, source_file
 class UserFunction(AbstractDiagnostic):
     """A function of the user: FILE.py:FUNCTION.
 
-        ntkexp train diagnostics=[my_file.py:rotation] --trust my_file.py
+        ntkexp train diagnostics=[my_file.py:rotation]
 
-    The function takes a `ntkexp.diagnostic.base.TrainingState`. It returns a number, an array, or a
+    The user must have trusted the file. The function takes a `ntkexp.diagnostic.base.TrainingState`. It returns a number, an array, or a
     dict of them. It must not change the tensors that it receives.
     """
 

@@ -91,8 +91,11 @@ def test_an_impossible_part_is_refused_in_one_line(words: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
+KEYS_OF_QUESTIONS = (("path.kernels", "auto", "all", "trace", "none"), ("path.by", "null", "module", "parameter"))
+
+
 def test_another_question_is_another_run_but_the_default_is_none() -> None:
-    for key, default, *others in (("path.kernels", "all", "trace", "none"), ("path.by", "null", "module", "parameter")):
+    for key, default, *others in KEYS_OF_QUESTIONS:
         plain, same, *different = (identity(small(*w)) for w in ((), *((f"{key}={v}",) for v in (default, *others))))
         assert plain == same
         assert len({plain, *different}) == 1 + len(others)
