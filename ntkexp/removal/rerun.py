@@ -263,7 +263,7 @@ def moved(
     flat = rerun.flat
     factors = [rerun.optimizer.clipping(flat.weights(row)) for row in gradient]
     clipped = gradient * gradient.new_tensor(factors)[:, None]
-    sizes = sizes_of(rerun.start, rerun.factors, rerun.size(step))
+    sizes = sizes_of(rerun.start, rerun.factors, rerun.step_size_at(step))
     after, new_memory = rerun.optimizer.update(
         step, flat.weights(weights), flat.weights(clipped), sizes, memory
     )
@@ -414,7 +414,7 @@ class FilmedTraining(AbstractRecordedTraining):
         return self.rerun.length
 
     def step_size(self, index: int) -> float:
-        return self.rerun.size(index)
+        return self.rerun.step_size_at(index)
 
     def frame(self, index: int) -> Frame:
         """Read the weights before a step, and the optimizer's state after the step."""

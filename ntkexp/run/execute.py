@@ -129,10 +129,10 @@ def carry_through(
     problem = setting.problem
     create_kernels(
         folder.path / KERNELS,
-        len(problem.targets[setting.domain.read]),
+        len(problem.targets[setting.domain.summed_points]),
         problem.outputs,
         problem.train,
-        experiment.timetable().room,
+        experiment.timetable().capacity,
         traced=setting.points.kernels == "trace",
     )
     folder.write_sealed(PROVENANCE, provenance(experiment, request.repeat, threads))

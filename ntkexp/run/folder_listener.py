@@ -113,7 +113,7 @@ def deferred_interrupt() -> Iterator[Interrupt]:
 
 def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     path = folder.path
-    read = setting.domain.read
+    read = setting.domain.summed_points
     write_kernels(path / "kernels.zarr", setting, outcome)
     finish_diagnostics(path / DIAGNOSTICS)
     write_contributions_of_run(path, setting, outcome)
@@ -143,7 +143,7 @@ def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
     # if a measure is explained, there is no path kernel between pairs of outputs
     if not evidence.keeps_kernels or evidence.measured is not None:
         return
-    attributed = evidence.attributed[setting.domain.read].nonzero()[:, 0].tolist()
+    attributed = evidence.attributed[setting.domain.summed_points].nonzero()[:, 0].tolist()
     for name, integral in evidence.paths.items():
         kernel = to_numpy(integral.kernel)
         write_path_kernel(path, name, kernel, attributed, evidence.integrated)
@@ -155,7 +155,7 @@ def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -
     """
     store = path / "contributions.zarr"
     evidence = outcome.evidence
-    read = setting.domain.read
+    read = setting.domain.summed_points
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {
         name: contributions_by_rule(
@@ -211,7 +211,7 @@ def contributions_by_rule(
         decay=to_numpy(integral.decay) if decays else None,
         rounding=None if rounding is None else to_numpy(rounding),
         half_by=None if integral.half_by is None else to_numpy(integral.half_by),
-        by_step=ByStep(to_numpy(totals.stacked().movedim(0, 2)), totals.until(steps)),
+        by_step=ByStep(to_numpy(totals.stacked().movedim(0, 2)), totals.clipped_edges(steps)),
         by_component=by_component,
         facts=integral.facts,
     )
@@ -309,7 +309,7 @@ class FolderListener(AbstractListener):
         output_gradient: Float[Tensor, "train out_"],
     ) -> None:
         path = self.folder.path
-        read = to_numpy(kernel[self.setting.domain.read])
+        read = to_numpy(kernel[self.setting.domain.summed_points])
         write_snapshot(path / KERNELS, self.snapshots, step, read, to_numpy(output_gradient))
         self.snapshot_seals |= sealed(path, snapshot_chunks(path, self.snapshots))
         self.snapshots += 1

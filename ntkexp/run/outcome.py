@@ -24,7 +24,7 @@ from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeated, Tr
 from ntkexp.machine.ladder import Region, Rung, ladder_rows
 from ntkexp.on_disk import blocks, summed
 from ntkexp.optimizer.base import AbstractOptimizer, AbstractStable, Memory
-from ntkexp.path.integrals import ComponentSums, Share, StepTotals, Sums, by_phase
+from ntkexp.path.integrals import ComponentSums, PhaseShare, StepTotals, Sums, phase_shares
 from ntkexp.path.step import Descent
 from ntkexp.records.results import Result
 from ntkexp.removal.rerun import RerunAt, again
@@ -166,7 +166,7 @@ class ChangesByPhase:
     """
 
     # contributions and decay of each phase, by quadrature rule
-    shares: Mapping[str, Sequence[Share]]
+    shares: Mapping[str, Sequence[PhaseShare]]
     change: Float[Tensor, "phase point out"]
 
 
@@ -186,7 +186,7 @@ def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> Ch
     ends = [state.setting.start.outputs, *state.turns, outputs]
     ends += [outputs] * (count + 1 - len(ends))
     return ChangesByPhase(
-        shares={rule: by_phase(state.accumulator.marks, end, rule, count) for rule in end},
+        shares={rule: phase_shares(state.accumulator.phase_ends, end, rule, count) for rule in end},
         change=torch.stack([after - before for before, after in pairwise(ends)])[..., list(outs)],
     )
 
@@ -213,7 +213,7 @@ def effects_of(state: RunState) -> EffectsFound | None:
         outs=setting.domain.integrated,
         end=rerun.flat.vector(state.weights),
     )
-    queries = (sweep.points - setting.domain.read.start).tolist()
+    queries = (sweep.points - setting.domain.summed_points.start).tolist()
     if state.effects is None:
         mean = setting.experiment.path.mean
         effects = effects_retrained(training, mean, queries, torch.float64)
@@ -326,7 +326,7 @@ def evidence_of(
         kernel_start=kernel_of_pairs(setting.start.kernel, setting),
         kernel_end=kernel_of_pairs(kernel, setting),
         start_pull=start_pull(setting),
-        read=setting.domain.read,
+        read=setting.domain.summed_points,
         integrated=setting.domain.integrated,
         attributed=attributed,
         limit=setting.start.limit,

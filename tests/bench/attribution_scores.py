@@ -169,7 +169,7 @@ def recorded(rerun: Rerun, folder: str) -> RecordedTraining:
     rows = SilentListener(Path(folder)).trajectory(rerun.length + 1, row_length(start, records, pull))
     recording = Recording(rows=rows, like=start, records=records, pull=pull)
     descent, end = descent_of(rerun), start
-    for step in descent.walk(start):
+    for step in descent.steps_from(start):
         recording.write(step)
         end = step.end
     recording.close(rerun.length, end)

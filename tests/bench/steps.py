@@ -138,7 +138,7 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, length:
     room = inputs.new_zeros(len(inputs), 1, train, 1)
     rest = (room.new_zeros(room.shape[:axes]) for axes in (3, 2))
     integrals = Integrals(Secant().quadrature(1, 1, 0), room, *rest)
-    for step in descent.walk(weights):
+    for step in descent.steps_from(weights):
         for place in places:
             integrals.add(step, StepBlock(read, step.segment, place))
 

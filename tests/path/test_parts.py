@@ -266,6 +266,8 @@ def test_a_thousand_outputs_against_plain_jacobians() -> None:
 
     pulled = setting.descent.output_gradient(0, setting.start.outputs[:24])[22:]
     gradients = torch.einsum("ncp,nc->np", jacobian(slice(2)), pulled)
-    expected = -setting.descent.size(0) * torch.einsum("qcp,np->qcn", jacobian(slice(2, 5))[:, chosen], gradients)
+    expected = -setting.descent.step_size_at(0) * torch.einsum(
+        "qcp,np->qcn", jacobian(slice(2, 5))[:, chosen], gradients
+    )
     found = some.contributions("left")[:3, chosen, 22:]
     assert float((found - expected).norm() / expected.norm()) < SUMS_ROUNDING

@@ -50,11 +50,11 @@ def trajectory(path: Path, rows: int, size: int) -> Trajectory:
 
 def recorded(setting: Setting, folder: Path) -> Playback:
     """The steps of the descent, written down and read again."""
-    weights, pull = setting.problem.weights, setting.domain.no_pull()
+    weights, pull = setting.problem.weights, setting.domain.zero_output_gradient()
     records = setting.experiment.optimizer.records
     rows = trajectory(folder / "first.bin", setting.experiment.steps + 1, row_length(weights, records, pull))
-    recording, sizes, end = Recording(rows=rows, like=weights, records=records, pull=pull), [], weights
-    for step in setting.descent.walk(weights):
+    recording, sizes, end = Recording(rows=rows, like=weights, records=records, output_gradient_like=pull), [], weights
+    for step in setting.descent.steps_from(weights):
         recording.write(step)
         sizes.append(step.step_size)
         end = step.end
@@ -98,7 +98,9 @@ def test_a_recording_and_plain_values_give_the_bits_of_the_run(way: tuple[str, .
     """Weights before and after, ℓ′, sizes and the memory say all, whatever else the descent knew."""
     found = ran(*TINY, *way)
     same_bits(found, recorded(found.setting, tmp_path), tmp_path)
-    same_bits(found, [copied(step) for step in found.setting.descent.walk(found.setting.problem.weights)], tmp_path)
+    same_bits(
+        found, [copied(step) for step in found.setting.descent.steps_from(found.setting.problem.weights)], tmp_path
+    )
 
 
 def copied(step: Step) -> Step:

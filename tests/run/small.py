@@ -99,7 +99,7 @@ class Ran:
     def change(self) -> Float[Tensor, "point out"]:
         """f_T − f_0 at these points."""
         evidence = self.outcome.evidence
-        return (evidence.end - evidence.start)[self.setting.domain.read]
+        return (evidence.end - evidence.start)[self.setting.domain.summed_points]
 
     def error(self, rule: str) -> float:
         """‖Σ𝒮 − (f_T − f_0)‖/‖f_T − f_0‖ over these points."""

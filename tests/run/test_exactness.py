@@ -87,7 +87,7 @@ def changes_of(run: Ran, rule: str) -> Iterator[Sum]:
     path, kept = evidence.paths[rule], domain.rows
 
     def explained(outputs: Tensor) -> Tensor:
-        return evidence.explained(outputs)[domain.read][kept][:, list(domain.integrated)]
+        return evidence.explained(outputs)[domain.summed_points][kept][:, list(domain.integrated)]
 
     parts = torch.cat([path.contributions, path.without_examples[..., None]], dim=2)
     yield Sum("the run", explained(evidence.end) - explained(evidence.start), parts[kept])
@@ -97,7 +97,7 @@ def changes_of(run: Ran, rule: str) -> Iterator[Sum]:
         yield Sum("each step", changes, run.by_step(rule)[kept][..., None])
     if outcome.phases is not None:
         for number, share in enumerate(outcome.phases.shares[rule]):
-            moved = outcome.phases.change[number][domain.read][kept]
+            moved = outcome.phases.change[number][domain.summed_points][kept]
             assert moved.norm() > 0.1
             parts = torch.cat([torch.from_numpy(share.contributions[:]), share.decay[..., None]], dim=2)
             yield Sum(f"phase {number}", moved, parts[kept])

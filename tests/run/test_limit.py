@@ -156,7 +156,7 @@ def trained(clippings: list[float], *overrides: str) -> Float[Tensor, "point out
     for step in range(setting.experiment.steps):
         pull = descent.output_gradient(step, outputs[:train]) * clippings[step]
         gradient = {name: torch.tensordot(pull, rows[:train], dims=2) for name, rows in dense.items()}
-        sizes = dict.fromkeys(weights, descent.size(step))
+        sizes = dict.fromkeys(weights, descent.step_size_at(step))
         weights, memory = descent.optimizer.update(step, weights, gradient, sizes, memory)
         moved = {name: weights[name] - setting.problem.weights[name] for name in weights}
         changes = [rows.flatten(2) @ moved[name].flatten() for name, rows in dense.items()]
@@ -215,7 +215,7 @@ def test_a_frozen_kernel_flows_as_far_as_the_curvature_takes_it() -> None:
 def test_fixed_coefficients_are_those_of_the_path(batch: tuple[str, ...]) -> None:
     run = ran(*batch, "path.rule=[secant]", "ladder.machine=[fixed_coefficients]")
     pulls, time = torch.zeros(24, 1, dtype=torch.float64), 0.0
-    for step in run.setting.descent.walk(run.setting.problem.weights):
+    for step in run.setting.descent.steps_from(run.setting.problem.weights):
         pulls += step.step_size * step.output_gradient
         time += step.step_size
     path = run.outcome.evidence.path.kernel

@@ -119,7 +119,7 @@ def setting_of(name: str, *, keep: bool = True, spills: bool = False) -> Setting
     """Prepare a run as a new process does, one that keeps tapes or has its sums on disk, as its memory allows."""
     words, cut = CASES[name]
     setting = cut(prepare(small(*words)))
-    points, domain = replace(setting.points, keep=keep, cache=[]), setting.domain
+    points, domain = replace(setting.points, keeps_tapes=keep, cache=[]), setting.domain
     assert domain.explained is domain.points
     domain = replace(domain, points=points, explained=points, spills=spills)
     return replace(setting, descent=replace(setting.descent, points=points), domain=domain)

@@ -121,7 +121,7 @@ def test_the_step_is_stable_for_every_phase(alpha: float) -> None:
 def test_kernels_are_kept_at_the_switches() -> None:
     found = ran(*SEQUENCE, "data.steps=[7,13]", "path.schedule=adaptive", "path.count=3")
     assert 7 in found.memory.kernels
-    assert len(found.memory.kernels) <= found.setting.experiment.timetable().room
+    assert len(found.memory.kernels) <= found.setting.experiment.timetable().capacity
 
 
 def test_every_row_tells_of_every_task() -> None:

@@ -135,15 +135,15 @@ def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
     optimizer = retrained.setting.experiment.optimizer
     descent = setting.descent
     start = setting.problem.weights
-    pull = setting.domain.no_pull()
+    pull = setting.domain.zero_output_gradient()
     records = (*optimizer.records, *optimizer.differentiated)
     length = row_length(start, records, pull)
     rows = Trajectory(folder / "trajectory.bin", steps + 1, length, setting.experiment.dtype)
     rows.allocate()
-    recording = Recording(rows=rows, like=start, records=records, pull=pull)
+    recording = Recording(rows=rows, like=start, records=records, output_gradient_like=pull)
     sizes = []
     end = start
-    for step in islice(descent.walk(start), steps):
+    for step in islice(descent.steps_from(start), steps):
         recording.write(step)
         sizes.append(step.step_size)
         end = step.end
