@@ -30,7 +30,7 @@ from ntkexp.engine.base import (
     DENIED,
     FAULTS,
     SAFE_PATH,
-    exhausted,
+    exhaustion_message,
     fault_in_words,
     warning_in_words,
 )
@@ -363,8 +363,8 @@ def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a tab
             )
         case RuntimeError() if "home directory" in str(error):
             return "~ stands for no folder here; write the whole path, or set HOME", 2
-        case RuntimeError() | MemoryError() | ImportError() | OSError() if lacking := exhausted(
-            error
+        case RuntimeError() | MemoryError() | ImportError() | OSError() if (
+            lacking := exhaustion_message(error)
         ):
             return lacking, 1
     return None

@@ -41,7 +41,7 @@ from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.tape import examples, map_tensors, part
 from ntkexp.kernel.record.taping import record
-from ntkexp.model.functional import Output, arguments, choose_output, copied, function_of
+from ntkexp.model.functional import Output, arguments, choose_output, copy_module, function_of
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
@@ -357,7 +357,7 @@ class CalledModule:
                     if (id(tensor), kind) not in self.long:
                         self.long[id(tensor), kind] = lengthened(tensor, kind)
                     shared[id(tensor)] = self.long[id(tensor), kind]
-            self.twins[modes, kind] = copied(self.module, shared)
+            self.twins[modes, kind] = copy_module(self.module, shared)
             modes.give(self.twins[modes, kind])
         return self.twins[modes, kind]
 

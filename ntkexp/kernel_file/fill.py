@@ -26,9 +26,9 @@ from ntkexp.engine.base import (
     AbstractEngine,
     AbstractJob,
     Ending,
+    ReportEvent,
     Stepped,
     Task,
-    Tell,
     Unfinished,
     reason_of_loss,
     run_jobs,
@@ -309,7 +309,7 @@ class TileJob(AbstractJob):
 
     tiles: tuple[Tile, ...] = ()
 
-    def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
+    def carry_out(self, name: str, threads: int, report_event: ReportEvent) -> Ending:
         if not Path(self.file).exists():
             raise Mistake(
                 f"a worker does not see {self.file}; choose a place on a file system that all "
@@ -324,7 +324,7 @@ class TileJob(AbstractJob):
             )
         left = matrix.unmarked(self.tiles)
         for count in fill_tiles(kernel, matrix, left):
-            tell(Stepped(name, count, len(left)))
+            report_event(Stepped(name, count, len(left)))
         return "done" if left else "found"
 
     def kernel(self, threads: int) -> AbstractKernel:

@@ -293,7 +293,7 @@ def solve(
             tell(f"{kernel}: {count} products, residual {residual:.0e}")
 
     diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
-    solved = conjugate_gradients(product, diagonal, targets, tell=remark)
+    solved = conjugate_gradients(product, diagonal, targets, report_progress=remark)
     name = f"{solved.products} products, residual {solved.residual:.0e}"
     yield SolvedKernel(when, ridge, solved.solution, name)
 

@@ -22,7 +22,7 @@ from ntkexp.kernel.record.program import same
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, tensors
 from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.mistake import Mistake, first_line, nearest
-from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing, function_of, hooked
+from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing, function_of, hooked_parameters
 from ntkexp.shapes import Inputs, Weights
 
 MIN_WEIGHT_BITS = 32  # a kernel of weights with fewer bits is mostly rounding
@@ -49,7 +49,7 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
         arguments = parameters.bind(*args, **kwargs).arguments
         module = arguments["module"]
         refuse_uncallable(module)
-        hook = next(hooked(module), None)
+        hook = next(hooked_parameters(module), None)
         if hook is not None:  # hooks on weights act only in `backward`, which kernels do not call
             warn(
                 f"the parameter '{hook}' has a hook, which kernels leave out: they are of the "

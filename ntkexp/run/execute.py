@@ -92,7 +92,7 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
         request.progress.stop()
 
     # write the timings, then DONE.json, which marks the run as finished
-    machines = {MACHINE + rung.name: Seconds(rung.seconds) for rung in outcome.rungs}
+    machines = {MACHINE + machine.name: Seconds(machine.seconds) for machine in outcome.machines}
     write_timings(folder.path / "timings.csv", clock.parts | machines)
     optional = [name for name in OPTIONAL if (folder.path / name).exists()]
     folder.finish(

@@ -120,14 +120,14 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
 
     # predictions: f_0, f_T and the outputs of each kernel machine, or the explained measure of
     # these outputs
-    evidence = outcome.evidence
+    matrices = outcome.matrices
     outputs = {
-        "f_0": evidence.explained(evidence.start),
-        "f_T": evidence.explained(evidence.end),
+        "f_0": matrices.explained(matrices.start),
+        "f_T": matrices.explained(matrices.end),
     }
-    for rung in outcome.rungs:
-        if isinstance(rung.outcome, Prediction) and rung.outcome.through is evidence.measured:
-            outputs[rung.name] = rung.outcome.outputs
+    for machine in outcome.machines:
+        if isinstance(machine.outcome, Prediction) and machine.outcome.measure is matrices.measured:
+            outputs[machine.name] = machine.outcome.outputs
     predictions = {name: to_numpy(value[read]) for name, value in outputs.items()}
     write_predictions(path / "predictions.zarr", predictions)
 
@@ -138,15 +138,15 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
 
 def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
     """Add the path kernel of each quadrature rule to the store of snapshots."""
-    evidence = outcome.evidence
+    matrices = outcome.matrices
     finish_kernels(path)
     # if a measure is explained, there is no path kernel between pairs of outputs
-    if not evidence.keeps_kernels or evidence.measured is not None:
+    if not matrices.keeps_kernels or matrices.measured is not None:
         return
-    attributed = evidence.attributed[setting.domain.summed_points].nonzero()[:, 0].tolist()
-    for name, integral in evidence.paths.items():
+    attributed = matrices.attributed[setting.domain.summed_points].nonzero()[:, 0].tolist()
+    for name, integral in matrices.paths.items():
         kernel = to_numpy(integral.kernel)
-        write_path_kernel(path, name, kernel, attributed, evidence.integrated)
+        write_path_kernel(path, name, kernel, attributed, matrices.integrated)
 
 
 def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -> None:
@@ -154,7 +154,7 @@ def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -
     effects.
     """
     store = path / "contributions.zarr"
-    evidence = outcome.evidence
+    matrices = outcome.matrices
     read = setting.domain.summed_points
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {
@@ -165,10 +165,10 @@ def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -
             outcome.steps,
             decays=decays,
         )
-        for name, integral in evidence.paths.items()
+        for name, integral in matrices.paths.items()
     }
     examples = setting.problem.data.train.index.tolist()
-    write_contributions(store, parts, examples, evidence.integrated)
+    write_contributions(store, parts, examples, matrices.integrated)
     if outcome.phases is not None:
         add_phases(store, phases_of(setting, outcome.phases, read, decays=decays))
     if outcome.effects is not None:

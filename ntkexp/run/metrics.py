@@ -25,7 +25,7 @@ from ntkexp.diagnostics import (
 )
 from ntkexp.machine.base import DoesNotApply
 from ntkexp.machine.ladder import predicted_label
-from ntkexp.model.functional import called
+from ntkexp.model.functional import call_with
 from ntkexp.path.integrals import Tally, scalars_to_cpu
 from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.rule.base import AbstractRule
@@ -187,7 +187,7 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
     for phase in phases.get("query") or phases.get("train", ()):
         parts = torch.split(points.inputs[phase], points.block)
         activities = [
-            activity(module.network, partial(called, module, weights, (part,))) for part in parts
+            activity(module.network, partial(call_with, module, weights, (part,))) for part in parts
         ]
         units = [part for part in activities if part is not None]
         # selectivity needs the standard deviation over at least two points

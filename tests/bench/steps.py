@@ -120,7 +120,7 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, length:
     train = len(targets)
     weights = weights_of(module)
     reader = Reader(function_of(module), frozenset(weights), programs=ProgramCache())
-    read = Points(reader=reader, inputs=inputs, train=train, block=len(inputs), keep=True)
+    read = Points(reader=reader, inputs=inputs, train=train, block=len(inputs), keeps_tapes=True)
     alike = dict.fromkeys(weights, 1.0)
     descent = Descent(
         points=read,

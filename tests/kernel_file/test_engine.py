@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.engine.base import Ended, Task, Tell, Unfinished, ignore
+from ntkexp.engine.base import Ended, ReportEvent, Task, Unfinished, ignore
 from ntkexp.kernel_file import fill as conduct
 from ntkexp.kernel_file.fill import TileJob, estimate, fill, fill_tiles, unmarked_tiles
 from ntkexp.kernel_file.kernel import AbstractKernel, EmpiricalKernel, InfiniteKernel
@@ -160,7 +160,7 @@ class IdleWorkers(HereWorkers):
 
 
 class IdleEngine(Here):
-    def open(self, tell: Tell) -> IdleWorkers:
+    def open(self, report_event: ReportEvent) -> IdleWorkers:
         return IdleWorkers(self)
 
 

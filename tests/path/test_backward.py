@@ -102,7 +102,7 @@ def forwards(case: str, rule: str, first: int = 0, count: int | None = None) -> 
 def test_the_parts_are_those_of_the_sum_forwards(case: str, rule: str) -> None:
     """The parts of examples, decay, steps and components, and the time at which each example had half of its effect."""
     found, expected = summed(case), forwards(case, rule)
-    path, sums = found.outcome.evidence.paths[rule], found.outcome.by_component.get(rule)
+    path, sums = found.outcome.matrices.paths[rule], found.outcome.by_component.get(rule)
     whole, size = expected.sum(2), expected.sum(2).norm()
     assert (path.contributions - whole[..., :-1]).norm() < ROUNDING * size
     assert (path.decay - whole[..., -1]).norm() <= ROUNDING * size
@@ -164,8 +164,8 @@ SUBSTEPS, LAYERS = ("path.substeps=2",), ("optimizer.layers={network.3: 0.25}", 
 
 def same_sums(one: Outcome, other: Outcome) -> None:
     """Assert that 𝒦, 𝒮, 𝒟 and the components of two runs differ by rounding."""
-    for rule, path in one.evidence.paths.items():
-        again, sums, other_sums = other.evidence.paths[rule], one.by_component.get(rule), other.by_component.get(rule)
+    for rule, path in one.matrices.paths.items():
+        again, sums, other_sums = other.matrices.paths[rule], one.by_component.get(rule), other.by_component.get(rule)
         pairs = [(getattr(path, name), getattr(again, name)) for name in ("kernel", "contributions", "decay")]
         if sums is not None and other_sums is not None:
             pairs += [(sums.parts, other_sums.parts), (sums.decay, other_sums.decay)]
@@ -201,7 +201,7 @@ def test_chunks_change_the_result_by_rounding() -> None:
 
 def test_a_few_points_of_every_split_are_attributed() -> None:
     found = ran("optimizer=adam", "steps=3", "path.attributed=10")
-    evidence = found.outcome.evidence
+    evidence = found.outcome.matrices
     assert evidence.attributed.nonzero()[:, 0].tolist() == [0, 1, 2, 3, 24, 25, 26, 36, 37, 38]
     assert torch.equal(evidence.path.contributions.isfinite().all(2)[:, 0], evidence.attributed)
     table = found.table
@@ -245,7 +245,7 @@ def test_the_error_bar_is_the_distance_from_a_finer_quadrature(case: str, cut: t
     measured = float(difference.norm() / found.contributions("secant").norm())
     assert measured > 1e-9  # there is an error to be measured
     assert found.error_bar == pytest.approx(measured, rel=0.05)
-    assert "error_bar" not in finer.outcome.evidence.path.facts
+    assert "error_bar" not in finer.outcome.matrices.path.facts
 
 
 def test_a_sample_of_the_points_stands_for_all() -> None:

@@ -94,7 +94,7 @@ def nodes(found: Ran) -> list[int]:
 def test_sums_and_their_error_are_those_of_hat_functions(case: tuple[str, ...], schedule: str) -> None:
     found = ran(*SHORT, *case, schedule)
     for rule in ("secant", "left"):
-        path, expected = found.outcome.evidence.paths[rule], written_out(nodes(found), rule, *case)
+        path, expected = found.outcome.matrices.paths[rule], written_out(nodes(found), rule, *case)
         for ours, theirs in zip((path.kernel, path.contributions, path.decay), expected[:3], strict=True):
             assert (ours - theirs).norm() <= ROUNDING * theirs.norm()
         moved = expected.contributions.sum(2) + expected.decay
@@ -108,8 +108,8 @@ def test_sums_and_their_error_are_those_of_hat_functions(case: tuple[str, ...], 
 @case
 def test_a_snapshot_at_every_step_is_the_path_of_every_step(case: tuple[str, ...]) -> None:
     found, every = ran(*SHORT, *case, "path.schedule=1"), ran(*SHORT, *case, "path.every=1")
-    for rule, path in found.outcome.evidence.paths.items():
-        other = every.outcome.evidence.paths[rule]
+    for rule, path in found.outcome.matrices.paths.items():
+        other = every.outcome.matrices.paths[rule]
         steps = found.by_step(rule), every.by_step(rule)
         for ours, theirs in ((path.kernel, other.kernel), (path.decay, other.decay), steps):
             assert ours.numel()
@@ -265,10 +265,10 @@ def test_small_blocks_change_rounding_alone(block: int, more: str) -> None:
         found.append(run(replace(setting, descent=descent, domain=domain), Memory()))
     whole, blocks = found
     pairs = [(blocks.weights[name], weight) for name, weight in whole.weights.items()]
-    pairs += [(blocks.evidence.end, whole.evidence.end), (blocks.evidence.kernel_end, whole.evidence.kernel_end)]
-    for rule, path in whole.evidence.paths.items():
+    pairs += [(blocks.matrices.end, whole.matrices.end), (blocks.matrices.kernel_end, whole.matrices.kernel_end)]
+    for rule, path in whole.matrices.paths.items():
         pairs += [
-            (getattr(blocks.evidence.paths[rule], name), getattr(path, name)) for name in ("kernel", "contributions")
+            (getattr(blocks.matrices.paths[rule], name), getattr(path, name)) for name in ("kernel", "contributions")
         ]
     for ours, theirs in pairs:
         scale = float(theirs.nan_to_num().abs().max())

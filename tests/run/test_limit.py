@@ -166,7 +166,7 @@ def trained(clippings: list[float], *overrides: str) -> Float[Tensor, "point out
 
 def predicted(run: Ran, machine: str) -> Float[Tensor, "point out"]:
     """f̂ of one rung."""
-    outcome = next(rung.outcome for rung in run.outcome.rungs if rung.name == machine)
+    outcome = next(rung.outcome for rung in run.outcome.machines if rung.name == machine)
     assert isinstance(outcome, Prediction), str(outcome)
     return outcome.outputs
 
@@ -205,7 +205,7 @@ def test_a_frozen_kernel_flows_as_far_as_the_curvature_takes_it() -> None:
     words = ("path.rule=[left]", "ladder.machine=[frozen_start]", "optimizer.step_size=0.1", "steps=5")
     once = ran(*words)
     setting = prepare(small(*words, "optimizer.step_size=0.05").model_copy(update={"loss": Twice()}))
-    (rung,) = run(setting, Listener()).rungs
+    (rung,) = run(setting, Listener()).machines
     assert isinstance(rung.outcome, Prediction)
     difference = rung.outcome.outputs - predicted(once, "frozen_start")
     assert difference.norm() < ROUNDING * once.change.norm()
@@ -218,8 +218,8 @@ def test_fixed_coefficients_are_those_of_the_path(batch: tuple[str, ...]) -> Non
     for step in run.setting.descent.steps_from(run.setting.problem.weights):
         pulls += step.step_size * step.output_gradient
         time += step.step_size
-    path = run.outcome.evidence.path.kernel
-    expected = run.outcome.evidence.start - torch.einsum("qcnd,nd->qc", path, pulls / time)
+    path = run.outcome.matrices.path.kernel
+    expected = run.outcome.matrices.start - torch.einsum("qcnd,nd->qc", path, pulls / time)
     assert (predicted(run, "fixed_coefficients") - expected).norm() < 1e-13 * run.change.norm()
 
 
@@ -386,6 +386,6 @@ def test_contributions_of_a_step_close_and_are_weighed(words: tuple[str, ...]) -
         assert number(row, "contribution_sum") == pytest.approx(float(change.abs().sum()), rel=1e-9)
         assert number(row, "contribution_mass") >= number(row, "contribution_sum")
         path, mass = path + number(row, "kernel_mass"), mass + number(row, "contribution_mass")
-    integrals = found.run.outcome.evidence.path
+    integrals = found.run.outcome.matrices.path
     assert path >= float(integrals.kernel.norm()) * (1 - 1e-12)  # the triangle inequality over steps
     assert mass >= float(integrals.contributions.abs().sum()) * (1 - 1e-12)
