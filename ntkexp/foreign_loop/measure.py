@@ -186,7 +186,7 @@ class MeasuredQueries:
                 )
         with self.rewording():
             reader, tape = self.recorded(outputs, queries)
-            reader.findings.independent.keep(tape.operations, True)
+            reader.check_cache.independent.put(tape.operations, True)
             reader.checks.faithful_owners(tape)
 
     def refuse_mixed(self, outputs: Tensor, queries: Inputs) -> None:

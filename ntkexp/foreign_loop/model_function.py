@@ -161,7 +161,7 @@ class CalledModule:
         self.measured.refuse_mixed(outputs, queries)
         few = record(self.outputs, weights, part(queries, slice(QUERIES_TO_CHECK)))
         refuse_dependence(self.outputs, few)
-        reader.findings.independent.keep(tape.operations, True)
+        reader.check_cache.independent.put(tape.operations, True)
         return names
 
     # --- Casts: autocast, and frozen weights of lower precision than the trained weights

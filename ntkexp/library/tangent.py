@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 from ntkexp.kernel import Casts, Jacobian, NoRule, Outputs, Reader, Tape, gram
 from ntkexp.kernel.features.gram import trace
-from ntkexp.kernel.features.jacobian import in_few_uses
-from ntkexp.kernel.read.plan import chunks, threads_for, wanted, work
-from ntkexp.kernel.read.program_cache import outline
-from ntkexp.kernel.read.reader import FITS, fits
+from ntkexp.kernel.features.jacobian import with_merged_uses
+from ntkexp.kernel.read.plan import chunks, selected_outputs, threads_for, work
+from ntkexp.kernel.read.program_cache import input_signature
+from ntkexp.kernel.read.reader import MAX_ASSEMBLED_BYTES, kernel_fits
 from ntkexp.kernel.read.sketched import (
-    InTurns,
+    BatchedJacobian,
     SketchedKernel,
     batches,
-    kernel_in_turns,
+    kernel_by_groups,
     remark,
     sketched_kernel,
 )
@@ -112,13 +112,13 @@ def kernel(
     outputs.
     """
     count = left.tape.outputs.shape[1]
-    chosen = wanted(outputs, count)
+    chosen = selected_outputs(outputs, count)
 
     def both(
         chosen: Sequence[int],
     ) -> tuple[Jacobian, Jacobian]:  # compute the Jacobian once if left and right are equal
-        one = in_few_uses(left.read(chosen))
-        return one, one if left is right else in_few_uses(right.read(chosen))
+        one = with_merged_uses(left.read(chosen))
+        return one, one if left is right else with_merged_uses(right.read(chosen))
 
     with threads_for(work(left.tape).of_kernel((left.examples, right.examples), len(chosen))):
         if outputs != "trace":
@@ -142,7 +142,7 @@ def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -
         count = left.tape.outputs.shape[1]
         numbers = left.examples * right.examples * count
     else:
-        count = len(wanted(outputs, left.tape.outputs.shape[1]))
+        count = len(selected_outputs(outputs, left.tape.outputs.shape[1]))
         numbers = left.examples * right.examples * count**2
     choice = "outputs=[0], their sum by outputs='trace'"
     needed = numbers * left.tape.outputs.element_size()
@@ -162,10 +162,10 @@ def tangent_in_turns(
     Return None if the assembled Jacobians fit into memory, or if an operation of the module has no
     rule for chunks.
     """
-    one = InTurns(reader, weights, as_inputs(x1), chosen)
+    one = BatchedJacobian(reader, weights, as_inputs(x1), chosen)
     train = one.examples if x2 is None else examples(as_inputs(x2))
     trained = sum(weight.nbytes for name, weight in weights.items() if name in reader.trained)
-    if trained * len(chosen) * (one.examples + train) <= FITS:
+    if trained * len(chosen) * (one.examples + train) <= MAX_ASSEMBLED_BYTES:
         return None
 
     def looks_small() -> bool:
@@ -175,15 +175,21 @@ def tangent_in_turns(
         """
         few = one.places[0] if len(one.places) > 1 else slice(0, min(2, one.examples))
         try:
-            return fits(one.jacobian(few), one.examples, train)
+            return kernel_fits(one.jacobian(few), one.examples, train)
         except NoRule:
             return True
 
-    question = outline(part(one.inputs, slice(0, 1))), one.examples, train, len(chosen), trained
-    if reader.findings.fits.to(question, looks_small):
+    question = (
+        input_signature(part(one.inputs, slice(0, 1))),
+        one.examples,
+        train,
+        len(chosen),
+        trained,
+    )
+    if reader.check_cache.fits.get(question, looks_small):
         return None
-    return kernel_in_turns(
-        one, one if x2 is None else InTurns(reader, weights, as_inputs(x2), chosen)
+    return kernel_by_groups(
+        one, one if x2 is None else BatchedJacobian(reader, weights, as_inputs(x2), chosen)
     )
 
 
@@ -214,7 +220,7 @@ def sketched_tangent(
             "leave out sketch="
         )
     some = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
-    chosen = wanted(cast(Outputs, outputs), some.shape[1])
+    chosen = selected_outputs(cast(Outputs, outputs), some.shape[1])
     if x2 is not None:
         refuse_unlike_outputs(
             some.shape[1], reader.record(weights, part(as_inputs(x2), slice(0, 2))).outputs.shape[1]
@@ -225,8 +231,12 @@ def sketched_tangent(
         some.element_size() * len(chosen) * (query * train * len(chosen) + (query + train) * size)
     )
     refuse_large("sketched kernel", query, train, outputs=len(chosen), needed=needed)
-    left = InTurns(reader, weights, as_inputs(x1), chosen, any_module=True)
-    right = left if x2 is None else InTurns(reader, weights, as_inputs(x2), chosen, any_module=True)
+    left = BatchedJacobian(reader, weights, as_inputs(x1), chosen, any_module=True)
+    right = (
+        left
+        if x2 is None
+        else BatchedJacobian(reader, weights, as_inputs(x2), chosen, any_module=True)
+    )
     if why := remark(left.jacobian(left.places[0]), query, 0 if x2 is None else train, size):
         warn(why, stacklevel=4)
     trained = {name: weight for name, weight in weights.items() if name in reader.trained}
@@ -323,7 +333,7 @@ def tangent_kernel(
     def read(some: Outputs) -> Float[Tensor, "query out train out_"]:
         if some != "trace":
             found = tangent_in_turns(
-                reader, place, x1, x2, wanted(some, left.tape.outputs.shape[1])
+                reader, place, x1, x2, selected_outputs(some, left.tape.outputs.shape[1])
             )
             if found is not None:
                 return found

@@ -101,7 +101,7 @@ class BackwardSum:
             # U ← S ⊙ MᵀJ̄ + β U
             jacobian = self.apply_mixing_adjoint(secant, step, coefficients)
             self.adjoint = self.adjoint or self.first_adjoint(jacobian, step.start)
-            self.adjoint = self.adjoint.covering(jacobian, step.start)
+            self.adjoint = self.adjoint.extended_to(jacobian, step.start)
             self.adjoint.accumulate(jacobian, times(weight, coefficients.momentum_scale), beta)
             beta = 1.0
 

@@ -53,7 +53,7 @@ def test_a_branch_that_both_ends_take_is_read() -> None:
     reader, own = reader_of(made)
     reading = reader.secant(reader.record(own, X), reader.record(end, X))
     # rounding of two outputs of size about one
-    agree(reading.push, change.detach(), 100 * EPS, made(X).abs().max().detach())
+    agree(reading.jvp, change.detach(), 100 * EPS, made(X).abs().max().detach())
 
 
 @pytest.mark.parametrize(
