@@ -137,14 +137,14 @@ class AbstractSmooth(AbstractPointwise):
         q2 = second.variance
         largest = [float(q.detach().max()) for q in (q1, q2) if q.numel()]
         order = self.order(max(largest, default=0))
-        root = (first.lay_out(q1) * second.lay_out(q2)).sqrt()
+        root = (first.broadcast(q1) * second.broadcast(q2)).sqrt()
         rho = c / torch.where(root > 0, root, 1.0)
 
         def series(a: Tensor, b: Tensor) -> Tensor:
             # Σ_k a_k b_k ρᵏ by Horner's scheme
             total = torch.zeros_like(rho)
             for k in reversed(range(len(a))):
-                total = total * rho + first.lay_out(a[k]) * second.lay_out(b[k])
+                total = total * rho + first.broadcast(a[k]) * second.broadcast(b[k])
             return total
 
         value1, slope1 = self.coefficients(q1, order)
