@@ -61,7 +61,7 @@ def test_factors_and_multiplied_out_gradients_agree(uses: int, inputs: int, widt
 
 
 def test_the_cost_model_takes_every_way() -> None:
-    chosen = {sizes(factored(4, *shape, 0), factored(3, *shape, 1)).way for shape in SHAPES}
+    chosen = {sizes(factored(4, *shape, 0), factored(3, *shape, 1)).method for shape in SHAPES}
     assert chosen == {"one product", "double sum", "multiplied out"}
 
 

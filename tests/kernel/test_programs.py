@@ -483,7 +483,7 @@ def test_memory_is_flat(name: str) -> None:
     known = reader.programs
     assert known is not None
     kept = (reader.check_cache.owners, reader.check_cache.faithful, known.jacobians.latest, known.on_shared_vector)
-    assert max(len(each.kept) for each in kept) <= MAX_ANSWERS
+    assert max(len(each.entries) for each in kept) <= MAX_ANSWERS
     assert len(reader.check_cache.routes.entries) == len(known.tapes.latest.entries) == 1
 
 
@@ -500,7 +500,7 @@ def test_programs_keep_none_of_the_values_that_vary() -> None:
             reader.tangent(tape)
         del tape
         for answers in (reader.check_cache.owners, reader.check_cache.structures, reader.check_cache.faithful):
-            answers.kept.clear()  # a number for every example
+            answers.entries.clear()  # a number for every example
         sizes.append(alive() - before)
     assert sizes[1] <= sizes[0] + 10**4
 
