@@ -230,11 +230,11 @@ class NetworkView:
         tangent = self.points.reader.tangent
         train = [tangent(tape, outputs) for tape in self.tapes(self.points.train_blocks)]
         others = (tangent(tape, outputs) for tape in self.tapes(self.points.other_blocks))
-
-        def kernel_with_train(left: Jacobian) -> Tensor:
-            return torch.cat([trace(left, right) for right in train], dim=2)
-
-        return torch.cat([kernel_with_train(left) for left in chain(train, others)])
+        rows = []
+        for left in chain(train, others):
+            blocks = [trace(left, right) for right in train]
+            rows.append(torch.cat(blocks, dim=2))
+        return torch.cat(rows)
 
     def largest_eigenvalue(self, examples: slice) -> float:
         """Return a lower estimate of the largest eigenvalue of the kernel JJᵀ of some training

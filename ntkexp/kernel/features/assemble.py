@@ -415,11 +415,11 @@ def multiply_groups(
     is_window = isinstance(use.factor, Window) and cotangent.shape[1] == examples
     if is_window and row_index(owner, examples) is None:
         assert isinstance(use.factor, Window)
-        turns = use.factor.turns()
+        batches = use.factor.batches()
         outputs = cotangent.flatten(3).transpose(0, 1)
     else:
         inputs, rows = factors(use, cotangent, owner, examples)
-        turns = iter([(slice(None), inputs.mT)])
+        batches = iter([(slice(None), inputs.mT)])
         outputs = rows.mT
 
     # β of each group [example, group, out·features, use]
@@ -433,7 +433,7 @@ def multiply_groups(
     gradients = None
     if buffer is not None and min(groups, count) == 1:
         gradients = buffer.view(*shape, -1)
-    for part, shown in turns:
+    for part, shown in batches:
         beta = left[part].flatten(0, 1)
         patches = shown.reshape(len(shown) * groups, shown.shape[1] // groups, uses).mT
         if gradients is None and part == slice(None):

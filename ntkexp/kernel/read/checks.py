@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map
 from ntkexp.kernel.features.assemble import assemble_uses, pull_back
 from ntkexp.kernel.read.program_cache import LRUCache
 from ntkexp.kernel.record.independence import refuse_dependence
-from ntkexp.kernel.record.tape import Tape, digest, is_whole
+from ntkexp.kernel.record.tape import Tape, digest, is_integer
 from ntkexp.kernel.record.taping import columns, is_out_of_memory, plain_kernels, record, unfused
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.ownership import Owners, Routes, match_uses, owners, owners_hold, routes
@@ -121,9 +121,8 @@ class Checks:
         uses: list[Use] | None = None
         if differentiable and self.cache_key(tape) not in self.check_cache.owners.entries:
             owned = self.check_cache.structures.entries.get(tape.form)
-            uses = (
-                None if owned is None else plain_uses(Trained(tape, self.trained, owned.constants))
-            )
+            if owned is not None:
+                uses = plain_uses(Trained(tape, self.trained, owned.constants))
             if (
                 owned is None
                 or uses is None
@@ -134,12 +133,12 @@ class Checks:
                 self.refuse_dependence(tape)
         if owned is None:
             owned = self.owners(tape)
-            uses = (
-                plain_uses(Trained(tape, self.trained, owned.constants)) if differentiable else None
-            )
-        if uses is None:
+            uses = None
+            if differentiable:
+                uses = plain_uses(Trained(tape, self.trained, owned.constants))
+        if uses is None or not self.gradients_agree(tape, uses, owned):
             return owned, None
-        return owned, uses if self.gradients_agree(tape, uses, owned) else None
+        return owned, uses
 
     def gradients_agree(self, tape: Tape, uses: list[Use], owned: Owners) -> bool:
         """Return whether autograd computes the same gradients on the tape as through the module.
@@ -204,7 +203,7 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
         return agreed
 
     def doubled(value: Any) -> Any:
-        if not isinstance(value, Tensor) or is_whole(value):
+        if not isinstance(value, Tensor) or is_integer(value):
             return value
         return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
@@ -229,7 +228,7 @@ def rules_match_autograd(
     """Compare a random vector-Jacobian product by the difference rules with the one by autograd."""
     # A comparison with nan fails for any cause. So first name the operation that made a nan
     if tape.outputs.isnan().any():
-        has_nan = [not is_whole(value) and bool(value.isnan().any()) for value in tape.values]
+        has_nan = [not is_integer(value) and bool(value.isnan().any()) for value in tape.values]
         made = (entry.op for entry in tape.entries if any(has_nan[slot] for slot in entry.results))
         raise NoRule(
             f"outputs of the module are not numbers, from {next(made, 'its inputs or weights')} on"

@@ -280,9 +280,9 @@ def jacobian_one_by_one(
         this = slice(k, k + 1)
         with torch.enable_grad():
             outputs = columns(
-                function, weights, tape.given if tape.keeps_places else part(tape.given, this)
+                function, weights, tape.given if tape.needs_whole_batch else part(tape.given, this)
             )
-        output = outputs[this] if tape.keeps_places else outputs
+        output = outputs[this] if tape.needs_whole_batch else outputs
         alone.refuse_coupling(output.detach(), together[this], tape.given, together)
         if not output.requires_grad:
             raise Mistake(

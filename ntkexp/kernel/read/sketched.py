@@ -347,32 +347,36 @@ def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
 LONG_MULTIPLICATIONS = 1e11  # multiplications of a sketch that justify a remark: a second or two
 
 
+def sketch_multiplications(some: Jacobian, query: int, train: int, size: int) -> float:
+    """Return the multiplications of all sketches and of the error bar."""
+    total = 0.0
+    for block in some.blocks:
+        if isinstance(block, Factored):
+            total += (query + train) * min(operations(block.inputs, block.outputs, size))
+        else:
+            total += (query + train) * SLOWER * block.numbers[0].numel()
+
+    # products of the Jacobian with the random vectors
+    factored = sum(row_operations(block) for block in some.blocks if isinstance(block, Factored))
+    if has_few_uses(some):
+        bar = VECTORS * factored
+    else:
+        bar = factored + VECTORS * some.outputs * sum(some.extents.values())
+    return total + (query + (train or query)) * bar
+
+
 def remark(some: Jacobian, query: int, train: int, size: int) -> str | None:
     """Return a remark if the exact kernel takes fewer multiplications than the sketch, or None.
 
     The kernel is between `query` and `train` examples, or between `query` examples and themselves
     if `train` is 0. `some` is the Jacobian of a few examples.
     """
-    # multiplications of the sketches and of the error bar
-    sketched = 0.0
-    for block in some.blocks:
-        if isinstance(block, Factored):
-            sketched += (query + train) * min(operations(block.inputs, block.outputs, size))
-        else:
-            sketched += (query + train) * SLOWER * block.numbers[0].numel()
-    made = sum(row_operations(block) for block in some.blocks if isinstance(block, Factored))
-    bar = (
-        VECTORS * made
-        if has_few_uses(some)
-        else made + VECTORS * some.outputs * sum(some.extents.values())
-    )
-    sketched += (query + (train or query)) * bar
-    held = (query + train) * some.nbytes / some.examples <= MAX_JACOBIAN_BYTES
-    if (
-        sketched < LONG_MULTIPLICATIONS
-        or not held
-        or (exact := kernel_operations(some, query, train)) > sketched
-    ):
+    sketched = sketch_multiplications(some, query, train, size)
+    is_held = (query + train) * some.nbytes / some.examples <= MAX_JACOBIAN_BYTES
+    if sketched < LONG_MULTIPLICATIONS or not is_held:
+        return None
+    exact = kernel_operations(some, query, train)
+    if exact > sketched:
         return None
     return (
         f"the exact kernel of these {query + train} examples takes less than this sketch of it, "

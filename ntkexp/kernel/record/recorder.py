@@ -35,7 +35,7 @@ from ntkexp.kernel.record.products import (
     precisions_by_kind,
     refuse_shorter_products,
 )
-from ntkexp.kernel.record.tape import Entry, Slot, is_whole, leaves, map_leaves, storage
+from ntkexp.kernel.record.tape import Entry, Slot, is_integer, leaves, map_leaves, storage
 from ntkexp.mistake import Mistake
 
 aten = torch.ops.aten
@@ -74,7 +74,7 @@ def given_numbers(func: Any, args: Any) -> list[Tensor]:
     if func in GIVING_NUMBERS:
         return [args[0]]
     if func in READING_LENGTHS:
-        return [arg for arg in args if isinstance(arg, Tensor) and is_whole(arg)]
+        return [arg for arg in args if isinstance(arg, Tensor) and is_integer(arg)]
     return []
 
 
@@ -89,7 +89,7 @@ class PureOnly(TorchFunctionMode):
         return native_dropout(func, args, kwargs or {})
 
 
-class NoteReads(TorchFunctionMode):
+class ReadRecorder(TorchFunctionMode):
     """A mode that detects numbers that leave torch as lists, as arrays, or as the lengths of packed
     sequences. Later operations may use them as constants.
 

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from ntkexp.capacity import MemoryBudget
-from ntkexp.kernel.record.recorder import DispatchMode, NoteReads, NotPure, PureOnly, Recorder
+from ntkexp.kernel.record.recorder import DispatchMode, NotPure, PureOnly, ReadRecorder, Recorder
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, map_tensors, tensors
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
@@ -126,12 +126,12 @@ class Taping:
         # `functionalize` replaces writes in place by operations that return new tensors. It fails
         # for a custom autograd.Function, and if numbers leave torch as a list or an array
         try:
-            with NoteReads(in_memory=False):
+            with ReadRecorder(in_memory=False):
                 return self.tape(torch.func.functionalize(run), rewrites=True)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            with NoteReads(in_memory=True):
+            with ReadRecorder(in_memory=True):
                 return self.tape(run, rewrites=True)
 
     def tape(self, run: Callable[[Weights, Inputs], Tensor], *, rewrites: bool) -> Tape:

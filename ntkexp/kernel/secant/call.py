@@ -37,7 +37,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole, map_leaves
+from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_integer, map_leaves
 from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source, Trained, Use
 from ntkexp.mistake import Mistake
 
@@ -242,7 +242,7 @@ class ReplayState:
         """If coefficients are random, convert the value to double precision. The search for owners
         needs ratios that are integers up to rounding.
         """
-        if self.coefficient_noise is None or is_whole(value):
+        if self.coefficient_noise is None or is_integer(value):
             return value
         return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
@@ -306,7 +306,7 @@ class Call:
             return state.random_like(value.start)
         if value.delta is None or self.is_point:
             return state.to_double(value.start)
-        if is_whole(value.start):  # convert masks to numbers: as booleans, true + true is true
+        if is_integer(value.start):  # convert masks to numbers: as booleans, true + true is true
             return (value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)) / 2
         return torch.lerp(value.start, value.end, 0.5)
 
@@ -419,30 +419,29 @@ class Call:
         consists of images [example, out, use].
         """
         change = weight.change.detach()
-        row = None
+        is_matrix = factor.dim() == 2
+
+        # factor ΔW
+        if self.state.pullback_only and is_matrix:
+            tap = factor.new_zeros(len(factor), change.shape[1])
+        elif self.state.pullback_only:
+            tap = factor.new_zeros(len(factor), change.shape[1], factor.shape[1])
+        elif is_matrix:
+            tap = torch.mm(factor, change)
+        else:
+            kernels = change.t().expand(len(factor), -1, -1)
+            tap = torch.bmm(kernels, factor.mT)
+
+        # + shift · Δb
         if bias is not None and bias.delta is not None and not self.state.pullback_only:
             row = shift * bias.delta.detach()
-        if factor.dim() == 2:
-            shape = [len(factor), change.shape[1]]
-            tap = factor.new_zeros(shape) if self.state.pullback_only else torch.mm(factor, change)
+            tap = tap + (row if is_matrix else row[:, None])
+
+        tap.requires_grad_()
+        if bias is None:
+            use = Product(tap, factor, self.source(weight), None, None)
         else:
-            shape = [len(factor), change.shape[1], factor.shape[1]]
-            row = None if row is None else row[:, None]
-            kernels = change.t().expand(len(factor), -1, -1)
-            tap = (
-                factor.new_zeros(shape)
-                if self.state.pullback_only
-                else torch.bmm(kernels, factor.mT)
-            )
-        tap = tap if row is None else tap + row
-        added = None if bias is None else self.source(bias)
-        use = Product(
-            tap.requires_grad_(),
-            factor,
-            self.source(weight),
-            added,
-            None if bias is None else shift,
-        )
+            use = Product(tap, factor, self.source(weight), self.source(bias), shift)
         self.state.uses.append(use)
         return tap
 

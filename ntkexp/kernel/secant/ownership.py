@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ntkexp.kernel.record.casts import Uncast
 from ntkexp.kernel.record.independence import COUPLED
-from ntkexp.kernel.record.tape import Entry, Slot, Tape, digest, is_whole
+from ntkexp.kernel.record.tape import Entry, Slot, Tape, digest, is_integer
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.uses import Element, Trained, Use, rows_of
@@ -74,12 +74,7 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     # other examples. A batch without repeated rows would pass the test
     tables = {name: tape.reached([slot]) for slot, name in tape.weights.items() if name in trained}
     for entry in tape.entries:
-        place = (
-            [argument.name for argument in entry.op._schema.arguments].index(BY_FREQUENCY)
-            if entry.name in LOOKUPS
-            else 0
-        )
-        if place and any(entry.args[place : place + 1]):
+        if divides_by_frequency(entry):
             for name in (name for name, made in tables.items() if entry.args[0] in made):
                 raise Mistake(
                     f"the gradient of '{name}' is divided by how often a batch has each row "
@@ -98,6 +93,15 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
         with suppress(Mistake):
             return owners_with_constants(tape, trained, constants)
     return owners_with_constants(tape, trained, constants=frozenset())
+
+
+def divides_by_frequency(entry: Entry) -> bool:
+    """Return whether an operation is an embedding with scale_grad_by_freq=True."""
+    if entry.name not in LOOKUPS:
+        return False
+    arguments = [argument.name for argument in entry.op._schema.arguments]
+    index = arguments.index(BY_FREQUENCY)
+    return any(entry.args[index : index + 1])
 
 
 def owners_with_constants(
@@ -299,11 +303,11 @@ def routing_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
         )
     else:
         keeps_places = torch.Tag.pointwise in entry.op.tags or entry.name == "masked_fill"
-    moved = [slot for slot in entry.slots if not is_whole(tape[slot])]
+    moved = [slot for slot in entry.slots if not is_integer(tape[slot])]
     only_reads_rows = entry.name in ROW_READS and tape.from_inputs.isdisjoint(moved)
     if moved and not (keeps_places or only_reads_rows):
-        yield from (slot for slot in entry.slots if is_whole(tape[slot]))
+        yield from (slot for slot in entry.slots if is_integer(tape[slot]))
     if entry.name not in UNUSED_INTEGERS and any(
-        slot in read and not is_whole(tape[slot]) for slot in entry.results
+        slot in read and not is_integer(tape[slot]) for slot in entry.results
     ):
-        yield from (slot for slot in entry.results if is_whole(tape[slot]))
+        yield from (slot for slot in entry.results if is_integer(tape[slot]))

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole
+from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_integer
 from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.kernel.secant.call import Call, ChoiceChanged, NoRule, ReplayState
 from ntkexp.kernel.secant.rules import COMPLEX, RULES
@@ -105,12 +105,10 @@ class Replay:
                 trained = name in state.trained.names
                 if state.pullback_only:
                     step = torch.zeros_like(v0.detach())
+                elif direction is not None and trained:
+                    step = direction[name].detach()
                 else:
-                    step = (
-                        v1.detach() - v0.detach()
-                        if direction is None or not trained
-                        else direction[name].detach()
-                    )
+                    step = v1.detach() - v0.detach()
                 delta = state.to_double(step).requires_grad_(trained)
                 state.deltas[slot] = delta
                 if trained:
@@ -128,25 +126,24 @@ class Replay:
         ends = [(state.start[slot], state.end[slot]) for slot in entry.results]
         if all(is_unchanged_choice(v0, v1) for v0, v1 in ends):
             return
+
+        # If an argument has no difference, the results have none, for the same reason
+        reasons = [self.unknown[slot] for slot in entry.slots if slot in self.unknown]
+        if reasons:
+            self.unknown |= dict.fromkeys(entry.results, reasons[0])
+            return
+
+        tensors = [state.start[slot] for slot in (*entry.slots, *entry.results)]
+        is_complex = state.start.is_complex and any(tensor.is_complex() for tensor in tensors)
+        rules = COMPLEX if is_complex else RULES
+        if entry.name not in rules:
+            self.unknown |= dict.fromkeys(entry.results, missing_rule(entry, ends, is_complex))
+            return
         try:
-            if reason := next(
-                (self.unknown[slot] for slot in entry.slots if slot in self.unknown), None
-            ):
-                self.unknown |= dict.fromkeys(entry.results, reason)
-                return
-            tensors = [state.start[slot] for slot in (*entry.slots, *entry.results)]
-            is_complex = state.start.is_complex and any(tensor.is_complex() for tensor in tensors)
-            rule = (COMPLEX if is_complex else RULES).get(entry.name)
-            if rule is None:
-                self.unknown |= dict.fromkeys(entry.results, missing_rule(entry, ends, is_complex))
-                return
-            difference = rule(Call(state, entry))
-            results = (
-                (difference, *[None] * (len(ends) - 1))
-                if isinstance(difference, Tensor)
-                else difference
-            )
-            pairs = list(zip(entry.results, results, ends, strict=True))
+            deltas = rules[entry.name](Call(state, entry))
+            if isinstance(deltas, Tensor):
+                deltas = (deltas, *[None] * (len(ends) - 1))
+            differences = list(zip(entry.results, deltas, ends, strict=True))
         except NoRule as error:
             located = type(error)(f"{error.reason} (at {entry.op})")
             self.unknown |= dict.fromkeys(entry.results, located)
@@ -155,28 +152,31 @@ class Replay:
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)
-            self.unknown |= dict.fromkeys(
-                entry.results, NoRule(f"the difference rule of {entry.op} fails here: {words}")
-            )
+            failed = NoRule(f"the difference rule of {entry.op} fails here: {words}")
+            self.unknown |= dict.fromkeys(entry.results, failed)
             return
-        for slot, delta, (v0, v1) in pairs:
+
+        for slot, delta, (v0, v1) in differences:
             if isinstance(delta, Tensor):
-                moved = delta
-                # a real difference of a complex value: the imaginary part does not change
-                if v0.is_complex() and not delta.is_complex():
-                    moved = torch.complex(delta, torch.zeros_like(delta))
-                state.deltas[slot] = moved
-                if state.coefficient_noise is not None and moved.requires_grad:
-                    moved.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
+                self.set_delta(slot, delta, is_complex=v0.is_complex())
+            elif delta is not None and not is_unchanged_choice(v0, v1):
+                self.unknown[slot] = NoRule(f"{delta} (at {entry.op})")
             elif not is_unchanged_choice(v0, v1):
                 self.unknown[slot] = missing_rule(entry, [(v0, v1)], v0.is_complex())
-                if delta is not None:
-                    self.unknown[slot] = NoRule(f"{delta} (at {entry.op})")
+
+    def set_delta(self, slot: Slot, delta: Tensor, *, is_complex: bool) -> None:
+        """Store the difference of a value, which may be complex."""
+        # a real difference of a complex value: the imaginary part does not change
+        if is_complex and not delta.is_complex():
+            delta = torch.complex(delta, torch.zeros_like(delta))
+        self.state.deltas[slot] = delta
+        if self.state.coefficient_noise is not None and delta.requires_grad:
+            delta.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
 
 
 def missing_rule(entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex: bool) -> NoRule:
     """Return the reason, as text, why an operation without a rule has no difference."""
-    if all(is_whole(start) for start, _ in ends):
+    if all(is_integer(start) for start, _ in ends):
         return ChoiceChanged(f"a choice made by {entry.op} differs between the ends of a step")
     of_complex = " of complex numbers" if is_complex else ""
     return NoRule(f"no difference rule for the operation {entry.op}{of_complex}")
@@ -184,7 +184,7 @@ def missing_rule(entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex
 
 def is_unchanged_choice(v0: Tensor, v1: Tensor) -> bool:
     """Return whether a result consists of integers or booleans that the step does not change."""
-    return is_whole(v0) and torch.equal(v0, v1)
+    return is_integer(v0) and torch.equal(v0, v1)
 
 
 def without_floats(values: object) -> object:

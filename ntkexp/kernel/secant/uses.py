@@ -304,16 +304,20 @@ class WeightedOperation:
 
 def product(operation: WeightedOperation) -> list[Use]:
     """Return the use of W (and b) in gain · x W + shift · b."""
-    added, left, right = (None, *operation.args) if operation.entry.name == "mm" else operation.args
+    *added, left, right = operation.args  # `addmm` has a bias, `mm` has none
     weight = operation.source(right)
-    bias = operation.source(added) if operation.is_trained(added) else None
+    bias = None
+    if added and operation.is_trained(added[0]):
+        bias = operation.source(added[0])
     # `Product` cannot describe a trained left factor, or a bias that is broadcast
     if operation.is_trained(left) or (bias is not None and bias.shape != weight.shape[1:]):
         raise NotPlain
     gain = operation.entry.kwargs.get("alpha", 1.0)
     shift = None if bias is None else operation.entry.kwargs.get("beta", 1.0)
-    shown = operation.value(left)
-    return [Product(operation.tap, shown if gain == 1 else gain * shown, weight, bias, shift)]
+    factor = operation.value(left)
+    if gain != 1:
+        factor = gain * factor
+    return [Product(operation.tap, factor, weight, bias, shift)]
 
 
 def convolution(operation: WeightedOperation) -> list[Use]:
@@ -371,31 +375,34 @@ def normalisation(operation: WeightedOperation) -> list[Use]:
 def add(operation: WeightedOperation) -> list[Use]:
     """Return the use of a weight in a + αb, where the weight is a or b."""
     left, right = operation.args
-    slot, gain = (
-        (left, 1.0)
-        if operation.is_trained(left)
-        else (right, float(operation.entry.kwargs.get("alpha", 1.0)))
-    )
-    return [operation.broadcast_use(slot, operation.value(slot).shape, gain)]
+    if operation.is_trained(left):
+        return [operation.broadcast_use(left, operation.value(left).shape, 1.0)]
+    gain = float(operation.entry.kwargs.get("alpha", 1.0))
+    return [operation.broadcast_use(right, operation.value(right).shape, gain)]
 
 
 def multiply(operation: WeightedOperation) -> list[Use]:
     """Return the use of a weight in a · b, where the weight is a or b."""
-    left, right = operation.args
-    slot, other = (left, right) if operation.is_trained(left) else (right, left)
-    return [operation.broadcast_use(slot, operation.value(slot).shape, operation.value(other))]
+    weight, other = operation.args
+    if not operation.is_trained(weight):
+        weight, other = other, weight
+    shape = operation.value(weight).shape
+    return [operation.broadcast_use(weight, shape, operation.value(other))]
 
 
 def embedding(operation: WeightedOperation) -> list[Use]:
     """Return the use of a table whose rows are looked up. The padding row has no gradient."""
     table, index, *rest = operation.args
-    places = operation.value(index)
+    rows = operation.value(index)
     padding = rest[0] if rest else -1
-    gain = (places != padding)[..., None].to(operation.tap.dtype) if padding >= 0 else 1.0
-    count = torch.arange(operation.value(table).numel(), device=operation.tap.device).view(
-        operation.value(table).shape
-    )
-    return [Element(operation.tap, operation.source(table), count[places], gain)]
+    gain: Tensor | float = 1.0
+    if padding >= 0:
+        gain = (rows != padding)[..., None].to(operation.tap.dtype)
+
+    # the flat index of each looked-up element in the table
+    values = operation.value(table)
+    positions = torch.arange(values.numel(), device=operation.tap.device).view(values.shape)
+    return [Element(operation.tap, operation.source(table), positions[rows], gain)]
 
 
 PLAIN_USES: dict[str, Callable[[WeightedOperation], list[Use]]] = {

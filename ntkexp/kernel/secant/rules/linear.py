@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.record.tape import is_whole
+from ntkexp.kernel.record.tape import is_integer
 from ntkexp.kernel.secant.call import Call, ChoiceChanged, Ends, NoRule, Result, Rule, sum_terms
 from ntkexp.kernel.secant.rules.bilinear import multiply
 
@@ -95,7 +95,7 @@ def convert(call: Call) -> Tensor:
     """Return Δv in another precision or on another device. Raise ChoiceChanged for a conversion to
     integers or booleans.
     """
-    if is_whole(call.start):
+    if is_integer(call.start):
         raise ChoiceChanged(
             "a number that is read as a whole one or as a truth value changes between the ends of "
             "a step"
@@ -120,11 +120,11 @@ def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):
             return value
-        if value.delta is not None and is_whole(value.start):
+        if value.delta is not None and is_integer(value.start):
             raise ChoiceChanged("an index or a mask changes between the ends of a step")
         if value.delta is not None:
             return call.delta(value)
-        if is_whole(value.start):
+        if is_integer(value.start):
             return value.start
         return torch.zeros_like(value.start, dtype=call.start.dtype)
 
