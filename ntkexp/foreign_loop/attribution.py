@@ -180,7 +180,7 @@ class LoopBackward:
             self.jumping[step.index] = str(reason)
 
         # a measure takes all queries at once, so single queries cannot be recorded
-        if self.reader.whole:
+        if self.reader.whole_batch:
             return self.reader.tangent(ends.before), ~jumped
 
         jacobians = list[Jacobian]()

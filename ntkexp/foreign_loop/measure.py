@@ -205,7 +205,7 @@ class MeasuredQueries:
             fixed_outputs, fixed_queries = inputs
             return self.values(fixed_outputs * weights["one"], fixed_queries)  # type: ignore[operator,arg-type]  # see below
 
-        reader = Reader(scaled_measure, frozenset({"one"}), whole=True)
+        reader = Reader(scaled_measure, frozenset({"one"}), whole_batch=True)
         return reader, reader.record({"one": outputs.new_ones(())}, (outputs, queries))
 
     @contextmanager

@@ -35,7 +35,7 @@ from ntkexp.layer.base import AbstractLayer, defines_itself
 from ntkexp.shapes import Shape
 
 Values: TypeAlias = Float[Tensor, "..."]
-"""Values of any shape, to which an activation is applied elementwise."""
+"""Values of any shape. An activation acts on each of them."""
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ ORDERS = (32, 64, 128, 256, 512, 1024, 2048)
 NEGLIGIBLE_SHARE = 1e-14
 """Truncate the series when the missing share of E σ² is at most this value."""
 MAX_MISSING_SHARE = 1e-6
-"""Raise if the longest series misses a larger share of E σ²."""
+"""Raise if even the longest series misses more than this share of E σ²."""
 QUADRATURE_REACH = 12.5
 """The quadrature runs from −12.5 to 12.5; the normal density is below 1e-34 beyond."""
 QUADRATURE_NODES = 2048

@@ -37,7 +37,7 @@ class LearningTask:
     vocabulary: int = 0
 
     def sample(self, examples: int = 2) -> Float[Tensor, "example *shape"]:
-        """Return artificial examples, with which a network can be tried.
+        """Return artificial examples for a trial run of a network.
 
         >>> LearningTask((3,), 1, vocabulary=4).sample().tolist()
         [[0.0, 1.0, 2.0], [3.0, 0.0, 1.0]]

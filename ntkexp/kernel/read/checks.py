@@ -112,9 +112,11 @@ class Checks:
         return owned
 
     def plain_uses(self, tape: Tape) -> tuple[Owners, list[Use] | None]:
-        """Return the owners. Also return the uses of weights if autograd can differentiate at all
-        of them on the tape itself, otherwise None. If routing values changed, try the owners of an
-        earlier tape first, and test them by the gradients on this tape (`owners_hold`).
+        """Return the owners and the plain uses of weights. The uses are None unless autograd can
+        differentiate the tape with respect to all of their taps.
+
+        If routing values changed, first try the owners of an earlier tape. `owners_hold` tests them
+        by the gradients on this tape.
         """
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         owned: Owners | None = None
@@ -211,7 +213,11 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
         both = tree_map(doubled, (weights, tape.given))
         differentiable = tape[tape.output].requires_grad
         double_tape = record(
-            function, *both, differentiable=differentiable, known=bool(tape.drawn), whole=tape.whole
+            function,
+            *both,
+            differentiable=differentiable,
+            repeats_random=bool(tape.drawn),
+            whole_batch=tape.whole_batch,
         )
     except (RuntimeError, Mistake) as error:  # for example, a buffer stays in single precision
         if is_out_of_memory(error):

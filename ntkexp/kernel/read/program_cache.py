@@ -136,7 +136,7 @@ T = TypeVar("T", Tape, Jacobian)
 
 @dataclass
 class CachedProgram(Generic[T]):
-    """A compiled program, and a template (a tape or a Jacobian) into which its results are put."""
+    """A compiled program. Its results replace the values of `template`, a tape or a Jacobian."""
 
     program: Program
     template: T
@@ -201,7 +201,7 @@ class ProgramCache:
     requested_before: LRUCache[bool] = field(default_factory=LRUCache)
 
     def record(
-        self, function: Function, weights: Weights, inputs: Inputs, *, whole: bool = False
+        self, function: Function, weights: Weights, inputs: Inputs, *, whole_batch: bool = False
     ) -> Tape:
         """Return a tape of the function. Run a program if one was compiled. Otherwise record the
         function, and compile a program.
@@ -210,7 +210,7 @@ class ProgramCache:
         key = (tuple(weights), input_signature(inputs))
         if (found := self.tapes.run(key, arguments)) is not None:
             return found
-        tape = record(function, weights, inputs, whole=whole).pruned()
+        tape = record(function, weights, inputs, whole_batch=whole_batch).pruned()
         if key not in self.tapes.latest.entries:
             self.tapes.latest.put(key, compile_tape(tape))
         return self.tapes.compare(key, arguments, tape)

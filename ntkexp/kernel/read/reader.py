@@ -60,17 +60,17 @@ class Reading:
 class Reader:
     """A reader of the Jacobian of a function with respect to the weights named in `trained`.
 
-    Set `known` if the function's random numbers are the same every time it runs on a batch. Set
-    `whole` if the function runs only on its whole batch. With `of_values`, read secants even if the
-    gradients of the module are not the derivatives of its values.
+    Set `repeats_random` if the function's random numbers are the same every time it runs on a batch.
+    Set `whole_batch` if the function runs only on its whole batch. With `of_values`, read secants
+    even if the gradients of the module are not the derivatives of its values.
     """
 
     function: Function
     trained: frozenset[str]
     check_cache: CheckCache = field(default_factory=CheckCache, repr=False)
     programs: ProgramCache | None = field(default=None, repr=False)
-    known: bool = False
-    whole: bool = False
+    repeats_random: bool = False
+    whole_batch: bool = False
     of_values: bool = False
 
     @cached_property
@@ -88,12 +88,14 @@ class Reader:
                 weights,
                 inputs,
                 differentiable=True,
-                known=self.known,
-                whole=self.whole,
+                repeats_random=self.repeats_random,
+                whole_batch=self.whole_batch,
             )
-        if self.known:  # a program cannot draw the random numbers
-            return record(self.function, weights, inputs, known=True, whole=self.whole).pruned()
-        return self.programs.record(self.function, weights, inputs, whole=self.whole)
+        if self.repeats_random:  # compiled programs draw no random numbers
+            return record(
+                self.function, weights, inputs, repeats_random=True, whole_batch=self.whole_batch
+            ).pruned()
+        return self.programs.record(self.function, weights, inputs, whole_batch=self.whole_batch)
 
     def tangent(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
         """Return J(θ; x) of all outputs or the chosen ones."""
@@ -224,7 +226,7 @@ class Reader:
 
     @property
     def is_unfaithful(self) -> bool:
-        """Whether a check has found that the module's gradients are not its derivatives."""
+        """True if a check has found that the module's gradients are not its derivatives."""
         return None in self.check_cache.faithful.entries.values()
 
     def by_program(

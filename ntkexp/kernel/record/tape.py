@@ -109,7 +109,7 @@ def advice_for_lists(inputs: Inputs) -> str:
     """Return advice if the inputs hold a list with one number for each example, else no text.
 
     >>> advice_for_lists((torch.ones(2, 3), [3, 2])), advice_for_lists((torch.ones(2, 3), [1, 2, 3]))
-    ('; give a tensor in place of a list of numbers, of which all examples get the whole', '')
+    ('; give a tensor in place of a list of numbers: every example gets the whole list', '')
     """
     count = examples(inputs)
 
@@ -121,7 +121,7 @@ def advice_for_lists(inputs: Inputs) -> str:
         )
 
     if any(map(is_list, tree_leaves(inputs, is_leaf=is_list))):
-        return "; give a tensor in place of a list of numbers, of which all examples get the whole"
+        return "; give a tensor in place of a list of numbers: every example gets the whole list"
     return ""
 
 
@@ -247,7 +247,7 @@ class Tape:
     overwrites: bool
     drawn: tuple[Slot, ...] = ()  # random numbers, drawn for the whole batch
     # whether the function runs on this batch only, with every example at its index
-    whole: bool = False
+    whole_batch: bool = False
 
     def __getitem__(self, slot: Slot) -> Tensor:
         return self.values[slot]
@@ -255,7 +255,7 @@ class Tape:
     @property
     def needs_whole_batch(self) -> bool:
         """True if the function can only run on the whole batch, with the examples in order."""
-        return self.whole or bool(self.drawn)
+        return self.whole_batch or bool(self.drawn)
 
     @cached_property
     def inputs(self) -> tuple[Slot, ...]:

@@ -123,7 +123,7 @@ def owners_with_constants(
     of_uses = []
     for use, a, b in zip(replay.uses, above, below, strict=True):
         if isinstance(use, Element):
-            # Store the owners once along every axis on which they are constant
+            # If the owners are equal along an axis, store them once on this axis
             numbers = owner(a, b)
             stored = numbers
             for axis in range(numbers.dim()):

@@ -221,13 +221,19 @@ def addition_order(level: Level) -> Array:
 
 
 def slots(
-    coarse: Coarse, pixels: int, fine: Sequence[int], wanted: Sequence[int], tile: int, unit: int
+    coarse: Coarse,
+    pixels: int,
+    fine: Sequence[int],
+    coarse_offsets: Sequence[int],
+    tile: int,
+    unit: int,
 ) -> Array:
     """Return each pixel's term, along an axis, of its index in the array of coarse tiles, [offset,
     pixel].
 
-    `fine` are the offsets of pairs of fine pixels, `wanted` those of coarse pixels. In the array of
-    coarse tiles, successive offsets are `tile` numbers apart and successive pixels `unit` numbers.
+    `fine` are the offsets between fine pixels, and `coarse_offsets` those between coarse pixels. In
+    the array of coarse tiles, successive offsets are `tile` numbers apart, and successive pixels
+    `unit` numbers.
 
     >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), tile=10, unit=1).tolist()
     [[0, 0, 1, 1], [0, 10, 1, 11], [10, 10, 11, 11], [10, 0, 11, 1]]
@@ -237,7 +243,7 @@ def slots(
     for number, members in enumerate(coarse.members):
         coarse_pixel[list(members)] = number
     offset_index = np.full(len(coarse.members), NO_SLOT)
-    offset_index[list(wanted)] = np.arange(len(wanted))
+    offset_index[list(coarse_offsets)] = np.arange(len(coarse_offsets))
     # The coarse pixel q′ that contains pixel p + o, and the index of the coarse offset q′ − p′
     second = coarse_pixel[(np.arange(pixels) + np.array(fine)[:, None]) % pixels]
     index = offset_index[(second - coarse_pixel) % len(offset_index)]

@@ -134,7 +134,7 @@ ORDER_OPERATIONS: dict[str, Rule] = {
 
 
 def scatter_reduce(call: Call) -> Result:
-    """Return the difference of a tensor to which values are reduced at given indices."""
+    """Return the difference of `scatter_reduce`, which reduces values into a tensor by index."""
     how = call.args[4]
     if how in ("sum", "mean"):
         return join(call)

@@ -121,8 +121,8 @@ class PixelScale:
         return ((z + 1) * self.size - 1) / 2
 
     def reflected(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a place reflected at the borders of the picture, the derivative ±1, and the number
-        of the linear piece.
+        """Return a coordinate, reflected at the borders of the picture. Also return the derivative
+        ±1 of this reflection, and the index of its linear piece.
         """
         low = 0.0 if self.corners else -0.5
         span = float(self.size - 1 if self.corners else self.size)
