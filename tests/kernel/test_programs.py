@@ -482,7 +482,7 @@ def test_memory_is_flat(name: str) -> None:
     assert left[0] >= left[1]
     known = reader.programs
     assert known is not None
-    kept = (reader.check_cache.owners, reader.check_cache.faithful, known.jacobians.latest, known.on_shared_vector)
+    kept = (reader.check_cache.owners, reader.check_cache.faithful, known.jacobians.latest, known.requested_before)
     assert max(len(each.entries) for each in kept) <= MAX_ANSWERS
     assert len(reader.check_cache.routes.entries) == len(known.tapes.latest.entries) == 1
 
