@@ -143,15 +143,15 @@ def file_and_function(path: str) -> tuple[str, str, str]:
     return (path, ":", "build") if path.endswith(".py") else path.rpartition(":")
 
 
-def source_file(path: str, given: str) -> Path:
-    """Return the file of FILE.py:FUNCTION. Raise if there is none; `given` is the argument in the
+def source_file(path: str, setting: str) -> Path:
+    """Return the file of FILE.py:FUNCTION. Raise if there is none; `setting` is the argument in the
     message."""
     file = Path(file_and_function(path)[0]).expanduser()
     if file.is_file():
         return file
     files = [str(other.relative_to(file.parent)) for other in file.parent.glob("*.py")]
     hint = nearest_file(file.name, files)
-    raise Mistake(f"{given}: there is no file {file} (seen from {Path.cwd()}){hint}")
+    raise Mistake(f"{setting}: there is no file {file} (seen from {Path.cwd()}){hint}")
 
 
 def find_function(module: object, name: str, key: str) -> Callable[..., object]:

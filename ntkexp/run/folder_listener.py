@@ -452,7 +452,9 @@ def listen(
         log_keys[log.name] = log.key
     progress.start(folder.path.name, setting.experiment.steps, steps_done)
     first = RunDiagnostics(setting).at_start()
-    create_diagnostics(folder.path / DIAGNOSTICS, first.shapes, setting.experiment.timetable().room)
+    create_diagnostics(
+        folder.path / DIAGNOSTICS, first.shapes, setting.experiment.timetable().capacity
+    )
     columns = (*Observer(setting).columns, *first.numbers)
     with (
         deferred_interrupt() as interrupt,

@@ -439,7 +439,7 @@ def test_a_lack_of_memory_is_never_hidden(steps: int, error: Exception) -> None:
     given = problem("tanh")
     path, end = walk(given, steps), given.end(0.1)
 
-    def reads_number() -> list[Callable[[], object]]:
+    def reads() -> list[Callable[[], object]]:
         reader = cached(given)
         for weights in path:
             reader.tangent(reader.record(weights, given.x))

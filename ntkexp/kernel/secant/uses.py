@@ -68,7 +68,7 @@ class View(NamedTuple):
         """True if the view contains no element twice: each stride exceeds the range of all smaller
         ones.
 
-        >>> View("w", (2, 3), (1, 2), 0).shows_once, View("w", (2, 3), (0, 1), 0).shows_once
+        >>> View("w", (2, 3), (1, 2), 0).has_no_overlap, View("w", (2, 3), (0, 1), 0).has_no_overlap
         (True, False)
         """
         reach = 0
