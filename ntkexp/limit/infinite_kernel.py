@@ -7,7 +7,7 @@ bitwise equal results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations_with_replacement, product
@@ -92,7 +92,7 @@ MAX_BLOCK_WORK = 2**32
 MIN_LIMIT_BLOCK_SIDE = 16
 MAX_LIMIT_BLOCK_SIDE = 2048
 
-__all__ = ["BlockSlices", "KernelBlock", "block_slices", "blocks", "compute", "network"]
+__all__ = ["BlockSlices", "KernelBlock", "block_slices", "compute", "network"]
 
 
 @dataclass(frozen=True)
@@ -173,22 +173,6 @@ def compute(
     return KernelBlock(place, *kernels)
 
 
-def blocks(
-    net: Network,
-    x1: Float[Tensor, "row *shape"],
-    x2: Float[Tensor, "column *shape"] | None = None,
-    *,
-    budget: MemoryBudget = DEFAULT_MEMORY,
-    engine: Engine = "auto",
-    threads: int | None = None,
-    side: int | None = None,
-) -> Iterator[KernelBlock]:
-    """Compute all blocks of the NNGP kernel and the tangent kernel, one at a time."""
-    columns = None if x2 is None else len(x2)
-    for place in block_slices(net, len(x1), columns, side):
-        yield compute(net, place, x1, x2, budget=budget, engine=engine, threads=threads)
-
-
 MAX_THREADS = 10**9
 
 
@@ -234,8 +218,9 @@ def infinite_kernel(
     side = max(shape) if len(net.shape) == 1 else None
     nngp = x1.new_empty(shape)
     ntk = x1.new_empty(shape)
-    computed = blocks(net, x1, x2, budget=budget, engine=engine, threads=threads, side=side)
-    for block in computed:
+    columns = None if x2 is None else len(x2)
+    for place in block_slices(net, len(x1), columns, side):
+        block = compute(net, place, x1, x2, budget=budget, engine=engine, threads=threads)
         if block.nngp.shape == shape:
             return InfiniteKernels(block.nngp, block.ntk)
         parts = [block]
