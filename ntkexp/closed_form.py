@@ -250,12 +250,12 @@ def conjugate_gradients(
     right: Float[Tensor, "entry column"],
     tolerance: float = CG_TOLERANCE,
     most: int = MAX_CG_PRODUCTS,
-    tell: Callable[[int, float], None] = lambda products, residual: None,
+    report_progress: Callable[[int, float], None] = lambda products, residual: None,
 ) -> Solution:
     """Solve R a = y by conjugate gradients (Hestenes & Stiefel 1952), given products with R.
 
     The columns are solved independently, with the diagonal of R as preconditioner. Stop when every
-    residual ‖y − R a‖ is at most `tolerance` ‖y‖, or after `most` products. `tell` receives the
+    residual ‖y − R a‖ is at most `tolerance` ‖y‖, or after `most` products. `report_progress` receives the
     number of products and the largest relative residual after each product. A matrix with n
     distinct eigenvalues needs at most n products.
 
@@ -285,7 +285,7 @@ def conjugate_gradients(
         direction = conditioned + quotient(slope, previous_slope) * direction
         relative_residual = float((residual.norm(dim=0) / scale).max())
         products += 1
-        tell(products, relative_residual)
+        report_progress(products, relative_residual)
     return Solution(solution, relative_residual, products)
 
 

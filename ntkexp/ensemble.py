@@ -181,19 +181,21 @@ class EnsembleTraining:
     readout: bool  # True if only the last layer is trained
 
     def outputs(
-        self, modules: Sequence[nn.Module], tell: Callable[[int], None] = lambda networks: None
+        self,
+        modules: Sequence[nn.Module],
+        report_progress: Callable[[int], None] = lambda networks: None,
     ) -> Float[Tensor, "network point out"]:
         """Train the modules and return their outputs.
 
-        Call `tell` with the number of trained modules.
+        Call `report_progress` with the number of trained modules.
         """
-        return self.outputs_at((self.steps,), modules, tell)[self.steps]
+        return self.outputs_at((self.steps,), modules, report_progress)[self.steps]
 
     def outputs_at(
         self,
         times: Sequence[int],
         modules: Sequence[nn.Module],
-        tell: Callable[[int], None] = lambda networks: None,
+        report_progress: Callable[[int], None] = lambda networks: None,
     ) -> dict[int, Float[Tensor, "network point out"]]:
         """Train the modules and return their outputs after each number of steps in `times`."""
         parameters = sum(weight.numel() for weight in modules[0].parameters())
@@ -205,7 +207,7 @@ class EnsembleTraining:
                 if time in outputs:
                     with torch.no_grad():
                         outputs[time].append(networks.outputs(self.inputs))
-            tell(start + len(group))
+            report_progress(start + len(group))
         return {time: torch.cat(parts) for time, parts in outputs.items()}
 
     def trained(self, networks: StackedNetworks) -> StackedNetworks:
@@ -395,11 +397,14 @@ class Reference:
 
 
 def ensemble(
-    experiment: Experiment, given: EnsembleProblem, count: int, tell: Callable[[str, int], None]
+    experiment: Experiment,
+    given: EnsembleProblem,
+    count: int,
+    report_progress: Callable[[str, int], None],
 ) -> list[TrainedNetworks]:
     """Train `count` networks of each kind, with a step size that fits the kernel of the kind.
 
-    `tell` receives the kind and the number of networks that are trained.
+    `report_progress` receives the kind and the number of networks that are trained.
     """
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     inputs = given.inputs.to(**kind)
@@ -434,7 +439,7 @@ def ensemble(
             divisor=given.divisor,
             readout=process == "nngp",
         )
-        outputs = training.outputs(modules, partial(tell, name))
+        outputs = training.outputs(modules, partial(report_progress, name))
 
         # compute the Gaussian process after the same training
         gain = DescentGain(size / given.divisor, experiment.steps)

@@ -26,9 +26,9 @@ from ntkexp.engine.base import (
     AbstractEngine,
     AbstractJob,
     Ending,
+    ReportEvent,
     Stepped,
     Task,
-    Tell,
     Unfinished,
     reason_of_loss,
     run_jobs,
@@ -268,7 +268,7 @@ class TrainingJob(AbstractJob):
     again: str | None
     trainings: tuple[TrainingWithout, ...]
 
-    def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
+    def carry_out(self, name: str, threads: int, report_event: ReportEvent) -> Ending:
         path = Path(self.run)
         if not (path / DONE).is_file():
             raise Mistake(
@@ -280,7 +280,7 @@ class TrainingJob(AbstractJob):
             return "found"
         for done, (training, outputs) in enumerate(self.subject().outputs(missing), start=1):
             store.write(training, outputs)
-            tell(Stepped(name, done, len(missing)))
+            report_event(Stepped(name, done, len(missing)))
         return "done"
 
     def subject(self) -> AbstractSubject:

@@ -220,7 +220,7 @@ def test_conjugate_gradients_say_how_far_they_came() -> None:
     matrix, heard = kernel(), []
     targets = random(EXAMPLES, 1, seed=2)
     found = conjugate_gradients(
-        lambda a: matrix @ a, matrix.diagonal(), targets, most=3, tell=lambda *told: heard.append(told)
+        lambda a: matrix @ a, matrix.diagonal(), targets, most=3, report_progress=lambda *told: heard.append(told)
     )
     assert [count for count, _ in heard] == [1, 2, 3]
     true = float((targets - matrix @ found.solution).norm() / targets.norm())

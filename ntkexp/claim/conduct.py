@@ -32,7 +32,15 @@ from ntkexp.claim.trial import AbstractTrial, SideBySide
 from ntkexp.config.build import Builder, admit
 from ntkexp.config.compose import Composer, compose
 from ntkexp.data.base import AbstractSource, examples_stream
-from ntkexp.engine.base import AbstractEngine, AbstractJob, Ended, Ending, Task, Tell, run_jobs
+from ntkexp.engine.base import (
+    AbstractEngine,
+    AbstractJob,
+    Ended,
+    Ending,
+    ReportEvent,
+    Task,
+    run_jobs,
+)
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import digest as file_digest
 from ntkexp.experiment.identity import files_of
@@ -144,7 +152,7 @@ class TrialJob(AbstractJob):
             return None
         return rows
 
-    def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
+    def carry_out(self, name: str, threads: int, report_event: ReportEvent) -> Ending:
         if self.rows is not None:
             return "found"
         import torch  # noqa: PLC0415  slow to import

@@ -82,7 +82,7 @@ def compose_for_tiles(overrides: Sequence[str] | None, common: CommonOptions) ->
 
 def tiles_at_once(engine: AbstractEngine) -> int:
     """Return the number of tiles that share the memory limit."""
-    return engine.workers if engine.near else 1
+    return engine.workers if engine.is_local else 1
 
 
 def default_path(kernel: AbstractKernel, folder: Path = KERNELS_FOLDER) -> Path:
@@ -151,8 +151,8 @@ class Filling:
         """
         from ntkexp.kernel_file.fill import LITTLE_WORK_SECONDS
 
-        if not self.engine.near or self.kernel.concurrent:
-            return self.engine.near
+        if not self.engine.is_local or self.kernel.concurrent:
+            return self.engine.is_local
         is_little_work = self.engine.workers == 1 or self.estimate.seconds < LITTLE_WORK_SECONDS
         return self.workers in {None, 1} and (
             is_little_work or self.kernel.experiment.device != "cpu"

@@ -30,7 +30,7 @@ from ntkexp.engine.base import (
     DENIED,
     FAULTS,
     SAFE_PATH,
-    exhausted,
+    exhaustion_message,
     fault_in_words,
     warning_in_words,
 )
@@ -96,10 +96,7 @@ EXAMPLES = {
         "ntkexp validate outputs/runs/RUN",
         "ntkexp validate outputs/runs/RUN --scores=theirs.npy --trainings=20",
     ),
-    "compare": (
-        "ntkexp compare outputs/runs/ONE outputs/runs/OTHER",
-        "ntkexp compare width depth",
-    ),
+    "compare": ("ntkexp compare outputs/runs/ONE outputs/runs/OTHER", "ntkexp compare width depth"),
     "runs": ("ntkexp runs --columns=model.width", "ntkexp runs state=dead --delete"),
     "limit": (
         "ntkexp kernel limit model=cnn data.classes=all --out=cntk.zarr",
@@ -364,7 +361,7 @@ def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a tab
         case RuntimeError() if "home directory" in str(error):
             return "there is no home folder for ~; write the whole path, or set HOME", 2
         case RuntimeError() | MemoryError() | ImportError() | OSError() if (
-            exhausted_resource := exhausted(error)
+            exhausted_resource := exhaustion_message(error)
         ):
             return exhausted_resource, 1
     return None

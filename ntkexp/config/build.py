@@ -45,7 +45,7 @@ from ntkexp.config.plain_yaml import read_yaml, spell_value
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.layer.spec import names_layer, parse_layer
 from ntkexp.mistake import Mistake, UnknownKey, Untrusted, WrongArgument, nearest
-from ntkexp.model.foreign import admit_module, let_import, load_module
+from ntkexp.model.foreign import allow_imports, allow_module, load_module
 from ntkexp.naming import LAZY_PACKAGES, PACKAGE, class_path, is_in_this_package, module_of_class
 
 SOURCE_FOLDER = Path(__file__).parents[2]
@@ -144,7 +144,7 @@ def admit_package(name: str) -> str:
     first = name.partition(".")[0]
     try:
         if first not in sys.modules and find_spec(first) is None:
-            let_import(admit_module(first, [Path.cwd()]), [Path.cwd()])
+            allow_imports(allow_module(first, [Path.cwd()]), [Path.cwd()])
         spec = find_spec(name)
     except (ImportError, ValueError):
         spec = None

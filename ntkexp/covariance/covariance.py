@@ -80,11 +80,11 @@ class Signal:
 class PairEnd:
     """The variances of the first (or second) pixel of every pair.
 
-    `lay_out` broadcasts values per pixel to the axes of the pairs.
+    `broadcast` expands values per pixel to the axes of the pairs.
     """
 
     variance: Tensor
-    lay_out: Callable[[Tensor], Tensor]
+    broadcast: Callable[[Tensor], Tensor]
 
 
 class Distances(NamedTuple):
@@ -150,7 +150,7 @@ class Covariance:
     itself.
 
     Between left and right examples, `left` and `right` hold their variances at all nonlinear
-    layers, and `met` counts the nonlinear layers so far. Between each example and itself, the
+    layers, and `nonlinear_layers` counts these layers so far. Between each example and itself, the
     nonlinear layers append their variances to `left`.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
@@ -166,7 +166,7 @@ class Covariance:
     right: Variances = ()
     same: bool = False
     """Row k and column k are the same example, for all k."""
-    met: int = 0
+    nonlinear_layers: int = 0
     in_pairs: bool = False
     """The left example k is paired only with the right example k; there is a single column."""
     carried: tuple[Tensor, Distances] | None = None
@@ -177,7 +177,7 @@ class Covariance:
         """Return K between each input and itself: the mean over channels of x[p] x[q]."""
         means = []
         for part in split_portions(x, pairs.count * x.shape[1]):
-            products = pairs.spread(part) * pairs.at_second(part)
+            products = pairs.at_first(part) * pairs.at_second(part)
             means.append(products.mean(1))
         return cls(torch.cat(means), None, pairs)
 
@@ -191,7 +191,7 @@ class Covariance:
         if pairs.pixels:
             total = x1.new_zeros(())
             for one, two in zip(x1.unbind(1), x2.unbind(1), strict=True):
-                total = total + pairs.spread(one)[:, None] * pairs.at_second(two)[None]
+                total = total + pairs.at_first(one)[:, None] * pairs.at_second(two)[None]
         else:
             total = x1 @ x2.t()
         nngp = total / x1.shape[1]
@@ -206,7 +206,7 @@ class Covariance:
         """
 
         def mean(values: Tensor) -> Tensor:
-            return pairs.spread(values.mean(1))[:, None]
+            return pairs.at_first(values.mean(1))[:, None]
 
         nngp = mean(x1 * x2)
         start = cls(nngp, torch.zeros_like(nngp), pairs, left, right, same, in_pairs=True)
@@ -254,28 +254,28 @@ class Covariance:
             mapped = mapped.with_distances(self.distances.map(function))
         return mapped
 
-    def meet(self) -> tuple[Covariance, PairEnd, PairEnd]:
-        """Enter a nonlinear layer. Return the covariance with updated variances or `met`, and the
-        variances at both pixels.
+    def enter_nonlinear(self) -> tuple[Covariance, PairEnd, PairEnd]:
+        """Enter a nonlinear layer. Return the variances at both pixels, and the covariance with
+        updated variances or an updated count `nonlinear_layers`.
         """
         pairs = self.pairs
         if self.ntk is None:
             q = pairs.diagonal(self.nngp)
             collected = replace(self, left=(*self.left, q))
-            return collected, PairEnd(q, pairs.spread), PairEnd(q, pairs.at_second)
+            return collected, PairEnd(q, pairs.at_first), PairEnd(q, pairs.at_second)
         row_axis = 1 if self.in_pairs else 0
 
         def at_first(values: Tensor) -> Tensor:
-            return pairs.spread(values)[:, None]
+            return pairs.at_first(values)[:, None]
 
         def at_second(values: Tensor) -> Tensor:
             return pairs.at_second(values).unsqueeze(row_axis)
 
-        first = PairEnd(self.left[self.met], at_first)
-        second = PairEnd(self.right[self.met], at_second)
-        return replace(self, met=self.met + 1), first, second
+        first = PairEnd(self.left[self.nonlinear_layers], at_first)
+        second = PairEnd(self.right[self.nonlinear_layers], at_second)
+        return replace(self, nonlinear_layers=self.nonlinear_layers + 1), first, second
 
-    def where_same(self, values: Tensor, alone: Float[Tensor, "example *pixel"]) -> Tensor:
+    def replace_self_pairs(self, values: Tensor, alone: Float[Tensor, "example *pixel"]) -> Tensor:
         """Replace the values of pairs of a pixel with itself by `alone`."""
         if self.in_pairs:
             return self.pairs.with_diagonal(values[:, 0], alone)[:, None]
@@ -300,11 +300,11 @@ class Covariance:
         vectors = self.map(lambda values: values.flatten(axis).sum(axis))
         return replace(vectors, pairs=Pairs((), ()))
 
-    def following(self, branch: Covariance) -> Covariance:
-        """Return this covariance as the input of the next branch. Take `left` and `met` from the
-        result of `branch`.
+    def for_next_branch(self, branch: Covariance) -> Covariance:
+        """Return this covariance as the input of the next branch. Take `left` and
+        `nonlinear_layers` from the result of `branch`.
         """
-        return replace(self, left=branch.left, met=branch.met)
+        return replace(self, left=branch.left, nonlinear_layers=branch.nonlinear_layers)
 
     def plus(self, last: Covariance) -> Covariance:
         """Add the kernels of another branch, an independent signal, at the pairs that both branches
@@ -322,12 +322,13 @@ class Covariance:
 
 
 def split_portions(
-    x: Float[Tensor, "example ..."], each: int
+    x: Float[Tensor, "example ..."], numbers_each: int
 ) -> Sequence[Float[Tensor, "few ..."]]:
-    """Split examples into portions of at most about PORTION numbers. An example has `each` numbers.
+    """Split examples into portions of at most about PORTION numbers. An example has
+    `numbers_each` numbers.
 
     >>> [len(portion) for portion in split_portions(torch.zeros(5, 3), 2**16)]
     [2, 2, 1]
     """
-    examples = PORTION // max(1, each)
+    examples = PORTION // max(1, numbers_each)
     return torch.split(x, max(1, examples))

@@ -93,9 +93,9 @@ class Pairs:
             is_zero = torch.tensor(offsets, device=values.device) == 0
             later_axes = 2 * (len(self.pixels) - axis) - 1
             is_equal = is_equal & is_zero.view(-1, *(1,) * later_axes)
-        return torch.where(is_equal, self.spread(diagonal), values)
+        return torch.where(is_equal, self.at_first(diagonal), values)
 
-    def spread(self, diagonal: Tensor) -> Tensor:
+    def at_first(self, diagonal: Tensor) -> Tensor:
         """Return the values [*example, *pixel] at the first pixel of each pair, broadcastable over
         offsets.
         """
@@ -104,7 +104,7 @@ class Pairs:
             diagonal = diagonal.unsqueeze(first + 2 * axis)
         return diagonal
 
-    def places(self) -> Int[Tensor, "first second"]:
+    def matrix_indices(self) -> Int[Tensor, "first second"]:
         """Return the index of each pair (p, q) in the flattened axes of pairs. Raise unless all
         pairs are stored.
         """
@@ -128,11 +128,11 @@ class Pairs:
         [[1.0, 3.0], [4.0, 2.0]]
         """
         first = values.dim() - 2 * len(self.pixels)
-        return values.flatten(first)[..., self.places().to(values.device)]
+        return values.flatten(first)[..., self.matrix_indices().to(values.device)]
 
     def from_matrix(self, matrix: Float[Tensor, "*example first second"]) -> Tensor:
         """Invert `as_matrix`."""
-        order = self.places().flatten().argsort().to(matrix.device)
+        order = self.matrix_indices().flatten().argsort().to(matrix.device)
         stored = matrix.flatten(-2)[..., order]
         shape = list(stored.shape[:-1])
         for n in self.pixels:
@@ -252,7 +252,7 @@ class Coarse(AbstractPixelMap):
         return cls(tuple(tuple(range(start, start + window)) for start in starts))
 
     @classmethod
-    def every(cls, pixels: int, stride: int, margin: int = 0) -> Coarse:
+    def strided(cls, pixels: int, stride: int, margin: int = 0) -> Coarse:
         """Select every `stride`-th pixel between the margins."""
         return cls(tuple((p,) for p in range(margin, pixels - margin, stride)))
 
@@ -261,11 +261,11 @@ class Coarse(AbstractPixelMap):
         """Average all pixels."""
         return cls((tuple(range(pixels)),), equal)
 
-    def trivial(self, pixels: int) -> bool:
+    def is_identity(self, pixels: int) -> bool:
         return self.members == tuple((p,) for p in range(pixels))
 
     @property
-    def disjoint(self) -> bool:
+    def is_disjoint(self) -> bool:
         """True if the pooling windows do not overlap and the map averages all pairs (p, q), not
         only pairs at equal window positions.
         """
@@ -299,7 +299,7 @@ class Coarse(AbstractPixelMap):
         return torch.tensor(rows)
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        if self.trivial(pixels):
+        if self.is_identity(pixels):
             return tuple(offsets)
         needed: set[int] = set()
         for shift in offsets:
@@ -453,7 +453,7 @@ def pairs_after(coarse: Sequence[AbstractPixelMap], pairs: Pairs) -> Pairs:
 
 
 def keeps_pixels(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
-    return all(one.trivial(n) for one, n in zip(coarse, pairs.pixels, strict=True))
+    return all(one.is_identity(n) for one, n in zip(coarse, pairs.pixels, strict=True))
 
 
 def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
@@ -466,7 +466,7 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
         if not after.offsets[axis]:  # no later layer needs a pair of pixels on this axis
             values = values.new_empty(*lead, 0, len(one.members), *rest)
             continue
-        if one.trivial(pairs.pixels[axis]):
+        if one.is_identity(pairs.pixels[axis]):
             continue
         tables = stacked_tables(one, pairs, axis, after).to(values.device)
         flat = values.flatten(dim, dim + 1)
@@ -574,7 +574,7 @@ class Operation:
     """At most three numbers, as in the list above."""
     ends: Callable[[Tensor], tuple[Tensor, ...]] | None = None
     """Functions of the variance q, which are zero for q = 0, i.e. outside the image."""
-    met: int = 0
+    variance_index: int = 0
     """Number of earlier operations with `ends`, an index into the variances."""
     coarse: tuple[Coarse, ...] = ()
     """The averages of COARSEN along planes, rows and columns."""
@@ -609,9 +609,9 @@ def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
     """Return an operation that averages or samples pixels along up to three axes (COARSEN). Raise
     `NoFusedForm` if windows overlap.
     """
-    if not all(one.disjoint for one in coarse):
+    if not all(one.is_disjoint for one in coarse):
         raise NoFusedForm("a mean over windows that overlap")
-    missing = (Coarse.every(1, 1),) * (3 - len(coarse))
+    missing = (Coarse.strided(1, 1),) * (3 - len(coarse))
     return Operation(COARSEN, register, coarse=(*missing, *coarse))
 
 

@@ -90,6 +90,7 @@ class TrainingState:
 def added(left: Weights, right: Weights) -> Weights:
     """Return the sum of two vectors of weights.
 
+    >>> import torch
     >>> added({"w": torch.ones(1)}, {"w": torch.ones(1)})
     {'w': tensor([2.])}
     """

@@ -17,8 +17,9 @@ class UserFunction(AbstractDiagnostic):
 
         ntkexp train diagnostics=[my_file.py:rotation]
 
-    The user must have trusted the file. The function takes a `ntkexp.diagnostic.base.TrainingState`. It returns a number, an array, or a
-    dict of them. It must not change the tensors that it receives.
+    The user must have trusted the file. The function takes a `ntkexp.diagnostic.base.TrainingState`.
+    It returns a number, an array, or a dict of them. It must not change the tensors that it
+    receives.
     """
 
     path: str
@@ -37,12 +38,12 @@ class UserFunction(AbstractDiagnostic):
         return file_and_function(self.path)[2]
 
     @property
-    def given(self) -> str:
+    def setting(self) -> str:
         return f"diagnostics=[{self.path}]"
 
     @property
     def file(self) -> Path:
-        return source_file(self.path, self.given)
+        return source_file(self.path, self.setting)
 
     def code(self) -> tuple[Path, ...]:
         return (self.file,)
@@ -51,7 +52,7 @@ class UserFunction(AbstractDiagnostic):
         return files_imported(self.file)
 
     def measure(self, state: TrainingState) -> Measured:
-        function = find_function(load_module(self.file, self.given), self.option, self.given)
-        with one_line(self.given, self.file):
+        function = find_function(load_module(self.file, self.setting), self.option, self.setting)
+        with one_line(self.setting, self.file):
             measured: Measured = function(state)  # type: ignore[assignment]  # checked by its caller
         return measured

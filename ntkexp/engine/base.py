@@ -84,7 +84,7 @@ class Ended:
 
 
 Event: TypeAlias = Began | Stepped | Warned | Ended
-Tell: TypeAlias = Callable[[Event], None]
+ReportEvent: TypeAlias = Callable[[Event], None]
 
 
 class AbstractJob(ABC):
@@ -97,8 +97,8 @@ class AbstractJob(ABC):
     """Advice that is appended to the message of an unexpected error."""
 
     @abstractmethod
-    def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
-        """Do the work in this process with `threads` threads, and report progress to `tell`."""
+    def carry_out(self, name: str, threads: int, report_event: ReportEvent) -> Ending:
+        """Do the work in this process with `threads` threads. Report progress to `report_event`."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Task:
     job: AbstractJob
     logs: str  # the folder for scripts and logs of the engine
     # the working folder; workers resolve relative paths from here
-    home: str = field(default_factory=os.getcwd)
+    working_folder: str = field(default_factory=os.getcwd)
     threads: int = 1
 
 
@@ -128,15 +128,15 @@ class AbstractWorkers(ABC):
 class AbstractEngine(ABC):
     """An execution backend: a pool of workers that run jobs."""
 
-    near: ClassVar[bool] = False
+    is_local: ClassVar[bool] = False
     """True if the workers are on this machine."""
 
     workers: int
     """The number of jobs that run at once."""
 
     @abstractmethod
-    def open(self, tell: Tell) -> AbstractWorkers:
-        """Open the workers. If they can report progress, they call `tell`."""
+    def open(self, report_event: ReportEvent) -> AbstractWorkers:
+        """Open the workers. If they can report progress, they call `report_event`."""
 
     def limit_threads(self) -> None:  # noqa: B027  remote workers leave this process its threads
         """Limit the threads of this process and its workers to their share of the cores.
@@ -290,22 +290,22 @@ def ignore(event: Event) -> None:
     """Discard an event, for engines without a way to report progress."""
 
 
-def work(task: Task, tell: Tell = ignore) -> Ended:
+def work(task: Task, report_event: ReportEvent = ignore) -> Ended:
     """Carry out a task, and return its `Ended` event with all warnings. Convert an exception to an
     ending.
     """
     texts: list[str] = []
 
-    def hear(event: Event) -> None:
+    def collect_warnings(event: Event) -> None:
         if isinstance(event, Warned):
             texts.append(event.text)
         else:
-            tell(event)
+            report_event(event)
 
     with warnings.catch_warnings(record=True) as caught:
         try:
-            os.chdir(task.home)
-            how = task.job.carry_out(task.name, task.threads, hear)
+            os.chdir(task.working_folder)
+            how = task.job.carry_out(task.name, task.threads, collect_warnings)
             reason = ""
         except (Exception, KeyboardInterrupt) as error:
             how, reason = ending_of(error, task.job.advice)
@@ -322,7 +322,7 @@ def warning_in_words(message: Warning | str, category: type[Warning], file: str,
     return f"{file}, line {line}: {category.__name__}: {' '.join(str(message).split())}"
 
 
-def work_interruptibly(task: Task, tell: Tell = ignore) -> Ended:
+def work_interruptibly(task: Task, report_event: ReportEvent = ignore) -> Ended:
     """Carry out a task with SIGINT unblocked, in a process that started with SIGINT blocked.
 
     The first SIGINT stops the task, even if it arrived earlier. Further ones are ignored.
@@ -330,7 +330,7 @@ def work_interruptibly(task: Task, tell: Tell = ignore) -> Ended:
     signal.signal(signal.SIGINT, interrupt_once)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        ended = work(task, tell)
+        ended = work(task, report_event)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     except KeyboardInterrupt:
         return Ended(task.name, "stopped")
@@ -420,12 +420,12 @@ def fault_in_words(error: OSError) -> str:
     return f"{place}{FAULTS[error.errno or 0]}"
 
 
-def exhausted(error: BaseException) -> str | None:
+def exhaustion_message(error: BaseException) -> str | None:
     """Return a message if an exception reports exhausted resources or unfinished work.
 
     Return None for other exceptions.
 
-    >>> exhausted(RuntimeError("can't start new thread")), exhausted(RuntimeError("shapes differ"))
+    >>> exhaustion_message(RuntimeError("can't start new thread")), exhaustion_message(RuntimeError("shapes differ"))
     ('no more threads can be started; lower threads, or raise the limit (ulimit -u)', None)
     """
     if isinstance(error, Unfinished):

@@ -33,8 +33,8 @@ from ntkexp.engine.base import (
     AbstractEngine,
     AbstractWorkers,
     Ended,
+    ReportEvent,
     Task,
-    Tell,
     WrongEngine,
     blocked,
 )
@@ -57,7 +57,7 @@ class Dask(AbstractEngine):
     client: Any  # distributed.Client, which has no types
     workers: int
 
-    def open(self, tell: Tell) -> DaskWorkers:
+    def open(self, report_event: ReportEvent) -> DaskWorkers:
         return DaskWorkers(self.client)
 
 

@@ -25,8 +25,8 @@ from ntkexp.engine.base import (
     AbstractWorkers,
     Ended,
     Event,
+    ReportEvent,
     Task,
-    Tell,
     WrongEngine,
     blocked,
     safe_path,
@@ -64,16 +64,16 @@ class Local(AbstractEngine):
             "OMP_WAIT_POLICY": "PASSIVE",
         }
 
-    def open(self, tell: Tell) -> LocalWorkers:
-        return LocalWorkers(self.workers, self.threads, tell)
+    def open(self, report_event: ReportEvent) -> LocalWorkers:
+        return LocalWorkers(self.workers, self.threads, report_event)
 
 
 class LocalWorkers(AbstractWorkers):
     """A process for every task, and a thread in this process that receives the task's events."""
 
-    def __init__(self, count: int, threads: int, tell: Tell) -> None:
+    def __init__(self, count: int, threads: int, report_event: ReportEvent) -> None:
         self.threads = threads
-        self.tell = tell
+        self.report_event = report_event
         self.listeners = ThreadPoolExecutor(count)
         self.running: set[BaseProcess] = set()
         self.futures: list[Future[Ended]] = []
@@ -90,16 +90,16 @@ class LocalWorkers(AbstractWorkers):
                 process.start()
                 self.running.add(process)
             theirs.close()
-            future = self.listeners.submit(self.hear, task.name, process, ours)
+            future = self.listeners.submit(self.receive_events, task.name, process, ours)
             self.futures = [*(other for other in self.futures if not other.done()), future]
         return future
 
-    def hear(self, name: str, process: BaseProcess, line: Connection) -> Ended:
-        """Pass the events of a process to `tell`, and return its end."""
+    def receive_events(self, name: str, process: BaseProcess, line: Connection) -> Ended:
+        """Pass the events of a process to `report_event`, and return its end."""
         event: Event | None = None
         with line, suppress(EOFError, OSError):
             while not isinstance(event := line.recv(), Ended):
-                self.tell(event)
+                self.report_event(event)
         wait([process.sentinel])
         with self.lock:
             process.join()

@@ -30,8 +30,8 @@ from ntkexp.engine.base import (
     AbstractEngine,
     AbstractWorkers,
     Ended,
+    ReportEvent,
     Task,
-    Tell,
     WrongEngine,
     safe_path,
     work,
@@ -70,7 +70,7 @@ class Slurm(AbstractEngine):
     parameters: dict[str, Any]
     workers: int
 
-    def open(self, tell: Tell) -> SlurmWorkers:
+    def open(self, report_event: ReportEvent) -> SlurmWorkers:
         return SlurmWorkers(self.cluster, self.parameters)
 
     def refuse_longer(self, seconds: float) -> None:
@@ -89,18 +89,18 @@ class SlurmWorkers(AbstractWorkers):
         self.cluster = cluster
         self.parameters = parameters
         self.jobs: dict[Future[Ended], tuple[Task, Any]] = {}
-        self.over = threading.Event()
+        self.stopping = threading.Event()
         self.watcher = threading.Thread(target=self.watch, daemon=True)
 
     def submit(self, task: Task) -> Future[Ended]:
         future: Future[Ended] = Future()
         future.set_running_or_notify_cancel()
-        self.jobs[future] = (task, self.submitted(task))
+        self.jobs[future] = (task, self.submit_job(task))
         if not self.watcher.is_alive():
             self.watcher.start()
         return future
 
-    def submitted(self, task: Task) -> Any:
+    def submit_job(self, task: Task) -> Any:
         threads = str(self.parameters["cpus_per_task"])
         folder = Path(task.logs) / "slurm"
         make_folder(folder)
@@ -115,7 +115,7 @@ class SlurmWorkers(AbstractWorkers):
 
     def watch(self) -> None:
         """Complete the futures of finished jobs, until `shutdown` is called and all have ended."""
-        while self.jobs or not self.over.is_set():
+        while self.jobs or not self.stopping.is_set():
             for future, (task, job) in list(self.jobs.items()):
                 try:
                     if not job.done():
@@ -125,14 +125,14 @@ class SlurmWorkers(AbstractWorkers):
                 except Exception as error:  # a command such as sacct failed
                     self.jobs.pop(future, None)
                     future.set_exception(error)
-            if self.over.wait(QUEUE_POLL_SECONDS):
+            if self.stopping.wait(QUEUE_POLL_SECONDS):
                 time.sleep(QUEUE_POLL_SECONDS / 10)
 
     def shutdown(self) -> None:
         for _, job in list(self.jobs.values()):
             with suppress(Exception):  # the job has ended already
                 job.cancel(check=False)
-        self.over.set()
+        self.stopping.set()
         if self.watcher.is_alive():
             self.watcher.join(CANCEL_SECONDS)
 

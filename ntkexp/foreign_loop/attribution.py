@@ -118,7 +118,7 @@ class LoopBackward:
             rounding=rounding,
             credit=credited,
         )
-        result = self.sum.take(back, [(1.0, secant)])
+        result = self.sum.add(back, [(1.0, secant)])
         is_exact = self.calls.batch_norm == "exact"
         terms = right.terms(result.terms, coupling_is_rounding=is_exact)
         by_component = [
@@ -180,7 +180,7 @@ class LoopBackward:
             self.jumping[step.index] = str(reason)
 
         # a measure takes all queries at once, so single queries cannot be recorded
-        if self.reader.whole:
+        if self.reader.whole_batch:
             return self.reader.tangent(ends.before), ~jumped
 
         jacobians = list[Jacobian]()

@@ -75,7 +75,7 @@ class CallReaders:
         key = reader_key(call)
         if key not in self.readers:
             self.readers[key] = Reader(function, self.trained, programs=ProgramCache())
-        reader = replace(self.readers[key], function=function, known=bool(call.how.states))
+        reader = replace(self.readers[key], function=function, repeats_random=bool(call.how.states))
         return reader, reader.record(weights, call.inputs)
 
     def pulled_through_batch(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ntkexp.kernel.record.tape import map_tensors, tensors
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import called, without_checkpoints
+from ntkexp.model.functional import call_with, without_checkpoints
 from ntkexp.shapes import Function, Inputs, Weights
 
 LossFunction: TypeAlias = Callable[..., Tensor]
@@ -208,7 +208,7 @@ def losses_function(model: nn.Module, function: LossFunction) -> Function:
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         values = {f"{MODEL}.{name}": value for name, value in (buffers | weights).items()}
         with torch.enable_grad(), without_checkpoints():
-            result: Tensor = called(module, values, fresh(batch))
+            result: Tensor = call_with(module, values, fresh(batch))
         return result if torch.is_grad_enabled() else result.detach()
 
     return losses

@@ -56,7 +56,7 @@ from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.foreign_loop.watch import Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import Output, copied
+from ntkexp.model.functional import Output, copy_module
 from ntkexp.path.components import By, components_of
 from ntkexp.records.atomic import Json
 from ntkexp.records.folder import RunFolder
@@ -163,7 +163,7 @@ def follow(
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
     moved = moved_names(inner, optimizers)
-    module = copied(inner).eval()
+    module = copy_module(inner).eval()
     if by is not None:
         components_of(by, sorted(moved))  # raises if a pattern names no parameter
 

@@ -27,7 +27,7 @@ from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.trace import Trace, example_names_in, load_trace
 from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.kernel.record.tape import part
-from ntkexp.model.functional import copied
+from ntkexp.model.functional import copy_module
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import REMOVAL_FOLDER, Removal
 from ntkexp.removal.between import Pair, TrainingPair
@@ -103,7 +103,7 @@ def trained_twice(
     without = replace(weighing, weights={names[index]: 0.0 for index in group})
     second = trained_again(again, without, place)
     rules = [known.rule for known in second.steps.known]
-    first = load_trace(files, copied(second.module), second.measure, rules)
+    first = load_trace(files, copy_module(second.module), second.measure, rules)
     first.refuse_outside()
     first.refuse_coupled()
     LoopAgain(again, first, weighing.mean).refuse_other(second)

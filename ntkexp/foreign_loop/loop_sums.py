@@ -213,7 +213,7 @@ class LoopSums:
             arrays["carried"] = (outputs, self.carried)
             arrays["other_steps"] = (outputs, self.other_steps)
         if self.halves is not None:
-            half_by = self.halves.by([1.0] * totals.by_step.shape[2])
+            half_by = self.halves.half_times([1.0] * totals.by_step.shape[2])
             arrays["half_by"] = (("query", "out", "example"), half_by)
         if self.by_component is not None:
             arrays |= self.by_component.arrays_by_component()

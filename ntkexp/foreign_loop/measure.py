@@ -186,7 +186,7 @@ class MeasuredQueries:
                 )
         with self.rewording():
             reader, tape = self.recorded(outputs, queries)
-            reader.findings.independent.keep(tape.operations, True)
+            reader.check_cache.independent.put(tape.operations, True)
             reader.checks.faithful_owners(tape)
 
     def refuse_mixed(self, outputs: Tensor, queries: Inputs) -> None:
@@ -205,7 +205,7 @@ class MeasuredQueries:
             fixed_outputs, fixed_queries = inputs
             return self.values(fixed_outputs * weights["one"], fixed_queries)  # type: ignore[operator,arg-type]  # see below
 
-        reader = Reader(scaled_measure, frozenset({"one"}), whole=True)
+        reader = Reader(scaled_measure, frozenset({"one"}), whole_batch=True)
         return reader, reader.record({"one": outputs.new_ones(())}, (outputs, queries))
 
     @contextmanager

@@ -41,7 +41,7 @@ from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.tape import examples, map_tensors, part
 from ntkexp.kernel.record.taping import record
-from ntkexp.model.functional import Output, arguments, choose_output, copied, function_of
+from ntkexp.model.functional import Output, arguments, choose_output, copy_module, function_of
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
@@ -161,7 +161,7 @@ class CalledModule:
         self.measured.refuse_mixed(outputs, queries)
         few = record(self.outputs, weights, part(queries, slice(QUERIES_TO_CHECK)))
         refuse_dependence(self.outputs, few)
-        reader.findings.independent.keep(tape.operations, True)
+        reader.check_cache.independent.put(tape.operations, True)
         return names
 
     # --- Casts: autocast, and frozen weights of lower precision than the trained weights
@@ -357,7 +357,7 @@ class CalledModule:
                     if (id(tensor), kind) not in self.long:
                         self.long[id(tensor), kind] = lengthened(tensor, kind)
                     shared[id(tensor)] = self.long[id(tensor), kind]
-            self.twins[modes, kind] = copied(self.module, shared)
+            self.twins[modes, kind] = copy_module(self.module, shared)
             modes.give(self.twins[modes, kind])
         return self.twins[modes, kind]
 

@@ -31,7 +31,7 @@ from ntkexp.foreign_loop.host_reads import to_host
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.kernel import columns
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import copied, named_layers
+from ntkexp.model.functional import copy_module, named_layers
 from ntkexp.records.contributions import OUTSIDE
 from ntkexp.shapes import Inputs, Weights
 from ntkexp.text import short
@@ -368,7 +368,7 @@ class Outside:
             end: weights after the last step.
             queries: inputs of f.
         """
-        module = copied(called.module)
+        module = copy_module(called.module)
         for name, tensor in named_tensors(module).items():
             value = self.tensors.get(name, end.get(name, tensor))
             tensor.data = value.detach().to(tensor, copy=True)

@@ -378,7 +378,7 @@ class Trace:
             self.function,
             frozenset(steps.end),
             programs=ProgramCache(),
-            whole=self.measured is not None,
+            whole_batch=self.measured is not None,
             of_values=True,
         )
         last = reader.record(end, self.queries)

@@ -26,9 +26,9 @@ from ntkexp.engine.base import (
     AbstractEngine,
     AbstractJob,
     Ending,
+    ReportEvent,
     Stepped,
     Task,
-    Tell,
     Unfinished,
     reason_of_loss,
     run_jobs,
@@ -148,8 +148,8 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
         matrix = open_matrix(path)
         if matrix.facts["identity"] != kernel.identity:
             raise Useless(
-                f"{path} is of {first_difference(matrix, kernel)}; choose another place, or compute "
-                "it again"
+                f"{path} is of {first_difference(matrix, kernel)}; choose another place, or "
+                "compute it again"
             )
         return matrix
     if path.exists() and any(path.iterdir()):
@@ -308,7 +308,7 @@ class TileJob(AbstractJob):
 
     tiles: tuple[Tile, ...] = ()
 
-    def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
+    def carry_out(self, name: str, threads: int, report_event: ReportEvent) -> Ending:
         if not Path(self.file).exists():
             raise Mistake(
                 f"a worker does not see {self.file}; choose a place on a file system that all "
@@ -323,7 +323,7 @@ class TileJob(AbstractJob):
             )
         remaining = matrix.unmarked(self.tiles)
         for count in fill_tiles(kernel, matrix, remaining):
-            tell(Stepped(name, count, len(remaining)))
+            report_event(Stepped(name, count, len(remaining)))
         return "done" if remaining else "found"
 
     def kernel(self, threads: int) -> AbstractKernel:

@@ -28,7 +28,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import digest, files_of
 from ntkexp.experiment.problem import draw_network
 from ntkexp.kernel import Outputs
-from ntkexp.kernel.read.plan import wanted
+from ntkexp.kernel.read.plan import selected_outputs
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.limit.network import Network
@@ -276,7 +276,11 @@ class EmpiricalKernel(AbstractKernel):
 
     @property
     def outputs(self) -> int:
-        return 1 if self.chosen_outputs == "trace" else len(wanted(self.chosen_outputs, self.width))
+        return (
+            1
+            if self.chosen_outputs == "trace"
+            else len(selected_outputs(self.chosen_outputs, self.width))
+        )
 
     @property
     def spec(self) -> dict[str, Any]:

@@ -294,7 +294,7 @@ def solve(
             report(f"{kernel}: {count} products, residual {residual:.0e}")
 
     diagonal = entries.diagonal(kernel, slice(0, entries.train)) + ridge
-    solution = conjugate_gradients(product, diagonal, targets, tell=remark)
+    solution = conjugate_gradients(product, diagonal, targets, report_progress=remark)
     name = f"{solution.products} products, residual {solution.residual:.0e}"
     yield SolvedKernel(when, ridge, solution.solution, name)
 

@@ -354,11 +354,11 @@ class Conv(AbstractAffine):
         samples = []
         for n, window in zip(shape[1:], self.windows(shape), strict=True):
             margin = window // 2 if self.valid else 0
-            samples.append(Coarse.every(n, self.stride, margin))
+            samples.append(Coarse.strided(n, self.stride, margin))
         return samples
 
-    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
-        return pairs_before(self.samples(shape), wanted, shape[1:])
+    def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
+        return pairs_before(self.samples(shape), output_pairs, shape[1:])
 
     def assembled(
         self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
@@ -459,10 +459,10 @@ class AbstractTapped(AbstractAffine):
         return pairs_after(self.taps(pairs.pixels), pairs)
 
     def samples(self, shape: Shape) -> list[Coarse]:
-        return [Coarse.every(len(one.members), 1) for one in self.taps(shape[1:])]
+        return [Coarse.strided(len(one.members), 1) for one in self.taps(shape[1:])]
 
-    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
-        return pairs_before(self.taps(shape[1:]), wanted, shape[1:])
+    def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
+        return pairs_before(self.taps(shape[1:]), output_pairs, shape[1:])
 
 
 class PaddedConv(AbstractTapped):

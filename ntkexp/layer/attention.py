@@ -96,10 +96,10 @@ class SelfAttention(AbstractLayer):
             )
         return signal.after_weights()
 
-    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
+    def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
         return Pairs.all(shape[1:])
 
-    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs:
+    def input_self_pairs(self, output_pairs: Pairs | None, shape: Shape) -> Pairs:
         return Pairs.all(shape[1:])
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
@@ -147,10 +147,10 @@ class SelfAttention(AbstractLayer):
                 A = A.softmax(-1)
             collected = replace(covariance, left=(*covariance.left, A))
             return collected, A, A
-        met = covariance.met
-        left = covariance.left[met][:, None]
-        right = covariance.right[met][None]
-        return replace(covariance, met=met + 1), left, right
+        entered = covariance.nonlinear_layers
+        left = covariance.left[entered][:, None]
+        right = covariance.right[entered][None]
+        return replace(covariance, nonlinear_layers=entered + 1), left, right
 
 
 @dataclass(frozen=True)

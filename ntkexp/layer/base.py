@@ -3,9 +3,10 @@ infinite width.
 
 `shape` maps the shape of an example to the shape after the layer, so that a list of layers is an
 architecture for inputs of any shape. `build` returns a module. The kernels of infinite width use
-the same list of layers. `carry` raises if the layer has no limit. `need` is called from the last
-layer to the first, and collects the pixel pairs whose covariances are required. `push` transforms K
-and Θ. `fused` returns `push` as operations for the fused engine, if the layer supports it.
+the same list of layers. `carry` raises if the layer has no limit. `input_pairs` is called from the
+last layer to the first, and collects the pixel pairs whose covariances are required. `push`
+transforms K and Θ. `fused` returns `push` as operations for the fused engine, if the layer
+supports it.
 """
 
 from __future__ import annotations
@@ -124,16 +125,16 @@ class AbstractLayer(Component):
         """
         raise Mistake(f"{type(self).__name__} has no known limit of infinite width")
 
-    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
-        """Return the pixel pairs of the input on which the `wanted` pairs of the output depend."""
-        return wanted
+    def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
+        """Return the pixel pairs of the input on which `output_pairs` depend."""
+        return output_pairs
 
-    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs | None:
+    def input_self_pairs(self, output_pairs: Pairs | None, shape: Shape) -> Pairs | None:
         """Return the pixel pairs of the input that are needed between an example and itself.
 
-        `wanted` are the pairs that later layers need; None if no later layer needs variances.
+        `output_pairs` are the pairs that later layers need; None if no later layer needs variances.
         """
-        return None if wanted is None else self.need(wanted, shape)
+        return None if output_pairs is None else self.input_pairs(output_pairs, shape)
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         """Apply this layer to covariances and tangent kernels."""
@@ -153,7 +154,7 @@ class AbstractLayer(Component):
 
 
 Layers = tuple[AbstractLayer, ...]
-FORMULA = frozenset({"need", "push", "mix", "between", "dual", "alone"})
+FORMULA = frozenset({"input_pairs", "push", "mix", "between", "dual", "alone"})
 """The methods that define a layer's formula. A fused form must agree with them."""
 
 
@@ -183,18 +184,18 @@ def carry(layers: Layers, signal: Signal) -> Signal:
     return signal
 
 
-def need(layers: Layers, wanted: Pairs, shape: Shape) -> Pairs:
-    """Return the pixel pairs of the input on which the `wanted` pairs after all layers depend."""
+def input_pairs(layers: Layers, output_pairs: Pairs, shape: Shape) -> Pairs:
+    """Return the pixel pairs of the input on which `output_pairs`, after all layers, depend."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
-        wanted = layer.need(wanted, before)
-    return wanted
+        output_pairs = layer.input_pairs(output_pairs, before)
+    return output_pairs
 
 
-def need_own(layers: Layers, wanted: Pairs | None, shape: Shape) -> Pairs | None:
+def input_self_pairs(layers: Layers, output_pairs: Pairs | None, shape: Shape) -> Pairs | None:
     """Return the pixel pairs of the input that the layers need between an example and itself."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
-        wanted = layer.need_own(wanted, before)
-    return wanted
+        output_pairs = layer.input_self_pairs(output_pairs, before)
+    return output_pairs
 
 
 def push(layers: Layers, covariance: Covariance, shape: Shape) -> Covariance:
@@ -210,7 +211,7 @@ def fused(layers: Layers, shape: Shape, register: int, free: int) -> Operations:
     """
     operations: Operations = ()
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
-        if not says_itself(layer, "fused"):
+        if not defines_itself(layer, "fused"):
             raise NoFusedForm(type(layer).__name__)
         of_layer = layer.fused(before, register, free)
         # Compare the image size after the operations with that after the layer.
@@ -231,7 +232,7 @@ def registers(operations: Operations) -> int:
     return 1 + max(used, default=-1)
 
 
-def says_itself(layer: AbstractLayer, form: str) -> bool:
+def defines_itself(layer: AbstractLayer, form: str) -> bool:
     """Return whether the class that defines the layer's formula also defines the attribute `form`.
 
     A subclass that overrides the formula, e.g. `dual`, must not use the fused form of its parent
@@ -284,15 +285,17 @@ class Residual(AbstractLayer):
             uneven=any(end.uneven for end in ends),
         )
 
-    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
-        return need(self.branch, wanted, shape).union(need(self.shortcut, wanted, shape))
+    def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
+        return input_pairs(self.branch, output_pairs, shape).union(
+            input_pairs(self.shortcut, output_pairs, shape)
+        )
 
-    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs | None:
-        return own_of_branches((self.branch, self.shortcut), wanted, shape)
+    def input_self_pairs(self, output_pairs: Pairs | None, shape: Shape) -> Pairs | None:
+        return self_pairs_of_branches((self.branch, self.shortcut), output_pairs, shape)
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         branch = push(self.branch, covariance, shape)
-        shortcut = push(self.shortcut, covariance.following(branch), shape)
+        shortcut = push(self.shortcut, covariance.for_next_branch(branch), shape)
         return branch.plus(shortcut)
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
@@ -303,11 +306,11 @@ class Residual(AbstractLayer):
         return copy, *branch, *shortcut, add
 
 
-def own_of_branches(
-    branches: tuple[Layers, ...], wanted: Pairs | None, shape: Shape
+def self_pairs_of_branches(
+    branches: tuple[Layers, ...], output_pairs: Pairs | None, shape: Shape
 ) -> Pairs | None:
     """Return the union of the pairs that branches need between an example and itself, or None."""
-    by_branch = [need_own(layers, wanted, shape) for layers in branches]
+    by_branch = [input_self_pairs(layers, output_pairs, shape) for layers in branches]
     needed = [pairs for pairs in by_branch if pairs is not None]
     if not needed:
         return None
@@ -377,11 +380,13 @@ class Concatenation(AbstractLayer):
             )
         return Signal(fresh=all(end.fresh for end in ends), wide=True, uneven=True)
 
-    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
-        return reduce(Pairs.union, (need(layers, wanted, shape) for layers in self.branches))
+    def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
+        return reduce(
+            Pairs.union, (input_pairs(layers, output_pairs, shape) for layers in self.branches)
+        )
 
-    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs | None:
-        return own_of_branches(self.branches, wanted, shape)
+    def input_self_pairs(self, output_pairs: Pairs | None, shape: Shape) -> Pairs | None:
+        return self_pairs_of_branches(self.branches, output_pairs, shape)
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
 
@@ -391,7 +396,7 @@ class Concatenation(AbstractLayer):
         first, *shares = self.shares(shape)
         total = weighed(covariance, self.branches[0], first)
         for layers, share in zip(self.branches[1:], shares, strict=True):
-            branch = weighed(covariance.following(total), layers, share)
+            branch = weighed(covariance.for_next_branch(total), layers, share)
             total = total.plus(branch)
         return total
 

@@ -52,7 +52,7 @@ class Flatten(AbstractLayer):
     def carry(self, signal: Signal) -> Signal:
         return replace(signal, gaussian=False)
 
-    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
+    def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
         return Pairs.equal(shape[1:])
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
@@ -81,7 +81,7 @@ class GlobalAvgPool(AbstractLayer):
     def carry(self, signal: Signal) -> Signal:
         return signal
 
-    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
+    def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
         return Pairs.all(shape[1:])
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
@@ -142,7 +142,7 @@ class Dropout(AbstractLayer):
             if covariance.ntk is None:
                 return pairs.with_diagonal(values, pairs.diagonal(values) / keep)
             of_same = values.diagonal(dim1=0, dim2=1).movedim(-1, 0)
-            return covariance.where_same(values, pairs.diagonal(of_same) / keep)
+            return covariance.replace_self_pairs(values, pairs.diagonal(of_same) / keep)
 
         return covariance.map(divide_diagonal)
 
@@ -206,8 +206,8 @@ class AvgPool(AbstractPool):
         sizes = zip(shape[1:], self.windows(shape), strict=True)
         return [Coarse.windows(n, window) for n, window in sizes]
 
-    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
-        return pairs_before(self.coarse(shape), wanted, shape[1:])
+    def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
+        return pairs_before(self.coarse(shape), output_pairs, shape[1:])
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         return covariance.coarse(self.coarse(shape))
@@ -275,24 +275,24 @@ class LayerNorm(AbstractNorm):
             )
         return signal
 
-    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs:
-        return wanted or Pairs.equal(shape[1:])
+    def input_self_pairs(self, output_pairs: Pairs | None, shape: Shape) -> Pairs:
+        return output_pairs or Pairs.equal(shape[1:])
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
-        met, left, right = covariance.meet()
+        entered, left, right = covariance.enter_nonlinear()
         # 1/√(q + ε) at both pixels
-        first = left.lay_out((left.variance + self.eps).rsqrt())
-        second = right.lay_out((right.variance + self.eps).rsqrt())
+        first = left.broadcast((left.variance + self.eps).rsqrt())
+        second = right.broadcast((right.variance + self.eps).rsqrt())
         if covariance.ntk is None:
-            return replace(met, nngp=covariance.nngp * first * second)
+            return replace(entered, nngp=covariance.nngp * first * second)
         factor = first * second
-        after = met.map(lambda values: values * factor)
+        after = entered.map(lambda values: values * factor)
         if covariance.distances is None:
             return after
 
         # Distances of u/√(q₁ + ε) and v/√(q₂ + ε)
-        q1 = left.lay_out(left.variance)
-        q2 = right.lay_out(right.variance)
+        q1 = left.broadcast(left.variance)
+        q2 = right.broadcast(right.variance)
         before = covariance.distances.at(q1, q2)
         excess = self.eps * before.excess * factor.square()  # q₁/(q₁ + ε) − q₂/(q₂ + ε)
         slack = unequal_roots(q1 * first.square(), q2 * second.square(), excess)

@@ -31,11 +31,11 @@ from ntkexp.covariance.pairs import (
     require_resolved,
     root_and_inverse,
 )
-from ntkexp.layer.base import AbstractLayer, says_itself
+from ntkexp.layer.base import AbstractLayer, defines_itself
 from ntkexp.shapes import Shape
 
 Values: TypeAlias = Float[Tensor, "..."]
-"""Values of any shape, to which an activation is applied elementwise."""
+"""Values of any shape. An activation acts on each of them."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class AbstractPointwise(AbstractLayer):
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
         """Return κ and κ̇ of each pair of pixels, given the variances and the covariance c."""
-        q1 = first.lay_out(first.variance)
-        q2 = second.lay_out(second.variance)
+        q1 = first.broadcast(first.variance)
+        q2 = second.broadcast(second.variance)
         return self.dual(q1, c, q2)
 
     def resolved(self, moments: PairMoments) -> NearKernels:
@@ -101,7 +101,7 @@ class AbstractPointwise(AbstractLayer):
     @property
     def resolves(self) -> bool:
         """True if the layer implements `resolved`."""
-        return says_itself(self, "resolved")
+        return defines_itself(self, "resolved")
 
     def carry(self, signal: Signal) -> Signal:
         if type(self).dual is AbstractPointwise.dual:
@@ -109,11 +109,11 @@ class AbstractPointwise(AbstractLayer):
         signal.refuse_unmixed(type(self).__name__)
         return Signal(wide=signal.wide)
 
-    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs | None:
-        return wanted or Pairs.equal(shape[1:])
+    def input_self_pairs(self, output_pairs: Pairs | None, shape: Shape) -> Pairs | None:
+        return output_pairs or Pairs.equal(shape[1:])
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
-        met, first, second = covariance.meet()
+        entered, first, second = covariance.enter_nonlinear()
         pairs = covariance.pairs
         nngp = covariance.nngp
         if covariance.ntk is None:
@@ -121,23 +121,23 @@ class AbstractPointwise(AbstractLayer):
             if pairs != Pairs.equal(pairs.pixels):
                 nngp, _ = self.between(first, nngp, second)
             variance, _ = self.alone(first.variance)
-            return replace(met, nngp=pairs.with_diagonal(nngp, variance))
+            return replace(entered, nngp=pairs.with_diagonal(nngp, variance))
 
         # κ and κ̇ between left and right examples
         distances: Distances | None = None
         if covariance.distances is not None and self.resolves:
             zero = torch.zeros_like(nngp)
-            q1 = first.lay_out(first.variance) + zero
-            q2 = second.lay_out(second.variance) + zero
+            q1 = first.broadcast(first.variance) + zero
+            q2 = second.broadcast(second.variance) + zero
             moments = PairMoments(q1, nngp, q2, covariance.distances.at(q1, q2))
             nngp, slope, distances = self.resolved(moments)
         else:
             nngp, slope = self.between(first, nngp, second)
         if covariance.same:
             value_alone, slope_alone = self.alone(first.variance)
-            nngp = covariance.where_same(nngp, value_alone)
-            slope = covariance.where_same(slope, slope_alone)
-        after = replace(met, nngp=nngp, ntk=covariance.ntk * slope)
+            nngp = covariance.replace_self_pairs(nngp, value_alone)
+            slope = covariance.replace_self_pairs(slope, slope_alone)
+        after = replace(entered, nngp=nngp, ntk=covariance.ntk * slope)
         return after.with_distances(distances)
 
     def shape(self, shape: Shape) -> Shape:
@@ -170,8 +170,8 @@ class Linear(AbstractPointwise):
     def carry(self, signal: Signal) -> Signal:
         return signal
 
-    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs | None:
-        return wanted
+    def input_self_pairs(self, output_pairs: Pairs | None, shape: Shape) -> Pairs | None:
+        return output_pairs
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         return covariance

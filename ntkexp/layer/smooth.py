@@ -89,7 +89,7 @@ ORDERS = (32, 64, 128, 256, 512, 1024, 2048)
 NEGLIGIBLE_SHARE = 1e-14
 """Truncate the series when the missing share of E σ² is at most this value."""
 MAX_MISSING_SHARE = 1e-6
-"""Raise if the longest series misses a larger share of E σ²."""
+"""Raise if even the longest series misses more than this share of E σ²."""
 QUADRATURE_REACH = 12.5
 """The quadrature runs from −12.5 to 12.5; the normal density is below 1e-34 beyond."""
 QUADRATURE_NODES = 2048
@@ -137,14 +137,14 @@ class AbstractSmooth(AbstractPointwise):
         q2 = second.variance
         largest = [float(q.detach().max()) for q in (q1, q2) if q.numel()]
         order = self.order(max(largest, default=0))
-        root = (first.lay_out(q1) * second.lay_out(q2)).sqrt()
+        root = (first.broadcast(q1) * second.broadcast(q2)).sqrt()
         rho = c / torch.where(root > 0, root, 1.0)
 
         def series(a: Tensor, b: Tensor) -> Tensor:
             # Σ_k a_k b_k ρᵏ by Horner's scheme
             total = torch.zeros_like(rho)
             for k in reversed(range(len(a))):
-                total = total * rho + first.lay_out(a[k]) * second.lay_out(b[k])
+                total = total * rho + first.broadcast(a[k]) * second.broadcast(b[k])
             return total
 
         value1, slope1 = self.coefficients(q1, order)

@@ -24,7 +24,7 @@ from ntkexp.library.tangent_object import TangentKernel
 from ntkexp.limit import infinite_kernel as limit
 from ntkexp.limit.infinite_kernel import Engine, InfiniteKernels
 from ntkexp.mistake import Mistake, in_short
-from ntkexp.model.functional import copied
+from ntkexp.model.functional import copy_module
 from ntkexp.stream import stream
 
 METHODS = ("closed_form", "monte_carlo")
@@ -180,7 +180,7 @@ def draws(
         for k in range(samples):
             yield build(layers, shape, stream("monte carlo", seed, k))
         return
-    module = copied(spec)
+    module = copy_module(spec)
     # Draw children before their parents, in the order in which torch builds them.
     drawn = [
         layer

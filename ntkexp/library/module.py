@@ -16,17 +16,17 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from ntkexp.kernel import Casts, Reader, Tape, columns
-from ntkexp.kernel.read.checks import Findings
+from ntkexp.kernel.read.checks import CheckCache
 from ntkexp.kernel.record.casts import remark, with_casts
 from ntkexp.kernel.record.program import same
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, tensors
 from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.mistake import Mistake, first_line, nearest
-from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing, function_of, hooked
+from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing, function_of, hooked_parameters
 from ntkexp.shapes import Inputs, Weights
 
 MIN_WEIGHT_BITS = 32  # a kernel of weights with fewer bits is mostly rounding
-FINDINGS: WeakKeyDictionary[nn.Module, dict[frozenset[str], Findings]] = WeakKeyDictionary()
+CHECK_CACHES: WeakKeyDictionary[nn.Module, dict[frozenset[str], CheckCache]] = WeakKeyDictionary()
 """Stored results of checks for each module in use, by the names of its trained parameters."""
 
 
@@ -49,7 +49,7 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
         arguments = parameters.bind(*args, **kwargs).arguments
         module = arguments["module"]
         refuse_uncallable(module)
-        hook = next(hooked(module), None)
+        hook = next(hooked_parameters(module), None)
         if hook is not None:  # hooks on weights act only in `backward`, which kernels do not call
             warn(
                 f"the parameter '{hook}' has a hook, which kernels ignore: they use the "
@@ -208,9 +208,9 @@ def reader_of(
         raise Mistake("no parameter of the module requires gradients, so it has no tangent kernel")
     weights = {name: weight.detach() for name, weight in parameters.items()}
     refuse_short({name: weights[name] for name in trained})
-    findings = FINDINGS.setdefault(module, {}).setdefault(trained, Findings())
+    check_cache = CHECK_CACHES.setdefault(module, {}).setdefault(trained, CheckCache())
     function = with_casts(function_of(module, output), casts)
-    return Reader(function, trained, findings), weights
+    return Reader(function, trained, check_cache), weights
 
 
 def refuse_short(weights: Weights) -> None:

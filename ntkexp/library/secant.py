@@ -16,7 +16,7 @@ from ntkexp.kernel.read.sketched import batches
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
 from ntkexp.kernel.record.tape import examples
-from ntkexp.kernel.secant.segment import explained
+from ntkexp.kernel.secant.segment import closure_remark
 from ntkexp.library.module import (
     finite,
     named,
@@ -97,7 +97,7 @@ def secant_kernel(
     outputs = as_list(outputs)
     refuse_sides(left, right, outputs)
     secant = kernel(left, right, outputs)
-    unexplained = explained(left.closures, tape.eps)
+    unexplained = closure_remark(left.closures, tape.eps)
     if unexplained is not None:
         warn(unexplained, stacklevel=3)
     return finite(secant)

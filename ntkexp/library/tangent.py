@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 from ntkexp.kernel import Casts, Jacobian, NoRule, Outputs, Reader, Tape, gram
 from ntkexp.kernel.features.gram import trace
-from ntkexp.kernel.features.jacobian import in_few_uses
-from ntkexp.kernel.read.plan import chunks, threads_for, wanted, work
-from ntkexp.kernel.read.program_cache import outline
-from ntkexp.kernel.read.reader import FITS, fits
+from ntkexp.kernel.features.jacobian import with_merged_uses
+from ntkexp.kernel.read.plan import chunks, selected_outputs, threads_for, work
+from ntkexp.kernel.read.program_cache import input_signature
+from ntkexp.kernel.read.reader import MAX_ASSEMBLED_BYTES, kernel_fits
 from ntkexp.kernel.read.sketched import (
-    InTurns,
+    BatchedJacobian,
     SketchedKernel,
     batches,
-    kernel_in_turns,
+    kernel_by_groups,
     remark,
     sketched_kernel,
 )
@@ -113,13 +113,15 @@ def kernel(
     outputs.
     """
     count = left.tape.outputs.shape[1]
-    chosen = wanted(outputs, count)
+    chosen = selected_outputs(outputs, count)
 
     def jacobians(
         chosen: Sequence[int],
     ) -> tuple[Jacobian, Jacobian]:  # compute the Jacobian once if left and right are equal
-        left_jacobian = in_few_uses(left.read(chosen))
-        return left_jacobian, left_jacobian if left is right else in_few_uses(right.read(chosen))
+        left_jacobian = with_merged_uses(left.read(chosen))
+        return left_jacobian, left_jacobian if left is right else with_merged_uses(
+            right.read(chosen)
+        )
 
     with threads_for(work(left.tape).of_kernel((left.examples, right.examples), len(chosen))):
         if outputs != "trace":
@@ -143,7 +145,7 @@ def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -
         count = left.tape.outputs.shape[1]
         numbers = left.examples * right.examples * count
     else:
-        count = len(wanted(outputs, left.tape.outputs.shape[1]))
+        count = len(selected_outputs(outputs, left.tape.outputs.shape[1]))
         numbers = left.examples * right.examples * count**2
     choice = "outputs=[0], their sum by outputs='trace'"
     needed = numbers * left.tape.outputs.element_size()
@@ -163,10 +165,10 @@ def tangent_in_chunks(
     Return None if the assembled Jacobians fit into memory, or if an operation of the module has no
     rule for chunks.
     """
-    left = InTurns(reader, weights, as_inputs(x1), chosen)
+    left = BatchedJacobian(reader, weights, as_inputs(x1), chosen)
     train = left.examples if x2 is None else examples(as_inputs(x2))
     trained = sum(weight.nbytes for name, weight in weights.items() if name in reader.trained)
-    if trained * len(chosen) * (left.examples + train) <= FITS:
+    if trained * len(chosen) * (left.examples + train) <= MAX_ASSEMBLED_BYTES:
         return None
 
     def probably_fits() -> bool:
@@ -176,17 +178,23 @@ def tangent_in_chunks(
         """
         first_rows = left.places[0] if len(left.places) > 1 else slice(0, min(2, left.examples))
         try:
-            return fits(left.jacobian(first_rows), left.examples, train)
+            return kernel_fits(left.jacobian(first_rows), left.examples, train)
         except NoRule:
             return True
 
-    key = outline(part(left.inputs, slice(0, 1))), left.examples, train, len(chosen), trained
-    if reader.findings.fits.to(key, probably_fits):
+    key = (
+        input_signature(part(left.inputs, slice(0, 1))),
+        left.examples,
+        train,
+        len(chosen),
+        trained,
+    )
+    if reader.check_cache.fits.get(key, probably_fits):
         return None
     right = left
     if x2 is not None:
-        right = InTurns(reader, weights, as_inputs(x2), chosen)
-    return kernel_in_turns(left, right)
+        right = BatchedJacobian(reader, weights, as_inputs(x2), chosen)
+    return kernel_by_groups(left, right)
 
 
 # --- The tangent kernel from sketches of Jacobians
@@ -216,7 +224,7 @@ def sketched_tangent(
             "outputs, or leave out sketch="
         )
     recorded_outputs = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
-    chosen = wanted(cast(Outputs, outputs), recorded_outputs.shape[1])
+    chosen = selected_outputs(cast(Outputs, outputs), recorded_outputs.shape[1])
     if x2 is not None:
         refuse_unlike_outputs(
             recorded_outputs.shape[1],
@@ -230,8 +238,12 @@ def sketched_tangent(
         * (query * train * len(chosen) + (query + train) * size)
     )
     refuse_large("sketched kernel", query, train, outputs=len(chosen), needed=needed)
-    left = InTurns(reader, weights, as_inputs(x1), chosen, any_module=True)
-    right = left if x2 is None else InTurns(reader, weights, as_inputs(x2), chosen, any_module=True)
+    left = BatchedJacobian(reader, weights, as_inputs(x1), chosen, any_module=True)
+    right = (
+        left
+        if x2 is None
+        else BatchedJacobian(reader, weights, as_inputs(x2), chosen, any_module=True)
+    )
     if sketch_remark := remark(
         left.jacobian(left.places[0]), query, 0 if x2 is None else train, size
     ):
@@ -330,7 +342,11 @@ def tangent_kernel(
     def read(part_of_outputs: Outputs) -> Float[Tensor, "query out train out_"]:
         if part_of_outputs != "trace":
             kernel_in_chunks = tangent_in_chunks(
-                reader, all_weights, x1, x2, wanted(part_of_outputs, left.tape.outputs.shape[1])
+                reader,
+                all_weights,
+                x1,
+                x2,
+                selected_outputs(part_of_outputs, left.tape.outputs.shape[1]),
             )
             if kernel_in_chunks is not None:
                 return kernel_in_chunks

@@ -7,7 +7,7 @@ bitwise equal results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations_with_replacement, product
@@ -25,7 +25,7 @@ from ntkexp.layer.spec import Spec, every_layer, parse_layers
 from ntkexp.limit import network as limit_network
 from ntkexp.limit.fused.program import program
 from ntkexp.limit.near import all_from_distances, resolves, with_near_pairs
-from ntkexp.limit.network import Kernels, Network, Side, cuts, network
+from ntkexp.limit.network import Kernels, Network, Side, network, slices_of
 from ntkexp.mistake import Mistake, in_short, nearest
 
 # --- Engines: each computes the kernels of a block. `auto` chooses by layers and shapes, not by
@@ -57,7 +57,7 @@ def fused_obstacle(net: Network, x: Tensor) -> str | None:
     return None
 
 
-def engine_of(
+def choose_engine(
     engine: Engine, net: Network, x: Tensor, pairs: int, budget: MemoryBudget, threads: int | None
 ) -> Run:
     """Return the requested engine; `auto` chooses by the work for `pairs` pairs of examples.
@@ -92,7 +92,7 @@ MAX_BLOCK_WORK = 2**32
 MIN_LIMIT_BLOCK_SIDE = 16
 MAX_LIMIT_BLOCK_SIDE = 2048
 
-__all__ = ["BlockSlices", "KernelBlock", "block_slices", "blocks", "compute", "network"]
+__all__ = ["BlockSlices", "KernelBlock", "block_slices", "compute", "network"]
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ def block_slices(
         MAX_LIMIT_BLOCK_SIDE, max(MIN_LIMIT_BLOCK_SIDE, isqrt(MAX_BLOCK_WORK // net.work))
     )
     if columns is not None:
-        pairs = product(cuts(rows, size), cuts(columns, size))
+        pairs = product(slices_of(rows, size), slices_of(columns, size))
         return [BlockSlices(row, column, same=False) for row, column in pairs]
-    slices = list(cuts(rows, size))
+    slices = list(slices_of(rows, size))
     pairs_above = combinations_with_replacement(slices, 2)
     return [BlockSlices(row, column, same=row == column) for row, column in pairs_above]
 
@@ -163,7 +163,7 @@ def compute(
         others = x1 if x2 is None else x2
         right = net.side(others[place.columns])
     pairs = len(left.x) * len(right.x)
-    run = engine_of(engine, net, left.x, pairs, budget, threads)
+    run = choose_engine(engine, net, left.x, pairs, budget, threads)
     try:
         kernels = with_near_pairs(net, left, right, place.same, run(left, right, place.same))
     except Unresolved:
@@ -171,22 +171,6 @@ def compute(
             raise
         kernels = all_from_distances(net, left, right, place.same)
     return KernelBlock(place, *kernels)
-
-
-def blocks(
-    net: Network,
-    x1: Float[Tensor, "row *shape"],
-    x2: Float[Tensor, "column *shape"] | None = None,
-    *,
-    budget: MemoryBudget = DEFAULT_MEMORY,
-    engine: Engine = "auto",
-    threads: int | None = None,
-    side: int | None = None,
-) -> Iterator[KernelBlock]:
-    """Compute all blocks of the NNGP kernel and the tangent kernel, one at a time."""
-    columns = None if x2 is None else len(x2)
-    for place in block_slices(net, len(x1), columns, side):
-        yield compute(net, place, x1, x2, budget=budget, engine=engine, threads=threads)
 
 
 MAX_THREADS = 10**9
@@ -234,8 +218,9 @@ def infinite_kernel(
     side = max(shape) if len(net.shape) == 1 else None
     nngp = x1.new_empty(shape)
     ntk = x1.new_empty(shape)
-    computed = blocks(net, x1, x2, budget=budget, engine=engine, threads=threads, side=side)
-    for block in computed:
+    columns = None if x2 is None else len(x2)
+    for place in block_slices(net, len(x1), columns, side):
+        block = compute(net, place, x1, x2, budget=budget, engine=engine, threads=threads)
         if block.nngp.shape == shape:
             return InfiniteKernels(block.nngp, block.ntk)
         parts = [block]

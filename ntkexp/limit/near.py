@@ -38,7 +38,7 @@ The search may miss a few pairs near the threshold. A pair at half the distance 
 beyond six of its own standard deviations.
 """
 PROJECTIONS = 2
-Places: TypeAlias = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
+PairIndices: TypeAlias = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
 """Row and column indices of pairs."""
 
 
@@ -99,7 +99,7 @@ class BlockSides:
     right: Side
     same: bool
 
-    def fill(self, kernels: Kernels, places: Places) -> bool:
+    def fill(self, kernels: Kernels, places: PairIndices) -> bool:
         """Write the kernels of the given pairs. If rows and columns are the same examples, also
         write the mirrored pairs.
 
@@ -126,18 +126,18 @@ class BlockSides:
 
 def near_pairs(
     x1: Float[Tensor, "row number"], x2: Float[Tensor, "column number"], same: bool, rest: float
-) -> Iterator[Places]:
+) -> Iterator[PairIndices]:
     """Yield groups of pairs whose correlation ρ satisfies 1 − |ρ| ≤ rest. If rows and columns are
     the same examples, yield only pairs above the diagonal.
     """
     generator = stream("near pairs")
     axes = torch.randn(PROJECTIONS, x1.shape[1], generator=generator, dtype=torch.float64).to(x1)
-    norms1, keys1 = projected(x1, axes)
-    norms2, keys2 = (norms1, keys1) if same else projected(x2, axes)
+    norms1, keys1 = project_unit_vectors(x1, axes)
+    norms2, keys2 = (norms1, keys1) if same else project_unit_vectors(x2, axes)
     # Unit vectors have ‖u − v‖ = √(2 (1 − ρ)); their projections differ by about this much.
     radius = SEARCH_DEVIATIONS * sqrt(2 * rest)
     for sign in (1.0, -1.0):
-        for rows, columns in within(keys1[0], sign * keys2[0], radius):
+        for rows, columns in pairs_within(keys1[0], sign * keys2[0], radius):
             places = torch.stack([rows, columns])
             if same:
                 places = places[:, rows < columns]
@@ -155,7 +155,7 @@ def near_pairs(
                 yield part[0, is_near], part[1, is_near]
 
 
-def projected(
+def project_unit_vectors(
     x: Float[Tensor, "example number"], axes: Float[Tensor, "axis number"]
 ) -> tuple[Float[Tensor, "example 1"], Float[Tensor, "axis example"]]:
     """Return the norms of the examples, and the projections of their unit vectors.
@@ -169,13 +169,13 @@ def projected(
     return norm, torch.stack(keys)
 
 
-def within(
+def pairs_within(
     keys: Float[Tensor, " row"], others: Float[Tensor, " column"], radius: float
-) -> Iterator[Places]:
+) -> Iterator[PairIndices]:
     """Yield groups of pairs (row, column) whose numbers differ by at most `radius`.
 
     >>> keys, others = torch.tensor([0.0, 5.0]), torch.tensor([5.5, 0.5])
-    >>> [(rows.tolist(), columns.tolist()) for rows, columns in within(keys, others, 1.0)]
+    >>> [(rows.tolist(), columns.tolist()) for rows, columns in pairs_within(keys, others, 1.0)]
     [([0, 1], [1, 0])]
     """
     # For each key: its first match in sorted order, and the number of matches.

@@ -73,14 +73,14 @@ class Network:
     @cached_property
     def pairs(self) -> Pairs:
         """The pixel pairs of two inputs whose covariances determine the kernels of the outputs."""
-        return base.need(self.layers, Pairs((), ()), self.shape)
+        return base.input_pairs(self.layers, Pairs((), ()), self.shape)
 
     @cached_property
-    def own(self) -> Pairs:
+    def self_pairs(self) -> Pairs:
         """The pixel pairs of one input whose covariances determine the variances at nonlinear
         layers.
         """
-        return base.need_own(self.layers, None, self.shape) or Pairs.equal(self.shape[1:])
+        return base.input_self_pairs(self.layers, None, self.shape) or Pairs.equal(self.shape[1:])
 
     @property
     def work(self) -> int:
@@ -91,8 +91,8 @@ class Network:
         """Compute the variances of examples, which all pairs with these examples share."""
         x = x.reshape(-1, *self.shape)
         by_part = []
-        for part in torch.split(x, max(1, CHUNK_NUMBERS // self.own.count)):
-            start = Covariance.alone(part, self.own)
+        for part in torch.split(x, max(1, CHUNK_NUMBERS // self.self_pairs.count)):
+            start = Covariance.alone(part, self.self_pairs)
             by_part.append(base.push(self.layers, start, self.shape).left)
         variances = [torch.cat(of_layer) for of_layer in zip(*by_part, strict=True)]
         return Side(x, tuple(variances))
@@ -147,7 +147,7 @@ def kernels(network: Network, left: Side, right: Side, same: bool, budget: Memor
         columns = rows
     pairs = network.pairs
     block = left.x.new_empty(shape), left.x.new_empty(shape)
-    for row, column in product(cuts(shape[0], rows), cuts(shape[1], columns)):
+    for row, column in product(slices_of(shape[0], rows), slices_of(shape[1], columns)):
         if same and column.start < row.start:
             continue
         one = left.part(row)
@@ -176,7 +176,7 @@ def kernels_of_pairs(
     size = CHUNK_NUMBERS // max(pairs.count, left.x[0].numel())
     nngp_parts: list[Tensor] = []
     ntk_parts: list[Tensor] = []
-    for part in cuts(len(left.x), size):
+    for part in slices_of(len(left.x), size):
         one = left.part(part)
         two = right.part(part)
         start = Covariance.of_pairs(one.x, two.x, pairs, one.variances, two.variances, same)
@@ -206,10 +206,10 @@ def chunk(network: Network, left: Side, right: Side, budget: MemoryBudget) -> tu
     return rows, max(1, max_numbers // (pairs * rows))
 
 
-def cuts(count: int, size: int) -> Iterator[slice]:
+def slices_of(count: int, size: int) -> Iterator[slice]:
     """Yield consecutive slices of at most `size` elements that cover `range(count)`.
 
-    >>> list(cuts(5, 3))
+    >>> list(slices_of(5, 3))
     [slice(0, 3, None), slice(3, 5, None)]
     """
     for start in range(0, count, max(1, size)):

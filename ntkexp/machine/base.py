@@ -1,6 +1,6 @@
 """The interface of kernel machines, which predict the outputs of the trained network from matrices.
 
-A kernel machine receives the matrices of a run (`Evidence`) but no network. It can therefore be
+A kernel machine receives the matrices of a run (`RunMatrices`) but no network. It can therefore be
 tested on small matrices.
 """
 
@@ -51,7 +51,7 @@ class Training:
     repeat: Repeat
 
     @property
-    def manner(self) -> str:
+    def description(self) -> str:
         """A description of the training, for the table rows of kernel machines that repeat it."""
         return f"flow to t={self.time:.4g}" if self.is_flow else "same steps"
 
@@ -99,7 +99,7 @@ class LimitKernels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class RunMatrices:
     """The results of a run at all points; the first `train` points are the training examples."""
 
     inputs: Float[Tensor, "query feature"]
@@ -110,7 +110,7 @@ class Evidence:
     paths: Mapping[str, PathKernel]
     kernel_start: Float[Tensor, "query out kept out_"]
     kernel_end: Float[Tensor, "query out kept out_"]
-    start_pull: Float[Tensor, "query out"]  # J(θ_0)·θ_0 if there is weight decay
+    initial_weight_term: Float[Tensor, "query out"]  # J(θ_0)·θ_0 if there is weight decay
     read: slice  # the points for which 𝒦 and 𝒮 have rows: all, or all but the training examples
     # the points with a path kernel 𝒦 and contributions 𝒮
     attributed: Bool[Tensor, " query"]
@@ -140,13 +140,13 @@ class Evidence:
         return self.paths[self.rule]
 
     @property
-    def known_limit(self) -> LimitKernels:
+    def limit_kernels(self) -> LimitKernels:
         """The kernels at infinite width. Raises `DoesNotApply` if they are unknown."""
         if isinstance(self.limit, DoesNotApply):
             raise self.limit
         return self.limit
 
-    def elsewhere(self, rule: str) -> Float[Tensor, "point integrated train"]:
+    def query_contributions(self, rule: str) -> Float[Tensor, "point integrated train"]:
         """Return the contributions 𝒮 by a path rule, at all points except the training examples."""
         return self.paths[rule].contributions[self.train - self.read.start :]
 
@@ -154,7 +154,9 @@ class Evidence:
         """Return the explained quantity: the outputs themselves, or the measure of them."""
         return outputs if self.measured is None else self.measured(outputs)
 
-    def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "query explained"]:
+    def outputs_after(
+        self, change: Float[Tensor, "read integrated"]
+    ) -> Float[Tensor, "query explained"]:
         """Return f_0, or its measure, plus `change`. Points and outputs without contributions are
         NaN.
         """
@@ -166,7 +168,7 @@ class Evidence:
         return outputs
 
     @property
-    def learned(self) -> Float[Tensor, "train out"]:
+    def train_change(self) -> Float[Tensor, "train out"]:
         return (self.end - self.start)[: self.train]
 
 
@@ -179,10 +181,10 @@ class Prediction:
     note: str = ""
     # True for sums over the path. They are NaN where 𝒦 and 𝒮 were not computed. If 𝒦 and 𝒮 explain
     # a measure of the outputs, they predict this measure.
-    partial: bool = False
+    is_path_sum: bool = False
     # measure to apply to both f̂ and the network's outputs before comparing them; None to compare
     # outputs
-    through: MeasuredPoints | None = None
+    measure: MeasuredPoints | None = None
 
 
 class AbstractMachine(Component):
@@ -194,7 +196,7 @@ class AbstractMachine(Component):
     needs_limit: ClassVar[bool] = False  # True if the machine uses the kernels at infinite width
 
     @abstractmethod
-    def predict(self, evidence: Evidence) -> Prediction:
+    def predict(self, matrices: RunMatrices) -> Prediction:
         """Return the predicted outputs, or raise `DoesNotApply`."""
 
 

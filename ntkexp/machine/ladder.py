@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # public, and not listed
 
 from ntkexp.component import Component
-from ntkexp.machine.base import AbstractMachine, DoesNotApply, Evidence, Prediction
+from ntkexp.machine.base import AbstractMachine, DoesNotApply, Prediction, RunMatrices
 from ntkexp.machine.machines import path_sum, without_machine
 from ntkexp.mistake import first_line
 from ntkexp.records.results import Result, at_points, rounding_floor
@@ -38,21 +38,21 @@ class Ladder(Component):
 
     machine: tuple[AbstractMachine, ...]
 
-    def climb(self, evidence: Evidence) -> list[Rung]:
+    def predict_all(self, matrices: RunMatrices) -> list[MachineOutcome]:
         """Return the prediction of every kernel machine, or the reason why there is none."""
         tried = [
-            try_machine(machine.option, machine.predict, evidence, machine.control)
+            try_machine(machine.option, machine.predict, matrices, machine.control)
             for machine in self.machine
         ]
         sums = [
-            try_machine(rule, partial(path_sum, rule), evidence)
-            for rule in without_machine(evidence.paths)
+            try_machine(rule, partial(path_sum, rule), matrices)
+            for rule in without_machine(matrices.paths)
         ]
         return tried + sums
 
 
 @dataclass(frozen=True)
-class Rung:
+class MachineOutcome:
     """One row of the comparison: the prediction of a kernel machine, or the reason why there is
     none.
     """
@@ -72,75 +72,88 @@ class Region:
 
 
 def try_machine(
-    name: str, predict: Callable[[Evidence], Prediction], evidence: Evidence, control: bool = False
-) -> Rung:
+    name: str,
+    predict: Callable[[RunMatrices], Prediction],
+    matrices: RunMatrices,
+    control: bool = False,
+) -> MachineOutcome:
     start = time.perf_counter()
     outcome: Prediction | DoesNotApply
     try:
-        outcome = measured(predict(evidence), evidence)
+        outcome = measured(predict(matrices), matrices)
     except DoesNotApply as reason:
         outcome = reason
     except LinAlgError as error:
         outcome = DoesNotApply(f"linear algebra failed ({first_line(error)})")
-    return Rung(name, outcome, time.perf_counter() - start, control)
+    return MachineOutcome(name, outcome, time.perf_counter() - start, control)
 
 
-def measured(prediction: Prediction, evidence: Evidence) -> Prediction:
+def measured(prediction: Prediction, matrices: RunMatrices) -> Prediction:
     """Replace the predicted outputs by their measure g, if there is one.
 
     If the path of a measure was integrated, path sums already predict the measure.
     """
-    g = prediction.through or evidence.measured
+    g = prediction.measure or matrices.measured
     if g is None:
         return prediction
     outputs = prediction.outputs
     remark = f"error in the {g.name.replace('_', '-')}"
-    if not prediction.partial or prediction.through is not None:
+    if not prediction.is_path_sum or prediction.measure is not None:
         outputs = g(outputs)
         remark = f"{remark} of its outputs"
     note = f"{prediction.note}; {remark}" if prediction.note else remark
-    return replace(prediction, outputs=outputs, note=note, through=g)
+    return replace(prediction, outputs=outputs, note=note, measure=g)
 
 
-def ladder_rows(
-    rungs: list[Rung], regions: Mapping[str, Region], evidence: Evidence, classifies: bool
+def comparison_rows(
+    outcomes: list[MachineOutcome],
+    regions: Mapping[str, Region],
+    matrices: RunMatrices,
+    classifies: bool,
 ) -> list[Result]:
-    return [
-        replace(compare_on_split(split, rung, region, evidence, classifies), control=rung.control)
-        for rung in rungs
-        for split, region in regions.items()
-    ]
+    rows = []
+    for outcome in outcomes:
+        for split, region in regions.items():
+            row = compare_on_split(split, outcome, region, matrices, classifies)
+            rows.append(replace(row, control=outcome.control))
+    return rows
 
 
 def compare_on_split(
-    split: str, rung: Rung, region: Region, evidence: Evidence, classifies: bool
+    split: str,
+    machine: MachineOutcome,
+    region: Region,
+    matrices: RunMatrices,
+    classifies: bool,
 ) -> Result:
     """Return the errors of one kernel machine on one split, or the reason why there are none."""
-    outcome = rung.outcome
+    outcome = machine.outcome
     if isinstance(outcome, DoesNotApply):
-        return Result(split, rung.name, note=str(outcome))
-    attributed = evidence.attributed[region.points]
-    if not outcome.partial:
+        return Result(split, machine.name, note=str(outcome))
+    attributed = matrices.attributed[region.points]
+    if not outcome.is_path_sum:
         attributed = attributed | True
     if not attributed.any():
         return Result(
-            split, rung.name, note="none of these points is attributed: raise path.attributed"
+            split,
+            machine.name,
+            note="none of these points is attributed: raise path.attributed",
         )
     # f_0 and f_T, or their measure g; the slope of g multiplies the rounding errors
-    g = outcome.through
-    start_of_all = evidence.start
-    end_of_all = evidence.end
+    g = outcome.measure
+    start_of_all = matrices.start
+    end_of_all = matrices.end
     norms = region.norms
     if g is not None:
-        slopes = torch.maximum(g.slopes(evidence.start), g.slopes(evidence.end))
+        slopes = torch.maximum(g.slopes(matrices.start), g.slopes(matrices.end))
         norms = norms * slopes[region.points]
-        start_of_all = g(evidence.start)
-        end_of_all = g(evidence.end)
+        start_of_all = g(matrices.start)
+        end_of_all = g(matrices.end)
 
     # Select the points and outputs that have a prediction.
     outputs = list(range(end_of_all.shape[1]))
-    if outcome.partial and g is evidence.measured:
-        outputs = list(evidence.integrated)
+    if outcome.is_path_sum and g is matrices.measured:
+        outputs = list(matrices.integrated)
     has_all_outputs = len(outputs) == end_of_all.shape[1]
     start, end, predicted = (
         f[region.points][attributed][:, outputs]
@@ -166,7 +179,7 @@ def compare_on_split(
         remarks.append(f"at output{plural} {', '.join(map(str, outputs))}")
     return Result(
         split,
-        rung.name,
+        machine.name,
         outcome.detail,
         relative_error=missed / moved if moved else None,
         floor=rounding_floor(size, moved, torch.finfo(end.dtype).eps),

@@ -18,8 +18,8 @@ from ntkexp.closed_form import FlowGain, Kernels, condition, modes_of
 from ntkexp.machine.base import (
     AbstractMachine,
     DoesNotApply,
-    Evidence,
     Prediction,
+    RunMatrices,
     apply_kernel,
     refuse_none,
     train_matrix,
@@ -38,27 +38,29 @@ from ntkexp.text import percent, short
 # steps, f̂ is the sum of Domingos' paper.
 
 
-def path_sum(rule: str, evidence: Evidence) -> Prediction:
+def path_sum(rule: str, matrices: RunMatrices) -> Prediction:
     """Return f_0 + Σᵢ 𝒮 + 𝒟, the initial outputs plus all contributions and the decay, by a path
     rule. Raise `DoesNotApply` if the run lacks this rule.
     """
-    if rule not in evidence.paths:
-        if evidence.training.is_flow:
+    if rule not in matrices.paths:
+        if matrices.training.is_flow:
             raise DoesNotApply(
                 "a flow has no finite steps; its path is integrated over time, by gauss"
             )
         raise DoesNotApply(f"not accumulated: add {rule} to path.rule")
-    path = evidence.paths[rule]
+    path = matrices.paths[rule]
     change = summed(path.contributions) + path.without_examples
-    return Prediction(evidence.after(change), path.detail, describe_parts(path.facts), partial=True)
+    return Prediction(
+        matrices.outputs_after(change), path.detail, describe_parts(path.facts), is_path_sum=True
+    )
 
 
 class AbstractPathSum(AbstractMachine):
     """The sum f_0 + Σᵢ 𝒮 + 𝒟 by the path rule of the same name."""
 
     @final
-    def predict(self, evidence: Evidence) -> Prediction:
-        return path_sum(self.option, evidence)
+    def predict(self, matrices: RunMatrices) -> Prediction:
+        return path_sum(self.option, matrices)
 
 
 def without_machine(rules: Iterable[str]) -> list[str]:
@@ -122,22 +124,22 @@ class Nonlinear(AbstractMachine):
 
     measure: AbstractMeasure = LogProbability()
 
-    def predict(self, evidence: Evidence) -> Prediction:
-        if evidence.measured is not None:
+    def predict(self, matrices: RunMatrices) -> Prediction:
+        if matrices.measured is not None:
             raise DoesNotApply(
-                f"the path is that of the {evidence.measured.name}: needs path.measure=output"
+                f"the path is that of the {matrices.measured.name}: needs path.measure=output"
             )
-        if len(evidence.integrated) < evidence.start.shape[1]:
+        if len(matrices.integrated) < matrices.start.shape[1]:
             raise DoesNotApply("its non-linearity is of all outputs: needs path.outputs=all")
-        if evidence.measure is None:
+        if matrices.measure is None:
             raise DoesNotApply("the targets of the measure are not known here")
         try:
-            g = evidence.measure(self.measure)
+            g = matrices.measure(self.measure)
         except Mistake as mistake:
             raise DoesNotApply(str(mistake)) from None
-        inner = path_sum(evidence.rule, evidence)
-        detail = f"{self.measure.option} of the sum by {evidence.rule}"
-        return Prediction(inner.outputs, detail, inner.note, partial=True, through=g)
+        inner = path_sum(matrices.rule, matrices)
+        detail = f"{self.measure.option} of the sum by {matrices.rule}"
+        return Prediction(inner.outputs, detail, inner.note, is_path_sum=True, measure=g)
 
 
 class FixedCoefficients(AbstractMachine):
@@ -154,25 +156,25 @@ class FixedCoefficients(AbstractMachine):
     Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ).
     """
 
-    def predict(self, evidence: Evidence) -> Prediction:
-        refuse_none(evidence.path.kernel)
-        coefficients = evidence.training.mean_coefficients
+    def predict(self, matrices: RunMatrices) -> Prediction:
+        refuse_none(matrices.path.kernel)
+        coefficients = matrices.training.mean_coefficients
         if coefficients is None:
-            coefficients = fitted_coefficients(evidence)
-        outputs = evidence.after(apply_kernel(evidence.path.kernel, coefficients))
-        return Prediction(outputs, f"𝒦 by {evidence.rule}", partial=True)
+            coefficients = fitted_coefficients(matrices)
+        outputs = matrices.outputs_after(apply_kernel(matrices.path.kernel, coefficients))
+        return Prediction(outputs, f"𝒦 by {matrices.rule}", is_path_sum=True)
 
 
-def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out"]:
+def fitted_coefficients(matrices: RunMatrices) -> Float[Tensor, "train out"]:
     """Return the least-squares solutions āᵢ of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the attributed training
     points x.
     """
-    points = evidence.attributed[: evidence.train].nonzero()[:, 0]
+    points = matrices.attributed[: matrices.train].nonzero()[:, 0]
     if not len(points):
         raise DoesNotApply("no training example is attributed: add train to path.queries")
     # [train, point·out, out_]
-    kernel = evidence.path.kernel[points].permute(2, 0, 1, 3).flatten(1, 2)
-    parts = evidence.path.contributions[points].flatten(0, 1).t()[..., None]
+    kernel = matrices.path.kernel[points].permute(2, 0, 1, 3).flatten(1, 2)
+    parts = matrices.path.contributions[points].flatten(0, 1).t()[..., None]
     if not (kernel.isfinite().all() and parts.isfinite().all()):
         raise DoesNotApply("the path kernel among the training examples is not finite")
     fitted: Tensor = torch.linalg.pinv(kernel) @ parts.to(kernel.dtype)  # 𝒮 is in float64
@@ -182,19 +184,19 @@ def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out"]:
 class KernelRegression(AbstractMachine):
     """Kernel regression with the path kernel 𝒦 on f_T − f_0 at the training examples."""
 
-    def predict(self, evidence: Evidence) -> Prediction:
-        refuse_none(evidence.path.kernel)
-        if evidence.measured is not None:
+    def predict(self, matrices: RunMatrices) -> Prediction:
+        refuse_none(matrices.path.kernel)
+        if matrices.measured is not None:
             raise DoesNotApply(
-                f"the path kernel is that of the {evidence.measured.name}: needs path.measure=output"
+                f"the path kernel is that of the {matrices.measured.name}: needs path.measure=output"
             )
-        if evidence.read.start:
+        if matrices.read.start:
             raise DoesNotApply(
                 "the path was not read at the training examples: add train to path.queries"
             )
-        prediction = regression_prediction(evidence.path.kernel, evidence)
+        prediction = regression_prediction(matrices.path.kernel, matrices)
         return Prediction(
-            prediction.outputs, f"𝒦 by {evidence.rule}, {prediction.detail}", partial=True
+            prediction.outputs, f"𝒦 by {matrices.rule}, {prediction.detail}", is_path_sum=True
         )
 
 
@@ -206,7 +208,7 @@ class KernelRegression(AbstractMachine):
 
 
 def regression_prediction(
-    kernel: Float[Tensor, "query out train out_"], evidence: Evidence
+    kernel: Float[Tensor, "query out train out_"], matrices: RunMatrices
 ) -> Prediction:
     """Return the prediction of kernel regression, whose targets are f_T − f_0 at the training
     examples.
@@ -218,10 +220,10 @@ def regression_prediction(
         raise DoesNotApply(
             "the path was not read at the training examples: add train to path.queries"
         )
-    attributed = evidence.attributed[: evidence.train]
+    attributed = matrices.attributed[: matrices.train]
     if matrix.isnan().any() and not attributed.all():
         raise DoesNotApply(
-            f"{int(attributed.sum())} of {evidence.train} training examples are attributed: raise path.attributed"
+            f"{int(attributed.sum())} of {matrices.train} training examples are attributed: raise path.attributed"
         )
     if not matrix.isfinite().all():
         raise DoesNotApply("the kernel among the training examples is not finite")
@@ -230,8 +232,8 @@ def regression_prediction(
     cutoff = len(matrix) * torch.finfo(matrix.dtype).eps
     used = singular > cutoff * singular.max()
     inverse = torch.where(used, 1 / singular, 0.0)
-    coefficients = Vh.mH @ (inverse * (U.mH @ evidence.learned.flatten()))
-    outputs = evidence.start + apply_kernel(kernel, coefficients.view(evidence.targets.shape))
+    coefficients = Vh.mH @ (inverse * (U.mH @ matrices.train_change.flatten()))
+    outputs = matrices.start + apply_kernel(kernel, coefficients.view(matrices.targets.shape))
     return Prediction(outputs, f"rank {int(used.sum())}/{len(matrix)}, cut-off {cutoff:.0e}")
 
 
@@ -250,25 +252,27 @@ def regression_prediction(
 
 
 def flow_prediction(
-    kernel: Float[Tensor, "query out train out_"], evidence: Evidence
+    kernel: Float[Tensor, "query out train out_"], matrices: RunMatrices
 ) -> Float[Tensor, "query out"]:
     """Return f_t of the gradient flow at the end of training."""
-    missing = (evidence.targets - evidence.start[: evidence.train]).flatten()[:, None]
-    gain = FlowGain(evidence.training.time * evidence.training.weight)
+    missing = (matrices.targets - matrices.start[: matrices.train]).flatten()[:, None]
+    gain = FlowGain(matrices.training.time * matrices.training.weight)
     coefficients = modes_of(train_matrix(kernel)).at(gain)(missing)
-    return evidence.start + apply_kernel(kernel, coefficients.view(evidence.targets.shape))
+    return matrices.start + apply_kernel(kernel, coefficients.view(matrices.targets.shape))
 
 
 def descent_prediction(
-    kernel: Float[Tensor, "query out train out_"], evidence: Evidence
+    kernel: Float[Tensor, "query out train out_"], matrices: RunMatrices
 ) -> Float[Tensor, "query out"]:
     """Return f_T after the steps of the run, taken with a fixed kernel."""
-    train = evidence.train
-    coefficients, remaining = evidence.training.repeat(
-        train_matrix(kernel), evidence.start[:train], evidence.start_pull[:train]
+    train = matrices.train
+    coefficients, remaining = matrices.training.repeat(
+        train_matrix(kernel), matrices.start[:train], matrices.initial_weight_term[:train]
     )
     return (
-        evidence.start + apply_kernel(kernel, coefficients) + (remaining - 1) * evidence.start_pull
+        matrices.start
+        + apply_kernel(kernel, coefficients)
+        + (remaining - 1) * matrices.initial_weight_term
     )
 
 
@@ -280,32 +284,32 @@ class AbstractFrozen(AbstractMachine):
     """
 
     @abstractmethod
-    def kernel(self, evidence: Evidence) -> Float[Tensor, "query out train out_"]:
+    def kernel(self, matrices: RunMatrices) -> Float[Tensor, "query out train out_"]:
         """Return the fixed kernel."""
 
     @final
-    def predict(self, evidence: Evidence) -> Prediction:
-        kernel = self.kernel(evidence)
+    def predict(self, matrices: RunMatrices) -> Prediction:
+        kernel = self.kernel(matrices)
         # For a loss that is quadratic in f, gradient flow has a closed form.
-        if evidence.training.is_quadratic and evidence.training.is_plain:
+        if matrices.training.is_quadratic and matrices.training.is_plain:
             return Prediction(
-                flow_prediction(kernel, evidence), f"flow to t={evidence.training.time:.4g}"
+                flow_prediction(kernel, matrices), f"flow to t={matrices.training.time:.4g}"
             )
-        return Prediction(descent_prediction(kernel, evidence), evidence.training.manner)
+        return Prediction(descent_prediction(kernel, matrices), matrices.training.description)
 
 
 class FrozenStart(AbstractFrozen):
     """Training for the same time with the fixed initial tangent kernel K_0."""
 
-    def kernel(self, evidence: Evidence) -> Float[Tensor, "query out train out_"]:
-        return evidence.kernel_start
+    def kernel(self, matrices: RunMatrices) -> Float[Tensor, "query out train out_"]:
+        return matrices.kernel_start
 
 
 class FrozenEnd(AbstractFrozen):
     """Training for the same time with the fixed final tangent kernel K_T."""
 
-    def kernel(self, evidence: Evidence) -> Float[Tensor, "query out train out_"]:
-        return evidence.kernel_end
+    def kernel(self, matrices: RunMatrices) -> Float[Tensor, "query out train out_"]:
+        return matrices.kernel_end
 
 
 class FrozenLimit(AbstractFrozen):
@@ -313,9 +317,9 @@ class FrozenLimit(AbstractFrozen):
 
     needs_limit = True
 
-    def kernel(self, evidence: Evidence) -> Float[Tensor, "query out train out_"]:
-        refuse_none(evidence.kernel_start)
-        return evidence.known_limit.of_all(evidence.start.shape[1])
+    def kernel(self, matrices: RunMatrices) -> Float[Tensor, "query out train out_"]:
+        refuse_none(matrices.kernel_start)
+        return matrices.limit_kernels.of_all(matrices.start.shape[1])
 
 
 class Linearised(AbstractMachine):
@@ -326,9 +330,9 @@ class Linearised(AbstractMachine):
     factors that were recorded for the network.
     """
 
-    def predict(self, evidence: Evidence) -> Prediction:
+    def predict(self, matrices: RunMatrices) -> Prediction:
         return Prediction(
-            descent_prediction(evidence.kernel_start, evidence), evidence.training.manner
+            descent_prediction(matrices.kernel_start, matrices), matrices.training.description
         )
 
 
@@ -343,15 +347,15 @@ class NNGP(AbstractMachine):
 
     needs_limit = True
 
-    def predict(self, evidence: Evidence) -> Prediction:
-        prior = evidence.known_limit.start
-        if not evidence.training.is_quadratic:
+    def predict(self, matrices: RunMatrices) -> Prediction:
+        prior = matrices.limit_kernels.start
+        if not matrices.training.is_quadratic:
             raise DoesNotApply("its posterior is that of squared loss")
         try:
-            posterior = condition(Kernels(prior[: evidence.train], prior))
+            posterior = condition(Kernels(prior[: matrices.train], prior))
         except Mistake as mistake:
             raise DoesNotApply(str(mistake)) from None
-        return Prediction(posterior.mean(evidence.targets), "posterior mean")
+        return Prediction(posterior.mean(matrices.targets), "posterior mean")
 
 
 # --- Controls: a Gaussian kernel, or a random positive definite kernel, independent of the network.
@@ -374,8 +378,8 @@ class RBFIdentity(AbstractMachine):
 
     control = True
 
-    def predict(self, evidence: Evidence) -> Prediction:
-        points, train = evidence.inputs[evidence.read], evidence.inputs[: evidence.train]
+    def predict(self, matrices: RunMatrices) -> Prediction:
+        points, train = matrices.inputs[matrices.read], matrices.inputs[: matrices.train]
         width = median_distance(train)
 
         def rows(some: slice) -> Float[Tensor, "query train"]:
@@ -386,7 +390,7 @@ class RBFIdentity(AbstractMachine):
                 )
             return kernel
 
-        return divide_and_multiply(evidence, rows, f"h={width:.3g}")
+        return divide_and_multiply(matrices, rows, f"h={width:.3g}")
 
 
 class RandomIdentity(AbstractMachine):
@@ -394,29 +398,29 @@ class RandomIdentity(AbstractMachine):
 
     control = True
 
-    def predict(self, evidence: Evidence) -> Prediction:
-        kernel = random_kernel(evidence)
+    def predict(self, matrices: RunMatrices) -> Prediction:
+        kernel = random_kernel(matrices)
         if (kernel == 0).any():
             raise DoesNotApply(
                 "the random kernel vanishes between two points, so nothing can be divided by it"
             )
         return divide_and_multiply(
-            evidence, kernel[evidence.read].__getitem__, f"rank {len(kernel)}"
+            matrices, kernel[matrices.read].__getitem__, f"rank {len(kernel)}"
         )
 
 
 def divide_and_multiply(
-    evidence: Evidence, rows: Callable[[slice], Float[Tensor, "query train"]], detail: str
+    matrices: RunMatrices, rows: Callable[[slice], Float[Tensor, "query train"]], detail: str
 ) -> Prediction:
     """Divide 𝒮 by a kernel, multiply by this kernel, and sum over examples, in blocks of rows."""
-    parts = evidence.path.contributions
+    parts = matrices.path.contributions
     changes = []
     for block in row_blocks(parts):
         kernel = rows(block)[:, None]
         changes.append((parts[block] / kernel * kernel).sum(2))
     change = torch.cat(changes)
-    outputs = evidence.after(change + evidence.path.without_examples)
-    return Prediction(outputs, f"{detail}, 𝒮 by {evidence.rule}", partial=True)
+    outputs = matrices.outputs_after(change + matrices.path.without_examples)
+    return Prediction(outputs, f"{detail}, 𝒮 by {matrices.rule}", is_path_sum=True)
 
 
 class RBFRegression(AbstractMachine):
@@ -424,12 +428,12 @@ class RBFRegression(AbstractMachine):
 
     control = True
 
-    def predict(self, evidence: Evidence) -> Prediction:
-        refuse_none(evidence.kernel_start)
-        train = evidence.inputs[: evidence.train]
+    def predict(self, matrices: RunMatrices) -> Prediction:
+        refuse_none(matrices.kernel_start)
+        train = matrices.inputs[: matrices.train]
         width = median_distance(train)
-        kernel = gaussian_kernel(evidence.inputs, train, width)
-        prediction = regression_prediction(kernel_for_each_output(kernel, evidence), evidence)
+        kernel = gaussian_kernel(matrices.inputs, train, width)
+        prediction = regression_prediction(kernel_for_each_output(kernel, matrices), matrices)
         return Prediction(prediction.outputs, f"h={width:.3g}, {prediction.detail}")
 
 
@@ -438,18 +442,18 @@ class RandomRegression(AbstractMachine):
 
     control = True
 
-    def predict(self, evidence: Evidence) -> Prediction:
-        refuse_none(evidence.kernel_start)
+    def predict(self, matrices: RunMatrices) -> Prediction:
+        refuse_none(matrices.kernel_start)
         return regression_prediction(
-            kernel_for_each_output(random_kernel(evidence), evidence), evidence
+            kernel_for_each_output(random_kernel(matrices), matrices), matrices
         )
 
 
 def kernel_for_each_output(
-    kernel: Float[Tensor, "query train"], evidence: Evidence
+    kernel: Float[Tensor, "query train"], matrices: RunMatrices
 ) -> Float[Tensor, "query out train out_"]:
     """Return the kernel for all outputs, which is k(x, x′) times the identity."""
-    identity = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
+    identity = torch.eye(matrices.start.shape[1], dtype=kernel.dtype, device=kernel.device)
     return kernel[:, None, :, None] * identity[:, None]
 
 
@@ -474,14 +478,14 @@ def median_distance(points: Float[Tensor, "train feature"]) -> float:
     return float(distances[middle])
 
 
-def random_kernel(evidence: Evidence) -> Float[Tensor, "query train"]:
+def random_kernel(matrices: RunMatrices) -> Float[Tensor, "query train"]:
     """Return a random kernel between all points and the training examples, drawn with the run's
     seed.
     """
-    points = len(evidence.inputs)
+    points = len(matrices.inputs)
     factor = torch.randn(
-        points, points, generator=stream("random kernel", evidence.seed), dtype=torch.float64
+        points, points, generator=stream("random kernel", matrices.seed), dtype=torch.float64
     )
-    kernel = (factor @ factor[: evidence.train].t()).div_(points)
+    kernel = (factor @ factor[: matrices.train].t()).div_(points)
     kernel.diagonal().add_(1.0)
-    return kernel.to(evidence.end)
+    return kernel.to(matrices.end)

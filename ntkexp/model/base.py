@@ -20,7 +20,7 @@ from ntkexp.init import AbstractInit
 from ntkexp.layer.base import AbstractLayer, build
 from ntkexp.limit.network import Network, network
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import called, copied
+from ntkexp.model.functional import call_with, copy_module
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 
@@ -37,7 +37,7 @@ class LearningTask:
     vocabulary: int = 0
 
     def sample(self, examples: int = 2) -> Float[Tensor, "example *shape"]:
-        """Return artificial examples, with which a network can be tried.
+        """Return artificial examples for a trial run of a network.
 
         >>> LearningTask((3,), 1, vocabulary=4).sample().tolist()
         [[0.0, 1.0, 2.0], [3.0, 0.0, 1.0]]
@@ -95,7 +95,7 @@ class ScaledOutput(nn.Module):
         """
         module_weights = {f"reading.{name}": weight for name, weight in weights.items()}
         with torch.no_grad():
-            terms = called(TrainedTerms(self), module_weights, (x,))
+            terms = call_with(TrainedTerms(self), module_weights, (x,))
         return self.alpha * torch.stack([term.norm(dim=1) for term in terms])
 
 
@@ -139,7 +139,7 @@ class Centred(ScaledOutput):
         return (self.network(x),)
 
 
-def read_output(network: nn.Module, init: AbstractInit) -> ScaledOutput:
+def wrap_output(network: nn.Module, init: AbstractInit) -> ScaledOutput:
     """Wrap a network in the form of the output that `init` chooses."""
     if init.antisymmetric:
         return Antisymmetric(network, init.alpha)
@@ -150,7 +150,7 @@ def read_output(network: nn.Module, init: AbstractInit) -> ScaledOutput:
 
 def copy_network(network: nn.Module, key: str) -> nn.Module:
     try:
-        return copied(network)
+        return copy_module(network)
     except Mistake as mistake:
         raise Mistake(f"init.{key}=true needs a copy of the network: {mistake}") from None
 
@@ -182,7 +182,7 @@ class AbstractArchitecture(Component):
     ) -> ScaledOutput:
         """Return an untrained network, in the form of the output that `init` chooses."""
         task = LearningTask(shape, outputs, vocabulary)
-        return read_output(self.network(init, task, generator), init)
+        return wrap_output(self.network(init, task, generator), init)
 
     def limit(self, init: AbstractInit, task: LearningTask) -> Network:
         """Return the infinite-width limit of the network h. Raise a `Mistake` if it is unknown."""

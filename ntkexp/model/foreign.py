@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.model.base import LearningTask
-from ntkexp.model.functional import hooked, training_modes
+from ntkexp.model.functional import hooked_parameters, training_modes
 from ntkexp.records.atomic import read_object
 
 # --- Adapt a foreign module to the data's inputs, and to the outputs that the loss needs.
@@ -44,11 +44,11 @@ class Adapted(nn.Module):
         self.module, self.tokens = module, tokens
 
     def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example out"]:
-        outputs = self.answer(x)
+        outputs = self.module_output(x)
         assert isinstance(outputs, Tensor)  # checked by refuse_unfit
         return outputs[:, None] if outputs.dim() == 1 else outputs
 
-    def answer(self, x: Float[Tensor, "example *shape"]) -> object:
+    def module_output(self, x: Float[Tensor, "example *shape"]) -> object:
         """Return the output of the foreign module, of any type."""
         with default_dtype(x.dtype):
             return self.module(x.long() if self.tokens else x)
@@ -58,23 +58,23 @@ def adapt_module(
     make: Callable[[], nn.Module],
     task: LearningTask,
     seed: int,
-    given: str,
+    setting: str,
     file: Path | None = None,
 ) -> Adapted:
     """Build a module in double precision and evaluation mode, and check that it fits the task.
 
-    torch's global generator is seeded while `make` runs. `given` begins error messages, and `file`
-    is the user's file, whose line is reported.
+    torch's global generator is seeded while `make` runs. Error messages begin with `setting`,
+    such as `model.path=net.py`, and report the line in the user's file `file`.
     """
-    with torch.random.fork_rng(devices=[]), default_dtype(torch.float64), one_line(given, file):
+    with torch.random.fork_rng(devices=[]), default_dtype(torch.float64), one_line(setting, file):
         torch.manual_seed(seed)
         module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
         for layer in module.modules():
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
                 # dense gradients have the same values, and can be differentiated twice
                 layer.sparse = False
-        with one_line(f"{given}: {task.description}, and the module says", file):
-            refuse_unfit(given, module, task)
+        with one_line(f"{setting}: {task.description}, and the module says", file):
+            refuse_unfit(setting, module, task)
     return module
 
 
@@ -89,44 +89,44 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
+def refuse_unfit(setting: str, module: Adapted, task: LearningTask) -> None:
     """Run the module on artificial examples, and raise if it does not fit the task."""
-    refuse_untrainable(given, module.module)
+    refuse_untrainable(setting, module.module)
     if reasons := list(training_modes(module.module)):
         raise Mistake(
-            f"{given}: {reasons[0]}, even after module.eval(); each output must depend on its own "
+            f"{setting}: {reasons[0]}, even after module.eval(); each output must depend on its own "
             "example"
         )
     # Forward pass: check the shape, and that the inputs did not change.
     x = task.sample()
-    outputs = module.answer(x)
-    refuse_shape(given, outputs, task)
+    outputs = module.module_output(x)
+    refuse_shape(setting, outputs, task)
     assert isinstance(outputs, Tensor)
     if not torch.equal(x, task.sample()):
         raise Mistake(
-            f"{given}: the module overwrites its inputs; let it work on a copy, such as x = "
+            f"{setting}: the module overwrites its inputs; let it work on a copy, such as x = "
             "x.clone()"
         )
     if not outputs.requires_grad:
         raise Mistake(
-            f"{given}: no output depends on a trained parameter; is there a detach, or no_grad?"
+            f"{setting}: no output depends on a trained parameter; is there a detach, or no_grad?"
         )
     # Backward pass: gradients must be dense. A second call must give equal outputs.
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     gradients = torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
     if any(each is not None and each.is_sparse for each in gradients):
         raise Mistake(
-            f"{given}: there is a sparse gradient; call F.embedding and F.embedding_bag with "
+            f"{setting}: there is a sparse gradient; call F.embedding and F.embedding_bag with "
             "sparse=False"
         )
     if not torch.equal(module(x).nan_to_num(), module(x).nan_to_num()):
         raise Mistake(
-            f"{given}: the module gives other outputs when it is called again, in evaluation mode; "
+            f"{setting}: the module gives other outputs when it is called again, in evaluation mode; "
             "is there a dropout without training=self.training?"
         )
 
 
-def refuse_untrainable(given: str, module: nn.Module) -> None:
+def refuse_untrainable(setting: str, module: nn.Module) -> None:
     """Raise if the module has no trained parameter, or if a parameter is complex or has a hook."""
     weights = dict(module.named_parameters())
     if not any(weight.requires_grad for weight in weights.values()):
@@ -135,47 +135,47 @@ def refuse_untrainable(given: str, module: nn.Module) -> None:
             if weights
             else "it has no parameters"
         )
-        raise Mistake(f"{given}: the module has nothing to train: {why}")
+        raise Mistake(f"{setting}: the module has nothing to train: {why}")
     if unreal := [name for name, weight in weights.items() if weight.is_complex()]:
         raise Mistake(
-            f"{given}: the parameter '{unreal[0]}' is complex; take its real and imaginary part "
+            f"{setting}: the parameter '{unreal[0]}' is complex; take its real and imaginary part "
             "instead"
         )
-    if (name := next(hooked(module), None)) is not None:
+    if (name := next(hooked_parameters(module), None)) is not None:
         raise Mistake(
-            f"{given}: the parameter '{name}' has a hook, which a run would not call: it trains by "
+            f"{setting}: the parameter '{name}' has a hook, which a run would not call: it trains by "
             "derivatives; build the module without it"
         )
 
 
-def refuse_shape(given: str, outputs: object, task: LearningTask) -> None:
+def refuse_shape(setting: str, outputs: object, task: LearningTask) -> None:
     """Raise unless the outputs have the shape that the data and the loss require."""
     if not isinstance(outputs, Tensor):
         raise Mistake(
-            f"{given}: the module returns a {type(outputs).__name__}; let it return one tensor, "
+            f"{setting}: the module returns a {type(outputs).__name__}; let it return one tensor, "
             "[examples, outputs]"
         )
     shape, expected = list(outputs.shape), [2, task.outputs]
     if expected not in (shape, [*shape, 1]):
         raise Mistake(
-            f"{given}: the module gives outputs of shape {shape} for 2 examples, and {expected} is "
+            f"{setting}: the module gives outputs of shape {shape} for 2 examples, and {expected} is "
             f"expected: data and loss ask for {task.outputs} for each example"
         )
     if not outputs.is_floating_point():
-        raise Mistake(f"{given}: the module gives {outputs.dtype}, and real numbers are expected")
+        raise Mistake(f"{setting}: the module gives {outputs.dtype}, and real numbers are expected")
 
 
-def refuse_chance(given: str, module: Adapted, again: Adapted) -> None:
+def refuse_irreproducible(setting: str, module: Adapted, again: Adapted) -> None:
     """Raise if two modules that were built with the same seed differ."""
     first, second = module.module.state_dict(), again.module.state_dict()
     if first.keys() != second.keys():
-        raise Mistake(f"{given} builds another module when it is called again with the same seed")
+        raise Mistake(f"{setting} builds another module when it is called again with the same seed")
     for name, value in first.items():
         if isinstance(value, Tensor) and not torch.equal(
             value.nan_to_num(), second[name].nan_to_num()
         ):
             raise Mistake(
-                f"{given} draws another '{name}' when it is called again with the same seed; draw "
+                f"{setting} draws another '{name}' when it is called again with the same seed; draw "
                 "it by torch, which is seeded, or from the argument seed"
             )
 
@@ -213,16 +213,16 @@ TRUSTED = TrustedModules()
 sys.meta_path.append(TRUSTED)
 
 
-def let_import(files: Iterable[Path], folders: Sequence[Path]) -> None:
+def allow_imports(files: Iterable[Path], folders: Sequence[Path]) -> None:
     """Let trusted files import modules from these folders, directly or indirectly."""
     waiting = list(files)
     while waiting:
         for name in imported_packages(waiting.pop()):
             if name not in sys.modules and find_spec(name) is None:
-                waiting += admit_module(name, folders)
+                waiting += allow_module(name, folders)
 
 
-def admit_module(name: str, folders: Iterable[Path]) -> list[Path]:
+def allow_module(name: str, folders: Iterable[Path]) -> list[Path]:
     """Permit the import of a module or package from the first folder that contains it. Return its
     files.
     """
@@ -234,7 +234,7 @@ def admit_module(name: str, folders: Iterable[Path]) -> list[Path]:
     return []
 
 
-def load_module(file: Path, given: str) -> ModuleType:
+def load_module(file: Path, setting: str) -> ModuleType:
     """Load a file as the module named after its stem. The file can import other files in its folder
     or in the working folder.
     """
@@ -244,9 +244,9 @@ def load_module(file: Path, given: str) -> ModuleType:
         return loaded
     if loaded is not None or not file.stem.isidentifier():
         raise Mistake(
-            f"{given}: '{file.stem}' cannot be the name of a new module; give the file another name"
+            f"{setting}: '{file.stem}' cannot be the name of a new module; give the file another name"
         )
-    let_import([file], [file.parent, Path.cwd()])
+    allow_imports([file], [file.parent, Path.cwd()])
     spec = spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
@@ -254,7 +254,7 @@ def load_module(file: Path, given: str) -> ModuleType:
         load_torchvision()
     module = sys.modules[file.stem] = module_from_spec(spec)
     try:
-        with one_line(given, file):
+        with one_line(setting, file):
             spec.loader.exec_module(module)
     except Mistake:
         del sys.modules[file.stem]
@@ -337,7 +337,7 @@ def load_torchvision() -> None:
         import_module("torchvision")
 
 
-ELSEWHERE = frozenset(
+EXTERNAL_KEYS = frozenset(
     {
         "adapter_kwargs",
         "architecture",  # a timm model by its address
@@ -360,14 +360,14 @@ download compiled code.
 """
 
 
-def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
+def refuse_external_code(fields: Mapping[str, Any], setting: str) -> None:
     """Raise if a configuration of transformers would run code, or read files, from outside its
     folder.
 
     Configurations come from a command line, a YAML file, a run folder or a model folder. Users do
     not expect these to run code.
 
-    >>> refuse_elsewhere({"n_head": 2, "text_config": {"auto_map": {"AutoModel": "own.Net"}}}, "model.path=a")
+    >>> refuse_external_code({"n_head": 2, "text_config": {"auto_map": {"AutoModel": "own.Net"}}}, "model.path=a")
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: model.path=a: 'auto_map' would run or read files elsewhere, which is never done; ...
     """
@@ -375,9 +375,9 @@ def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
         foreign = key.endswith("_implementation") and (
             not isinstance(value, str | None) or value not in PLAIN_ATTENTION
         )
-        if foreign or (key in ELSEWHERE and value not in (None, False, [], {})):
+        if foreign or (key in EXTERNAL_KEYS and value not in (None, False, [], {})):
             raise Mistake(
-                f"{given}: '{key}' would run or read files elsewhere, which is never done; remove "
+                f"{setting}: '{key}' would run or read files elsewhere, which is never done; remove "
                 "it"
             )
 
@@ -393,14 +393,14 @@ def tree_entries(value: object) -> Iterator[tuple[str, Any]]:
             waiting += node
 
 
-def refuse_parts_elsewhere(files: Sequence[Path], given: str) -> None:
+def refuse_external_weights(files: Sequence[Path], setting: str) -> None:
     """Raise if the folder holds an adapter, or an index of weights that names files outside the
     folder.
     """
     here = {file.name for file in files}
     if "adapter_config.json" in here:
         raise Mistake(
-            f"{given} holds an adapter, whose model lies elsewhere; merge them, and save the whole"
+            f"{setting} holds an adapter, whose model lies elsewhere; merge them, and save the whole"
         )
     for file in files:
         if file.name.endswith(".index.json"):
@@ -408,12 +408,12 @@ def refuse_parts_elsewhere(files: Sequence[Path], given: str) -> None:
             named = set(map(json.dumps, parts.values())) if isinstance(parts, dict) else {"no file"}
             if away := sorted(named - set(map(json.dumps, here))):
                 raise Mistake(
-                    f"{given}: {file.name} names {away[0]}, which is not a file of that folder"
+                    f"{setting}: {file.name} names {away[0]}, which is not a file of that folder"
                 )
 
 
 @contextmanager
-def one_line(given: str, file: Path | None = None) -> Iterator[None]:
+def one_line(setting: str, file: Path | None = None) -> Iterator[None]:
     """Turn any error into a `Mistake` of one line: the argument, the line in the user's file, and
     the error.
 
@@ -428,7 +428,7 @@ def one_line(given: str, file: Path | None = None) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         where = line_in_file(error, file) if file else ""
-        raise Mistake(f"{given}{where}: {type(error).__name__}: {first_line(error)}") from None
+        raise Mistake(f"{setting}{where}: {type(error).__name__}: {first_line(error)}") from None
 
 
 def line_in_file(error: BaseException, file: Path) -> str:

@@ -88,10 +88,10 @@ def function_of(
     def function(weights: Weights, inputs: Inputs) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
         args, kwargs = arguments(inputs)
-        single = InOrder() if examples(inputs) == 1 else nullcontext()
+        single = ContiguousGradient() if examples(inputs) == 1 else nullcontext()
         transformed = PackedInPython() if in_transform() else nullcontext()
         with without_checkpoints(), single, transformed:
-            answer = called(module, {**buffers, **weights}, args, kwargs)
+            answer = call_with(module, {**buffers, **weights}, args, kwargs)
         return choose_output(answer, output)
 
     return function
@@ -106,7 +106,7 @@ def arguments(inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
     return (inputs,), {}
 
 
-def called(
+def call_with(
     module: nn.Module,
     values: Mapping[str, Tensor],
     args: tuple[object, ...],
@@ -121,7 +121,7 @@ def called(
 
     >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
     >>> before = layer.weight
-    >>> called(twice, {"0.weight": torch.zeros(1, 1)}, (torch.ones(1, 1),)).tolist()
+    >>> call_with(twice, {"0.weight": torch.zeros(1, 1)}, (torch.ones(1, 1),)).tolist()
     [[0.0]]
     >>> layer.weight is before
     True
@@ -177,7 +177,7 @@ def named_layers(module: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
-def copied(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Module:
+def copy_module(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Module:
     """Return a copy of a module. As in `copy.deepcopy`, `memo` maps ids of objects to their copies.
 
     A layer may hold a computed tensor with its graph, e.g. a hidden state, or the weight under
@@ -186,7 +186,7 @@ def copied(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Modul
 
     >>> from torch.nn.utils import prune
     >>> layer = prune.l1_unstructured(nn.Linear(2, 2), "weight", 0.5)
-    >>> layer.weight.is_leaf, copied(layer).weight.is_leaf
+    >>> layer.weight.is_leaf, copy_module(layer).weight.is_leaf
     (False, True)
     """
     replacements = dict(memo or {})
@@ -235,13 +235,13 @@ def batch_statistics(module: nn.Module) -> Iterator[str]:
             yield f"layer '{name}' ({kind}) takes its statistics from the batch"
 
 
-def hooked(module: nn.Module) -> Iterator[str]:
+def hooked_parameters(module: nn.Module) -> Iterator[str]:
     """Yield the names of trained parameters with hooks, which may change the gradient or the weight
     in `backward`.
 
     >>> layer = nn.Linear(1, 1)
     >>> hook = layer.bias.register_hook(torch.sign)
-    >>> list(hooked(layer)), hook.remove(), list(hooked(layer))
+    >>> list(hooked_parameters(layer)), hook.remove(), list(hooked_parameters(layer))
     (['bias'], None, [])
     """
     for name, weight in module.named_parameters():
@@ -463,12 +463,12 @@ def without_checkpoints() -> Iterator[None]:
 BATCH_NORM_FUNCTIONS = (torch.batch_norm, functional.batch_norm)
 
 
-class InOrder(TorchFunctionMode):
+class ContiguousGradient(TorchFunctionMode):
     """A mode that makes gradients contiguous before the backward pass of batch norm of a single
     example.
 
     >>> x = torch.zeros(1, 2, 2, 2, requires_grad=True)
-    >>> with InOrder():
+    >>> with ContiguousGradient():
     ...     y = functional.batch_norm(x, torch.zeros(2), torch.tensor([1.0, 4.0]), eps=0.0)
     >>> channels_last = torch.arange(0.0, 16.0, 2.0).view(4, 2).t().view(1, 2, 2, 2)
     >>> torch.autograd.grad(y, x, channels_last)[0].flatten().tolist()

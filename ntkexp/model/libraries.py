@@ -29,9 +29,9 @@ from ntkexp.model.foreign import (
     files_imported,
     import_library,
     load_module,
-    refuse_chance,
-    refuse_elsewhere,
-    refuse_parts_elsewhere,
+    refuse_external_code,
+    refuse_external_weights,
+    refuse_irreproducible,
 )
 from ntkexp.model.transformer import at_each_position, fitting_patch, largest_divisor
 from ntkexp.records.atomic import read_object
@@ -68,19 +68,19 @@ class Module(AbstractArchitecture):
 
     @field_validator("path")
     @classmethod
-    def names_a_file(cls, path: str) -> str:
+    def check_path(cls, path: str) -> str:
         file, _, function = file_and_function(path)
         if not file.endswith(".py") or not function.isidentifier():
             raise Mistake("it takes FILE.py:FUNCTION, such as my_net.py:build")
         return path
 
     @property
-    def given(self) -> str:
+    def setting(self) -> str:
         return f"model.path={self.path}"
 
     @property
     def file(self) -> Path:
-        return source_file(self.path, self.given)
+        return source_file(self.path, self.setting)
 
     def code(self) -> tuple[Path, ...]:
         return (self.file,)
@@ -91,8 +91,8 @@ class Module(AbstractArchitecture):
     def network(
         self, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> nn.Module:
-        module = load_module(self.file, self.given)
-        build = find_function(module, file_and_function(self.path)[2], self.given)
+        module = load_module(self.file, self.setting)
+        build = find_function(module, file_and_function(self.path)[2], self.setting)
         seed = generator.initial_seed()
         arguments = self.arguments(build, task, seed)
 
@@ -100,14 +100,14 @@ class Module(AbstractArchitecture):
             network = build(**arguments)
             if not isinstance(network, nn.Module):
                 raise Mistake(
-                    f"{self.given} returns a {type(network).__name__}; let it return an nn.Module"
+                    f"{self.setting} returns a {type(network).__name__}; let it return an nn.Module"
                 )
             return network
 
         # Build two networks with the same seed, and raise if their weights differ.
-        network = adapt_module(make, task, seed, self.given, self.file)
-        again = adapt_module(make, task, seed, self.given, self.file)
-        refuse_chance(self.given, network, again)
+        network = adapt_module(make, task, seed, self.setting, self.file)
+        again = adapt_module(make, task, seed, self.setting, self.file)
+        refuse_irreproducible(self.setting, network, again)
         return network
 
     def arguments(
@@ -128,7 +128,7 @@ class Module(AbstractArchitecture):
                 arguments[parameter.name] = available[parameter.name]
             elif parameter.default is parameter.empty and parameter.kind not in variadic:
                 raise Mistake(
-                    f"{self.given} wants '{parameter.name}', and can be given "
+                    f"{self.setting} wants '{parameter.name}', and can be given "
                     f"{', '.join(available)}; give it a default"
                 )
         return arguments
@@ -143,15 +143,15 @@ def file_and_function(path: str) -> tuple[str, str, str]:
     return (path, ":", "build") if path.endswith(".py") else path.rpartition(":")
 
 
-def source_file(path: str, given: str) -> Path:
-    """Return the file of FILE.py:FUNCTION. Raise if there is none; `given` is the argument in the
+def source_file(path: str, setting: str) -> Path:
+    """Return the file of FILE.py:FUNCTION. Raise if there is none; `setting` is the argument in the
     message."""
     file = Path(file_and_function(path)[0]).expanduser()
     if file.is_file():
         return file
     files = [str(other.relative_to(file.parent)) for other in file.parent.glob("*.py")]
     hint = nearest_file(file.name, files)
-    raise Mistake(f"{given}: there is no file {file} (seen from {Path.cwd()}){hint}")
+    raise Mistake(f"{setting}: there is no file {file} (seen from {Path.cwd()}){hint}")
 
 
 def find_function(module: object, name: str, key: str) -> Callable[..., object]:
@@ -347,7 +347,7 @@ class Huggingface(AbstractArchitecture):
     options: dict[str, Option] = Field({})
 
     @property
-    def given(self) -> str:
+    def setting(self) -> str:
         """The configuration key that chooses the model, with its value."""
         return f"model.name={self.name}" if self.path is None else f"model.path={self.path}"
 
@@ -357,7 +357,7 @@ class Huggingface(AbstractArchitecture):
         folder = self.path.expanduser()
         if not (folder / "config.json").is_file():
             raise Mistake(
-                f"{self.given} is not a folder with a config.json; model.name builds one without "
+                f"{self.setting} is not a folder with a config.json; model.name builds one without "
                 "a folder"
             )
         kinds = {".json", ".safetensors", ".bin"}
@@ -367,14 +367,16 @@ class Huggingface(AbstractArchitecture):
         self, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> nn.Module:
         make = partial(self.build, init, task, generator)
-        return adapt_module(make, task, generator.initial_seed(), self.given)
+        return adapt_module(make, task, generator.initial_seed(), self.setting)
 
     def build(
         self, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> nn.Module:
         with quiet_library(import_library("transformers", "huggingface")) as transformers:
             model = self.model(transformers, task).double().eval()
-        body = Body(model, *self.entrance(model, init, task, generator), last=task.vocabulary > 0)
+        body = Body(
+            model, *self.input_layer(model, init, task, generator), last=task.vocabulary > 0
+        )
         sample = task.sample()
         features = body(sample.long() if task.vocabulary else sample).shape[1]
         return nn.Sequential(body, init.readout(task.outputs).build((features,), generator))
@@ -385,27 +387,27 @@ class Huggingface(AbstractArchitecture):
         """
         if self.path is not None:
             return self.model_of_folder(transformers, self.path.expanduser(), task)
-        kind = self.kind_of(transformers, "model.name", self.name)
+        kind = self.configuration_class(transformers, "model.name", self.name)
         default = kind()
         sizes: dict[str, Any] = {}
         for key, size in self.sizes(task).items():
             if hasattr(default, key):  # some models lack a size, or name it differently
                 sizes[kind.attribute_map.get(key, key)] = size
-        configuration = kind(**(sizes | self.chosen(kind)))
+        configuration = kind(**(sizes | self.library_options(kind)))
         return transformers.AutoModel.from_config(configuration, trust_remote_code=False)
 
     def model_of_folder(self, transformers: Any, folder: Path, task: LearningTask) -> Any:
         files = self.files()
         fields = read_object(folder / "config.json")
-        refuse_elsewhere(fields, self.given)
-        kind = self.kind_of(
-            transformers, f"{self.given}: 'model_type'", str(fields.get("model_type"))
+        refuse_external_code(fields, self.setting)
+        kind = self.configuration_class(
+            transformers, f"{self.setting}: 'model_type'", str(fields.get("model_type"))
         )
-        configuration = kind.from_dict(fields | self.chosen(kind))
-        refuse_parts_elsewhere(files, self.given)
+        configuration = kind.from_dict(fields | self.library_options(kind))
+        refuse_external_weights(files, self.setting)
         if task.vocabulary > getattr(configuration, "vocab_size", task.vocabulary):
             raise Mistake(
-                f"{self.given} knows {configuration.vocab_size} tokens, and {task.description}"
+                f"{self.setting} knows {configuration.vocab_size} tokens, and {task.description}"
             )
         if all(file.suffix == ".json" for file in files):
             return transformers.AutoModel.from_config(configuration, trust_remote_code=False)
@@ -417,16 +419,16 @@ class Huggingface(AbstractArchitecture):
             weights_only=True,
         )
 
-    def kind_of(self, transformers: Any, key: str, name: str) -> Any:
+    def configuration_class(self, transformers: Any, key: str, name: str) -> Any:
         """Return the library's configuration class for a model type."""
         names = list(transformers.CONFIG_MAPPING.keys())
         if name not in names:
             raise Mistake(f"{key}={name}: transformers has no such model{nearest(name, names)}")
         return transformers.CONFIG_MAPPING[name]
 
-    def chosen(self, kind: Any) -> dict[str, Option]:
+    def library_options(self, kind: Any) -> dict[str, Option]:
         """Return `options` under the names of this configuration class. Raise for unknown names."""
-        refuse_elsewhere(self.options, "model.options")
+        refuse_external_code(self.options, "model.options")
         names = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
         for key in self.options:
             if key not in names and not key.endswith("_implementation"):
@@ -458,12 +460,12 @@ class Huggingface(AbstractArchitecture):
             }
         return sizes
 
-    def entrance(
+    def input_layer(
         self, model: Any, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> tuple[nn.Module, str]:
         """Return the module that converts inputs, and the name of the model's input."""
         if model.main_input_name == "pixel_values":
-            task.refuse_tokens(f"{self.option} {self.given}")
+            task.refuse_tokens(f"{self.option} {self.setting}")
             return nn.Identity(), "pixel_values"
         if task.vocabulary:
             return nn.Identity(), "input_ids"

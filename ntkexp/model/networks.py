@@ -327,7 +327,7 @@ class Resnet(AbstractLayered):
                 stride = 2 if starts_stage else 1
                 blocks.append(self.block(init, self.width * 2**stage, stride))
         first = init.conv(self.width, 3)
-        return (first, *blocks, *self.before(), GlobalAvgPool(), init.readout(outputs))
+        return (first, *blocks, *self.pre_activation(), GlobalAvgPool(), init.readout(outputs))
 
     def block(self, init: AbstractInit, channels: int, stride: int) -> Residual:
         """Return two convolutions with a shortcut. If the shape changes, the shortcut is a 1 × 1
@@ -336,8 +336,11 @@ class Resnet(AbstractLayered):
         first = init.conv(channels, 3, stride)
         second = init.conv(channels, 3)
         shortcut = () if stride == 1 else (init.conv(channels, 1, stride),)
-        return Residual(branch=(*self.before(), first, *self.before(), second), shortcut=shortcut)
+        return Residual(
+            branch=(*self.pre_activation(), first, *self.pre_activation(), second),
+            shortcut=shortcut,
+        )
 
-    def before(self) -> tuple[AbstractLayer, ...]:
+    def pre_activation(self) -> tuple[AbstractLayer, ...]:
         """Return the norm, if any, and the activation, which precede each convolution."""
         return (self.activation,) if self.norm is None else (self.norm, self.activation)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._decomp import decompositions
 from torch.overrides import TorchFunctionMode
 
-from ntkexp.kernel.record.tape import is_whole
+from ntkexp.kernel.record.tape import is_integer
 
 LAYERS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.lstm: decompositions.lstm_data_impl,
@@ -54,7 +54,7 @@ class PackedInPython(TorchFunctionMode):
         if func is torch._pad_packed_sequence:
             data, batch_sizes, *rest = args
             return padded(data, batch_sizes.tolist(), *rest)
-        if func in LAYERS and isinstance(args[1], Tensor) and is_whole(args[1]):
+        if func in LAYERS and isinstance(args[1], Tensor) and is_integer(args[1]):
             data, batch_sizes, *rest = args
             return LAYERS[func](data, batch_sizes.tolist(), *rest)
         return func(*args, **(kwargs or {}))

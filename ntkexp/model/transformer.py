@@ -163,10 +163,14 @@ class EncoderBlock(nn.Module):
         self, h: Float[Tensor, "example position width"]
     ) -> Float[Tensor, "example position width"]:
         """Return softmax(QKᵀ/√d) V of all heads, mixed by a dense layer."""
-        projections = [at_each_position(dense, h) for dense in (self.query, self.key, self.value)]
-        q, k, v = (
-            part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in projections
-        )
+
+        def project(dense: nn.Module) -> Float[Tensor, "example head position size"]:
+            rows = at_each_position(dense, h)
+            return rows.view(*rows.shape[:2], self.heads, -1).transpose(1, 2)
+
+        q = project(self.query)
+        k = project(self.key)
+        v = project(self.value)
         scores = (q / sqrt(q.shape[-1])) @ k.transpose(2, 3)
         if self.causal:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=h.device).triu(1)

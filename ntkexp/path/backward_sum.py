@@ -87,21 +87,21 @@ class BackwardSum:
     saved: Sequence[Tensor] = ()  # the tensors of U from a checkpoint
     components: Sequence[Collection[str]] = ()
 
-    def take(self, step: BackwardStep, substeps: Iterable[tuple[float, Jacobian]]) -> StepResult:
+    def add(self, step: BackwardStep, substeps: Iterable[tuple[float, Jacobian]]) -> StepResult:
         """Add one step. J̄ is the weighted sum of the Jacobians in `substeps`."""
         coefficients = StepCoefficients.of(step)
         self.mixed |= coefficients.mixing.keys()
-        forms_v = bool(self.mixed) or coefficients.need_v(step.credit)
+        forms_v = bool(self.mixed) or coefficients.needs_v(step.credit)
         gradient_part: Adjoint | None = None  # N ⊙ J̄
         change = next(iter(step.start.values())).new_zeros(())
-        names_of_all = self.components or (None,)
-        sums = [TermSums.at_zero(step, coefficients, names, change) for names in names_of_all]
-        beta = self.decay_by_one_number()
+        groups = self.components or (None,)
+        sums = [TermSums.at_zero(step, coefficients, names, change) for names in groups]
+        beta = self.apply_momentum_decay()
         for weight, secant in substeps:
             # U ← S ⊙ MᵀJ̄ + β U
-            jacobian = self.mixed_back(secant, step, coefficients)
+            jacobian = self.apply_mixing_adjoint(secant, step, coefficients)
             self.adjoint = self.adjoint or self.first_adjoint(jacobian, step.start)
-            self.adjoint = self.adjoint.covering(jacobian, step.start)
+            self.adjoint = self.adjoint.extended_to(jacobian, step.start)
             self.adjoint.accumulate(jacobian, times(weight, coefficients.momentum_scale), beta)
             beta = 1.0
 
@@ -112,7 +112,7 @@ class BackwardSum:
             # right away
             if forms_v:
                 gradient_part = gradient_part or self.adjoint.zeros()
-                scale = spread_all(coefficients.gradient_scale, step.start)
+                scale = broadcast_all(coefficients.gradient_scale, step.start)
                 gradient_part.accumulate(jacobian, times(weight, scale), 1.0)
             for terms in sums:
                 terms.add_secant(weight, secant, change, with_gradient_scale=not forms_v)
@@ -125,19 +125,19 @@ class BackwardSum:
             terms.add_adjoint(v, change)
         return self.result(sums, change)
 
-    def decay_by_one_number(self) -> float:
+    def apply_momentum_decay(self) -> float:
         """Return the momentum decay β if all parameters share it.
 
         Otherwise multiply the adjoint U of each parameter by its β, and return 1.
         """
-        beta = common(self.momentum_decay)
+        beta = shared_value(self.momentum_decay)
         if beta is not None:
             return beta
         if self.adjoint is not None:
             self.adjoint.shrink(self.momentum_decay)
         return 1.0
 
-    def mixed_back(
+    def apply_mixing_adjoint(
         self, secant: Jacobian, step: BackwardStep, coefficients: StepCoefficients
     ) -> Jacobian:
         """Return MᵀJ̄. Parameters in `mixed` are stored as dense rows, one per query and output."""
@@ -226,7 +226,7 @@ class StepCoefficients:
             residual=residual,
         )
 
-    def need_v(self, credit: Weights) -> bool:
+    def needs_v(self, credit: Weights) -> bool:
         """Return True if V must be formed.
 
         This is the case if α or N differ between the weights of a parameter, or if some gradients
@@ -244,8 +244,8 @@ class StepCoefficients:
         as scale.
         """
         if gradient_part is None:
-            return ScaledAdjoint(adjoint, in_numbers(self.momentum_gain))
-        v = adjoint.scaled(spread_all(self.momentum_gain, weights))
+            return ScaledAdjoint(adjoint, scalars_only(self.momentum_gain))
+        v = adjoint.scaled(broadcast_all(self.momentum_gain, weights))
         v.add(gradient_part)
         return ScaledAdjoint(v, dict.fromkeys(self.momentum_gain, 1.0))
 
@@ -258,7 +258,7 @@ class ScaledAdjoint(NamedTuple):
 
     def applied(self, vector: Weights) -> Float[Tensor, "query out"]:
         """Return the inner product with a vector of weights."""
-        scale = common(self.scale)
+        scale = shared_value(self.scale)
         if scale is not None:
             return scale * self.adjoint.applied(vector)
         scaled = {name: self.scale[name] * part for name, part in vector.items()}
@@ -312,7 +312,7 @@ class TermSums:
         # ⟨N ⊙ J̄, c Jᵢ⟩, −⟨N ⊙ J̄, λθ⟩ and −⟨N ⊙ J̄, e⟩
         if not with_gradient_scale or not any(coefficients.gradient_scale.values()):
             return
-        part = jacobian.scaled(in_numbers(coefficients.gradient_scale))
+        part = jacobian.scaled(scalars_only(coefficients.gradient_scale))
         left = part
         if self.step.factor is not None:
             left = part.scaled(self.step.factor)
@@ -332,7 +332,7 @@ class TermSums:
         # the scale of V times c; if all parameters share it, multiply after the product
         factor = self.step.factor or {}
         scales = {name: number * factor.get(name, 1.0) for name, number in v.scale.items()}
-        scale = common(scales)
+        scale = shared_value(scales)
         right = self.examples
         if scale is None:
             right = (jacobian.scaled(scales) for jacobian in self.examples)
@@ -356,7 +356,7 @@ def times(number: float, weights: Weights) -> Weights:
     return {name: number * weight for name, weight in weights.items()}
 
 
-def spread_all(coefficients: Mapping[str, Coefficient], weights: Weights) -> Weights:
+def broadcast_all(coefficients: Mapping[str, Coefficient], weights: Weights) -> Weights:
     """Return the coefficients in the shapes of the weights."""
     return {name: spread(each, weights[name]) for name, each in coefficients.items()}
 
@@ -368,15 +368,15 @@ def decayed(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
     return {name: weight * factors[name] for name, weight in weights.items()}
 
 
-def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
+def scalars_only(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
     """Return only the coefficients that are numbers, not the tensors."""
     return {name: each for name, each in coefficients.items() if not isinstance(each, Tensor)}
 
 
-def common(numbers: Mapping[str, float]) -> float | None:
+def shared_value(numbers: Mapping[str, float]) -> float | None:
     """Return the coefficient that all parameters share, or None if they differ.
 
-    >>> common({"a": 0.9, "b": 0.9}), common({"a": 0.9, "b": 1.0}), common({})
+    >>> shared_value({"a": 0.9, "b": 0.9}), shared_value({"a": 0.9, "b": 1.0}), shared_value({})
     (0.9, None, 1.0)
     """
     first = next(iter(numbers.values()), 1.0)

@@ -50,7 +50,7 @@ class RunMemory:
     budget: MemoryBudget
     parameters: int
     points: int
-    read: int  # number of points that have path kernels or contributions
+    summed_points: int  # number of points that have path kernels or contributions
     train: int
     outputs: int
     integrated: int  # number of outputs that have path kernels or contributions
@@ -88,7 +88,7 @@ class RunMemory:
     @property
     def always(self) -> float:
         """Bytes of everything except the blocks and the sums of kernels and contributions."""
-        row = self.read_outputs * self.train * self.number_bytes
+        row = self.gradient_outputs * self.train * self.number_bytes
         squares = SQUARE_COPIES * row * self.outputs * self.train * (self.kernels == "all")
         features = (
             self.train * (1 + self.kernel_outputs) * self.tape_bytes
@@ -97,9 +97,14 @@ class RunMemory:
         weights = (
             (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
         )
-        numbers = self.rules * self.read * self.read_outputs * (1 + self.components)
+        numbers = self.rules * self.summed_points * self.gradient_outputs * (1 + self.components)
         by_component = (
-            self.components * self.rules * self.read * self.integrated * self.train * SUM_BYTES
+            self.components
+            * self.rules
+            * self.summed_points
+            * self.integrated
+            * self.train
+            * SUM_BYTES
         )
         totals = 8.0 * min(self.steps * numbers, max(MAX_TOTALS, MIN_STRETCHES * numbers))
         return PROGRAM + weights + squares + features + totals + by_component
@@ -108,15 +113,15 @@ class RunMemory:
     def sums(self) -> float:
         """Bytes of the stored kernels and of the sums along the path."""
         kept = self.tangents * self.points * self.kernel_outputs**2
-        summed = self.path_kernels * self.read * self.integrated * self.outputs
-        parts = self.read * self.integrated * self.train
+        summed = self.path_kernels * self.summed_points * self.integrated * self.outputs
+        parts = self.summed_points * self.integrated * self.train
         contributions = parts * (
             self.rules * self.phases * SUM_BYTES + self.errors * self.number_bytes
         )
         return (kept + summed) * self.train * self.number_bytes + contributions
 
     @property
-    def read_outputs(self) -> int:
+    def gradient_outputs(self) -> int:
         """The number of outputs with gradients at a point. If kernels are computed, it is the
         number of all outputs.
         """
@@ -130,8 +135,8 @@ class RunMemory:
     @property
     def per_point(self) -> float:
         """Bytes of one point while its block is evaluated."""
-        kernel_row = self.read_outputs * self.kernel_outputs * self.train * self.number_bytes
-        return (self.tapes + 3 + 2 * self.read_outputs) * self.tape_bytes + (
+        kernel_row = self.gradient_outputs * self.kernel_outputs * self.train * self.number_bytes
+        return (self.tapes + 3 + 2 * self.gradient_outputs) * self.tape_bytes + (
             4 + self.components
         ) * kernel_row
 
@@ -146,7 +151,7 @@ class RunMemory:
 
     def require(self) -> None:
         """Raise if even blocks of one point do not fit into memory."""
-        remedy = f"lower model.width, data.train, data.query or data.test{self.fewer}"
+        remedy = f"lower model.width, data.train, data.query or data.test{self.component_advice}"
         what = f"this run of {self.points} points, {self.train} of them training examples"
         self.budget.holding(self.fixed).require(2 * self.per_point, what, remedy)
 
@@ -165,19 +170,19 @@ class RunMemory:
         reading = self.per_point + 2 * self.tape_bytes + 2 * products
         per_point = adjoint + (1 + self.doubled) * reading
         budget = self.budget.holding(self.fixed + held)
-        remedy = f"lower model.width or data.train{self.fewer}"
+        remedy = f"lower model.width or data.train{self.component_advice}"
         budget.require(per_point, "this run with the attribution of one point", remedy)
         return budget.largest_batch(per_point, wanted)
 
     @property
-    def fewer(self) -> str:
+    def component_advice(self) -> str:
         """Advice to use fewer components, for an error message. It is empty if there are no
         components.
         """
         return ", or name fewer components by path.by" if self.components else ""
 
     @property
-    def keep(self) -> bool:
+    def keeps_tapes(self) -> bool:
         """True if the tapes of all points at both ends of a step fit into memory."""
         blocks = self.fixed + self.block * self.per_point
         return self.budget.holding(blocks).fits(2 * self.points * self.tape_bytes)
@@ -185,7 +190,7 @@ class RunMemory:
     @property
     def peak(self) -> float:
         """The peak memory in bytes."""
-        tapes = 2 * self.points * self.tape_bytes if self.keep else 0.0
+        tapes = 2 * self.points * self.tape_bytes if self.keeps_tapes else 0.0
         return self.fixed + self.block * self.per_point + tapes
 
 

@@ -32,7 +32,7 @@ class Domain:
     # the same points; their output is the explained measure, or the output itself
     explained: Points
     # True if training examples also have path kernels or contributions
-    reads_train: bool
+    sums_train: bool
     attributed: Int[Tensor, " attributed"]  # indices of the points with contributions
     integrated: tuple[int, ...]  # the outputs that have path kernels or contributions
     outputs: int
@@ -46,36 +46,39 @@ class Domain:
     scratch: Path | None = None  # the folder for contributions that do not fit into memory
 
     @property
-    def read(self) -> slice:
+    def summed_points(self) -> slice:
         """The points that have path kernels or contributions, as a slice of all points."""
-        return slice(self.first, None)
+        return slice(self.first_point, None)
 
     @property
-    def first(self) -> int:
-        if self.reads_train:
+    def first_point(self) -> int:
+        if self.sums_train:
             return 0
         return self.points.train
 
     @property
     def rows(self) -> Int[Tensor, " attributed"]:
         """The rows of the attributed points in the arrays of sums."""
-        return self.attributed - self.first
+        return self.attributed - self.first_point
 
     @property
-    def places(self) -> list[slice]:
+    def block_slices(self) -> list[slice]:
         """The points that have path kernels or contributions, cut into blocks."""
-        if self.reads_train:
+        if self.sums_train:
             return self.points.train_blocks + self.points.other_blocks
         return self.points.other_blocks
 
     def blocks(self, segment: Segment) -> Iterator[StepBlock]:
         """Yield the blocks of points, with their values along the segment of a step."""
-        return (StepBlock(self.explained, segment, place, self.first) for place in self.places)
+        return (
+            StepBlock(self.explained, segment, place, self.first_point)
+            for place in self.block_slices
+        )
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """The shape [point, out, train, out_] of the path kernel."""
-        points = len(self.points.inputs) - self.first
+        points = len(self.points.inputs) - self.first_point
         return points, len(self.integrated), self.points.train, self.outputs
 
     def zeros(self, axes: int, dtype: torch.dtype | None = None) -> Float[Tensor, "point out ..."]:
@@ -99,6 +102,6 @@ class Domain:
             sums.fill_(torch.nan)[self.rows] = 0.0
         return sums
 
-    def no_pull(self) -> Float[Tensor, "train out_"]:
+    def zero_output_gradient(self) -> Float[Tensor, "train out_"]:
         """Return zeros in the shape of ℓ′, the gradients of the loss at the training outputs."""
         return self.like.new_zeros(self.points.train, self.outputs)

@@ -19,12 +19,12 @@ from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.domain import Domain
 from ntkexp.path.integrals import (
     Integrals,
-    Mark,
+    PhaseEnd,
     StepTotals,
     Tally,
-    mark_of,
-    marks_from,
-    states,
+    phase_end_of,
+    phase_end_states,
+    restore_phase_ends,
 )
 from ntkexp.path.recording import Recording
 from ntkexp.path.rule.base import Substep
@@ -75,14 +75,14 @@ class AbstractAccumulator(Resumable, ABC):
         return iter(())
 
     @property
-    def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
+    def backward_tallies(self) -> Sequence[dict[str, Tally]] | None:
         """The tallies (norms of the terms) of all steps by rule, if the backward pass computes
         them, else None.
         """
         return None
 
     @property
-    def marks(self) -> Sequence[Mark]:
+    def phase_ends(self) -> Sequence[PhaseEnd]:
         """The contributions 𝒮 and the decay 𝒟 at the end of each phase except the last."""
         return ()
 
@@ -130,7 +130,7 @@ class ErrorBar(Resumable):
     coarse: tuple[Substep, ...]
     fine: tuple[Substep, ...]
     # the error divided by the difference of the sums with 2n and n substeps: 4/3
-    gain: float
+    richardson_factor: float
     every: int  # interval between the steps of the sample
     total: Float[Tensor, "query out train"]  # Σe, the errors of these steps
     squares: float = 0.0  # Σ‖e‖², over these steps
@@ -152,12 +152,12 @@ class ErrorBar(Resumable):
         m = sum(map(self.measures, range(steps)))
         if m == 0:
             return float("nan")
-        together = sum(float(block.square().sum()) for block in blocks(self.total))
+        squared_norm = sum(float(block.square().sum()) for block in blocks(self.total))
         alone = steps / m * self.squares
         if m == 1:
             return sqrt(steps * alone)
         pairs = steps * (steps - 1) / (m * (m - 1))
-        crossed = pairs * (together - self.squares)
+        crossed = pairs * (squared_norm - self.squares)
         return sqrt(max(alone + crossed, alone / steps))
 
 
@@ -192,10 +192,10 @@ class StepSum(AbstractAccumulator):
                 self.totals[name].add(step.index, block.rows, change)
             if bar is not None and bar.measures(step.index):
                 # e = (S_2n − S_n) · gain
-                fine, _ = block.kernel(bar.fine, step.side)
-                coarse, _ = block.kernel(bar.coarse, step.side)
+                fine, _ = block.kernel(bar.fine, step.right_factor)
+                coarse, _ = block.kernel(bar.coarse, step.right_factor)
                 error = self.rules[bar.rule].weighted(step, fine - coarse)
-                bar.add(block.rows, error.mul_(step.step_size * bar.gain))
+                bar.add(block.rows, error.mul_(step.step_size * bar.richardson_factor))
         return tallies
 
     def error(self, rule: str, steps: int) -> Error | None:
@@ -238,9 +238,9 @@ class FlowIntegral(AbstractAccumulator):
 
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
         before = self.rule.contributions.clone()
-        together = self.rule.together()
+        change_before = self.rule.total_change()
         self.integrate(self.rule, step, self.points)
-        self.totals.add(step.index, slice(None), self.rule.together() - together)
+        self.totals.add(step.index, slice(None), self.rule.total_change() - change_before)
         bar = self.error_bar
         if bar is not None and bar.measures(step.index):
             zeros = map(torch.zeros_like, self.rule.parts)
@@ -266,25 +266,25 @@ class FlowIntegral(AbstractAccumulator):
 
 
 @dataclass(kw_only=True)
-class Marked(AbstractAccumulator):
+class PhasedSum(AbstractAccumulator):
     """A forward sum that copies its sums at the switches between phases."""
 
     accumulator: AbstractAccumulator
     switches: tuple[int, ...]
-    noted: list[Mark] = field(default_factory=list)
+    finished_phases: list[PhaseEnd] = field(default_factory=list)
 
     @property
     def integrals(self) -> Mapping[str, Integrals]:
         return self.accumulator.integrals
 
     @property
-    def marks(self) -> Sequence[Mark]:
-        return self.noted
+    def phase_ends(self) -> Sequence[PhaseEnd]:
+        return self.finished_phases
 
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
         tallies = self.accumulator.add(step, due=due)
         if step.index + 1 in self.switches:
-            self.noted.append(mark_of(self.integrals))
+            self.finished_phases.append(phase_end_of(self.integrals))
         return tallies
 
     def error(self, rule: str, steps: int) -> Error | None:
@@ -295,11 +295,14 @@ class Marked(AbstractAccumulator):
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"accumulator": self.accumulator.state, "marks": states(self.noted)}
+        return {
+            "accumulator": self.accumulator.state,
+            "marks": phase_end_states(self.finished_phases),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.accumulator.restore(state["accumulator"])
         first = next(iter(self.integrals.values()), None)
-        self.noted = []
+        self.finished_phases = []
         if first is not None:
-            self.noted = marks_from(state["marks"], first.contributions)
+            self.finished_phases = restore_phase_ends(state["marks"], first.contributions)

@@ -67,7 +67,7 @@ class Tally:
         the change of the outputs according to the rule.
         """
         change = block.outputs(1.0) - block.outputs(0.0)
-        missed, changed, outputs, mass, net, squares = fetched(
+        missed, changed, outputs, mass, net, squares = scalars_to_cpu(
             (expected - change).square().sum(),
             change.square().sum(),
             block.outputs(1.0).square().sum(),
@@ -83,7 +83,7 @@ class Tally:
         self.kernel_squares += squares
         self.kernels = kernel.numel() > 0
 
-    def miss(self, rounding: Rounding) -> Closure | None:
+    def closure_error(self, rounding: Rounding) -> Closure | None:
         """Return the error of Σᵢ Δ𝒮ᵢ = Δf if it exceeds the bound on the rounding error, else None.
 
         The bound is relative to the sizes of the outputs and of the contributions. If the outputs
@@ -112,10 +112,10 @@ class Tally:
         return sqrt(self.kernel_squares)
 
 
-def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
+def scalars_to_cpu(*numbers: Float[Tensor, ""]) -> list[float]:
     """Copy scalars from a device in one transfer.
 
-    >>> fetched(torch.tensor(1.0), torch.tensor(0.5, dtype=torch.float64))
+    >>> scalars_to_cpu(torch.tensor(1.0), torch.tensor(0.5, dtype=torch.float64))
     [1.0, 0.5]
     """
     read: list[float] = torch.stack([number.double() for number in numbers]).tolist()
@@ -161,7 +161,7 @@ class Integrals(Resumable):
         """
         # K_s = ⟨J̄(x), J(xᵢ)⟩ and J̄·(λη ⊙ θ)
         if self.by_component is None:
-            products, decay = block.kernel(self.substeps, step.side, step.decay)
+            products, decay = block.kernel(self.substeps, step.right_factor, step.decay)
         else:
             products, decay = self.add_components(self.by_component, step, block)
 
@@ -193,7 +193,7 @@ class Integrals(Resumable):
         components.
         """
         components = sums.components.values()
-        terms = block.kernels(self.substeps, step.side, step.decay, components)
+        terms = block.kernels(self.substeps, step.right_factor, step.decay, components)
         shares = []
         for products, decay in terms:
             parts = self.weighted(step, products).mul(-step.step_size)
@@ -216,7 +216,7 @@ class Integrals(Resumable):
             return self.decay.clone()
         return self.decay + self.rounding
 
-    def together(self) -> Float[Tensor, "query out"]:
+    def total_change(self) -> Float[Tensor, "query out"]:
         """Return the total change Σᵢ 𝒮(x, xᵢ) + `without_examples`(x)."""
         return self.contributions.sum(2) + self.without_examples
 
@@ -289,15 +289,15 @@ class StepTotals(Resumable):
 
     `edges` are the first steps of the stretches, followed by the step after the last stretch.
 
-    >>> totals = StepTotals(zero=torch.zeros(1, 1), most=2)
+    >>> totals = StepTotals(zero=torch.zeros(1, 1), max_stretches=2)
     >>> for step, added in enumerate([1.0, 2.0, 3.0]):
     ...     totals.add(step, slice(None), torch.tensor([[added]]))
-    >>> totals.until(3), torch.stack(totals.sums).flatten().tolist()
+    >>> totals.clipped_edges(3), torch.stack(totals.sums).flatten().tolist()
     ((0, 2, 3), [3.0, 3.0])
     """
 
     zero: Float[Tensor, "query out *component"]  # zeros, and NaN at points without contributions
-    most: int  # maximum number of stretches; even, so that all can be merged in pairs
+    max_stretches: int  # maximum number of stretches; even, so that all can be merged in pairs
     every: int = 1  # steps per stretch
     edges: list[int] = field(default_factory=lambda: [0])
     sums: list[Float[Tensor, "query out *component"]] = field(default_factory=list)
@@ -309,20 +309,20 @@ class StepTotals(Resumable):
         added: Float[Tensor, "chosen out *component"],
     ) -> None:
         """Add the change of the outputs in a step, at the points in `rows`."""
-        self.reach(step + 1)
+        self.cover(step + 1)
         self.sums[bisect_right(self.edges, step) - 1][rows] += added
 
-    def reach(self, steps: int) -> None:
+    def cover(self, steps: int) -> None:
         """Append stretches until they cover `steps` steps."""
         while self.edges[-1] < steps:
-            self.extend()
+            self.append_stretch()
 
-    def extend(self, end: int | None = None) -> None:
+    def append_stretch(self, end: int | None = None) -> None:
         """Append one stretch that ends before step `end`, by default `every` steps long.
 
-        If there are `most` stretches already, first merge them in pairs.
+        If there are `max_stretches` stretches already, first merge them in pairs.
         """
-        if len(self.sums) == self.most:
+        if len(self.sums) == self.max_stretches:
             pairs = zip(self.sums[::2], self.sums[1::2], strict=True)
             self.sums = [first + second for first, second in pairs]
             self.edges = self.edges[::2]
@@ -332,7 +332,7 @@ class StepTotals(Resumable):
         self.edges.append(end)
         self.sums.append(self.zero.clone())
 
-    def until(self, steps: int) -> tuple[int, ...]:
+    def clipped_edges(self, steps: int) -> tuple[int, ...]:
         """Return the edges of the stretches, clipped to a path of `steps` steps."""
         return tuple(min(edge, steps) for edge in self.edges)
 
@@ -357,10 +357,10 @@ class StepTotals(Resumable):
 def totals_at_zero(domain: Domain, rules: int) -> StepTotals:
     """Return totals that start at zero, for one of `rules` quadrature rules."""
     zero = domain.sums(2)
-    return StepTotals(zero=zero, most=most_stretches(domain, rules))
+    return StepTotals(zero=zero, max_stretches=max_stretches_per_rule(domain, rules))
 
 
-def most_stretches(domain: Domain, rules: int) -> int:
+def max_stretches_per_rule(domain: Domain, rules: int) -> int:
     """Return the maximum number of stretches (ranges of steps) per rule, which is even."""
     numbers = prod(domain.shape[:2]) * max(1, len(domain.components))
     return max(MIN_STRETCHES, MAX_TOTALS // max(1, rules * numbers) // 2 * 2)
@@ -410,7 +410,7 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
     count = len(domain.components)
     parts = domain.sums(3)[..., None].repeat(1, 1, 1, count)
     zero = domain.sums(2)[..., None].repeat(1, 1, count)
-    totals = StepTotals(zero=zero, most=most_stretches(domain, rules))
+    totals = StepTotals(zero=zero, max_stretches=max_stretches_per_rule(domain, rules))
     decay = zero.clone()
     return ComponentSums(components=domain.components, parts=parts, decay=decay, totals=totals)
 
@@ -432,11 +432,11 @@ class Sums(NamedTuple):
     decay: Float[Tensor, "point out"]
 
 
-Mark: TypeAlias = Mapping[str, Sums]
+PhaseEnd: TypeAlias = Mapping[str, Sums]
 """The sums at the end of a phase, by rule."""
 
 
-def mark_of(integrals: Mapping[str, Integrals]) -> Mark:
+def phase_end_of(integrals: Mapping[str, Integrals]) -> PhaseEnd:
     """Copy the current sums."""
     mark = {}
     for name, sums in integrals.items():
@@ -445,30 +445,31 @@ def mark_of(integrals: Mapping[str, Integrals]) -> Mark:
     return mark
 
 
-def states(marks: Sequence[Mark]) -> list[dict[str, tuple[Tensor, Tensor]]]:
+def phase_end_states(phase_ends: Sequence[PhaseEnd]) -> list[dict[str, tuple[Tensor, Tensor]]]:
     """Return the sums at the ends of phases as plain data and tensors, for a checkpoint."""
     return [
-        {name: (sums.contributions, sums.decay) for name, sums in mark.items()} for mark in marks
+        {name: (sums.contributions, sums.decay) for name, sums in mark.items()}
+        for mark in phase_ends
     ]
 
 
-def marks_from(
+def restore_phase_ends(
     state: Sequence[Mapping[str, tuple[Tensor | RowsInFile, Tensor]]], like: Tensor
-) -> list[Mark]:
+) -> list[PhaseEnd]:
     """Restore the marks from a checkpoint.
 
     Store them in memory or on disk, like the tensor `like`.
     """
-    marks: list[Mark] = []
+    phase_ends: list[PhaseEnd] = []
     for saved in state:
         mark = {}
         for name, (parts, decay) in saved.items():
             mark[name] = Sums(copied_like(parts, like), decay.to(like.device))
-        marks.append(mark)
-    return marks
+        phase_ends.append(mark)
+    return phase_ends
 
 
-class Share(NamedTuple):
+class PhaseShare(NamedTuple):
     """The sums of one phase by one quadrature rule: the sums at its end minus those at its
     beginning.
     """
@@ -489,17 +490,19 @@ class Share(NamedTuple):
         return self.end.decay - self.begin.decay
 
 
-def by_phase(marks: Sequence[Mark], end: Mark, rule: str, phases: int) -> list[Share]:
+def phase_shares(
+    phase_ends: Sequence[PhaseEnd], end: PhaseEnd, rule: str, phases: int
+) -> list[PhaseShare]:
     """Return the sums of each phase by one quadrature rule. They are zero for phases that were not
     reached.
 
     >>> import torch
     >>> ones = Sums(torch.ones(1, 1, 1), torch.zeros(1, 1))
     >>> end = {"left": Sums(3 * ones.contributions, ones.decay)}
-    >>> shares = by_phase([{"left": ones}], end, "left", 3)
+    >>> shares = phase_shares([{"left": ones}], end, "left", 3)
     >>> [share.contributions[:].item() for share in shares]
     [1.0, 2.0, 0.0]
     """
-    ends = [mark[rule] for mark in (*marks, end)]
+    ends = [mark[rule] for mark in (*phase_ends, end)]
     ends += [ends[-1]] * (phases - len(ends))
-    return [Share(end, begin) for end, begin in zip(ends, (None, *ends), strict=False)]
+    return [PhaseShare(end, begin) for end, begin in zip(ends, (None, *ends), strict=False)]

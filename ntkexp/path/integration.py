@@ -12,7 +12,7 @@ from ntkexp.optimizer.base import AbstractOptimizer, Memory
 from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import RULE, AbstractAccumulator, ErrorBar, FlowIntegral, StepSum
 from ntkexp.path.integrals import integrals_at_zero, totals_at_zero
-from ntkexp.path.recording import Room, new_recording
+from ntkexp.path.recording import AllocateRows, new_recording
 from ntkexp.path.rule.base import Left
 from ntkexp.path.settings import Path
 from ntkexp.path.snapshot_sum import Moments, SnapshotSum, Track
@@ -59,7 +59,9 @@ class AbstractIntegration(ABC):
         return {}
 
     @abstractmethod
-    def begin(self, domain: Domain, weights: Weights, room: Room) -> AbstractAccumulator:
+    def begin(
+        self, domain: Domain, weights: Weights, allocate: AllocateRows
+    ) -> AbstractAccumulator:
         """Return an accumulator with sums of zero, for a path that starts at these weights."""
 
 
@@ -75,19 +77,19 @@ class EveryStep(AbstractIntegration):
         return Costs(
             rules=rules,
             kernels=rules * self.path.keeps_kernels,
-            errors=int(bool(self.path.finer)),
-            tapes=len(self.path.positions(self.path.finer)),
+            errors=int(bool(self.path.finer_quadrature)),
+            tapes=len(self.path.positions(self.path.finer_quadrature)),
         )
 
-    def begin(self, domain: Domain, weights: Weights, room: Room) -> StepSum:
+    def begin(self, domain: Domain, weights: Weights, allocate: AllocateRows) -> StepSum:
         path = self.path
         error_bar = None
-        if path.closing is not None and path.finer:
+        if path.closing_rule is not None and path.finer_quadrature:
             error_bar = ErrorBar(
-                rule=path.closing.option,
-                coarse=path.quadrature(path.closing),
-                fine=path.finer,
-                gain=path.gain,
+                rule=path.closing_rule.option,
+                coarse=path.quadrature(path.closing_rule),
+                fine=path.finer_quadrature,
+                richardson_factor=path.richardson_factor,
                 every=path.sampled_every(domain.steps),
                 total=domain.zeros(3),
             )
@@ -132,7 +134,7 @@ class Snapshots(AbstractIntegration):
     def details(self) -> Mapping[str, str]:
         return {rule: f"{detail} snapshots".lstrip() for rule, detail in self.path.details.items()}
 
-    def begin(self, domain: Domain, weights: Weights, room: Room) -> SnapshotSum:
+    def begin(self, domain: Domain, weights: Weights, allocate: AllocateRows) -> SnapshotSum:
         tracks = {
             rule.option: Track(
                 integrals=integrals_at_zero(self.path.quadrature(rule), domain),
@@ -147,8 +149,10 @@ class Snapshots(AbstractIntegration):
         return SnapshotSum(
             domain=domain,
             tracks=tracks,
-            moments=Moments(pull=domain.no_pull(), late_pull=domain.no_pull()),
-            arriving=domain.no_pull(),
+            moments=Moments(
+                pull=domain.zero_output_gradient(), late_pull=domain.zero_output_gradient()
+            ),
+            arriving=domain.zero_output_gradient(),
             last=domain.steps - 1,
         )
 
@@ -172,7 +176,7 @@ class AlongFlow(AbstractIntegration):
     @property
     def costs(self) -> Costs:
         errors = int(bool(self.path.error_samples))
-        tapes = len(self.path.positions(self.path.finer))
+        tapes = len(self.path.positions(self.path.finer_quadrature))
         # the error estimate needs a second path kernel
         return Costs(rules=1, kernels=1 + errors, errors=errors, tapes=tapes)
 
@@ -186,12 +190,17 @@ class AlongFlow(AbstractIntegration):
         arcs = memory["controller"]
         return {"flow_error": float(arcs["error"] / arcs["way"])}
 
-    def begin(self, domain: Domain, weights: Weights, room: Room) -> FlowIntegral:
+    def begin(self, domain: Domain, weights: Weights, allocate: AllocateRows) -> FlowIntegral:
         error_bar = None
         if self.path.error_samples:
             every = self.path.sampled_every(domain.steps)
             error_bar = ErrorBar(
-                rule=RULE, coarse=(), fine=(), gain=1.0, every=every, total=domain.zeros(3)
+                rule=RULE,
+                coarse=(),
+                fine=(),
+                richardson_factor=1.0,
+                every=every,
+                total=domain.zeros(3),
             )
         tangent = integrals_at_zero(Left().quadrature(1, 1, 0), domain)
         totals = totals_at_zero(domain, 1)
@@ -227,14 +236,16 @@ class Backward(AbstractIntegration):
     @property
     def costs(self) -> Costs:
         rules = len(self.path.rule)
-        tapes = len(self.path.positions(self.path.finer))
-        return Costs(rules, rules, errors=0, tapes=tapes, doubled=bool(self.path.finer))
+        tapes = len(self.path.positions(self.path.finer_quadrature))
+        return Costs(rules, rules, errors=0, tapes=tapes, doubled=bool(self.path.finer_quadrature))
 
-    def begin(self, domain: Domain, weights: Weights, room: Room) -> TwoPasses:
+    def begin(self, domain: Domain, weights: Weights, allocate: AllocateRows) -> TwoPasses:
         records = self.optimizer.records
         if self.path.effects:
             records = (*records, *self.optimizer.differentiated)
-        recording = new_recording(domain.steps, weights, records, domain.no_pull(), room)
+        recording = new_recording(
+            domain.steps, weights, records, domain.zero_output_gradient(), allocate
+        )
         return TwoPasses(
             path=self.path, optimizer=self.optimizer, domain=domain, recording=recording
         )

@@ -41,7 +41,7 @@ class Points:
     targets: Float[Tensor, "point out"] | None = None  # set if the explained measure needs targets
     train: int
     block: int
-    keep: bool  # True: cache the tapes at the start and the end of the latest step
+    keeps_tapes: bool  # True: cache the tapes at the start and the end of the latest step
     chosen: tuple[int, ...] | None = None  # outputs with path kernels and contributions; None: all
     kernels: Kernels = "all"
     cache: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
@@ -57,11 +57,11 @@ class Points:
 
     @property
     def train_blocks(self) -> list[slice]:
-        return cut(0, self.train, self.block)
+        return split_range(0, self.train, self.block)
 
     @property
     def other_blocks(self) -> list[slice]:
-        return cut(self.train, len(self.inputs), self.block)
+        return split_range(self.train, len(self.inputs), self.block)
 
     def arguments(self, where: slice | Int[Tensor, " some"]) -> Inputs:
         """Return the arguments of the network's function at some of the points."""
@@ -69,7 +69,7 @@ class Points:
             return self.inputs[where]
         return self.inputs[where], self.targets[where]
 
-    def some(self, where: Int[Tensor, " some"]) -> Points:
+    def select(self, where: Int[Tensor, " some"]) -> Points:
         """Return some of the points as one block of queries, with an empty cache."""
         targets = None if self.targets is None else self.targets[where]
         return replace(
@@ -78,7 +78,7 @@ class Points:
             targets=targets,
             train=0,
             block=len(where),
-            keep=True,
+            keeps_tapes=True,
             cache=[],
         )
 
@@ -104,21 +104,21 @@ class Points:
             if cached is weights:
                 return tapes
         new: dict[int, Tape] = {}
-        if self.keep:
+        if self.keeps_tapes:
             self.cache = [*self.cache[-1:], (weights, new)]
         return new
 
 
-def cut(start: int, stop: int, size: int) -> list[slice]:
+def split_range(start: int, stop: int, size: int) -> list[slice]:
     """Cut a range into consecutive slices of at most `size`.
 
-    >>> cut(0, 5, 2)
+    >>> split_range(0, 5, 2)
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
     return [slice(k, min(k + size, stop)) for k in range(start, stop, size)]
 
 
-def summed(pulled: Iterable[Jacobian], weights: Weights) -> Weights:
+def total_gradient(pulled: Iterable[Jacobian], weights: Weights) -> Weights:
     """Return the gradient Σᵢ Jᵢᵀℓ′ᵢ from the gradients Jᵢᵀℓ′ᵢ of blocks of examples.
 
     At most two sums are in memory at a time, for any number of blocks.
@@ -145,7 +145,7 @@ class NetworkView:
         return (self.points.tape(self.weights, block) for block in blocks)
 
     @cached_property
-    def train_reading(self) -> tuple[Float[Tensor, "train out"], list[Jacobian]]:
+    def train_pass(self) -> tuple[Float[Tensor, "train out"], list[Jacobian]]:
         """The outputs at the training examples, and their tangent Jacobians if kernels are
         computed.
         """
@@ -166,14 +166,14 @@ class NetworkView:
     @property
     def train_outputs(self) -> Float[Tensor, "train out"]:
         """The outputs f(θ; xᵢ) at the training examples xᵢ."""
-        return self.train_reading[0]
+        return self.train_pass[0]
 
     @property
-    def right(self) -> list[Jacobian]:
+    def train_jacobians(self) -> list[Jacobian]:
         """The tangent Jacobians J(θ; xᵢ) at the training examples xᵢ, block by block."""
-        return self.train_reading[1]
+        return self.train_pass[1]
 
-    def pulled(self, output_gradient: Float[Tensor, "train out"]) -> Iterable[Jacobian]:
+    def loss_gradients(self, output_gradient: Float[Tensor, "train out"]) -> Iterable[Jacobian]:
         """Return the loss gradients J(θ; xᵢ)ᵀℓ′ᵢ of the training examples, block by block, for the
         gradients ℓ′ of the loss at the outputs.
 
@@ -182,7 +182,10 @@ class NetworkView:
         """
         parts = torch.split(output_gradient, self.points.block)
         if self.points.makes_kernels:
-            return (block.weighted(part) for block, part in zip(self.right, parts, strict=True))
+            return (
+                block.weighted(part)
+                for block, part in zip(self.train_jacobians, parts, strict=True)
+            )
         for known, gradients in self.latest:
             if known is output_gradient:
                 return gradients
@@ -192,7 +195,7 @@ class NetworkView:
         self.latest[:] = [(output_gradient, gradients)]
         return gradients
 
-    def kept_kernel(self) -> Float[Tensor, "point kept train kept_"]:
+    def stored_kernel(self) -> Float[Tensor, "point kept train kept_"]:
         """Return the tangent kernel between all points and the training examples, as it is stored.
 
         The setting `kernels` selects the kernel itself ("all"), its trace over outputs
@@ -203,11 +206,13 @@ class NetworkView:
         if self.points.kernels == "trace":
             return self.kernel_trace()
         others = map(self.points.reader.tangent, self.tapes(self.points.other_blocks))
-        return torch.cat([self.with_train(left) for left in chain(self.right, others)])
+        return torch.cat(
+            [self.kernel_with_train(left) for left in chain(self.train_jacobians, others)]
+        )
 
-    def with_train(self, left: Jacobian) -> Float[Tensor, "some out train out_"]:
+    def kernel_with_train(self, left: Jacobian) -> Float[Tensor, "some out train out_"]:
         """Return the kernel between some points and the training examples."""
-        return torch.cat([gram(left, right) for right in self.right], dim=2)
+        return torch.cat([gram(left, right) for right in self.train_jacobians], dim=2)
 
     def kernel_trace(self) -> Float[Tensor, "point 1 train 1"]:
         """Return the trace over outputs, Σ_c K[x, c, x′, c]. The Jacobians of a few outputs at a
@@ -218,18 +223,18 @@ class NetworkView:
         tangent = partial(points.reader.tangent, tape)
         examples = points.train + points.block
         groups_of_outputs = chunks(tape, examples, tape.outputs.shape[1], tangent)
-        return reduce(torch.add, map(self.trace_over, groups_of_outputs))
+        return reduce(torch.add, map(self.trace_of_outputs, groups_of_outputs))
 
-    def trace_over(self, outputs: Sequence[int]) -> Float[Tensor, "point 1 train 1"]:
+    def trace_of_outputs(self, outputs: Sequence[int]) -> Float[Tensor, "point 1 train 1"]:
         """Return the sum of K[x, c, x′, c] over the given outputs c."""
         tangent = self.points.reader.tangent
         train = [tangent(tape, outputs) for tape in self.tapes(self.points.train_blocks)]
         others = (tangent(tape, outputs) for tape in self.tapes(self.points.other_blocks))
-
-        def with_train(left: Jacobian) -> Tensor:
-            return torch.cat([trace(left, right) for right in train], dim=2)
-
-        return torch.cat([with_train(left) for left in chain(train, others)])
+        rows = []
+        for left in chain(train, others):
+            blocks = [trace(left, right) for right in train]
+            rows.append(torch.cat(blocks, dim=2))
+        return torch.cat(rows)
 
     def largest_eigenvalue(self, examples: slice) -> float:
         """Return a lower estimate of the largest eigenvalue of the kernel JJᵀ of some training
@@ -241,7 +246,7 @@ class NetworkView:
         inside[examples] = 1.0
 
         def times_kernel(vector: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
-            gradient = summed(self.pulled(vector), self.weights)  # v → Jᵀv
+            gradient = total_gradient(self.loss_gradients(vector), self.weights)  # v → Jᵀv
             tapes = self.tapes(self.points.train_blocks)
             rows = [self.points.reader.applied(tape, gradient) for tape in tapes]  # → JJᵀv
             return torch.cat(rows) * inside

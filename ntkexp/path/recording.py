@@ -45,13 +45,15 @@ class Recorded(NamedTuple):
     output_gradient: Float[Tensor, "train out"]
 
 
-def row_length(weights: Weights, records: tuple[str, ...], pull: Float[Tensor, "train out"]) -> int:
+def row_length(
+    weights: Weights, records: tuple[str, ...], output_gradient_like: Float[Tensor, "train out"]
+) -> int:
     """Return the length of the row of a step: weights, recorded optimizer states and ℓ′."""
     parameters = sum(weight.numel() for weight in weights.values())
-    return (1 + len(records)) * parameters + pull.numel()
+    return (1 + len(records)) * parameters + output_gradient_like.numel()
 
 
-Room: TypeAlias = Callable[[int, int], Trajectory]
+AllocateRows: TypeAlias = Callable[[int, int], Trajectory]
 """A function (rows, length) ↦ storage for `rows` rows of `length` numbers."""
 
 
@@ -63,7 +65,7 @@ class Recording:
     like: Weights  # tensors with the names and shapes of the weights
     records: tuple[str, ...]  # names of the recorded parts of the optimizer's state
     # a tensor in the shape of ℓ′, the gradients of the loss at the outputs
-    pull: Float[Tensor, "train out"]
+    output_gradient_like: Float[Tensor, "train out"]
 
     def write(self, step: Step) -> None:
         groups = [step.view.weights]
@@ -94,8 +96,9 @@ class Recording:
                 group[name] = numbers.view(weight.shape).to(weight.device)
                 start += weight.numel()
             groups.append(group)
-        pull = row[len(row) - self.pull.numel() :].clone()
-        output_gradient = pull.view(self.pull.shape).to(self.pull.device)
+        like = self.output_gradient_like
+        numbers = row[len(row) - like.numel() :].clone()
+        output_gradient = numbers.view(like.shape).to(like.device)
         memory = dict(zip(self.records, groups[1:], strict=True))
         return Recorded(groups[0], memory, output_gradient)
 
@@ -104,11 +107,13 @@ def new_recording(
     steps: int,
     like: Weights,
     records: tuple[str, ...],
-    pull: Float[Tensor, "train out"],
-    room: Room,
+    output_gradient_like: Float[Tensor, "train out"],
+    allocate: AllocateRows,
 ) -> Recording:
-    rows = room(steps + 1, row_length(like, records, pull))
-    return Recording(rows=rows, like=like, records=records, pull=pull)
+    rows = allocate(steps + 1, row_length(like, records, output_gradient_like))
+    return Recording(
+        rows=rows, like=like, records=records, output_gradient_like=output_gradient_like
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,12 +380,12 @@ class Halves(Resumable):
         summed = parts.new_zeros(*parts.shape[:2], len(examples)).index_add_(2, places, parts)
         self.mass[bisect_right(self.edges, step) - 1].index_add_(2, examples, summed.abs())
 
-    def by(self, step_sizes: Sequence[float]) -> Float[Tensor, "query out train"]:
+    def half_times(self, step_sizes: Sequence[float]) -> Float[Tensor, "query out train"]:
         """Return the fraction of the total time after which half of each contribution has
         accumulated, or NaN if there are no contributions.
 
         >>> halves = Halves((0, 1, 2), torch.tensor([1.0, 3.0]).view(2, 1, 1, 1))
-        >>> halves.by([1.0, 1.0]).item()  # a third of the second step, which makes three quarters
+        >>> halves.half_times([1.0, 1.0]).item()  # a third of the second step, which makes three quarters
         0.6666666865348816
         """
         if not step_sizes:

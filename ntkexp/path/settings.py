@@ -75,7 +75,7 @@ class AbstractTimetable(Resumable, ABC):
         """Return True if a kernel is due at this step."""
 
     @abstractmethod
-    def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
+    def observe(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
         """Receive the kernel of a step, if it was due."""
 
 
@@ -94,7 +94,7 @@ class Planned(AbstractTimetable):
         place = bisect_left(self.steps, step)
         return step in self.switches or self.steps[place : place + 1] == (step,)
 
-    def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
+    def observe(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
         pass
 
 
@@ -124,7 +124,7 @@ class Adaptive(AbstractTimetable):
     def due(self, step: int) -> bool:
         return step == self.next or step in self.switches
 
-    def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
+    def observe(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
         if step != self.next:
             return
         self.taken += 1
@@ -137,15 +137,15 @@ class Adaptive(AbstractTimetable):
             elif isfinite(changed):
                 growth = min(max(self.change / changed, growth), MAX_WAIT_GROWTH)
             wanted = step + round(self.wait * growth)
-        self.next = max(step + 1, wanted, self.soonest(step))
+        self.next = max(step + 1, wanted, self.next_log_spaced(step))
         self.wait = self.next - step
         self.latest = kernel.clone()
 
-    def soonest(self, step: int) -> int:
+    def next_log_spaced(self, step: int) -> int:
         """Return the step of the next kernel if the remaining kernels were log-spaced up to the
         end.
 
-        >>> Adaptive(steps=1000, count=5, change=0.1, taken=2).soonest(1)
+        >>> Adaptive(steps=1000, count=5, change=0.1, taken=2).next_log_spaced(1)
         10
         """
         left = self.count - self.taken
@@ -270,7 +270,7 @@ class Path(Component):
         return self.effects is True and self.mean == "renormalised"
 
     @property
-    def closing(self) -> AbstractRule | None:
+    def closing_rule(self) -> AbstractRule | None:
         """The first rule that closes every step, or None. Closing means that the contributions add
         up to the change of the outputs. The error of single contributions is estimated for this
         rule.
@@ -278,15 +278,15 @@ class Path(Component):
         return next((rule for rule in self.rule if rule.closes), None)
 
     @property
-    def finer(self) -> tuple[Substep, ...]:
+    def finer_quadrature(self) -> tuple[Substep, ...]:
         """The closing rule's quadrature with twice as many substeps, for the error estimate."""
-        if self.closing is None or not self.error_samples:
+        if self.closing_rule is None or not self.error_samples:
             return ()
-        return self.closing.quadrature(self.quadrature_points, 2 * self.substeps, self.romberg)
+        return self.closing_rule.quadrature(self.quadrature_points, 2 * self.substeps, self.romberg)
 
     @property
-    def gain(self) -> float:
-        """The error of the closing rule, divided by its difference to `finer`.
+    def richardson_factor(self) -> float:
+        """The error of the closing rule, divided by its difference to `finer_quadrature`.
 
         This is Richardson's factor 1 + 1/(4ᵏ⁺¹ − 1), for an error of order n^−2(k+1) in the number
         n of substeps, after k Romberg extrapolations.
@@ -299,7 +299,7 @@ class Path(Component):
 
         >>> from ntkexp.path.rule.base import Secant
         >>> path = Path(rule=(Secant(),))
-        >>> sorted(path.positions(())), sorted(path.positions(path.finer))
+        >>> sorted(path.positions(())), sorted(path.positions(path.finer_quadrature))
         ([0.0, 1.0], [0.0, 0.5, 1.0])
         """
         substeps = (*finer, *(substep for rule in self.rule for substep in self.quadrature(rule)))

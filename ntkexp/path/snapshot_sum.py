@@ -187,15 +187,15 @@ class SnapshotSum(AbstractAccumulator):
         self.moments.add(step)
         if not due and step.index != self.last:
             return {}
-        tallies = self.take(step, span, step.index + 1)
+        tallies = self.add_interval(step, span, step.index + 1)
         self.moments.restart(step.step_size)
         return tallies
 
     def close(self, step: Step) -> None:
         if self.moments.size:
-            self.take(step, self.moments.elapsed, step.index)
+            self.add_interval(step, self.moments.elapsed, step.index)
 
-    def take(self, step: Step, span: float, end: int) -> dict[str, Tally]:
+    def add_interval(self, step: Step, span: float, end: int) -> dict[str, Tally]:
         """Compute the snapshot K_{k+1}, at the time `span` after K_k, and add the interval.
 
         The interval ends before step `end`.
@@ -205,11 +205,13 @@ class SnapshotSum(AbstractAccumulator):
         shrinking = decay(weights, step.weight_decay, sizes_of(weights, step.factors, 1.0))
         tallies = {name: Tally() for name in self.tracks}
         for track in self.tracks.values():
-            track.totals.extend(end)
+            track.totals.append_stretch(end)
         for block in self.domain.blocks(step.segment):
             for name, track in self.tracks.items():
                 # K_{k+1} and λJ·θ
-                kernel, pulled = block.kernel(track.integrals.substeps, step.side, shrinking)
+                kernel, pulled = block.kernel(
+                    track.integrals.substeps, step.right_factor, shrinking
+                )
                 add_step(tallies[name], block, step, kernel, pulled)
                 track.add(block.rows, kernel, pulled, interval)
         self.arriving.copy_(interval.second.pull)

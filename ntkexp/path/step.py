@@ -23,7 +23,7 @@ from torch import Tensor
 from ntkexp.kernel import Jacobian, Segment
 from ntkexp.loss import AbstractLoss
 from ntkexp.optimizer.base import AbstractOptimizer, Arc, Memory, Sizes
-from ntkexp.path.points import NetworkView, Points, summed
+from ntkexp.path.points import NetworkView, Points, total_gradient
 from ntkexp.path.rule.base import Gauss
 from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Weights
@@ -73,7 +73,7 @@ class Step:
         return Segment(self.view.weights, self.end, self.view.points.reader.trained)
 
     @cached_property
-    def side(self) -> list[Jacobian]:
+    def right_factor(self) -> list[Jacobian]:
         """The right factor of the kernel: J(θ_s; xᵢ), scaled by the step-size factor of each
         parameter.
 
@@ -82,9 +82,9 @@ class Step:
         """
         view = self.view
         if view.points.makes_kernels:
-            blocks = view.right
+            blocks = view.train_jacobians
         else:
-            blocks = list(view.pulled(self.output_gradient))
+            blocks = list(view.loss_gradients(self.output_gradient))
         if any(factor != 1 for factor in self.factors.values()):
             return [block.scaled(self.factors) for block in blocks]
         return blocks
@@ -192,7 +192,7 @@ class TrainingRecipe:
     steps: int  # length of the schedule
     seed: int  # seed of the batches
 
-    def size(self, index: int) -> float:
+    def step_size_at(self, index: int) -> float:
         """Return the step size η_s."""
         return self.step_size * self.schedule.factor(index, self.steps)
 
@@ -211,7 +211,9 @@ class Descent(TrainingRecipe):
     points: Points
     phases: tuple[Phase, ...] = ()  # training phases; empty: one phase with all examples
 
-    def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
+    def steps_from(
+        self, weights: Weights, memory: Memory | None = None, done: int = 0
+    ) -> Iterator[Step]:
         """Train from these weights, after `done` earlier steps, and yield each step."""
         for index in range(done, self.steps):
             step = self.step(index, weights, memory or {})
@@ -223,7 +225,7 @@ class Descent(TrainingRecipe):
         # ℓ′ at the outputs, and the gradient Σᵢ J(xᵢ)ᵀ ℓ′ᵢ
         view = NetworkView(self.points, weights)
         output_gradient = self.output_gradient(index, view.train_outputs)
-        gradient = summed(view.pulled(output_gradient), weights)
+        gradient = total_gradient(view.loss_gradients(output_gradient), weights)
 
         # clip ℓ′ and the gradient by the same factor
         clipping = self.optimizer.clipping(gradient)
@@ -233,7 +235,7 @@ class Descent(TrainingRecipe):
 
         # update the weights; a gradient flow evaluates ∇L along its arcs (`Arc`: polynomial pieces
         # of its curved path)
-        size = self.size(index)
+        size = self.step_size_at(index)
         sizes = sizes_of(weights, self.factors, size)
         vector_field = partial(self.gradient, index)
         move = self.optimizer.move(index, weights, gradient, vector_field, sizes, memory)
@@ -257,7 +259,7 @@ class Descent(TrainingRecipe):
         """Return the gradient ∇L of the step's batch at any weights."""
         view = NetworkView(self.points, weights)
         output_gradient = self.output_gradient(index, view.train_outputs)
-        return summed(view.pulled(output_gradient), weights)
+        return total_gradient(view.loss_gradients(output_gradient), weights)
 
     def weight(self, examples: int) -> float:
         """Return the weight wᵢ of each example in a step on n examples."""

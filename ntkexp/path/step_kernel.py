@@ -8,7 +8,7 @@ J̄(x), on the left, is the mean Jacobian at a point x along the step from θ₀
 The Jacobian of a substep [u₀, u₁] is the secant Jacobian from θ₀ + u₀Δθ to θ₀ + u₁Δθ, or the
 tangent Jacobian if u₀ = u₁.
 
-J(xᵢ), on the right, is the tangent Jacobian of training example i at θ₀ (`Step.side`). If only
+J(xᵢ), on the right, is the tangent Jacobian of training example i at θ₀ (`Step.right_factor`). If only
 contributions are computed, the gradient J(xᵢ)ᵀℓ′ᵢ replaces J(xᵢ), and K becomes Kℓ′, which is the
 contribution of example i up to the factor −η.
 """
@@ -44,14 +44,14 @@ class StepBlock:
 
     points: Points
     segment: Segment  # segment from θ₀ to θ₁
-    place: slice  # the block, as a slice of all points
-    first: int = 0  # index of the first point that has sums
+    block: slice  # the block, as a slice of all points
+    first_point: int = 0  # index of the first point that has sums
     tapes: dict[float, Tape] = field(default_factory=dict)
 
     @property
     def rows(self) -> slice:
-        """The rows of this block in the arrays of sums, whose row 0 is point `first`."""
-        return slice(self.place.start - self.first, self.place.stop - self.first)
+        """The rows of this block in the arrays of sums, whose row 0 is point `first_point`."""
+        return slice(self.block.start - self.first_point, self.block.stop - self.first_point)
 
     def kernel(
         self, substeps: Sequence[Substep], right: Sequence[Jacobian], vector: Weights | None = None
@@ -106,9 +106,9 @@ class StepBlock:
         if position not in self.tapes:
             weights = self.segment.at(position)
             if position in (0.0, 1.0):
-                self.tapes[position] = self.points.tape(weights, self.place)
+                self.tapes[position] = self.points.tape(weights, self.block)
             else:
-                arguments = self.points.arguments(self.place)
+                arguments = self.points.arguments(self.block)
                 self.tapes[position] = self.points.reader.record(weights, arguments)
         return self.tapes[position]
 

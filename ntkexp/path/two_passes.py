@@ -37,17 +37,17 @@ from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import (
     Integrals,
-    Mark,
+    PhaseEnd,
     StepTotals,
     Tally,
     contract,
     integrals_at_zero,
-    mark_of,
-    marks_from,
-    states,
+    phase_end_of,
+    phase_end_states,
+    restore_phase_ends,
     totals_at_zero,
 )
-from ntkexp.path.points import Points, cut, summed
+from ntkexp.path.points import Points, split_range, total_gradient
 from ntkexp.path.recording import Halves, Playback, Recording, halves_at_zero
 from ntkexp.path.rule.base import AbstractRule
 from ntkexp.path.settings import Path
@@ -68,7 +68,7 @@ class RulePass:
     halves: Halves  # magnitudes of contributions by time, at the attributed points
     sum: BackwardSum = field(default_factory=BackwardSum)
 
-    def take(
+    def add(
         self,
         step: Step,
         back: BackwardStep,
@@ -113,7 +113,7 @@ class FinerPass:
     rule: str  # the rule whose error is measured
     integrals: Integrals
     sample: Int[Tensor, " sample"]  # indices into the list of attributed points
-    gain: float  # the error divided by 𝒮_2n − 𝒮_n: 4/3
+    richardson_factor: float  # the error divided by 𝒮_2n − 𝒮_n: 4/3
     rows: Int[Tensor, " chosen"] | None = None  # indices into `sample`, of the chunk's points
     points: Points | None = None  # the points at `rows`
     sum: BackwardSum = field(default_factory=BackwardSum)
@@ -124,9 +124,9 @@ class FinerPass:
         (self.rows,) = torch.where(inside)
         self.points = None
         if len(self.rows):
-            self.points = points.some(self.sample[self.rows] - chunk.start)
+            self.points = points.select(self.sample[self.rows] - chunk.start)
 
-    def take(self, step: Step, back: BackwardStep) -> None:
+    def add(self, step: Step, back: BackwardStep) -> None:
         """Add one step at the selected points."""
         if self.points is None or self.rows is None:
             return
@@ -157,7 +157,7 @@ def add_step(
     Return the result of the step, and its contributions −K_s ℓ′.
     """
     substeps = ((substep.weight, block.jacobian(substep)) for substep in integrals.substeps)
-    result = backward_sum.take(back, substeps)
+    result = backward_sum.add(back, substeps)
     parts = contract(result.terms.kernel, step.output_gradient).neg_()
 
     integrals.kernel[rows] += result.terms.kernel
@@ -183,8 +183,8 @@ def rounding_of(step: Step) -> tuple[Weights, Weights]:
     if the gradient is nowhere a rounding error.
     """
     weights = step.view.weights
-    pulled = list(step.view.pulled(step.output_gradient))
-    gradient = summed(pulled, weights)
+    pulled = list(step.view.loss_gradients(step.output_gradient))
+    gradient = total_gradient(pulled, weights)
     credited = credit(gradient, term_sizes(pulled, weights))
     if not credited:
         return {}, {}
@@ -218,7 +218,7 @@ class SecondPass:
     @property
     def chunks(self) -> list[slice]:
         """The attributed points, cut into chunks that fit into memory."""
-        return cut(0, len(self.domain.attributed), self.domain.chunk)
+        return split_range(0, len(self.domain.attributed), self.domain.chunk)
 
     @property
     def integrals(self) -> dict[str, Integrals]:
@@ -240,7 +240,7 @@ class SecondPass:
                 self.points = self.begin_chunk(chunks[number], index)
                 end = None
             step = self.steps.step(index, end=end)
-            self.take(step, self.points, chunks[number])
+            self.add(step, self.points, chunks[number])
             end = step.view.weights  # the end of the previous step
             self.done += 1
             yield self.done, total
@@ -251,7 +251,7 @@ class SecondPass:
         At the last step the adjoint U is zero. At an earlier step it is restored from the
         checkpoint.
         """
-        points = self.domain.explained.some(self.domain.attributed[chunk])
+        points = self.domain.explained.select(self.domain.attributed[chunk])
         if self.finer is not None:
             self.finer.begin_chunk(points, chunk)
         resumed = index + 1 < self.length
@@ -263,17 +263,19 @@ class SecondPass:
 
         components = tuple(self.domain.components.values())
 
-        def begun(before: BackwardSum, components: tuple[frozenset[str], ...] = ()) -> BackwardSum:
+        def new_sum(
+            before: BackwardSum, components: tuple[frozenset[str], ...] = ()
+        ) -> BackwardSum:
             saved = before.saved if resumed else ()
             return BackwardSum(momentum_decay=momentum_decay, saved=saved, components=components)
 
         for rule in self.rules.values():
-            rule.sum = begun(rule.sum, components)
+            rule.sum = new_sum(rule.sum, components)
         if self.finer is not None:
-            self.finer.sum = begun(self.finer.sum)
+            self.finer.sum = new_sum(self.finer.sum)
         return points
 
-    def take(self, step: Step, points: Points, chunk: slice) -> None:
+    def add(self, step: Step, points: Points, chunk: slice) -> None:
         """Add one step at the points of a chunk, for all quadrature rules."""
         credited: Weights = {}
         rounding: Weights = {}
@@ -283,15 +285,15 @@ class SecondPass:
             start=step.view.weights,
             difference=step.segment.difference,
             linear=self.optimizer.linear_steps(step.index, step.sizes, step.memory),
-            right=step.view.right,
+            right=step.view.train_jacobians,
             rounding=rounding,
             credit=credited,
         )
         block = StepBlock(points, step.segment, slice(0, len(points.inputs)))
         for rule in self.rules.values():
-            rule.take(step, back, block, self.domain.rows[chunk], chunk)
+            rule.add(step, back, block, self.domain.rows[chunk], chunk)
         if self.finer is not None:
-            self.finer.take(step, back)
+            self.finer.add(step, back)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -331,7 +333,7 @@ class TwoPasses(AbstractAccumulator):
     recording: Recording
     second: SecondPass | None = None
     saved: Mapping[str, Any] | None = None  # state of the backward pass from a checkpoint
-    noted: list[Mark] = field(default_factory=list)
+    finished_phases: list[PhaseEnd] = field(default_factory=list)
 
     @property
     def integrals(self) -> Mapping[str, Integrals]:
@@ -348,7 +350,7 @@ class TwoPasses(AbstractAccumulator):
         self.recording.close(length, end)
         ends = [switch for switch in self.domain.switches if switch < length]
         ends.append(length)
-        for number in range(len(self.noted), len(ends)):
+        for number in range(len(self.finished_phases), len(ends)):
             is_last = number + 1 == len(ends)
             second = self.begin_pass(step_sizes[: ends[number]], measures_error=is_last)
             self.second = second
@@ -359,7 +361,7 @@ class TwoPasses(AbstractAccumulator):
             for done, _ in second.steps_back():
                 yield chunks * sum(ends[:number]) + done, chunks * sum(ends)
             if not is_last:
-                self.noted.append(mark_of(second.integrals))
+                self.finished_phases.append(phase_end_of(second.integrals))
 
     def begin_pass(self, step_sizes: Sequence[float], *, measures_error: bool) -> SecondPass:
         """Prepare a backward pass over these steps, with an error estimate if `measures_error`."""
@@ -384,7 +386,7 @@ class TwoPasses(AbstractAccumulator):
         domain = self.domain
         rules = len(self.path.rule)
         totals = totals_at_zero(domain, rules)
-        totals.reach(steps)
+        totals.cover(steps)
         integrals = integrals_at_zero(self.path.quadrature(rule), domain, rules)
         if self.optimizer.divides:
             integrals = replace(integrals, rounding=domain.sums(2))
@@ -404,23 +406,23 @@ class TwoPasses(AbstractAccumulator):
         """
         path = self.path
         domain = self.domain
-        if path.closing is None or not path.finer:
+        if path.closing_rule is None or not path.finer_quadrature:
             return None
         sample = sample_points(len(domain.attributed), path.error_samples)
         zeros = (domain.like.new_zeros(len(sample), *domain.shape[1:axes]) for axes in (4, 3, 2))
         return FinerPass(
-            rule=path.closing.option,
-            integrals=Integrals(path.finer, *zeros),
+            rule=path.closing_rule.option,
+            integrals=Integrals(path.finer_quadrature, *zeros),
             sample=sample.to(domain.attributed.device),
-            gain=path.gain,
+            richardson_factor=path.richardson_factor,
         )
 
     @property
-    def marks(self) -> Sequence[Mark]:
-        return self.noted
+    def phase_ends(self) -> Sequence[PhaseEnd]:
+        return self.finished_phases
 
     @property
-    def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
+    def backward_tallies(self) -> Sequence[dict[str, Tally]] | None:
         if self.second is None:
             return None
         rules = self.second.rules
@@ -442,14 +444,14 @@ class TwoPasses(AbstractAccumulator):
         # ‖𝒮_2n − 𝒮_n‖ · 4/3 · √(Q/m)
         difference = finer.integrals.contributions - contributions[finer.sample]
         points = len(contributions) / len(finer.sample)
-        return Error(finer.gain * float(difference.norm()) * sqrt(points))
+        return Error(finer.richardson_factor * float(difference.norm()) * sqrt(points))
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
         if self.second is None:
             return None
         halves = self.second.rules[rule].halves
         times = self.domain.like.new_full(self.domain.shape[:3], torch.nan)
-        times[self.domain.rows] = halves.by(self.second.steps.step_sizes)
+        times[self.domain.rows] = halves.half_times(self.second.steps.step_sizes)
         return times
 
     def by_step(self, rule: str) -> StepTotals:
@@ -460,9 +462,11 @@ class TwoPasses(AbstractAccumulator):
     def state(self) -> dict[str, Any]:
         return {
             "second": None if self.second is None else self.second.state,
-            "marks": states(self.noted),
+            "marks": phase_end_states(self.finished_phases),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.saved = state["second"]
-        self.noted = marks_from(state["marks"], self.recording.pull)
+        self.finished_phases = restore_phase_ends(
+            state["marks"], self.recording.output_gradient_like
+        )

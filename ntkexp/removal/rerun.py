@@ -24,11 +24,7 @@ from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget, require_disk
 from ntkexp.effects.curvature import batched_map
 from ntkexp.effects.plan import SWEEP_CACHE_NUMBERS
 from ntkexp.effects.sweep import MEANS
-from ntkexp.effects.trajectory import (
-    FlatWeights,
-    TakenBatch,
-    flat_like,
-)
+from ntkexp.effects.trajectory import FlatWeights, TakenBatch, flat_like
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem
 from ntkexp.kernel import plain_kernels
@@ -269,7 +265,7 @@ def next_state(
     factors = [rerun.optimizer.clipping(flat.weights(row)) for row in gradient]
     clipped = gradient * gradient.new_tensor(factors)[:, None]
 
-    sizes = sizes_of(rerun.start, rerun.factors, rerun.size(step))
+    sizes = sizes_of(rerun.start, rerun.factors, rerun.step_size_at(step))
     after, new_memory = rerun.optimizer.update(
         step, flat.weights(weights), flat.weights(clipped), sizes, memory
     )
@@ -390,9 +386,9 @@ def repetition_remarks(
         return []
     return [
         (
-            f"an exact repetition of the training changes the outputs by {short(repetition_error)}, "
-            f"and leaving out single examples by {short(changed)}: the steps amplify rounding errors, "
-            "so do not trust effects; choose a smaller step size"
+            "an exact repetition of the training changes the outputs by "
+            f"{short(repetition_error)}, and leaving out single examples by {short(changed)}: the "
+            "steps amplify rounding errors, so do not trust effects; choose a smaller step size"
         )
     ]
 
@@ -422,7 +418,7 @@ class StoredTraining(AbstractRecordedTraining):
         return self.rerun.length
 
     def step_size(self, index: int) -> float:
-        return self.rerun.size(index)
+        return self.rerun.step_size_at(index)
 
     def frame(self, index: int) -> Frame:
         """Read the weights before a step, and the optimizer's state after the step."""

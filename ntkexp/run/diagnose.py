@@ -17,7 +17,7 @@ from ntkexp.diagnostic.base import AbstractDiagnostic, EarlierKernel, TrainingSt
 from ntkexp.kernel import gram
 from ntkexp.mistake import Mistake
 from ntkexp.path.components import components_of
-from ntkexp.path.points import NetworkView, cut
+from ntkexp.path.points import NetworkView, split_range
 from ntkexp.run.metrics import Observer, Row
 from ntkexp.run.setting import Setting
 
@@ -112,7 +112,7 @@ class RunDiagnostics:
             loss=weighted_loss,
             blocks=[
                 (points.inputs[block], problem.targets[block])
-                for block in cut(examples.start, examples.stop, points.block)
+                for block in split_range(examples.start, examples.stop, points.block)
             ],
             outputs=view.train_outputs,
             targets=problem.targets[:train],
@@ -149,7 +149,7 @@ def kernel_of_parameters(
     view: NetworkView, parameters: Collection[str]
 ) -> Float[Tensor, "train out train out_"]:
     """Return Σ_w ∂f(x)/∂w ∂f(x′)/∂w over some of the weights w, between training examples."""
-    parts = [jacobian.of(parameters) for jacobian in view.right]
+    parts = [jacobian.of(parameters) for jacobian in view.train_jacobians]
     return torch.cat([torch.cat([gram(left, right) for right in parts], dim=2) for left in parts])
 
 

@@ -115,7 +115,7 @@ def train_and_write(
     problem = setting.problem
     create_kernels(
         folder.path / KERNELS,
-        len(problem.targets[setting.domain.read]),
+        len(problem.targets[setting.domain.summed_points]),
         problem.outputs,
         problem.train,
         experiment.timetable().capacity,
@@ -124,10 +124,7 @@ def train_and_write(
     folder.write_sealed(PROVENANCE, provenance(experiment, request.repeat, threads))
 
     with live_log(request, saved) as log:
-        with (
-            clock.times("run"),
-            listen(request, setting, saved, threads, clock, log) as listener,
-        ):
+        with clock.times("run"), listen(request, setting, saved, threads, clock, log) as listener:
             outcome = run(setting, listener, saved["run"] if saved else None)
         if log is not None:
             log.conclude(outcome.results, outcome.steps)

@@ -132,20 +132,17 @@ def deferred_interrupt() -> Iterator[Interrupt]:
 
 def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
     path = folder.path
-    read = setting.domain.read
+    read = setting.domain.summed_points
     write_kernels(path / "kernels.zarr", setting, outcome)
     finish_diagnostics(path / DIAGNOSTICS)
     write_contributions_of_run(path, setting, outcome)
 
     # predictions: f_0, f_T and the outputs of each kernel machine, or the explained measure of
     # these outputs
-    evidence = outcome.evidence
-    outputs = {
-        "f_0": evidence.explained(evidence.start),
-        "f_T": evidence.explained(evidence.end),
-    }
+    matrices = outcome.matrices
+    outputs = {"f_0": matrices.explained(matrices.start), "f_T": matrices.explained(matrices.end)}
     for machine in outcome.machines:
-        if isinstance(machine.outcome, Prediction) and machine.outcome.through is evidence.measured:
+        if isinstance(machine.outcome, Prediction) and machine.outcome.measure is matrices.measured:
             outputs[machine.name] = machine.outcome.outputs
     predictions = {name: to_numpy(value[read]) for name, value in outputs.items()}
     write_predictions(path / "predictions.zarr", predictions)
@@ -157,15 +154,15 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
 
 def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
     """Add the path kernel of each quadrature rule to the store of snapshots."""
-    evidence = outcome.evidence
+    matrices = outcome.matrices
     finish_kernels(path)
     # if a measure is explained, there is no path kernel between pairs of outputs
-    if not evidence.keeps_kernels or evidence.measured is not None:
+    if not matrices.keeps_kernels or matrices.measured is not None:
         return
-    attributed = evidence.attributed[setting.domain.read].nonzero()[:, 0].tolist()
-    for name, integral in evidence.paths.items():
+    attributed = matrices.attributed[setting.domain.summed_points].nonzero()[:, 0].tolist()
+    for name, integral in matrices.paths.items():
         kernel = to_numpy(integral.kernel)
-        write_path_kernel(path, name, kernel, attributed, evidence.integrated)
+        write_path_kernel(path, name, kernel, attributed, matrices.integrated)
 
 
 def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -> None:
@@ -173,8 +170,8 @@ def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -
     effects.
     """
     store = path / "contributions.zarr"
-    evidence = outcome.evidence
-    read = setting.domain.read
+    matrices = outcome.matrices
+    read = setting.domain.summed_points
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {
         name: contributions_by_rule(
@@ -184,10 +181,10 @@ def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -
             outcome.steps,
             decays=decays,
         )
-        for name, integral in evidence.paths.items()
+        for name, integral in matrices.paths.items()
     }
     examples = setting.problem.data.train.index.tolist()
-    write_contributions(store, parts, examples, evidence.integrated)
+    write_contributions(store, parts, examples, matrices.integrated)
     if outcome.phases is not None:
         add_phases(store, phases_of(setting, outcome.phases, read, decays=decays))
     if outcome.effects is not None:
@@ -230,7 +227,7 @@ def contributions_by_rule(
         decay=to_numpy(integral.decay) if decays else None,
         rounding=None if rounding is None else to_numpy(rounding),
         half_by=None if integral.half_by is None else to_numpy(integral.half_by),
-        by_step=ByStep(to_numpy(totals.stacked().movedim(0, 2)), totals.until(steps)),
+        by_step=ByStep(to_numpy(totals.stacked().movedim(0, 2)), totals.clipped_edges(steps)),
         by_component=by_component,
         facts=integral.facts,
     )
@@ -328,7 +325,7 @@ class FolderListener(AbstractListener):
         output_gradient: Float[Tensor, "train out_"],
     ) -> None:
         path = self.folder.path
-        read = to_numpy(kernel[self.setting.domain.read])
+        read = to_numpy(kernel[self.setting.domain.summed_points])
         write_snapshot(path / KERNELS, self.snapshots, step, read, to_numpy(output_gradient))
         self.snapshot_seals |= sealed(path, snapshot_chunks(path, self.snapshots))
         self.snapshots += 1
@@ -351,9 +348,9 @@ class FolderListener(AbstractListener):
         odd = sorted(measured.numbers.keys() ^ first.numbers.keys())
         odd += sorted(name for name, _ in measured.shapes.items() ^ first.shapes.items())
         raise Mistake(
-            f"diagnostics: at step {step}, {odd[0].removeprefix(COLUMN)} is not what it was before "
-            "training; return the same names with the same shapes at every step, and None or NaN "
-            "where a value is undefined"
+            f"diagnostics: at step {step}, {odd[0].removeprefix(COLUMN)} is not what it was "
+            "before training; return the same names with the same shapes at every step, and None "
+            "or NaN where a value is undefined"
         )
 
     def on_step(self, state: RunState, loss: float) -> None:
@@ -401,8 +398,8 @@ class FolderListener(AbstractListener):
         self.rows.allocate()
         if self.setting.experiment.integration.passes > 1:
             self.progress.say(
-                "this optimizer has memory: a second pass attributes "
-                f"{len(domain.attributed)} points (path.attributed)"
+                f"this optimizer has memory: a second pass attributes {len(domain.attributed)} "
+                "points (path.attributed)"
             )
         return self.rows
 

@@ -111,7 +111,7 @@ def run(
     observer = Observer(setting)
     view = NetworkView(setting.points, state.weights)
     outputs = view.outputs
-    kernel = view.kept_kernel()
+    kernel = view.stored_kernel()
     row = observer.step(state.step, state.time, outputs, state.weights)
     if not state.timetable.capacity:
         listener.on_row(row)
@@ -130,7 +130,7 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
     setting = state.setting
     observer = Observer(setting)
     first_loss = observer.loss(setting.start.outputs, 0)
-    for step in setting.descent.walk(state.weights, state.memory, state.step):
+    for step in setting.descent.steps_from(state.weights, state.memory, state.step):
         row = observer.row(step, state.time)
         loss = cast("float", row["loss"])  # every row has a loss
         ending = ending_before(setting, loss, first_loss, step.index)
@@ -141,9 +141,9 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
         # compute the tangent kernel, if it is due
         due = state.timetable.due(step.index)
         if due:
-            kernel = step.view.kept_kernel() if step.index else setting.start.kernel
+            kernel = step.view.stored_kernel() if step.index else setting.start.kernel
             listener.on_snapshot(step.index, kernel, observer.output_gradient(step.view.outputs))
-            state.timetable.saw(step.index, kernel[: setting.points.train])
+            state.timetable.observe(step.index, kernel[: setting.points.train])
             row |= observer.kernels.row(kernel, step.view, step.index, step.step_size)
             measured = state.diagnostics.measure(
                 kernel, step.view, step.index, state.time, step.step_size
@@ -152,7 +152,7 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
             listener.on_diagnostics(step.index, measured)
 
         tallies = state.advance(step, due=due)
-        listener.on_row(row | share_row(tallies, setting.experiment.path.closing))
+        listener.on_row(row | share_row(tallies, setting.experiment.path.closing_rule))
         listener.on_step(state, loss)
     return Ending(steps_in_words(setting.experiment.steps))
 
@@ -166,8 +166,8 @@ def reverse_pass(state: RunState, listener: AbstractListener) -> None:
             listener.on_step_back(state, "effects", done, total)
 
     # the columns of metrics that only the backward pass computes
-    late = state.accumulator.late_tallies
+    late = state.accumulator.backward_tallies
     if late is not None:
-        closing = state.setting.experiment.path.closing
+        closing = state.setting.experiment.path.closing_rule
         rows = [{"step": step} | share_row(tallies, closing) for step, tallies in enumerate(late)]
         listener.on_late_rows(rows)

@@ -25,8 +25,8 @@ from ntkexp.diagnostics import (
 )
 from ntkexp.machine.base import DoesNotApply
 from ntkexp.machine.ladder import predicted_label
-from ntkexp.model.functional import called
-from ntkexp.path.integrals import Tally, fetched
+from ntkexp.model.functional import call_with
+from ntkexp.path.integrals import Tally, scalars_to_cpu
 from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.rule.base import AbstractRule
 from ntkexp.path.step import Step
@@ -187,7 +187,7 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
     for phase in phases.get("query") or phases.get("train", ()):
         parts = torch.split(points.inputs[phase], points.block)
         activities = [
-            activity(module.network, partial(called, module, weights, (part,))) for part in parts
+            activity(module.network, partial(call_with, module, weights, (part,))) for part in parts
         ]
         units = [part for part in activities if part is not None]
         # selectivity needs the standard deviation over at least two points
@@ -318,7 +318,7 @@ class Observer:
                 numbers["accuracy" + name] = hits.double().mean()
         start = problem.weights
         differences = squared_norms({name: weights[name] - start[name] for name in start})
-        values = iter(fetched(*numbers.values(), *differences.values()))
+        values = iter(scalars_to_cpu(*numbers.values(), *differences.values()))
         measured = {name: next(values) for name in numbers}
         for name, points in splits.items():
             measured["loss" + name] = self.objective(measured["loss" + name], points)
@@ -340,7 +340,7 @@ class Observer:
     def sizes(self) -> dict[str, float]:
         """The squared norm of each parameter before training."""
         norms = squared_norms(self.setting.problem.weights)
-        return dict(zip(norms, fetched(*norms.values()), strict=True))
+        return dict(zip(norms, scalars_to_cpu(*norms.values()), strict=True))
 
 
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:

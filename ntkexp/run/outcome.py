@@ -21,11 +21,11 @@ from ntkexp.diagnostics import summary
 from ntkexp.effects.plan import Caveats
 from ntkexp.effects.sweep import kind_of
 from ntkexp.kernel import Closure
-from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeated, Training
-from ntkexp.machine.ladder import Region, Rung, ladder_rows
+from ntkexp.machine.base import DoesNotApply, PathKernel, Repeated, RunMatrices, Training
+from ntkexp.machine.ladder import MachineOutcome, Region, comparison_rows
 from ntkexp.on_disk import blocks, summed
 from ntkexp.optimizer.base import AbstractOptimizer, AbstractStable, Memory
-from ntkexp.path.integrals import ComponentSums, Share, StepTotals, Sums, by_phase
+from ntkexp.path.integrals import ComponentSums, PhaseShare, StepTotals, Sums, phase_shares
 from ntkexp.path.step import Descent
 from ntkexp.records.results import Result
 from ntkexp.removal.rerun import RerunAt, rerun_of
@@ -172,7 +172,7 @@ class ChangesByPhase:
     """
 
     # contributions and decay of each phase, by quadrature rule
-    shares: Mapping[str, Sequence[Share]]
+    shares: Mapping[str, Sequence[PhaseShare]]
     change: Float[Tensor, "phase point out"]
 
 
@@ -192,7 +192,7 @@ def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> Ch
     ends = [state.setting.start.outputs, *state.phase_outputs, outputs]
     ends += [outputs] * (count + 1 - len(ends))
     return ChangesByPhase(
-        shares={rule: by_phase(state.accumulator.marks, end, rule, count) for rule in end},
+        shares={rule: phase_shares(state.accumulator.phase_ends, end, rule, count) for rule in end},
         change=torch.stack([after - before for before, after in pairwise(ends)])[..., list(outs)],
     )
 
@@ -219,7 +219,7 @@ def effects_of(state: RunState) -> EffectsResult | None:
         outs=setting.domain.integrated,
         end=rerun.flat.vector(state.weights),
     )
-    queries = (sweep.points - setting.domain.read.start).tolist()
+    queries = (sweep.points - setting.domain.summed_points.start).tolist()
     if state.effects is None:
         mean = setting.experiment.path.mean
         effects = effects_retrained(training, mean, queries, torch.float64)
@@ -266,8 +266,8 @@ def effects_from_sweeps(
 class Outcome:
     """The results of a run."""
 
-    evidence: Evidence
-    machines: list[Rung]
+    matrices: RunMatrices
+    machines: list[MachineOutcome]
     results: list[Result]
     weights: Weights
     steps: int
@@ -287,24 +287,24 @@ def outcome_of(
     ending: Ending,
 ) -> Outcome:
     """Return the outcome, given the outputs and the tangent kernel after training."""
-    evidence = evidence_of(state, outputs, kernel)
+    matrices = run_matrices(state, outputs, kernel)
     effects = effects_of(state)
-    machines = state.setting.experiment.ladder.climb(evidence)
+    machines = state.setting.experiment.ladder.predict_all(matrices)
     remarks = [*state.setting.remarks, *miss_remarks(state.misses)]
     if effects is not None:
         remarks += effects.caveats
     is_classification = bool(state.setting.problem.data.classes)
     return Outcome(
-        evidence=evidence,
+        matrices=matrices,
         machines=machines,
-        results=ladder_rows(machines, split_regions(state), evidence, is_classification),
+        results=comparison_rows(machines, split_regions(state), matrices, is_classification),
         weights=state.weights,
         steps=state.step,
         diverged=ending.diverged,
         sentence="; ".join([ending.sentence, *remarks]),
         effects=effects,
         phases=changes_by_phase(state, outputs),
-        by_step={rule: state.accumulator.by_step(rule) for rule in evidence.paths},
+        by_step={rule: state.accumulator.by_step(rule) for rule in matrices.paths},
         by_component={
             rule: sums.by_component
             for rule, sums in state.accumulator.integrals.items()
@@ -313,16 +313,16 @@ def outcome_of(
     )
 
 
-def evidence_of(
+def run_matrices(
     state: RunState,
     outputs: Float[Tensor, "point out"],
     kernel: Float[Tensor, "point kept train kept_"],
-) -> Evidence:
+) -> RunMatrices:
     """Return the kernels, outputs and facts from which kernel machines are built."""
     setting = state.setting
     points = torch.arange(len(outputs), device=outputs.device)
     attributed = torch.isin(points, setting.domain.attributed)
-    return Evidence(
+    return RunMatrices(
         inputs=setting.problem.inputs.flatten(1),
         train=setting.points.train,
         start=setting.start.outputs,
@@ -331,8 +331,8 @@ def evidence_of(
         paths=path_kernels(state),
         kernel_start=kernel_of_pairs(setting.start.kernel, setting),
         kernel_end=kernel_of_pairs(kernel, setting),
-        start_pull=start_pull(setting),
-        read=setting.domain.read,
+        initial_weight_term=initial_weight_term(setting),
+        read=setting.domain.summed_points,
         integrated=setting.domain.integrated,
         attributed=attributed,
         limit=setting.start.limit,
@@ -416,7 +416,7 @@ def summarise_training(state: RunState) -> Training:
     )
 
 
-def start_pull(setting: Setting) -> Float[Tensor, "point out"]:
+def initial_weight_term(setting: Setting) -> Float[Tensor, "point out"]:
     """Return J(θ_0)·θ_0 at all points, which kernel machines need for weight decay. Without weight
     decay, return zeros.
     """

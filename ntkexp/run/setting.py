@@ -42,8 +42,8 @@ def refuse_sketch(experiment: Experiment) -> None:
     if size is not None:
         raise Mistake(
             f"kernel.sketch={size}: kernels along a path are exact; for large networks use "
-            "path.kernels=none or trace, or sketch one kernel by "
-            f"ntkexp kernel tangent kernel.sketch={size}"
+            "path.kernels=none or trace, or sketch one kernel by ntkexp kernel tangent "
+            f"kernel.sketch={size}"
         )
 
 
@@ -118,7 +118,7 @@ def survey(experiment: Experiment) -> Survey:
         inputs=problem.inputs,
         train=problem.train,
         block=memory.block,
-        keep=memory.keep,
+        keeps_tapes=memory.keeps_tapes,
         chosen=outputs if chooses_outputs else None,
         kernels=kernels,
     )
@@ -171,7 +171,7 @@ def least_memory(experiment: Experiment) -> RunMemory:
         budget=experiment.budget,
         parameters=1,
         points=read if "train" in experiment.path.queries else counts["train"] + read,
-        read=read,
+        summed_points=read,
         train=counts["train"],
         outputs=1,
         integrated=1,
@@ -197,7 +197,7 @@ def memory_of_run(experiment: Experiment, problem: Problem, tape_bytes: float) -
         least_memory(experiment),
         parameters=sum(weight.numel() for weight in problem.weights.values()),
         points=len(problem.inputs),
-        read=sum(split.stop - split.start for split in problem.split_slices.values()),
+        summed_points=sum(split.stop - split.start for split in problem.split_slices.values()),
         train=problem.train,
         outputs=problem.outputs,
         integrated=len(experiment.path.chosen_outputs(problem.outputs)),
@@ -358,7 +358,7 @@ def setting_of(survey: Survey) -> Setting:
         experiment.data.phase_steps(experiment.steps), [part.stop - part.start for part in slices]
     )
     start = start_of(experiment, problem, points, phases)
-    if experiment.path.closing is not None:
+    if experiment.path.closing_rule is not None:
         survey.explained.refuse_without_rules(survey.explained_tape)
     domain = domain_of(experiment, survey, like=start.kernel)
     descent = Descent(
@@ -411,7 +411,7 @@ def start_of(
         )
 
     # compute λ_max of the kernel among the examples of each phase
-    kernel = view.kept_kernel()
+    kernel = view.stored_kernel()
     keeps_kernels = experiment.path.keeps_kernels
     if keeps_kernels:
         largest_eigenvalues = [
@@ -463,7 +463,7 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     return Domain(
         points=survey.points,
         explained=survey.explained,
-        reads_train="train" in problem.split_slices,
+        sums_train="train" in problem.split_slices,
         attributed=attributed.to(experiment.device),
         integrated=path.chosen_outputs(problem.outputs),
         outputs=problem.outputs,
@@ -492,7 +492,7 @@ def setting_remarks(experiment: Experiment, survey: Survey) -> tuple[str, ...]:
     casts = remark(function_of(survey.problem.module), survey.tape, experiment.path.casts)
     if casts is not None:
         remarks.append(casts)
-    if experiment.path.closing is None:
+    if experiment.path.closing_rule is None:
         obstacle = survey.points.reader.obstacle(survey.tape)
         if obstacle is not None:
             remarks.append(obstacle)

@@ -28,9 +28,9 @@ from ntkexp.model.functional import load_tensors
 from ntkexp.on_disk import RowsInFile, blocks, is_on_disk
 from ntkexp.optimizer.base import Memory
 from ntkexp.path.domain import Domain
-from ntkexp.path.forward_sum import AbstractAccumulator, Marked
+from ntkexp.path.forward_sum import AbstractAccumulator, PhasedSum
 from ntkexp.path.integrals import Tally
-from ntkexp.path.recording import RecordedTraining, Recording, Room, new_recording
+from ntkexp.path.recording import AllocateRows, RecordedTraining, Recording, new_recording
 from ntkexp.path.settings import AbstractTimetable
 from ntkexp.path.step import Step
 from ntkexp.records.atomic import (
@@ -321,7 +321,7 @@ class RunState:
         After each step, yield the number of completed steps and the number of all steps.
         """
         yield from self.accumulator.steps_back(self.weights, self.step_sizes)
-        for step, tallies in enumerate(self.accumulator.late_tallies or ()):
+        for step, tallies in enumerate(self.accumulator.backward_tallies or ()):
             self.check(step, tallies)
 
     def check(self, step: int, tallies: Mapping[str, Tally]) -> None:
@@ -329,10 +329,10 @@ class RunState:
 
         A miss is an error that is larger than the bound on the rounding error.
         """
-        closing = self.setting.experiment.path.closing
+        closing = self.setting.experiment.path.closing_rule
         if closing is None or closing.option not in tallies:
             return
-        miss = tallies[closing.option].miss(self.setting.rounding)
+        miss = tallies[closing.option].closure_error(self.setting.rounding)
         if miss is not None:
             self.misses[step] = miss
 
@@ -380,17 +380,17 @@ def spilled_bytes(setting: Setting) -> int:
     experiment = setting.experiment
     phases = len(experiment.switches) + 1
     rules = len(experiment.path.rule)
-    summed = rules * phases + bool(experiment.path.finer)
+    summed = rules * phases + bool(experiment.path.finer_quadrature)
     results = rules * (1 + phases if phases > 1 else 1)
     numbers = (2 * summed + max(summed, results)) * prod(setting.domain.shape[:3])
     return numbers * torch.float64.itemsize
 
 
-def begin(setting: Setting, allocate: Room, scratch: Path | None = None) -> RunState:
+def begin(setting: Setting, allocate: AllocateRows, scratch: Path | None = None) -> RunState:
     """Return the state before the first step.
 
-    `allocate` allocates the recording for a backward pass. Sums that do not fit into memory are stored
-    in the folder `scratch`.
+    `allocate` creates the storage of the recording for a backward pass. Sums that do not fit into
+    memory are stored in the folder `scratch`.
     """
     experiment = setting.experiment
     weights = setting.problem.weights
@@ -405,7 +405,7 @@ def begin(setting: Setting, allocate: Room, scratch: Path | None = None) -> RunS
         )
     accumulator = experiment.integration.begin(domain, weights, allocate)
     if setting.domain.switches and experiment.integration.passes == 1:
-        accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)
+        accumulator = PhasedSum(accumulator=accumulator, switches=setting.domain.switches)
     return RunState(
         setting=setting,
         weights=weights,
@@ -418,7 +418,7 @@ def begin(setting: Setting, allocate: Room, scratch: Path | None = None) -> RunS
 
 
 def effects_pass(
-    setting: Setting, domain: Domain, accumulator: AbstractAccumulator, allocate: Room
+    setting: Setting, domain: Domain, accumulator: AbstractAccumulator, allocate: AllocateRows
 ) -> EffectsPass | None:
     """Return the backward passes of the leave-out effects, or None if none are requested."""
     sweep = setting.sweep
@@ -429,7 +429,7 @@ def effects_pass(
     if recording is None:
         records = setting.experiment.optimizer.differentiated
         recording = new_recording(
-            domain.steps, setting.problem.weights, records, domain.no_pull(), allocate
+            domain.steps, setting.problem.weights, records, domain.zero_output_gradient(), allocate
         )
     return EffectsPass(
         setting=setting,

@@ -22,9 +22,9 @@ from ntkexp.engine.base import (
     Ended,
     Ending,
     Event,
+    ReportEvent,
     Stepped,
     Task,
-    Tell,
     Warned,
     run_jobs,
 )
@@ -170,8 +170,8 @@ class RunJob(AbstractJob):
     pictures: bool = True  # draw pictures, which may take longer than a small run
     log: str | None = None  # the service that receives metrics during the run
 
-    def carry_out(self, name: str, threads: int, send: Tell) -> Ending:
-        relay = Relay(name, send)
+    def carry_out(self, name: str, threads: int, report_event: ReportEvent) -> Ending:
+        relay = Relay(name, report_event)
         request = RunRequest(
             experiment=self.experiment(name),
             folder=RunFolder(Path(self.out) / "runs" / name),
@@ -206,9 +206,9 @@ class RunJob(AbstractJob):
 class Relay(AbstractProgress):
     """The progress of a run, sent to the command as events."""
 
-    def __init__(self, name: str, send: Tell) -> None:
+    def __init__(self, name: str, report_event: ReportEvent) -> None:
         self.name = name
-        self.send = send
+        self.report_event = report_event
         self.steps = 0
         self.reported = 0.0
         self.has_started = False
@@ -216,18 +216,18 @@ class Relay(AbstractProgress):
     def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
         self.has_started = True
         self.steps = steps
-        self.send(Stepped(self.name, done, steps))
+        self.report_event(Stepped(self.name, done, steps))
 
     def step(self, done: int, note: str = "") -> None:
         if time.monotonic() - self.reported >= REPORT_SECONDS:
             self.reported = time.monotonic()
-            self.send(Stepped(self.name, done, self.steps))
+            self.report_event(Stepped(self.name, done, self.steps))
 
     def say(self, text: str) -> None:
         pass
 
     def warn(self, text: str) -> None:
-        self.send(Warned(self.name, text))
+        self.report_event(Warned(self.name, text))
 
 
 # --- The runs of a sweep on an engine.

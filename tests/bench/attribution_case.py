@@ -147,7 +147,7 @@ class Case:
         return {
             "network": self.problem.module,
             "checkpoints": [rerun.flat.weights(each) for each in steps],
-            "sizes": [rerun.size(step) for step in range(rerun.length)],
+            "sizes": [rerun.step_size_at(step) for step in range(rerun.length)],
             "ends": [rerun.flat.weights(end) for end in ends],
             "inputs": rerun.inputs,
             "targets": rerun.targets,

@@ -49,7 +49,7 @@ def tracin(rerun: Rerun, asked: Asked) -> Float[Tensor, "point train"]:
     score = None
     for taken in retrain(rerun, rerun.unit_weights[None]):
         drawn = rerun.batch(taken.step)
-        share = rerun.size(taken.step) * rerun.mean_factor(drawn, drawn.times) * drawn.times
+        share = rerun.step_size_at(taken.step) * rerun.mean_factor(drawn, drawn.times) * drawn.times
         weights = taken.recorded["weights"][0]
         directions = slopes(asked, weights)
         score = directions.new_zeros(len(directions), rerun.examples) if score is None else score
@@ -167,13 +167,13 @@ def recorded(rerun: Rerun, folder: str) -> RecordedTraining:
     optimizer, start, pull = rerun.optimizer, rerun.start, torch.zeros_like(rerun.targets)
     records = tuple(dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
     rows = SilentListener(Path(folder)).trajectory(rerun.length + 1, row_length(start, records, pull))
-    recording = Recording(rows=rows, like=start, records=records, pull=pull)
+    recording = Recording(rows=rows, like=start, records=records, output_gradient_like=pull)
     descent, end = descent_of(rerun), start
-    for step in descent.walk(start):
+    for step in descent.steps_from(start):
         recording.write(step)
         end = step.end
     recording.close(rerun.length, end)
-    sizes = [rerun.size(step) for step in range(rerun.length)]
+    sizes = [rerun.step_size_at(step) for step in range(rerun.length)]
     return RecordedTraining(recording=recording, descent=descent, step_sizes=sizes)
 
 
@@ -182,7 +182,7 @@ def descent_of(rerun: Rerun) -> Descent:
     reader = Reader(rerun.function, frozenset(rerun.start), programs=ProgramCache())
     count = rerun.examples
     return Descent(
-        points=Points(reader=reader, inputs=rerun.inputs, train=count, block=count, keep=False),
+        points=Points(reader=reader, inputs=rerun.inputs, train=count, block=count, keeps_tapes=False),
         targets=rerun.targets,
         loss=rerun.loss,
         scale=rerun.scale,

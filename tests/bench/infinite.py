@@ -83,7 +83,7 @@ class Case:
             for k, layer in enumerate(self.layers[:-1])
             if isinstance(layer, AbstractAffine | Residual | Concatenation)
         ]
-        return sum(base.need(self.layers[k:], end, shapes[k]).count for k in hidden)
+        return sum(base.input_pairs(self.layers[k:], end, shapes[k]).count for k in hidden)
 
     @property
     def name(self) -> str:

@@ -120,7 +120,7 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, length:
     train = len(targets)
     weights = weights_of(module)
     reader = Reader(function_of(module), frozenset(weights), programs=ProgramCache())
-    read = Points(reader=reader, inputs=inputs, train=train, block=len(inputs), keep=True)
+    read = Points(reader=reader, inputs=inputs, train=train, block=len(inputs), keeps_tapes=True)
     alike = dict.fromkeys(weights, 1.0)
     descent = Descent(
         points=read,
@@ -138,7 +138,7 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, length:
     room = inputs.new_zeros(len(inputs), 1, train, 1)
     rest = (room.new_zeros(room.shape[:axes]) for axes in (3, 2))
     integrals = Integrals(Secant().quadrature(1, 1, 0), room, *rest)
-    for step in descent.walk(weights):
+    for step in descent.steps_from(weights):
         for place in places:
             integrals.add(step, StepBlock(read, step.segment, place))
 

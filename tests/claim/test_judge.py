@@ -140,7 +140,7 @@ PEAKS = rows_of([1.0, 2.0, 3.0, 1.0, 3.0, 1.0], width=[1, 2, 4] * 2, seed=[0] * 
 LINES = rows_of([1.0] * 4, width=[1, 1, 2, 2], seed=[0] * 4, depth=[1, 2, 1, 2])
 FLAT = Slope(along="width", value=0.0, margin=0.1)
 
-FINDINGS: list[tuple[AbstractExpectation, pd.DataFrame, str, float, str]] = [
+CHECK_CACHES: list[tuple[AbstractExpectation, pd.DataFrame, str, float, str]] = [
     # An error above its own bound refutes an identity.
     (Identity(), ERRORS, "refuted", 1e-9, "1 of 2 errors exceed their bounds"),
     (Identity(), ERRORS[:1], "supported", 1e-9, ""),
@@ -173,7 +173,7 @@ FINDINGS: list[tuple[AbstractExpectation, pd.DataFrame, str, float, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "rows", "verdict", "figure", "note"), FINDINGS)
+@pytest.mark.parametrize(("rule", "rows", "verdict", "figure", "note"), CHECK_CACHES)
 def test_rules_find_what_is_known(
     rule: AbstractExpectation, rows: pd.DataFrame, verdict: str, figure: float, note: str
 ) -> None:

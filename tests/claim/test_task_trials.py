@@ -324,8 +324,8 @@ def test_other_runs_are_those_of_their_seed_on_the_same_data() -> None:
     alone = retraining([*words, "path.rule=[left]", "data.seed=2"], seed=2 + FAMILY)
     everyone = torch.ones(1, 16, dtype=torch.float64)
     ends = {name: replace(trained, rerun=run).outputs_without(everyone) for name, run in runs.items()}
-    torch.testing.assert_close(ends["other_run"][0], alone.outcome.evidence.end[16:], rtol=0, atol=1e-13)  # three steps
-    torch.testing.assert_close(ends["same"][0], trained.outcome.evidence.end[16:], rtol=0, atol=1e-13)
+    torch.testing.assert_close(ends["other_run"][0], alone.outcome.matrices.end[16:], rtol=0, atol=1e-13)  # three steps
+    torch.testing.assert_close(ends["same"][0], trained.outcome.matrices.end[16:], rtol=0, atol=1e-13)
     assert len({float(end.sum()) for end in ends.values()}) == 4
 
 

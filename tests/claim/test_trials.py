@@ -134,7 +134,7 @@ def test_every_size_is_timed() -> None:
 def test_training_again_with_everyone_is_the_training(optimizer: str) -> None:
     found = retraining([*WORDS, *OPTIMIZERS[optimizer], "path.rule=[left]", "ladder.machine=[]"], seed=1)
     again = found.outputs_without(torch.ones(1, 8, dtype=torch.float64))[0]
-    end = found.outcome.evidence.end[8:]
+    end = found.outcome.matrices.end[8:]
     torch.testing.assert_close(again, end, rtol=0, atol=1e-13)  # four steps, batched otherwise
     assert (found.outputs_without(draw_groups(4, 1, 8, seed=0))[0] - end).norm() > 1e-3
 

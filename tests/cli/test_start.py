@@ -290,7 +290,7 @@ def interrupted_throughout(said: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
-    def complain(text: str, status: int, say: object = main.complain) -> int:
+    def complain(text: str, status: int, say: object = main.write_error) -> int:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
         assert callable(say)
@@ -298,7 +298,7 @@ def interrupted_throughout(said: Path) -> None:
 
     with (
         mock.patch.object(main, "execute", side_effect=lambda _: signal.raise_signal(signal.SIGTERM)),
-        mock.patch.object(main, "complain", complain),
+        mock.patch.object(main, "write_error", complain),
     ):
         status = main.run([])
     signal.raise_signal(signal.SIGTERM)

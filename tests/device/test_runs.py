@@ -51,8 +51,8 @@ LEFT = {
 
 def tensors_of(found: Ran) -> dict[str, Tensor]:
     """Return what a run finds, on the processor."""
-    tensors = {rule: path.contributions for rule, path in found.outcome.evidence.paths.items()}
-    tensors["end"] = found.outcome.evidence.end
+    tensors = {rule: path.contributions for rule, path in found.outcome.matrices.paths.items()}
+    tensors["end"] = found.outcome.matrices.end
     if found.outcome.effects is not None:
         tensors["effects"] = found.outcome.effects.values
     return {name: tensor.cpu() for name, tensor in tensors.items()}

@@ -79,12 +79,12 @@ def trained(folder: Path, *overrides: str) -> Trained:
     """Descend, and record every step."""
     setting = prepare(small(*QUICK, *overrides))
     optimizer, weights = setting.experiment.optimizer, setting.problem.weights
-    records, pull = (*optimizer.records, *optimizer.differentiated), setting.domain.no_pull()
+    records, pull = (*optimizer.records, *optimizer.differentiated), setting.domain.zero_output_gradient()
     size = row_length(weights, records, pull)
     rows = Trajectory(folder / "trajectory.bin", setting.experiment.steps + 1, size, setting.experiment.dtype)
     rows.allocate()
-    recording, sizes, end = Recording(rows=rows, like=weights, records=records, pull=pull), [], weights
-    for step in setting.descent.walk(weights):
+    recording, sizes, end = Recording(rows=rows, like=weights, records=records, output_gradient_like=pull), [], weights
+    for step in setting.descent.steps_from(weights):
         recording.write(step)
         sizes.append(step.step_size)
         end = step.end
@@ -122,7 +122,7 @@ def end(found: Trained, mean: MeanName, example_weights: Float[Tensor, " example
     optimizer, memory = descent.optimizer, Memory()
     theta = flat.vector(like).requires_grad_()
     for index in range(descent.steps):
-        size = sizes_of(like, descent.factors, descent.size(index))
+        size = sizes_of(like, descent.factors, descent.step_size_at(index))
         sizes = flat.vector({name: torch.full_like(weight, size[name]) for name, weight in like.items()})
         g = step_gradient(found, mean, index, theta, example_weights)
         if optimizer.clip_norm is not None:
@@ -253,7 +253,7 @@ def test_of_one_step_it_is_the_truth(optimizer: str, mean: MeanName, tmp_path: P
         weights = torch.ones(found.trajectory.examples, dtype=torch.float64)
         weights[example] = 0.0
         given = vars(descent) | {"renormalises": mean == "renormalised"}
-        (step,) = Weighted(**given, example_weights=weights).walk(found.setting.problem.weights)
+        (step,) = Weighted(**given, example_weights=weights).steps_from(found.setting.problem.weights)
         actual = flat.vector(step.end) - flat.vector(found.end)
         assert (predicted[:, example] - actual).abs().max() < 1e-12 * (actual.abs().max() + 1e-3)
 

@@ -120,7 +120,7 @@ def walk(found: Trained, mean: MeanName, left_out: int) -> list[Step]:
     weights = torch.ones(found.trajectory.examples, dtype=torch.float64)
     weights[left_out] = 0.0
     again = vars(found.setting.descent) | {"renormalises": mean == "renormalised"}
-    return list(Weighted(**again, example_weights=weights).walk(found.setting.problem.weights))
+    return list(Weighted(**again, example_weights=weights).steps_from(found.setting.problem.weights))
 
 
 @pytest.mark.parametrize("mean", MEANS)

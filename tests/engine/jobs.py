@@ -6,14 +6,14 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ntkexp.engine.base import AbstractJob, Ending, Tell
+from ntkexp.engine.base import AbstractJob, Ending, ReportEvent
 
 
 @dataclass(frozen=True)
 class Waiting(AbstractJob):
     """A job that waits for an interrupt."""
 
-    def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
+    def carry_out(self, name: str, threads: int, report_event: ReportEvent) -> Ending:
         time.sleep(600)
         return "done"
 

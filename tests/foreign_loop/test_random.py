@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, dropout
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import copied, function_of
+from ntkexp.model.functional import copy_module, function_of
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import STEPS, Body, Loop, RandomNet, Way, apart, batches, followed, plain, random_loop
 
@@ -23,7 +23,7 @@ def test_parts_are_those_of_a_loop_that_keeps_its_masks_itself() -> None:
     trace = followed(random_loop(loops.sgd), plain)
     given, places = random_loop(loops.sgd), {name: k for k, name in enumerate(trace.examples)}
     names, expected = digests(given.x), torch.zeros(3, 3, len(places), dtype=torch.float64)
-    reader = Reader(function_of(copied(given.model).eval()), frozenset(dict(given.model.named_parameters())))
+    reader = Reader(function_of(copy_module(given.model).eval()), frozenset(dict(given.model.named_parameters())))
     for given.done, batch in zip(range(STEPS), batches()):  # noqa: B905  there is no last batch
         state, start, gradients = torch.get_rng_state(), weights_of(given.model), list[dict[str, Tensor]]()
         for row in range(len(batch)):

@@ -287,7 +287,7 @@ def pooled(net: Layers, x: Tensor) -> Tensor:
     return outputs
 
 
-def gathered(net: Layers, x: Tensor) -> Tensor:
+def merge_uses(net: Layers, x: Tensor) -> Tensor:
     """The first position whose number is the largest, by `gather`."""
     place = x[..., 0].argmax(1)[:, None, None].expand(-1, 1, 4)
     outputs: Tensor = net.outer(net.hidden(x).gather(1, place)[:, 0])
@@ -407,7 +407,7 @@ ROUTED: dict[str, Maker] = {
     "masked select": lambda: Layers(selected),
     "nested masks": lambda: Layers(nested),
     "masked mean": lambda: Layers(pooled),
-    "gathered": lambda: Layers(gathered),
+    "gathered": lambda: Layers(merge_uses),
     "last position": lambda: Layers(last_position),
     "sorted rows": lambda: Layers(sorted_rows),
     "sorted outside torch": lambda: Layers(sorted_outside),

@@ -131,7 +131,7 @@ def test_values_that_meet_on_the_way_still_close() -> None:
     first, last = (torch.tensor(w).double() for w in ([1.0, 2.0], [2.0, 1.0]))
     x = torch.tensor([[1.0, 1.1], [2.0, 0.3]]).double()
     reading, before, after = along(lambda x, w: linalg.eigvalsh(torch.diag_embed(x * w)), x, first, last)
-    for found in (reading.push, applied(reading.jacobian, {"w": last - first})):
+    for found in (reading.jvp, applied(reading.jacobian, {"w": last - first})):
         agree(found, after - before, 100 * EPS, 4.0)
 
 
@@ -159,7 +159,7 @@ def test_vectors_of_values_close_or_have_turned_round(kind: str, dtype: torch.dt
         except NoRule:
             turned += int(bool(((vectors(first) * vectors(last)).sum(0) < 0).any()))
             continue
-        for found in (reading.push, applied(reading.jacobian, {"w": last - first})):
+        for found in (reading.jvp, applied(reading.jacobian, {"w": last - first})):
             agree(found, after - before, tolerance, 1.0)
         closed += 1
     assert closed + turned == 6
@@ -189,7 +189,7 @@ def test_a_short_exponential_closes_to_the_values_of_torch() -> None:
     reading, before, after = along(
         lambda x, w: x @ linalg.matrix_exp(w - w.t()), normal(5, 4, seed=3), 0.01 * w, 0.03 * w
     )
-    agree(reading.push, after - before, 100 * EPS, after.abs().max())
+    agree(reading.jvp, after - before, 100 * EPS, after.abs().max())
 
 
 # Modules of these families.

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ntkexp.kernel.features.adjoint import Adjoint, inner, zero_adjoint
 from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows
 from ntkexp.kernel.features.gram import MIN_STRIP_ROWS, double_sum, gram, sizes, trace
-from ntkexp.kernel.features.jacobian import Assembly, Jacobian, gathered, in_few_uses
-from ntkexp.kernel.read.plan import Outputs, chunks, wanted
-from ntkexp.kernel.read.sketched import Batches, InTurns, batches, even_slices, kernel_in_turns
+from ntkexp.kernel.features.jacobian import Assembly, Jacobian, merge_uses, with_merged_uses
+from ntkexp.kernel.read.plan import Outputs, chunks, selected_outputs
+from ntkexp.kernel.read.sketched import BatchedJacobian, Batches, batches, even_slices, kernel_by_groups
 from ntkexp.kernel.secant.uses import View
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
 from ntkexp.library.tangent import kernel
@@ -61,7 +61,7 @@ def test_factors_and_multiplied_out_gradients_agree(uses: int, inputs: int, widt
 
 
 def test_the_cost_model_takes_every_way() -> None:
-    chosen = {sizes(factored(4, *shape, 0), factored(3, *shape, 1)).way for shape in SHAPES}
+    chosen = {sizes(factored(4, *shape, 0), factored(3, *shape, 1)).method for shape in SHAPES}
     assert chosen == {"one product", "double sum", "multiplied out"}
 
 
@@ -204,7 +204,7 @@ def test_blocks_of_a_thousand_outputs_that_do_not_fit_are_refused_before_they_ar
 )
 def test_outputs_that_do_not_exist_are_refused(outputs: Outputs | str, words: tuple[str, ...]) -> None:
     with refused(*words):
-        wanted(outputs, 2)
+        selected_outputs(outputs, 2)
 
 
 @pytest.mark.parametrize("name", ["relu", "softmax", "entropy"])
@@ -243,7 +243,7 @@ def test_a_kernel_of_many_examples_is_read_in_batches_that_fit() -> None:
     agree(secant_kernel(net, {}, {}, x[:2], x), expected[:2], 1000 * EPS)
 
 
-class Few(InTurns):
+class Few(BatchedJacobian):
     """Examples that are read two or three at a time. One share is held at a time if `alone`."""
 
     alone = False
@@ -262,15 +262,15 @@ class Alone(Few):
 
 
 @pytest.mark.sample(9)
-@pytest.mark.parametrize(("name", "kind"), [*zip(KINDS, cycle((InTurns, Few, Alone)))])
-def test_examples_in_turns_have_the_kernel_of_all_at_once(name: str, kind: type[InTurns]) -> None:
+@pytest.mark.parametrize(("name", "kind"), [*zip(KINDS, cycle((BatchedJacobian, Few, Alone)))])
+def test_examples_in_turns_have_the_kernel_of_all_at_once(name: str, kind: type[BatchedJacobian]) -> None:
     network = known(name)
     reader, own, outputs = network.reader, dict(network.given.start), network.tape.outputs.shape[1]
     for chosen in (range(outputs), [outputs - 1, 0]):
         one, other = (kind(reader, own, x, chosen) for x in (network.given.x, network.other))
         blocks, size = network.kernel[:, chosen][..., chosen], network.kernel.abs().max()
-        agree(kernel_in_turns(one, one), blocks[:, :, :5], 1000 * EPS, size)
-        agree(kernel_in_turns(one, other), blocks[:, :, 5:], 1000 * EPS, size)
+        agree(kernel_by_groups(one, one), blocks[:, :, :5], 1000 * EPS, size)
+        agree(kernel_by_groups(one, other), blocks[:, :, 5:], 1000 * EPS, size)
 
 
 @pytest.mark.slow
@@ -303,7 +303,7 @@ def test_texts_are_read_in_turns(words: int) -> None:
     expected = oracle.tangent(module, x, x)
     agree(tangent_kernel(module, x), expected, 1000 * EPS)
     few = Few(reader, own, x, [0])
-    agree(kernel_in_turns(few, few), expected, 1000 * EPS)
+    agree(kernel_by_groups(few, few), expected, 1000 * EPS)
 
 
 @pytest.mark.parametrize("chosen", [(0,), (0, 1)])
@@ -385,23 +385,23 @@ def block(read: Tensor, shift: float | None, seed: int = 0) -> Factored:
 @pytest.mark.parametrize("read", MASKS.values(), ids=MASKS)
 def test_gathered_uses_have_the_same_gradients(read: Tensor, shift: float | None) -> None:
     given = block(read, shift)
-    found = gathered(given)
+    found = merge_uses(given)
     assert found.inputs.shape[1] == 1
     agree(oracle.dense(found), oracle.dense(given), 10 * EPS)
     right = block(torch.rand(5, 6), shift, 1)
-    shared = gram(*(in_few_uses(jacobian(side)) for side in (given, right)))
+    shared = gram(*(with_merged_uses(jacobian(side)) for side in (given, right)))
     agree(shared, torch.einsum("qcio,ndio->qcnd", oracle.dense(given), oracle.dense(right)), 100 * EPS)
 
 
 def test_other_uses_stay_as_they_are() -> None:
     for shape in ((0, 6), (5, 0)):
         given = block(torch.ones(shape), None)
-        assert gathered(given) is given
+        assert merge_uses(given) is given
     for example in (0, 4):
         for other in (0.5, float("nan")):
             given = block(MASKS["all"], None)
             given.outputs[example, 1, 3, 7] *= other
-            assert gathered(given) is given
+            assert merge_uses(given) is given
 
 
 # The adjoint of the sum backwards is a dense vector to which Jacobians are added and that is multiplied with others.

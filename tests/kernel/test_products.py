@@ -87,7 +87,7 @@ def test_a_few_patches_at_a_time_are_all(name: str, channels: int) -> None:
     """With 4,000 channels one example has megabytes of patches."""
     pixels, *how = WINDOWS[name]
     window = Window(normal(5, channels, *pixels), *how)
-    assert torch.equal(torch.cat([shown.mT.clone() for _, shown in window.turns()]), window.rows)
+    assert torch.equal(torch.cat([shown.mT.clone() for _, shown in window.batches()]), window.rows)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.read.checks import Findings
+from ntkexp.kernel.read.checks import CheckCache
 from ntkexp.kernel.read.program_cache import MAX_ANSWERS, TRIALS, ProgramCache, parts
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.program import OP_FUNCTIONS, OP_METHODS, DoesNotHold, Program, trace
+from ntkexp.kernel.record.program import OP_FUNCTIONS, OP_METHODS, AssumptionFailed, Program, trace
 from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.library import reader_of, tangent_kernel
@@ -155,7 +155,7 @@ def test_a_number_that_differs_is_seen() -> None:
     fed = x()
     program = trace(lambda: [fed * 2 if torch.equal(fed, fed.abs()) else fed * 3], [fed])
     assert torch.equal(program.run([fed])[0], fed * 3)
-    with pytest.raises(DoesNotHold):
+    with pytest.raises(AssumptionFailed):
         program.run([fed.abs()])
 
 
@@ -260,7 +260,7 @@ ROUNDING = 300 * EPS  # all outputs at once are summed in another order
 
 def cached(given: Problem) -> Reader:
     """Return a reader that keeps programs."""
-    return replace(reader_of(given.module)[0], findings=Findings(), programs=ProgramCache())
+    return replace(reader_of(given.module)[0], check_cache=CheckCache(), programs=ProgramCache())
 
 
 def uncached(reader: Reader) -> Reader:
@@ -313,8 +313,8 @@ def test_every_step_by_a_program_has_the_bits_of_the_step_without(name: str) -> 
     assert_same(found, replace(reader, programs=None).along(*last))
     assert reader.programs is not None
     for programs in (reader.programs.jacobians, reader.programs.tapes):
-        assert programs.latest.kept
-        assert all(written is not None and written.trials == 0 for written in programs.latest.kept.values())
+        assert programs.latest.entries
+        assert all(written is not None and written.trials == 0 for written in programs.latest.entries.values())
 
 
 @pytest.mark.parametrize("name", ["relu", "lstm"])
@@ -324,7 +324,7 @@ def test_there_is_one_program_for_each_size_of_block(name: str) -> None:
     for inputs in (given.x, given.x[:2], given.inputs(5)):
         assert_as_usual(reader, given.start, inputs)
     assert reader.programs is not None
-    assert len(reader.programs.tapes.latest.kept) == 2
+    assert len(reader.programs.tapes.latest.entries) == 2
 
 
 def deciding(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
@@ -393,7 +393,7 @@ def test_a_program_is_known_by_its_operations_and_not_by_memory() -> None:
     for weights in walk(given, TRIALS + 2):
         reader.tangent(uncached(reader).record(weights, given.x))
     assert reader.programs is not None
-    (written,) = reader.programs.jacobians.latest.kept.values()
+    (written,) = reader.programs.jacobians.latest.entries.values()
     assert written is not None
     assert written.trials == 0
 
@@ -482,9 +482,9 @@ def test_memory_is_flat(name: str) -> None:
     assert left[0] >= left[1]
     known = reader.programs
     assert known is not None
-    kept = (reader.findings.owners, reader.findings.faithful, known.jacobians.latest, known.once)
-    assert max(len(each.kept) for each in kept) <= MAX_ANSWERS
-    assert len(reader.findings.routes.kept) == len(known.tapes.latest.kept) == 1
+    kept = (reader.check_cache.owners, reader.check_cache.faithful, known.jacobians.latest, known.requested_before)
+    assert max(len(each.entries) for each in kept) <= MAX_ANSWERS
+    assert len(reader.check_cache.routes.entries) == len(known.tapes.latest.entries) == 1
 
 
 @pytest.mark.slow
@@ -499,8 +499,8 @@ def test_programs_keep_none_of_the_values_that_vary() -> None:
             tape = reader.record(weights, inputs)
             reader.tangent(tape)
         del tape
-        for answers in (reader.findings.owners, reader.findings.structures, reader.findings.faithful):
-            answers.kept.clear()  # a number for every example
+        for answers in (reader.check_cache.owners, reader.check_cache.structures, reader.check_cache.faithful):
+            answers.entries.clear()  # a number for every example
         sizes.append(alive() - before)
     assert sizes[1] <= sizes[0] + 10**4
 

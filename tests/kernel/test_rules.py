@@ -130,7 +130,7 @@ def assert_closed(reading: Reading, start: Tape, end: Tape, eps: float = EPS) ->
     A function of z is known to eps·|z|, and |z| stays below 50 here.
     """
     change, scale = end.outputs - start.outputs, torch.maximum(start.outputs.abs().max(), end.outputs.abs().max())
-    agree(reading.push, change, 100 * eps, scale)
+    agree(reading.jvp, change, 100 * eps, scale)
     step = {name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()}
     agree(applied(reading.jacobian, step), change, 100 * eps, scale)
 
@@ -145,7 +145,7 @@ def test_every_rule_has_a_sample() -> None:
 def test_the_sample_uses_the_rule(name: str) -> None:
     """The value of its argument changes. A mask changes in a long step only."""
     problem = sampled(name)
-    chord = Replay(problem.tape(0.0), problem.tape(3.0), frozenset(problem.start)).chord
+    chord = Replay(problem.tape(0.0), problem.tape(3.0), frozenset(problem.start)).state
     assert any(entry.name == name and not chord.deltas.keys().isdisjoint(entry.slots) for entry in chord.start.entries)
 
 
@@ -183,7 +183,7 @@ def test_on_a_point_the_replay_is_the_jacobian_and_tiny_steps_lose_no_digits(nam
 )
 def test_complex_numbers_close_and_have_a_tangent(name: str) -> None:
     problem = replace(problem_of(COMPLEX_SAMPLES[name]), differentiable=name not in WRITTEN)
-    chord = Replay(problem.tape(0.0), problem.tape(1.0), frozenset(problem.start)).chord
+    chord = Replay(problem.tape(0.0), problem.tape(1.0), frozenset(problem.start)).state
     values = chord.start
     assert any(
         entry.name == name and any(values[slot].is_complex() for slot in (*entry.slots, *entry.results))
@@ -214,7 +214,7 @@ def test_a_step_and_its_way_back_have_one_secant(name: str) -> None:
 def test_in_single_precision_a_step_closes_to_its_rounding(name: str) -> None:
     reading, start, end = problem_of(BOTH_WAYS[name], torch.float32).secant(0.6)
     scale = torch.maximum(start.outputs.abs().max(), end.outputs.abs().max())
-    agree(reading.push, end.outputs - start.outputs, 100 * torch.finfo(torch.float32).eps, scale)
+    agree(reading.jvp, end.outputs - start.outputs, 100 * torch.finfo(torch.float32).eps, scale)
 
 
 def test_a_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_a_short_step_across_a_break_closes(name: str) -> None:
     function, sizes, tolerance = ACROSS[name]
     start, end = ({"w": size * sampled("add").direction["w"]} for size in sizes)
     reading, before, after = along(lambda x, w: function(x @ w), start, end)
-    agree(reading.push, after.outputs - before.outputs, tolerance, after.outputs.abs().max())
+    agree(reading.jvp, after.outputs - before.outputs, tolerance, after.outputs.abs().max())
 
 
 @pytest.mark.parametrize("base", [0.0, -2.0, 0.5, 3.0])

@@ -15,7 +15,7 @@ from ntkexp.kernel.read.reader import Reading
 from ntkexp.kernel.secant.call import Call, Result
 from ntkexp.kernel.secant.rules import RULES
 from ntkexp.kernel.secant.rules.linear import warn_of_padding
-from ntkexp.kernel.secant.segment import closure, explained
+from ntkexp.kernel.secant.segment import closure, closure_remark
 from ntkexp.library import reader_of, secant_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
@@ -32,9 +32,9 @@ BROKEN = ("relu", "leaky_relu", "max pooling", "branching", "learned slopes", "t
 
 def assert_closed(step: Step, eps: float = EPS) -> None:
     """The push and J̄Δθ are Δf. The library warns at an error that is ten times larger."""
-    agree(step.reading.push, step.change, ROUNDING * eps, step.scale)
+    agree(step.reading.jvp, step.change, ROUNDING * eps, step.scale)
     agree(applied(step.reading.jacobian, step.weights), step.change, ROUNDING * eps, step.scale)
-    found = closure(step.reading.push, step.start, step.end)
+    found = closure(step.reading.jvp, step.start, step.end)
     assert found.holds
     assert found.error < found.bound / 10
 
@@ -93,7 +93,7 @@ def test_the_push_includes_the_change_by_frozen_parameters() -> None:
     given = problem("gelu", seed=4)
     next(iter(given.module.parameters())).requires_grad_(False)
     step = Known(given).step(0.5)
-    agree(step.reading.push, step.change, ROUNDING * EPS, step.scale)
+    agree(step.reading.jvp, step.change, ROUNDING * EPS, step.scale)
 
 
 def test_weights_that_are_not_named_are_the_modules_own() -> None:
@@ -123,7 +123,7 @@ def test_a_softmax_over_many_classes_closes() -> None:
     net = nn.Sequential(nn.Softmax(1), nn.Linear(60_001, 1, bias=False))
     reader, own = reader_of(ParametrisedBy(net, h0).double())
     start, end = (reader.record(own | {"h": h}, torch.arange(5)) for h in (h0, h0 + v))
-    agree(reader.secant(start, end).push, end.outputs - start.outputs, ROUNDING * EPS, 1.0)
+    agree(reader.secant(start, end).jvp, end.outputs - start.outputs, ROUNDING * EPS, 1.0)
 
 
 class ParametrisedBy(nn.Module):
@@ -159,7 +159,7 @@ def test_a_row_of_padding_that_a_tied_readout_moves_is_reported(caplog: pytest.L
 def test_a_push_that_leaves_something_out_does_not_close(name: str) -> None:
     """A billionth of the change in a step of ordinary size is more than rounding."""
     step = known(name).step(0.3)
-    assert not closure((1 - 1e-9) * step.reading.push, step.start, step.end).holds
+    assert not closure((1 - 1e-9) * step.reading.jvp, step.start, step.end).holds
     assert not closure(torch.full_like(step.change, float("nan")), step.start, step.end).holds
 
 
@@ -189,11 +189,11 @@ def test_features_of_other_examples_are_refused() -> None:
     factored = [block for block in found.blocks if isinstance(block, Factored)]
     assert len(factored) == len(found.blocks)
     flipped = tuple(replace(block, outputs=block.outputs.flip(0)) for block in factored)
-    wrong = Reading(Jacobian(flipped, found.examples, found.outputs), step.reading.push)
+    wrong = Reading(Jacobian(flipped, found.examples, found.outputs), step.reading.jvp)
     pushed, read = network.reader.closures(wrong, step.start, step.end)
     assert pushed.holds
     with refused("its kernel would be wrong"):
-        explained([pushed, read], EPS)
+        closure_remark([pushed, read], EPS)
 
 
 def test_a_secant_to_where_outputs_are_no_numbers_is_refused() -> None:

@@ -258,7 +258,7 @@ def test_without_casts_a_step_closes_to_double_precision() -> None:
     for casts in ("keep", "ignore"):
         reader, own = reader_of(given.module, casts=casts)
         start, after = reader.record(own, given.x), reader.record(end, given.x)
-        errors[casts] = (reader.secant(start, after).push - (after.outputs - start.outputs)).abs().max()
+        errors[casts] = (reader.secant(start, after).jvp - (after.outputs - start.outputs)).abs().max()
         assert start.eps == {"keep": SINGLE, "ignore": DOUBLE}[casts]
     size = given.module(given.x).detach().abs().max()
     assert errors["ignore"] < 300 * DOUBLE * size

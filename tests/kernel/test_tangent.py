@@ -295,4 +295,4 @@ def test_a_module_runs_again_only_where_it_has_to_and_its_tape_is_the_same(mode:
     assert runs.count("given") == count
     assert [entry.op for entry in found.entries] == [entry.op for entry in expected.entries]
     assert torch.equal(found.outputs, expected.outputs)
-    assert any(entry.reads for entry in found.entries) == (mode == "a number of a tensor read")
+    assert any(entry.reads_number for entry in found.entries) == (mode == "a number of a tensor read")

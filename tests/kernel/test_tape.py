@@ -53,7 +53,7 @@ def test_a_branch_that_both_ends_take_is_read() -> None:
     reader, own = reader_of(made)
     reading = reader.secant(reader.record(own, X), reader.record(end, X))
     # rounding of two outputs of size about one
-    agree(reading.push, change.detach(), 100 * EPS, made(X).abs().max().detach())
+    agree(reading.jvp, change.detach(), 100 * EPS, made(X).abs().max().detach())
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_program_keeps_the_last_operation_of_several_that_give_the_same() -> N
     pruned = tape.pruned()
     before, after = ({entry.name for entry in each.entries} for each in (tape, pruned))
     assert before - after >= {"index_copy", "index_select"}
-    made = [slot for entry in pruned.entries for slot in entry.makes]
+    made = [slot for entry in pruned.entries for slot in entry.written_slots]
     assert len(made) == len(set(made))
 
 

@@ -129,7 +129,7 @@ def test_the_push_and_the_reverse_close(given: Given, size: float) -> None:
     start, after = reader.record(own, given.inputs), reader.record(end, given.inputs)
     chosen = range(0, start.outputs.shape[1], 5)
     reading, change = reader.secant(start, after, chosen), after.outputs - start.outputs
-    assert (reading.push - change).norm() <= CLOSED * change.norm()
+    assert (reading.jvp - change).norm() <= CLOSED * change.norm()
     found = applied(reading.jacobian, {name: end[name] - own[name] for name in own})
     assert (found - change[:, list(chosen)]).norm() <= CLOSED * change.norm()
 

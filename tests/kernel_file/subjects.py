@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 from torch import Tensor
 
 from ntkexp.config.compose import compose
-from ntkexp.engine.base import AbstractEngine, AbstractWorkers, Ended, Event, Stepped, Task, Tell, work
+from ntkexp.engine.base import AbstractEngine, AbstractWorkers, Ended, Event, ReportEvent, Stepped, Task, work
 from ntkexp.kernel_file.fill import fill
 from ntkexp.kernel_file.kernel import AbstractKernel
 from ntkexp.records.kernel_file import KernelMatrix
@@ -33,7 +33,7 @@ class Here(AbstractEngine):
     loses: Loses = none_lost
     tasks: int = 0
 
-    def open(self, tell: Tell) -> HereWorkers:
+    def open(self, report_event: ReportEvent) -> HereWorkers:
         return HereWorkers(self)
 
 

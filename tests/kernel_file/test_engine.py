@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.engine.base import Ended, Task, Tell, Unfinished, ignore
+from ntkexp.engine.base import Ended, ReportEvent, Task, Unfinished, ignore
 from ntkexp.kernel_file import fill as conduct
 from ntkexp.kernel_file.fill import TileJob, estimate, fill, fill_tiles, unmarked_tiles
 from ntkexp.kernel_file.kernel import AbstractKernel, EmpiricalKernel, InfiniteKernel
@@ -163,7 +163,7 @@ class IdleWorkers(HereWorkers):
 
 
 class IdleEngine(Here):
-    def open(self, tell: Tell) -> IdleWorkers:
+    def open(self, report_event: ReportEvent) -> IdleWorkers:
         return IdleWorkers(self)
 
 
@@ -334,5 +334,5 @@ def test_what_it_says_is_what_was_written(places: Path, tmp_path: Path, seed: in
         assert str(path) in str(mistake)  # noqa: PT017  either end is right
         return
     for kernel in ("nngp", "ntk"):
-        assert found.square_block(kernel).equal(right.square_block(kernel)), done
+        assert found.train_matrix(kernel).equal(right.train_matrix(kernel)), done
     assert found.targets.equal(right.targets), done

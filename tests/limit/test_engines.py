@@ -28,7 +28,7 @@ from ntkexp.layer.pointwise import Abs, AbstractBent, AbstractPointwise, LeakyRe
 from ntkexp.layer.smooth import FUNCTIONS, Generic, Hermite, Polynomial, Tanh
 from ntkexp.layer.spec import layer_classes
 from ntkexp.limit.fused.program import program
-from ntkexp.limit.infinite_kernel import Engine, engine_of
+from ntkexp.limit.infinite_kernel import Engine, choose_engine
 from ntkexp.limit.network import network
 from ntkexp.mistake import Mistake
 from tests.kernel.oracle import EPS, refused
@@ -255,7 +255,7 @@ class Overlapping(AvgPool):
 def said(layers: tuple[AbstractLayer, ...], x: Tensor) -> str:
     """Return the refusal of engine=fused."""
     with pytest.raises(Mistake, match=r"engine=fused: .*; choose torch") as caught:
-        engine_of("fused", network(layers, tuple(x.shape[1:])), x, 4, ONE_GB, 1)
+        choose_engine("fused", network(layers, tuple(x.shape[1:])), x, 4, ONE_GB, 1)
     return str(caught.value).removeprefix("engine=fused: ").removesuffix("; choose torch")
 
 
@@ -444,4 +444,4 @@ def test_memory_and_engine_are_checked() -> None:
         ntkexp.infinite_kernel([CONV, RELU, {"layer": "GlobalAvgPool"}], IMAGES, memory_gb=1e-6)
     net = network((Dense(features=1),), (3,))
     with refused(r"engine=fussed is none of auto, torch, fused; did you mean 'fused'\?"):
-        engine_of(cast("Engine", "fussed"), net, VECTORS, 1, ONE_GB, None)
+        choose_engine(cast("Engine", "fussed"), net, VECTORS, 1, ONE_GB, None)

@@ -22,7 +22,7 @@ from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
 from ntkexp.layer.pointwise import GELU, Abs, Cos, Erf, LeakyReLU, Linear, ReLU, Sin
 from ntkexp.layer.smooth import Generic, Polynomial, SiLU, Tanh, interpolated
 from ntkexp.limit.fused.functions import source_digest
-from ntkexp.limit.infinite_kernel import Engine, block_slices, compute, engine_of
+from ntkexp.limit.infinite_kernel import Engine, block_slices, choose_engine, compute
 from ntkexp.limit.network import network
 from tests.kernel.oracle import refused
 from tests.limit.oracle import close
@@ -304,11 +304,11 @@ def test_networks_without_a_fused_form_are_left_to_torch(
 ) -> None:
     net = network(layers, tuple(x.shape[1:]))
     many = 10**9
-    left_to = engine_of("auto", net, x, many, ONE_GB, 1)
+    left_to = choose_engine("auto", net, x, many, ONE_GB, 1)
     assert isinstance(left_to, partial)
     assert left_to.func.__module__ == "ntkexp.limit.network"
     with refused(words):
-        engine_of("fused", net, x, many, ONE_GB, 1)
+        choose_engine("fused", net, x, many, ONE_GB, 1)
 
 
 def test_variances_beyond_reach_of_the_exponential_are_no_waves() -> None:
@@ -384,7 +384,7 @@ def test_the_fused_engine_is_chosen_for_much_work(pairs: int, module: str) -> No
     """3e7 pixel pairs times layers: here 1.08e7 for each pair of examples."""
     layers, _ = NETWORKS["mean"]
     net = network(layers, (3, 36, 36))
-    chosen = engine_of("auto", net, torch.ones(2, 3, 36, 36), pairs, ONE_GB, 1)
+    chosen = choose_engine("auto", net, torch.ones(2, 3, 36, 36), pairs, ONE_GB, 1)
     assert isinstance(chosen, partial)
     assert net.work * pairs == len(layers) * 36**4 * pairs
     assert chosen.func.__module__ == module

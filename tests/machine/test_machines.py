@@ -14,15 +14,15 @@ from torch import Tensor
 from ntkexp.machine.base import (
     AbstractMachine,
     DoesNotApply,
-    Evidence,
     LimitKernels,
     PathKernel,
     Prediction,
     Repeat,
     Repeated,
+    RunMatrices,
     Training,
 )
-from ntkexp.machine.ladder import Ladder, Region, Rung, ladder_rows
+from ntkexp.machine.ladder import Ladder, MachineOutcome, Region, comparison_rows
 from ntkexp.machine.machines import (
     NNGP,
     FixedCoefficients,
@@ -73,7 +73,7 @@ def descending(targets: Tensor, sizes: tuple[float, ...]) -> Repeat:
     return repeat
 
 
-def evidence(kernel: Tensor) -> Evidence:
+def evidence(kernel: Tensor) -> RunMatrices:
     """A run whose kernels are all the same, from outputs and to targets drawn at random."""
     outputs, sizes = kernel.shape[1], (STEP_SIZE,) * STEPS
     targets, none = random(TRAIN, outputs, seed=1), torch.zeros(POINTS, outputs, dtype=torch.float64)
@@ -87,7 +87,7 @@ def evidence(kernel: Tensor) -> Evidence:
         mean_coefficients=random(TRAIN, outputs, seed=2),
         repeat=descending(targets, sizes),
     )
-    return Evidence(
+    return RunMatrices(
         inputs=random(POINTS, 4, seed=3),
         train=TRAIN,
         start=random(POINTS, outputs, seed=4),
@@ -96,7 +96,7 @@ def evidence(kernel: Tensor) -> Evidence:
         paths={"secant": PathKernel(kernel=kernel, contributions=parts, decay=none, detail="substeps=1")},
         kernel_start=kernel,
         kernel_end=kernel,
-        start_pull=none,
+        initial_weight_term=none,
         attributed=torch.ones(POINTS, dtype=torch.bool),
         limit=DoesNotApply("made by hand"),
         read=slice(0, None),
@@ -105,36 +105,36 @@ def evidence(kernel: Tensor) -> Evidence:
     )
 
 
-def usual(outputs: int = 1) -> Evidence:
+def usual(outputs: int = 1) -> RunMatrices:
     """Nine features, so that the kernel is regular: its condition number is below a thousand."""
     return evidence(kernel_of(random(POINTS, 9, seed=7), outputs))
 
 
-def regular(outputs: int = 1) -> Evidence:
+def regular(outputs: int = 1) -> RunMatrices:
     """A path kernel of full rank, of other directions than the training examples' own: it is not symmetric."""
     kernel = kernel_of(random(POINTS, 9, seed=7), outputs)
     return evidence(kernel + 0.1 * random(*kernel.shape, seed=8))
 
 
-def singular() -> Evidence:
+def singular() -> RunMatrices:
     """A path kernel of rank two."""
     return evidence(kernel_of(random(POINTS, 2, seed=7)))
 
 
-def stepping(found: Evidence, sizes: tuple[float, ...]) -> Evidence:
+def stepping(found: RunMatrices, sizes: tuple[float, ...]) -> RunMatrices:
     return replace(found, training=replace(found.training, time=sum(sizes), repeat=descending(found.targets, sizes)))
 
 
-def along(found: Evidence, **changes: object) -> Evidence:
+def along(found: RunMatrices, **changes: object) -> RunMatrices:
     """Change the path by secants."""
     return replace(found, paths={"secant": replace(found.path, **changes)})  # type: ignore[arg-type]
 
 
-def unlike_quadratic(found: Evidence) -> Evidence:
+def unlike_quadratic(found: RunMatrices) -> RunMatrices:
     return replace(found, training=replace(found.training, is_quadratic=False))
 
 
-def limited(found: Evidence, kernel: Tensor) -> Evidence:
+def limited(found: RunMatrices, kernel: Tensor) -> RunMatrices:
     """A run with these kernels in the limit, and a zero kernel at its start."""
     return replace(found, kernel_start=0 * found.kernel_start, limit=LimitKernels(start=kernel, tangent=kernel))
 
@@ -142,27 +142,27 @@ def limited(found: Evidence, kernel: Tensor) -> Evidence:
 # Each machine against its definition, written out.
 
 
-def fitted(found: Evidence) -> Tensor:
+def fitted(found: RunMatrices) -> Tensor:
     """Regression with two features, which projects."""
     features = random(POINTS, 2, seed=7)
-    weights: Tensor = torch.linalg.lstsq(features[:TRAIN], found.learned).solution
+    weights: Tensor = torch.linalg.lstsq(features[:TRAIN], found.train_change).solution
     return found.start + features @ weights
 
 
-def gaussian(found: Evidence) -> Tensor:
+def gaussian(found: RunMatrices) -> Tensor:
     """Regression with a Gaussian kernel of the median width."""
     distances = torch.cdist(found.inputs, found.inputs[:TRAIN])
     width = distances[:TRAIN][~torch.eye(TRAIN, dtype=torch.bool)].median()
     kernel = torch.exp(-distances.square() / (2 * width**2))
-    weights: Tensor = torch.linalg.solve(kernel[:TRAIN], found.learned)
+    weights: Tensor = torch.linalg.solve(kernel[:TRAIN], found.train_change)
     return found.start + kernel @ weights
 
 
-def summed(found: Evidence) -> Tensor:
+def summed(found: RunMatrices) -> Tensor:
     return found.start + found.path.contributions.sum(2) + found.path.decay
 
 
-def linear_steps(found: Evidence) -> Tensor:
+def linear_steps(found: RunMatrices) -> Tensor:
     """Two steps of sizes 0.5 and 0.1 with the first kernel."""
     outputs, theta = found.start, found.kernel_start[:, 0, :, 0]
     for size in (0.5, 0.1):
@@ -170,22 +170,22 @@ def linear_steps(found: Evidence) -> Tensor:
     return outputs
 
 
-def posterior(found: Evidence) -> Tensor:
+def posterior(found: RunMatrices) -> Tensor:
     assert isinstance(found.limit, LimitKernels)
     prior = found.limit.start
     outputs: Tensor = prior @ torch.linalg.solve(prior[:TRAIN], found.targets)
     return outputs
 
 
-def mean_coefficients(found: Evidence) -> Tensor:
+def mean_coefficients(found: RunMatrices) -> Tensor:
     mean = found.training.mean_coefficients
     assert mean is not None
     return found.start + torch.einsum("qcnd,nd->qc", found.kernel_start, mean)
 
 
-Definition = Callable[[Evidence], Tensor]
+Definition = Callable[[RunMatrices], Tensor]
 LOSSY = 1e-10  # solving with the kernel loses its condition number, up to 1e4
-DEFINITIONS: dict[str, tuple[AbstractMachine, Evidence, Definition, float]] = {
+DEFINITIONS: dict[str, tuple[AbstractMachine, RunMatrices, Definition, float]] = {
     "path sum": (Secant(), regular(3), summed, 1e-14),
     "regression, singular": (KernelRegression(), singular(), fitted, 1e-11),
     "control regression": (RBFRegression(), regular(), gaussian, LOSSY),
@@ -234,7 +234,7 @@ def test_a_prediction_says_with_which_kernel() -> None:
 
 FAR = torch.cat([regular().inputs[:-1], regular().inputs[-1:] + 1e6])
 TWO_FEATURES = singular().kernel_start[:, 0, :, 0]
-REFUSED: dict[str, tuple[AbstractMachine, Evidence]] = {
+REFUSED: dict[str, tuple[AbstractMachine, RunMatrices]] = {
     "path.queries": (KernelRegression(), along(regular(), kernel=torch.full_like(regular().path.kernel, torch.nan))),
     "vanishes": (RBFIdentity(), replace(regular(), inputs=FAR)),
     "add left to path.rule": (Left(), regular()),
@@ -277,11 +277,11 @@ TIME = STEPS * STEP_SIZE / TRAIN  # w Σ η
 IDENTITY = torch.cat([torch.eye(TRAIN), torch.zeros(OTHERS, TRAIN)]).double()  # examples share nothing
 
 
-def missing(found: Evidence) -> Tensor:
+def missing(found: RunMatrices) -> Tensor:
     return found.start[:TRAIN] - found.targets
 
 
-Process = Callable[[Tensor, Evidence], Tensor]
+Process = Callable[[Tensor, RunMatrices], Tensor]
 Decay = Callable[[float], float]
 PROCESSES = [
     pytest.param(flow_prediction, lambda mode: exp(-TIME * mode), id="flow"),
@@ -343,19 +343,19 @@ class Fixed(AbstractMachine):
 
     fails: bool = False
 
-    def predict(self, evidence: Evidence) -> Prediction:
+    def predict(self, evidence: RunMatrices) -> Prediction:
         if self.fails:
             torch.linalg.cholesky(-torch.eye(2))
         return Prediction(evidence.end + 1.0, "by hand")
 
 
-def found(start: Tensor, end: Tensor) -> Evidence:
+def found(start: Tensor, end: Tensor) -> RunMatrices:
     return replace(evidence(kernel_of(random(POINTS, 9, seed=7), start.shape[1])), start=start, end=end)
 
 
-def row(outputs: Tensor, given: Evidence, *, classifies: bool = True, split: str = "query") -> Result:
-    rungs = [Rung("fixed", Prediction(outputs, "by hand"), 0.0)]
-    table = {result.split: result for result in ladder_rows(rungs, PLACES, given, classifies)}
+def row(outputs: Tensor, given: RunMatrices, *, classifies: bool = True, split: str = "query") -> Result:
+    rungs = [MachineOutcome("fixed", Prediction(outputs, "by hand"), 0.0)]
+    table = {result.split: result for result in comparison_rows(rungs, PLACES, given, classifies)}
     return table[split]
 
 
@@ -397,14 +397,14 @@ def test_outputs_that_are_not_finite_have_an_error_that_is_none_either() -> None
 
 
 def test_a_machine_that_does_not_apply_says_why_on_every_split() -> None:
-    rungs = [Rung("left", DoesNotApply("for this reason"), 0.0)]
-    table = ladder_rows(rungs, PLACES, found(column(0.0, 0.0), column(1.0, 2.0)), classifies=True)
+    rungs = [MachineOutcome("left", DoesNotApply("for this reason"), 0.0)]
+    table = comparison_rows(rungs, PLACES, found(column(0.0, 0.0), column(1.0, 2.0)), classifies=True)
     assert table == [Result(split, "left", note="for this reason") for split in PLACES]
 
 
 def test_climbing_tries_every_machine_in_order() -> None:
     ladder = Ladder(machine=(Left(), Fixed(), Fixed(fails=True), Linearised()))
-    rungs = ladder.climb(found(column(0.0, 0.0), column(1.0, 2.0)))
+    rungs = ladder.predict_all(found(column(0.0, 0.0), column(1.0, 2.0)))
     assert [rung.name for rung in rungs] == ["left", "fixed", "fixed", "linearised"]
     outcomes = [type(rung.outcome) for rung in rungs]
     assert outcomes == [DoesNotApply, Prediction, DoesNotApply, Prediction]
@@ -414,5 +414,7 @@ def test_climbing_tries_every_machine_in_order() -> None:
 def test_a_control_says_so_in_every_row() -> None:
     """No other machine does, so that readers of the rows need no list of controls."""
     given = found(column(0.0, 0.0), column(1.0, 2.0))
-    table = ladder_rows(Ladder(machine=(RBFRegression(), Linearised())).climb(given), PLACES, given, classifies=False)
+    table = comparison_rows(
+        Ladder(machine=(RBFRegression(), Linearised())).predict_all(given), PLACES, given, classifies=False
+    )
     assert {(result.machine, result.control) for result in table} == {("rbf_regression", True), ("linearised", False)}

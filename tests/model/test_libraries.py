@@ -12,7 +12,7 @@ import torch
 
 from ntkexp.experiment.identity import identity
 from ntkexp.model import foreign
-from ntkexp.model.foreign import ELSEWHERE
+from ntkexp.model.foreign import EXTERNAL_KEYS
 from ntkexp.run.setting import prepare
 from tests.kernel.oracle import refused
 from tests.run.small import ran, small
@@ -172,7 +172,7 @@ def test_nothing_in_a_folder_is_run(telling: dict[str, object], options: str, ho
     assert not (place / "mark").exists()
 
 
-@pytest.mark.parametrize("key", sorted(ELSEWHERE))
+@pytest.mark.parametrize("key", sorted(EXTERNAL_KEYS))
 def test_no_option_reaches_elsewhere(key: str) -> None:
     with refused(f"model.options: '{key}' would run or read files elsewhere"):
         prepare(small(*FEW, "model=huggingface", f"model.options={{{key}: own/net}}", *SUMS))

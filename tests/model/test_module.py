@@ -374,7 +374,7 @@ def test_a_run_is_exact_whatever_the_block(name: str, written: Callable[[str], P
     whole, cut = in_blocks(file, None), in_blocks(file, 7)
     for run in (whole, cut):
         assert_exact(run)
-    agree(cut.outcome.evidence.kernel_end, whole.outcome.evidence.kernel_end, ROUNDING)
+    agree(cut.outcome.matrices.kernel_end, whole.outcome.matrices.kernel_end, ROUNDING)
     agree(cut.contributions("secant"), whole.contributions("secant"), ROUNDING)
 
 

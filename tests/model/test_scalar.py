@@ -57,7 +57,7 @@ def test_kernels_in_closed_form(name: str) -> None:
 def test_one_step_of_a_table_moves_one_entry() -> None:
     """The loss is (f − y)². A step of 0.1 for it is a step of 0.2 for ½(f − y)²: 32 → 35.6."""
     run = ran(*ON_INTEGERS, "model=lookup_table", "loss.reduction=sum", "optimizer.step_size=0.2", "steps=1")
-    start, end = run.outcome.evidence.start[:, 0], run.outcome.evidence.end[:, 0]
+    start, end = run.outcome.matrices.start[:, 0], run.outcome.matrices.end[:, 0]
     assert (start[0].item(), round(end[0].item(), 12)) == (32.0, 35.6)
     assert torch.equal(start[1:], end[1:])
 

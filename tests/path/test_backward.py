@@ -66,9 +66,9 @@ def forwards(case: str, rule: str, first: int = 0, count: int | None = None) -> 
     train, outputs, steps = setting.points.train, setting.problem.targets.shape[1], setting.experiment.steps
     found = torch.zeros(len(setting.problem.targets), outputs, steps, train + 1, dtype=torch.float64)
     memory = torch.zeros(steps, train + 1, flat(like).numel(), dtype=torch.float64)
-    for step in setting.descent.walk(like):
+    for step in setting.descent.steps_from(like):
         r, pulls, lost = step.index, torch.zeros_like(memory), torch.zeros_like(memory)
-        rows = torch.cat([dense(block, like) for block in step.view.right])
+        rows = torch.cat([dense(block, like) for block in step.view.train_jacobians])
         sizes = flat({name: torch.full_like(w, step.step_size * step.factors[name]) for name, w in like.items()})
         pulls[r, :-1] = torch.einsum("nc,ncp->np", step.output_gradient, rows)
         (lost if optimizer.decouples else pulls)[r, -1] = optimizer.weight_decay * flat(step.segment.start)
@@ -83,7 +83,7 @@ def forwards(case: str, rule: str, first: int = 0, count: int | None = None) -> 
             memory = optimizer.momentum * memory + (1 - getattr(optimizer, "dampening", 0.0) * (r > 0)) * pulls
             moved = memory if hasattr(optimizer, "dampening") else pulls + optimizer.momentum * memory
         moved = (sizes * (moved + lost))[..., among]
-        for place in setting.domain.places:
+        for place in setting.domain.block_slices:
             jacobian = dense(StepBlock(setting.points, step.segment, place).jacobian(piece), like)[..., among]
             found[place] -= torch.einsum("qcp,snp->qcsn", jacobian, moved)
     return found
@@ -102,7 +102,7 @@ def forwards(case: str, rule: str, first: int = 0, count: int | None = None) -> 
 def test_the_parts_are_those_of_the_sum_forwards(case: str, rule: str) -> None:
     """The parts of examples, decay, steps and components, and the time at which each example had half of its effect."""
     found, expected = summed(case), forwards(case, rule)
-    path, sums = found.outcome.evidence.paths[rule], found.outcome.by_component.get(rule)
+    path, sums = found.outcome.matrices.paths[rule], found.outcome.by_component.get(rule)
     whole, size = expected.sum(2), expected.sum(2).norm()
     assert (path.contributions - whole[..., :-1]).norm() < ROUNDING * size
     assert (path.decay - whole[..., -1]).norm() <= ROUNDING * size
@@ -119,7 +119,7 @@ def test_the_parts_are_those_of_the_sum_forwards(case: str, rule: str) -> None:
     if case in {"nesterov", "adam"}:
         assert path.half_by is not None
         masses = expected[..., :-1].abs().movedim(2, 0).flatten(1)
-        sizes = [found.setting.descent.size(step) for step in range(len(masses))]
+        sizes = [found.setting.descent.step_size_at(step) for step in range(len(masses))]
         np.testing.assert_allclose(path.half_by.flatten(), halves_of(masses, sizes), rtol=1e-9)  # masses to some 1e-12
 
 
@@ -137,7 +137,7 @@ def test_a_stretch_dates_to_its_own_length(steps: int) -> None:
     halves, sizes = halves_at_zero(steps, masses[0]), [1.0 + k / steps for k in range(steps)]
     for step in reversed(range(steps)):
         halves.add(step, slice(0, 8), masses[step])
-    found, exact = halves.by(sizes).flatten(), halves_of(masses.flatten(1), sizes)
+    found, exact = halves.half_times(sizes).flatten(), halves_of(masses.flatten(1), sizes)
     assert found[0].isnan()
     # a stretch is a twentieth of the steps and one at most, and the longest step is twice the shortest
     tolerance = 1e-12 if steps <= STRETCHES else 2 * (1 / STRETCHES + 1 / steps)
@@ -164,8 +164,8 @@ SUBSTEPS, LAYERS = ("path.substeps=2",), ("optimizer.layers={network.3: 0.25}", 
 
 def same_sums(one: Outcome, other: Outcome) -> None:
     """Assert that 𝒦, 𝒮, 𝒟 and the components of two runs differ by rounding."""
-    for rule, path in one.evidence.paths.items():
-        again, sums, other_sums = other.evidence.paths[rule], one.by_component.get(rule), other.by_component.get(rule)
+    for rule, path in one.matrices.paths.items():
+        again, sums, other_sums = other.matrices.paths[rule], one.by_component.get(rule), other.by_component.get(rule)
         pairs = [(getattr(path, name), getattr(again, name)) for name in ("kernel", "contributions", "decay")]
         if sums is not None and other_sums is not None:
             pairs += [(sums.parts, other_sums.parts), (sums.decay, other_sums.decay)]
@@ -201,7 +201,7 @@ def test_chunks_change_the_result_by_rounding() -> None:
 
 def test_a_few_points_of_every_split_are_attributed() -> None:
     found = ran("optimizer=adam", "steps=3", "path.attributed=10")
-    evidence = found.outcome.evidence
+    evidence = found.outcome.matrices
     assert evidence.attributed.nonzero()[:, 0].tolist() == [0, 1, 2, 3, 24, 25, 26, 36, 37, 38]
     assert torch.equal(evidence.path.contributions.isfinite().all(2)[:, 0], evidence.attributed)
     table = found.table
@@ -245,7 +245,7 @@ def test_the_error_bar_is_the_distance_from_a_finer_quadrature(case: str, cut: t
     measured = float(difference.norm() / found.contributions("secant").norm())
     assert measured > 1e-9  # there is an error to be measured
     assert found.error_bar == pytest.approx(measured, rel=0.05)
-    assert "error_bar" not in finer.outcome.evidence.path.facts
+    assert "error_bar" not in finer.outcome.matrices.path.facts
 
 
 def test_a_sample_of_the_points_stands_for_all() -> None:

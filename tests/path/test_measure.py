@@ -21,7 +21,7 @@ def test_parts_of_a_squared_loss_are_those_of_the_output_times_its_mean_error() 
     """½(f_1 − y)² − ½(f_0 − y)² = (½(f_0 + f_1) − y)(f_1 − f_0), on one step and so for every part of f_1 − f_0."""
     one_step = (*SHORT, "steps=1", "path.rule=[secant]")
     output, loss = ran(*one_step), ran(*one_step, "path.measure=loss")
-    evidence = output.outcome.evidence
+    evidence = output.outcome.matrices
     error = (evidence.start + evidence.end) / 2 - output.setting.problem.targets
     expected = error[..., None] * output.contributions("secant")
     assert (loss.contributions("secant") - expected).norm() <= ROUNDING * expected.norm()
@@ -40,7 +40,7 @@ def two_runs() -> tuple[Ran, Ran]:
 def test_tangents_are_those_of_the_chain_rule(two_runs: tuple[Ran, Ran]) -> None:
     """By left ends, on one step: 𝒮(x, xᵢ) = ∇g(f_0)·𝒮_f(x, xᵢ), with ∇g by autograd."""
     output, probability = two_runs
-    start = output.outcome.evidence.start.detach().requires_grad_()
+    start = output.outcome.matrices.start.detach().requires_grad_()
     (slope,) = torch.autograd.grad((start.softmax(1) * output.setting.problem.targets).sum(), start)
     expected = torch.einsum("pc,pci->pi", slope, output.contributions("left"))[:, None]
     assert (probability.contributions("left") - expected).norm() <= ROUNDING * expected.norm()
@@ -54,7 +54,7 @@ def test_machines_are_compared_in_the_measure(two_runs: tuple[Ran, Ran]) -> None
     targets, points = output.setting.problem.targets, output.setting.problem.split_slices["query"]
     predicted, end, start = (
         (each.softmax(1) * targets).sum(1)[points]
-        for each in (frozen.outputs, output.outcome.evidence.end, output.outcome.evidence.start)
+        for each in (frozen.outputs, output.outcome.matrices.end, output.outcome.matrices.start)
     )
     expected = float((predicted - end).norm() / (end - start).norm())
     assert probability.table["frozen_start", "query"].relative_error == pytest.approx(expected, rel=1e-10)

@@ -130,7 +130,7 @@ def test_a_disk_that_is_too_small_is_said(tmp_path: Path) -> None:
 COUNTS: dict[str, Any] = {
     "parameters": 300_000,
     "points": 500,
-    "read": 500,
+    "summed_points": 500,
     "train": 128,
     "outputs": 1,
     "integrated": 1,
@@ -154,13 +154,13 @@ def test_more_memory_reads_no_fewer_points_and_keeps_no_fewer_tapes(memory: floa
     more = replace(large, budget=MemoryBudget.of_gb(memory * times))
     assert large.block <= more.block
     whole = replace(BASE, budget=MemoryBudget.of_gb(memory))
-    assert replace(whole, budget=MemoryBudget.of_gb(memory * times)).keep >= whole.keep
+    assert replace(whole, budget=MemoryBudget.of_gb(memory * times)).keeps_tapes >= whole.keeps_tapes
 
 
 @given(some.floats(2, 100))
 def test_what_is_planned_fits(memory: float) -> None:
     plan = replace(BASE, points=10**5, train=100, budget=MemoryBudget.of_gb(memory))
-    kept = 2 * plan.points * plan.tape_bytes if plan.keep else 0.0
+    kept = 2 * plan.points * plan.tape_bytes if plan.keeps_tapes else 0.0
     assert plan.fixed + plan.block * plan.per_point + kept == plan.peak <= memory * 1e9
 
 

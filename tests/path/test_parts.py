@@ -40,9 +40,9 @@ def test_the_path_at_some_outputs_or_points_is_a_part_of_the_whole(way: tuple[st
     some, whole = ran(*SHORT, *way, part), ran(*SHORT, *way)
     place = whole.setting.problem.split_slices["query"] if "queries" in part else slice(None)
     outputs = [0, 2] if "outputs" in part else [0, 1, 2]
-    for rule, path in some.outcome.evidence.paths.items():
+    for rule, path in some.outcome.matrices.paths.items():
         for name in ("kernel", "contributions", "decay", "half_by"):
-            ours, all_of_theirs = getattr(path, name), getattr(whole.outcome.evidence.paths[rule], name)
+            ours, all_of_theirs = getattr(path, name), getattr(whole.outcome.matrices.paths[rule], name)
             if ours is None or all_of_theirs is None:
                 continue
             theirs = all_of_theirs[place][:, outputs]
@@ -143,7 +143,7 @@ def test_what_is_kept_is_the_trace_of_the_kernel(at_once: float, monkeypatch: py
 def test_the_distance_to_infinite_width_is_one_of_traces() -> None:
     asked = (*TRACED, "data.classes=[1,3,8]", "ladder.machine=[frozen_limit]")
     some, whole = (ran(*asked, f"path.kernels={kept}") for kept in ("trace", "all"))
-    train, limit = whole.setting.points.train, whole.outcome.evidence.known_limit.tangent
+    train, limit = whole.setting.points.train, whole.outcome.matrices.limit_kernels.tangent
     trace = whole.memory.kernels[0].diagonal(dim1=1, dim2=3).sum(2)[:train]
     expected = kernel_change(trace, 3 * limit[:train])
     assert some.memory.rows[0]["limit_distance"] == pytest.approx(expected, rel=1e-10)
@@ -175,8 +175,8 @@ SUMS_ROUNDING = 1e-12  # sums over outputs before products with the query's feat
 @pytest.mark.parametrize("way", KERNEL_FREE_WAYS, ids=" ".join)
 def test_contributions_are_those_of_kernels(way: tuple[str, ...]) -> None:
     some, whole = (ran(*KERNEL_FREE, *CLASSES, *way, STEP, f"path.kernels={kept}") for kept in ("none", "all"))
-    for rule, path in some.outcome.evidence.paths.items():
-        expected = whole.outcome.evidence.paths[rule]
+    for rule, path in some.outcome.matrices.paths.items():
+        expected = whole.outcome.matrices.paths[rule]
         torch.testing.assert_close(
             path.contributions,
             expected.contributions,
@@ -269,6 +269,8 @@ def test_a_thousand_outputs_against_plain_jacobians() -> None:
 
     pulled = setting.descent.output_gradient(0, setting.start.outputs[:24])[22:]
     gradients = torch.einsum("ncp,nc->np", jacobian(slice(2)), pulled)
-    expected = -setting.descent.size(0) * torch.einsum("qcp,np->qcn", jacobian(slice(2, 5))[:, chosen], gradients)
+    expected = -setting.descent.step_size_at(0) * torch.einsum(
+        "qcp,np->qcn", jacobian(slice(2, 5))[:, chosen], gradients
+    )
     found = some.contributions("left")[:3, chosen, 22:]
     assert float((found - expected).norm() / expected.norm()) < SUMS_ROUNDING

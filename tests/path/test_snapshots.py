@@ -51,7 +51,7 @@ def written_out(taken: list[int], rule: str, *overrides: str) -> Sums:
     The error is a third of the change without every other snapshot.
     """
     setting = prepare(small(*overrides))
-    steps = list(setting.descent.walk(setting.problem.weights))
+    steps = list(setting.descent.steps_from(setting.problem.weights))
     times = np.concatenate([[0.0], np.cumsum([step.step_size for step in steps])])
     sizes = torch.tensor([step.step_size for step in steps], dtype=torch.float64)
     impulses = torch.stack([step.step_size * step.output_gradient for step in steps])
@@ -63,7 +63,7 @@ def written_out(taken: list[int], rule: str, *overrides: str) -> Sums:
         before, here, after = times[[taken[k - 1], taken[k], taken[k + 1]]]
         interpolated = torch.lerp(kernels[k - 1], kernels[k + 1], (here - before) / (after - before))
         error += contracted(kernels[k] - interpolated, sums[k]) / 3
-    rows = setting.domain.read
+    rows = setting.domain.summed_points
     return Sums(
         kernel=torch.einsum("k,kqcnd->qcnd", weights, torch.stack(kernels))[rows],
         contributions=-torch.stack(list(map(contracted, kernels, sums))).sum(0)[rows],
@@ -82,7 +82,7 @@ def read(setting: Setting, step: Any, rule: str) -> tuple[Tensor, Tensor]:
     block = StepBlock(setting.points, step.segment, slice(0, len(setting.points.inputs)))
     (chosen,) = (each for each in setting.experiment.path.rule if each.option == rule)
     shrinking = {name: step.weight_decay * weight for name, weight in step.view.weights.items()}
-    return block.kernel(setting.experiment.path.quadrature(chosen), step.side, shrinking)
+    return block.kernel(setting.experiment.path.quadrature(chosen), step.right_factor, shrinking)
 
 
 def nodes(found: Ran) -> list[int]:
@@ -94,22 +94,22 @@ def nodes(found: Ran) -> list[int]:
 def test_sums_and_their_error_are_those_of_hat_functions(case: tuple[str, ...], schedule: str) -> None:
     found = ran(*SHORT, *case, schedule)
     for rule in ("secant", "left"):
-        path, expected = found.outcome.evidence.paths[rule], written_out(nodes(found), rule, *case)
+        path, expected = found.outcome.matrices.paths[rule], written_out(nodes(found), rule, *case)
         for ours, theirs in zip((path.kernel, path.contributions, path.decay), expected[:3], strict=True):
             assert (ours - theirs).norm() <= ROUNDING * theirs.norm()
         moved = expected.contributions.sum(2) + expected.decay
         assert (found.by_step(rule).sum(2) - moved).norm() <= ROUNDING * moved.norm()
         assert path.facts["error_bar"] == pytest.approx(float(expected.error.norm() / expected.contributions.norm()))
         assert path.facts["sum_error_bar"] == pytest.approx(float(expected.error.sum(2).norm() / moved.norm()))
-        assert found.outcome.by_step[rule].until(20) == (0, *(node + 1 for node in nodes(found)))
+        assert found.outcome.by_step[rule].clipped_edges(20) == (0, *(node + 1 for node in nodes(found)))
 
 
 @pytest.mark.sample(1)
 @case
 def test_a_snapshot_at_every_step_is_the_path_of_every_step(case: tuple[str, ...]) -> None:
     found, every = ran(*SHORT, *case, "path.schedule=1"), ran(*SHORT, *case, "path.every=1")
-    for rule, path in found.outcome.evidence.paths.items():
-        other = every.outcome.evidence.paths[rule]
+    for rule, path in found.outcome.matrices.paths.items():
+        other = every.outcome.matrices.paths[rule]
         steps = found.by_step(rule), every.by_step(rule)
         for ours, theirs in ((path.kernel, other.kernel), (path.decay, other.decay), steps):
             assert ours.numel()
@@ -165,14 +165,14 @@ def test_what_remembers_is_refused() -> None:
 @given(some.lists(some.floats(-1, 1), min_size=1, max_size=70), some.integers(1, 4), some.data())
 def test_long_paths_are_told_in_stretches(added: list[float], pairs: int, data: some.DataObject) -> None:
     """Also from a checkpoint. All stretches but the last are equally long."""
-    totals = StepTotals(zero=torch.zeros(1, 1, dtype=torch.float64), most=2 * pairs)
+    totals = StepTotals(zero=torch.zeros(1, 1, dtype=torch.float64), max_stretches=2 * pairs)
     kept = data.draw(some.integers(0, len(added) - 1))
     for step, change in enumerate(added):
         if step == kept:
-            state, totals = totals.state, StepTotals(zero=totals.zero, most=2 * pairs)
+            state, totals = totals.state, StepTotals(zero=totals.zero, max_stretches=2 * pairs)
             totals.restore(state)
         totals.add(step, slice(None), torch.full((1, 1), change, dtype=torch.float64))
-    edges = totals.until(len(added))
+    edges = totals.clipped_edges(len(added))
     assert len(edges) <= 2 * pairs + 1
     assert (edges[0], edges[-1]) == (0, len(added))
     lengths = [end - start for start, end in pairwise(edges)]
@@ -187,7 +187,7 @@ def test_a_run_that_ends_sooner_is_told_as_far_as_it_went() -> None:
     found = ran("ladder.machine=[]", "path.rule=[secant]", "data.train=10", "steps=100000", "stop_at_loss=0.3")
     steps = found.outcome.steps
     assert 0 < steps < 100
-    assert found.outcome.by_step["secant"].until(steps) == tuple(range(steps + 1))
+    assert found.outcome.by_step["secant"].clipped_edges(steps) == tuple(range(steps + 1))
 
 
 # When kernels are taken, where that follows from how they change.
@@ -198,7 +198,7 @@ def taken(timetable: Adaptive, rate: float) -> list[int]:
     found = []
     for step in range(timetable.steps):
         if timetable.due(step):
-            timetable.saw(step, torch.full((2, 1, 2, 1), 1 + rate * step, dtype=torch.float64))
+            timetable.observe(step, torch.full((2, 1, 2, 1), 1 + rate * step, dtype=torch.float64))
             found.append(step)
     return found
 
@@ -234,16 +234,16 @@ UNIT = Rounding(terms=1.0, eps=2.0**-52)
     ],
 )
 def test_an_error_that_is_no_number_is_not_explained_by_rounding(tally: Tally) -> None:
-    found = tally.miss(UNIT)
+    found = tally.closure_error(UNIT)
     assert found is not None
-    other = Tally(missed=1e-4, changed=1.0, outputs=1.0).miss(UNIT)
+    other = Tally(missed=1e-4, changed=1.0, outputs=1.0).closure_error(UNIT)
     assert other is not None
     assert "misses 2 steps, most of all step 3" in miss_remarks({2: other, 3: found})[0]
 
 
 @pytest.mark.parametrize("size", [inf, nan])
 def test_a_run_that_has_diverged_misses_nothing(size: float) -> None:
-    assert Tally(missed=nan, changed=size, outputs=size).miss(UNIT) is None
+    assert Tally(missed=nan, changed=size, outputs=size).closure_error(UNIT) is None
 
 
 # The number of points in a block changes results by rounding alone.
@@ -265,10 +265,10 @@ def test_small_blocks_change_rounding_alone(block: int, more: str) -> None:
         found.append(run(replace(setting, descent=descent, domain=domain), Memory()))
     whole, blocks = found
     pairs = [(blocks.weights[name], weight) for name, weight in whole.weights.items()]
-    pairs += [(blocks.evidence.end, whole.evidence.end), (blocks.evidence.kernel_end, whole.evidence.kernel_end)]
-    for rule, path in whole.evidence.paths.items():
+    pairs += [(blocks.matrices.end, whole.matrices.end), (blocks.matrices.kernel_end, whole.matrices.kernel_end)]
+    for rule, path in whole.matrices.paths.items():
         pairs += [
-            (getattr(blocks.evidence.paths[rule], name), getattr(path, name)) for name in ("kernel", "contributions")
+            (getattr(blocks.matrices.paths[rule], name), getattr(path, name)) for name in ("kernel", "contributions")
         ]
     for ours, theirs in pairs:
         scale = float(theirs.nan_to_num().abs().max())

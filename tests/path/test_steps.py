@@ -50,11 +50,11 @@ def trajectory(path: Path, rows: int, size: int) -> Trajectory:
 
 def recorded(setting: Setting, folder: Path) -> Playback:
     """The steps of the descent, written down and read again."""
-    weights, pull = setting.problem.weights, setting.domain.no_pull()
+    weights, pull = setting.problem.weights, setting.domain.zero_output_gradient()
     records = setting.experiment.optimizer.records
     rows = trajectory(folder / "first.bin", setting.experiment.steps + 1, row_length(weights, records, pull))
-    recording, sizes, end = Recording(rows=rows, like=weights, records=records, pull=pull), [], weights
-    for step in setting.descent.walk(weights):
+    recording, sizes, end = Recording(rows=rows, like=weights, records=records, output_gradient_like=pull), [], weights
+    for step in setting.descent.steps_from(weights):
         recording.write(step)
         sizes.append(step.step_size)
         end = step.end
@@ -85,8 +85,8 @@ def same_bits(found: Ran, steps: Playback | list[Step], folder: Path) -> None:
     """Assert that these steps have the integrals of the run."""
     due = set(found.memory.kernels)
     integrals = integrate(steps, begin(found.setting, folder), due)
-    assert list(integrals) == list(found.outcome.evidence.paths)
-    for rule, path in found.outcome.evidence.paths.items():
+    assert list(integrals) == list(found.outcome.matrices.paths)
+    for rule, path in found.outcome.matrices.paths.items():
         ours = integrals[rule]
         for one, other in ((ours.kernel, path.kernel), (ours.contributions, path.contributions)):
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
@@ -98,7 +98,9 @@ def test_a_recording_and_plain_values_give_the_bits_of_the_run(way: tuple[str, .
     """Weights before and after, ℓ′, sizes and the memory say all, whatever else the descent knew."""
     found = ran(*TINY, *way)
     same_bits(found, recorded(found.setting, tmp_path), tmp_path)
-    same_bits(found, [copied(step) for step in found.setting.descent.walk(found.setting.problem.weights)], tmp_path)
+    same_bits(
+        found, [copied(step) for step in found.setting.descent.steps_from(found.setting.problem.weights)], tmp_path
+    )
 
 
 def copied(step: Step) -> Step:
@@ -152,7 +154,7 @@ def test_a_loop_of_plain_torch_is_read_as_the_run_is(tmp_path: Path) -> None:
     integrals = integrate(steps, begin(setting, tmp_path))
     change = NetworkView(setting.points, steps[-1].end).outputs - setting.start.outputs
     assert (integrals["secant"].contributions.sum(2) - change).norm() < ROUNDING * change.norm()
-    for rule, path in found.outcome.evidence.paths.items():
+    for rule, path in found.outcome.matrices.paths.items():
         for one, other in ((integrals[rule].kernel, path.kernel), (integrals[rule].contributions, path.contributions)):
             assert (one - other).norm() < ROUNDING * other.norm()
 
@@ -236,9 +238,9 @@ def predicted(found: Ran, machine: str) -> torch.Tensor:
 @pytest.mark.parametrize("tolerance", TOLERANCES)
 def test_a_linear_network_follows_the_closed_form(tolerance: float) -> None:
     found = ran(*LINEAR, f"optimizer.tolerance={tolerance}", "ladder.machine=[frozen_start,linearised]")
-    missed = predicted(found, "frozen_start") - found.outcome.evidence.end
+    missed = predicted(found, "frozen_start") - found.outcome.matrices.end
     assert missed.norm() < 20 * tolerance * found.change.norm()  # twenty arcs add up, each within the tolerance
-    assert (predicted(found, "linearised") - found.outcome.evidence.end).norm() < 20 * tolerance * found.change.norm()
+    assert (predicted(found, "linearised") - found.outcome.matrices.end).norm() < 20 * tolerance * found.change.norm()
 
 
 @pytest.mark.parametrize("tolerance", TOLERANCES)
@@ -269,7 +271,7 @@ def test_gradient_descent_tends_to_it_at_first_order(loss: str) -> None:
     errors = []
     for steps in (16, 32):
         descended = ran(*shared, f"optimizer.step_size={4 / steps}", f"steps={steps}").outcome
-        errors.append(float((descended.evidence.end - end.evidence.end).norm()))
+        errors.append(float((descended.matrices.end - end.matrices.end).norm()))
     slopes = [log(coarse / fine) / log(2) for coarse, fine in pairwise(errors)]
     assert slopes == pytest.approx([1], abs=0.15)  # the next order still shows
 
@@ -278,7 +280,7 @@ def test_more_nodes_are_nearer_and_the_estimate_says_by_how_much() -> None:
     chosen = (*FLOW, "optimizer.step_size=1", "steps=6", "path.queries=[query]", "optimizer.tolerance=1e-4")
     one, four = (ran(*chosen, f"path.quadrature_points={n}", "path.error_samples=6") for n in (1, 4))
     true = (one.contributions("gauss") - four.contributions("gauss")).norm() / four.contributions("gauss").norm()
-    said = one.outcome.evidence.paths["gauss"].facts["error_bar"]
+    said = one.outcome.matrices.paths["gauss"].facts["error_bar"]
     assert float(true) / 2 < said < 2 * float(true)
 
 

@@ -26,12 +26,12 @@ def contributions(ways: Ways, *overrides: str) -> dict[str, Float[Tensor, "query
     """𝒮 at the query points by each quadrature of the steps."""
     setting = prepare(small("path.queries=[query]", *overrides))
     found = {name: with_room(substeps, setting) for name, substeps in ways.items()}
-    for step in setting.descent.walk(setting.problem.weights):
-        for place in setting.domain.places:
+    for step in setting.descent.steps_from(setting.problem.weights):
+        for place in setting.domain.block_slices:
             block = StepBlock(setting.points, step.segment, place)
             for integrals in found.values():
                 integrals.add(step, block)
-    return {name: integrals.contributions[setting.domain.read] for name, integrals in found.items()}
+    return {name: integrals.contributions[setting.domain.summed_points] for name, integrals in found.items()}
 
 
 def with_room(substeps: tuple[Substep, ...], setting: Setting) -> Integrals:
@@ -148,7 +148,9 @@ ERRORS, DRAWS = 30, 4000
 
 def estimate(errors: Tensor, every: int) -> float:
     """The error bar from the errors [step, query, out, train] of its sample."""
-    bar = ErrorBar(rule="secant", coarse=(), fine=(), gain=1.0, every=every, total=torch.zeros_like(errors[0]))
+    bar = ErrorBar(
+        rule="secant", coarse=(), fine=(), richardson_factor=1.0, every=every, total=torch.zeros_like(errors[0])
+    )
     sample = errors[[step for step in range(len(errors)) if bar.measures(step)]]
     bar.restore({"total": sample.sum(0), "squares": sample.square().sum()})
     return bar.estimate(len(errors))

@@ -118,7 +118,7 @@ class Ran:
 
     def contributions(self, rule: str) -> Float[Tensor, "point out train"]:
         """𝒮 by one rule, at the points where the path is read."""
-        return self.outcome.evidence.paths[rule].contributions
+        return self.outcome.matrices.paths[rule].contributions
 
     def by_step(self, rule: str) -> Float[Tensor, "point out step"]:
         """The change by each step by one rule, at the points with integrals."""
@@ -127,8 +127,8 @@ class Ran:
     @property
     def change(self) -> Float[Tensor, "point out"]:
         """f_T − f_0 at these points."""
-        evidence = self.outcome.evidence
-        return (evidence.end - evidence.start)[self.setting.domain.read]
+        evidence = self.outcome.matrices
+        return (evidence.end - evidence.start)[self.setting.domain.summed_points]
 
     def error(self, rule: str) -> float:
         """‖Σ𝒮 − (f_T − f_0)‖/‖f_T − f_0‖ over these points."""
@@ -137,7 +137,7 @@ class Ran:
     @property
     def error_bar(self) -> float:
         """The error bar of the secant parts, relative to ‖𝒮‖."""
-        return self.outcome.evidence.paths["secant"].facts["error_bar"]
+        return self.outcome.matrices.paths["secant"].facts["error_bar"]
 
 
 def small(*overrides: str, trust: Sequence[str] = ()) -> Experiment:

@@ -65,7 +65,7 @@ class Sum(NamedTuple):
 
 def splits_of(run: Ran, rule: str) -> Iterator[Sum]:
     """Yield the sums by one rule: over steps and, if the run separates them, over components and phases."""
-    outcome, path, steps = run.outcome, run.outcome.evidence.paths[rule], run.by_step(rule)
+    outcome, path, steps = run.outcome, run.outcome.matrices.paths[rule], run.by_step(rule)
     examples = torch.cat([path.contributions, path.without_examples[..., None]], dim=2)
     yield Sum("steps", steps.sum(2), examples)
     if rule in outcome.by_component and outcome.by_component[rule] is not None:
@@ -83,11 +83,11 @@ def splits_of(run: Ran, rule: str) -> Iterator[Sum]:
 
 def changes_of(run: Ran, rule: str) -> Iterator[Sum]:
     """Yield the recorded changes and their parts by a rule that closes: of the run, its steps and its phases."""
-    outcome, evidence, domain = run.outcome, run.outcome.evidence, run.setting.domain
+    outcome, evidence, domain = run.outcome, run.outcome.matrices, run.setting.domain
     path, kept = evidence.paths[rule], domain.rows
 
     def explained(outputs: Tensor) -> Tensor:
-        return evidence.explained(outputs)[domain.read][kept][:, list(domain.integrated)]
+        return evidence.explained(outputs)[domain.summed_points][kept][:, list(domain.integrated)]
 
     parts = torch.cat([path.contributions, path.without_examples[..., None]], dim=2)
     yield Sum("the run", explained(evidence.end) - explained(evidence.start), parts[kept])
@@ -97,7 +97,7 @@ def changes_of(run: Ran, rule: str) -> Iterator[Sum]:
         yield Sum("each step", changes, run.by_step(rule)[kept][..., None])
     if outcome.phases is not None:
         for number, share in enumerate(outcome.phases.shares[rule]):
-            moved = outcome.phases.change[number][domain.read][kept]
+            moved = outcome.phases.change[number][domain.summed_points][kept]
             assert moved.norm() > 0.1
             parts = torch.cat([torch.from_numpy(share.contributions[:]), share.decay[..., None]], dim=2)
             yield Sum(f"phase {number}", moved, parts[kept])
@@ -114,7 +114,7 @@ def assert_sums(parts: Tensor, whole: Tensor, eps: float, name: str) -> None:
 
 def assert_adds_up(run: Ran) -> None:
     """Assert that each sum of a run is the sum of its parts, and that the secant sums are the recorded changes."""
-    evidence = run.outcome.evidence
+    evidence = run.outcome.matrices
     eps = torch.finfo(evidence.end.dtype).eps
     for rule in evidence.paths:
         for name, whole, parts in splits_of(run, rule):
@@ -292,7 +292,7 @@ def test_a_flow_closes_to_its_accuracy(more: Words) -> None:
     error = {row.split: row.relative_error for row in run.rows("gauss")}["query"]
     assert error is not None
     assert error < 1e-6
-    facts = run.outcome.evidence.paths["gauss"].facts
+    facts = run.outcome.matrices.paths["gauss"].facts
     assert facts["flow_error"] < 1e-6
     assert (facts.get("decay_share", 0.0) > 1e-3) == ("optimizer.weight_decay=0.05" in more)
 
@@ -322,7 +322,7 @@ def test_adam_divides_by_epsilon_alone_where_batches_are_balanced() -> None:
     """The slopes of a hinge are ±1. If examples had parts in the movement of the bias, they would cancel 1e6 : 1."""
     balanced = ("optimizer.batch=4", "seed=1", "data.seed=0")  # some batches hold two of each class
     run = ran(*cell("LSTM", "hinge", "AdamW, decay, clipping"), *balanced, LADDER, trust=[str(OWN)])
-    assert run.outcome.evidence.path.facts["cancellation"] < 1e3
+    assert run.outcome.matrices.path.facts["cancellation"] < 1e3
     assert_adds_up(run)
 
 
@@ -451,6 +451,6 @@ def test_a_rule_of_any_name_is_held_to_its_promise(optimizer: str, error: float,
     path = experiment.path.model_copy(update={"rule": (Halves(error=error),)})
     outcome = run(prepare(experiment.model_copy(update={"path": path})), memory)
     assert told in outcome.sentence
-    assert "error_bar" in outcome.evidence.path.facts
+    assert "error_bar" in outcome.matrices.path.facts
     closures = [row["closure"] or 0.0 for row in memory.shares or memory.rows[:-1]]
     assert 0 < max(closures) < 1e-11 if error == 0 else min(closures) > 1e-10

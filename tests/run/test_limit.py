@@ -156,7 +156,7 @@ def trained(clippings: list[float], *overrides: str) -> Float[Tensor, "point out
     for step in range(setting.experiment.steps):
         pull = descent.output_gradient(step, outputs[:train]) * clippings[step]
         gradient = {name: torch.tensordot(pull, rows[:train], dims=2) for name, rows in dense.items()}
-        sizes = dict.fromkeys(weights, descent.size(step))
+        sizes = dict.fromkeys(weights, descent.step_size_at(step))
         weights, memory = descent.optimizer.update(step, weights, gradient, sizes, memory)
         moved = {name: weights[name] - setting.problem.weights[name] for name in weights}
         changes = [rows.flatten(2) @ moved[name].flatten() for name, rows in dense.items()]
@@ -215,11 +215,11 @@ def test_a_frozen_kernel_flows_as_far_as_the_curvature_takes_it() -> None:
 def test_fixed_coefficients_are_those_of_the_path(batch: tuple[str, ...]) -> None:
     run = ran(*batch, "path.rule=[secant]", "ladder.machine=[fixed_coefficients]")
     pulls, time = torch.zeros(24, 1, dtype=torch.float64), 0.0
-    for step in run.setting.descent.walk(run.setting.problem.weights):
+    for step in run.setting.descent.steps_from(run.setting.problem.weights):
         pulls += step.step_size * step.output_gradient
         time += step.step_size
-    path = run.outcome.evidence.path.kernel
-    expected = run.outcome.evidence.start - torch.einsum("qcnd,nd->qc", path, pulls / time)
+    path = run.outcome.matrices.path.kernel
+    expected = run.outcome.matrices.start - torch.einsum("qcnd,nd->qc", path, pulls / time)
     assert (predicted(run, "fixed_coefficients") - expected).norm() < 1e-13 * run.change.norm()
 
 
@@ -386,6 +386,6 @@ def test_contributions_of_a_step_close_and_are_weighed(words: tuple[str, ...]) -
         assert number(row, "contribution_sum") == pytest.approx(float(change.abs().sum()), rel=1e-9)
         assert number(row, "contribution_mass") >= number(row, "contribution_sum")
         path, mass = path + number(row, "kernel_mass"), mass + number(row, "contribution_mass")
-    integrals = found.run.outcome.evidence.path
+    integrals = found.run.outcome.matrices.path
     assert path >= float(integrals.kernel.norm()) * (1 - 1e-12)  # the triangle inequality over steps
     assert mass >= float(integrals.contributions.abs().sum()) * (1 - 1e-12)

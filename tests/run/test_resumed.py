@@ -119,7 +119,7 @@ def setting_of(name: str, *, keep: bool = True, spills: bool = False) -> Setting
     """Prepare a run as a new process does, one that keeps tapes or has its sums on disk, as its memory allows."""
     words, cut = CASES[name]
     setting = cut(prepare(small(*words)))
-    points, domain = replace(setting.points, keep=keep, cache=[]), setting.domain
+    points, domain = replace(setting.points, keeps_tapes=keep, cache=[]), setting.domain
     assert domain.explained is domain.points
     domain = replace(domain, points=points, explained=points, spills=spills)
     return replace(setting, descent=replace(setting.descent, points=points), domain=domain)
@@ -133,9 +133,9 @@ def undisturbed(name: str) -> tuple[dict[str, Any], Leaving]:
 
 def numbers(outcome: Outcome) -> dict[str, Any]:
     """Return everything that a run leaves."""
-    found: dict[str, Any] = {"end": outcome.evidence.end, "weights": outcome.weights, "sentence": outcome.sentence}
+    found: dict[str, Any] = {"end": outcome.matrices.end, "weights": outcome.weights, "sentence": outcome.sentence}
     found["machines"] = {r.name: r.outcome.outputs for r in outcome.machines if isinstance(r.outcome, Prediction)}
-    for rule_name, path in outcome.evidence.paths.items():
+    for rule_name, path in outcome.matrices.paths.items():
         parts = (path.contributions, path.kernel, path.decay, path.half_by, path.facts)
         steps, sums = outcome.by_step[rule_name], outcome.by_component.get(rule_name)
         components = () if sums is None else (sums.parts, sums.decay, sums.totals.stacked())
@@ -191,7 +191,7 @@ class Interrupted(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.listener.at, spills = None, self.done % 2 == 0
         outcome = self.go_on(keep=spills, spills=spills)
-        assert all(is_on_disk(path.contributions) == spills for path in outcome.evidence.paths.values())
+        assert all(is_on_disk(path.contributions) == spills for path in outcome.matrices.paths.values())
         assert_same_bits(numbers(outcome), self.expected)
         assert self.listener.passed == self.alone.passed
         assert_same_bits(self.listener.kernels, self.alone.kernels)

@@ -84,9 +84,9 @@ def test_a_plain_loop_over_the_phases_ends_at_the_same_weights() -> None:
 def test_a_sequence_of_one_phase_is_the_run_without() -> None:
     batches = ("path.rule=[secant]", "ladder.machine=[]", "optimizer=sgd", "optimizer.batch=7")
     alone, other = ran("data=digits", *batches), ran("data=sequence", "data.phases=[[3,8]]", *batches)
-    assert torch.equal(alone.outcome.evidence.end, other.outcome.evidence.end)
+    assert torch.equal(alone.outcome.matrices.end, other.outcome.matrices.end)
     assert torch.equal(alone.contributions("secant"), other.contributions("secant"))
-    assert torch.equal(by_phase(other)[0], other.outcome.evidence.paths["secant"].contributions)
+    assert torch.equal(by_phase(other)[0], other.outcome.matrices.paths["secant"].contributions)
     assert all(other.memory.rows[k][name] == row[name] for k, row in enumerate(alone.memory.rows) for name in row)
 
 

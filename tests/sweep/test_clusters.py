@@ -186,15 +186,15 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def submitted(out: Path) -> Job:
+def submitted_job(out: Path) -> Job:
     """A job of an engine that asks for a little of everything."""
     engine = open_engine("partition=short,account=us,time=90,cpus=4,memory_gb=6,gpus=1", None)
     task = Task("mlp-w8-s0-0", RunJob({}, (), str(out), ()), str(out), str(out), engine.parameters["cpus_per_task"])
-    return engine.open(ignore).submitted(task)
+    return engine.open(ignore).submit_job(task)
 
 
 def test_what_is_asked_for_stands_in_the_script(queue: Path, tmp_path: Path) -> None:
-    submitted(tmp_path)
+    submitted_job(tmp_path)
     (line,) = (queue / "asked").read_text().splitlines()
     script = Path(line.removeprefix("sbatch ")).read_text()
     for option in (
@@ -210,7 +210,7 @@ def test_what_is_asked_for_stands_in_the_script(queue: Path, tmp_path: Path) -> 
 def test_a_job_out_of_time_is_queued_again_with_the_same_task(
     queue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = submitted(tmp_path)
+    job = submitted_job(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", job.job_id)
     monkeypatch.setenv("SLURM_PROCID", "0")
     waiting = DelayedSubmission.load(job.paths.submitted_pickle)
@@ -228,7 +228,7 @@ def test_a_queue_that_cannot_be_asked_loses_the_job_and_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers = open_engine("cluster=local", 1).open(ignore)
-    monkeypatch.setattr(workers, "submitted", lambda task: Mock(done=Mock(side_effect=OSError("sacct is gone"))))
+    monkeypatch.setattr(workers, "submit_job", lambda task: Mock(done=Mock(side_effect=OSError("sacct is gone"))))
     future = workers.submit(Task("a", RunJob({}, (), "", ()), ""))
     assert str(future.exception(timeout=60)) == "sacct is gone"
     workers.shutdown()

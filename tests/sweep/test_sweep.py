@@ -19,7 +19,7 @@ import pytest
 from ntkexp.cli.main import run
 from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import composer
-from ntkexp.engine.base import Ended, Task, Tell, work
+from ntkexp.engine.base import Ended, ReportEvent, Task, work
 from ntkexp.report.progress import ProgressLines, Quiet
 from ntkexp.run.folder_listener import RunRequest
 from ntkexp.sweep.definition import define
@@ -78,8 +78,8 @@ def test_what_a_run_continues_without_is_said_in_one_line(
         request.progress.warn("log=mlflow failed at step 1 (no route to host); the run goes on without it")
         return request.folder.path
 
-    def through_text(task: Task, tell: Tell) -> Ended:
-        return Ended(**json.loads(json.dumps(asdict(work(task, tell)))))
+    def through_text(task: Task, report_event: ReportEvent) -> Ended:
+        return Ended(**json.loads(json.dumps(asdict(work(task, report_event)))))
 
     monkeypatch.setattr("ntkexp.sweep.jobs.execute", execute)
     monkeypatch.setattr("tests.kernel_file.subjects.work", through_text)

@@ -56,7 +56,7 @@ class Retraining:
     @property
     def slopes(self) -> Float[Tensor, " train"]:
         """The loss derivative ℓ′ᵢ of each training example at the end of training."""
-        end = self.outcome.evidence.end[: self.train]
+        end = self.outcome.matrices.end[: self.train]
         targets = self.setting.problem.targets[: self.train]
         return self.setting.experiment.loss.output_gradient(end, targets)[:, 0]
 
@@ -135,15 +135,15 @@ def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
     optimizer = retrained.setting.experiment.optimizer
     descent = setting.descent
     start = setting.problem.weights
-    pull = setting.domain.no_pull()
+    pull = setting.domain.zero_output_gradient()
     records = (*optimizer.records, *optimizer.differentiated)
     length = row_length(start, records, pull)
     rows = Trajectory(folder / "trajectory.bin", steps + 1, length, setting.experiment.dtype)
     rows.allocate()
-    recording = Recording(rows=rows, like=start, records=records, pull=pull)
+    recording = Recording(rows=rows, like=start, records=records, output_gradient_like=pull)
     sizes = []
     end = start
-    for step in islice(descent.walk(start), steps):
+    for step in islice(descent.steps_from(start), steps):
         recording.write(step)
         sizes.append(step.step_size)
         end = step.end
@@ -190,10 +190,10 @@ class LeftOutKernel(AbstractTrial):
             halves = draw_groups(train // 2, times, train, seed)
             kernels = self.path_kernels(retrained, torch.cat([everyone, ones, halves]))
             of_seed = retrained.setting.experiment.data.seed
-            elsewhere = retraining(
+            query_contributions = retraining(
                 [*words, f"data.seed={seed if of_seed is None else of_seed}"], seed + FAMILY
             )
-            kernels = torch.cat([kernels, self.path_kernels(elsewhere, everyone)])
+            kernels = torch.cat([kernels, self.path_kernels(query_contributions, everyone)])
 
             # ‖𝒦′ − 𝒦‖/‖𝒦‖
             change = (kernels[1:] - kernels[0]).flatten(1).norm(dim=1) / kernels[0].norm()
@@ -316,14 +316,14 @@ def attributions(retrained: Retraining) -> dict[str, Float[Tensor, "point train"
     """Return the attribution τ(x, xᵢ) of each example xᵢ to each point x outside the training set,
     by method.
     """
-    evidence = retrained.outcome.evidence
+    evidence = retrained.outcome.matrices
     problem = retrained.setting.problem
     train = retrained.train
-    contributions = evidence.elsewhere("secant")[:, 0]
+    contributions = evidence.query_contributions("secant")[:, 0]
     flat = problem.inputs.flatten(1)
     return {
         "contributions": contributions,
-        "tracin": evidence.elsewhere("left")[:, 0],
+        "tracin": evidence.query_contributions("left")[:, 0],
         "last_gradient": -evidence.kernel_end[train:, 0, :, 0] * retrained.slopes,
         "input": (flat[train:] @ flat[:train].t()) * problem.targets[:train, 0],
         "shuffled": contributions.roll(1, 1),
@@ -394,7 +394,7 @@ def influence(retrained: Retraining) -> Float[Tensor, "point train"]:
         raise Mistake(
             "trial.base: influence functions need a quadratic loss here; choose loss=squared"
         )
-    kernel = retrained.outcome.evidence.kernel_end[:, 0, :, 0]
+    kernel = retrained.outcome.matrices.kernel_end[:, 0, :, 0]
     curved = loss.curvature * kernel[:train] / train
     damped = curved + INFLUENCE_DAMPING * curved.trace() / train * torch.eye(train).to(kernel)
     reached: Tensor = torch.linalg.solve(damped, kernel[train:].t())
@@ -455,10 +455,12 @@ class RemovalScores(AbstractTrial):
                     rows.append({**row, "correlation": score(left @ tau.t(), actual)})
 
             # ‖Σᵢ 𝒮(·, xᵢ) − (f_T − f_0)‖/‖f_T − f_0‖
-            evidence = trained.outcome.evidence
+            evidence = trained.outcome.matrices
             others = slice(trained.train, None)
             change = evidence.end[others] - evidence.start[others]
-            miss = float((evidence.elsewhere("secant").sum(2) - change).norm() / change.norm())
+            miss = float(
+                (evidence.query_contributions("secant").sum(2) - change).norm() / change.norm()
+            )
             rows.append(
                 {
                     "activation": activation,
@@ -518,7 +520,7 @@ class OtherRuns(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         trained = retraining([*self.base, *READ_OF_RUNS], seed)
         runs = self.runs(trained)
-        added = trained.outcome.evidence.elsewhere("secant")[:, 0]
+        added = trained.outcome.matrices.query_contributions("secant")[:, 0]
         scores = {"effect": would_change(trained), "contributions": -added}
         rows: list[Mapping[str, Level]] = []
         for who, left in who_leaves(self.groups, trained.train, seed).items():

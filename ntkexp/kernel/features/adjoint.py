@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.blocks import Copies, Factored, times_vector
-from ntkexp.kernel.features.gram import cut
+from ntkexp.kernel.features.gram import cut_parameter
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
@@ -55,12 +55,12 @@ class Adjoint:
                     part.scatter_add_(2, places, values)
                 case _:
                     rows = part.flatten(0, 1)
-                    for chunk in cut(jacobian, name, range(rows.shape[1])):
+                    for chunk in cut_parameter(jacobian, name, range(rows.shape[1])):
                         gradients = jacobian.chunk(name, chunk.elements)
                         columns = rows[:, chunk.place]
                         columns.mul_(carry).addcmul_(gradients, factor[chunk.place])
 
-    def covering(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
+    def extended_to(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
         """Return U, extended by zeros for the parameters that only `jacobian` uses."""
         if jacobian.uses.keys() <= self.parts.keys():
             return self
@@ -111,7 +111,7 @@ class Adjoint:
         # Keep a block in factored form if no other block uses its parameters.
         # `multiplied_out` is an ordered set: a fixed order gives bitwise equal results
         multiplied_out: dict[str, None] = {}
-        for place, block in right.placed():
+        for place, block in right.blocks_with_examples():
             is_only_use = all(len(right.uses[name]) == 1 for name in block.names)
             columns = kernel[:, :, place]
             if is_only_use and isinstance(block, Copies):
@@ -123,7 +123,7 @@ class Adjoint:
 
         # Multiply out the gradients of all other parameters, chunk by chunk
         for name in multiplied_out:
-            for chunk in cut(right, name, range(right.extents[name])):
+            for chunk in cut_parameter(right, name, range(right.extents[name])):
                 part = self.parts[name][:, :, chunk.place]
                 gradients = right.chunk(name, chunk.elements)
                 kernel += inner(part, gradients.view(right.examples, right.outputs, -1))

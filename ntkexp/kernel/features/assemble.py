@@ -24,7 +24,7 @@ from ntkexp.kernel.features.blocks import Block, Copies, Factored, Gradients, Ro
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.convolution import Window
 from ntkexp.kernel.secant.call import ChoiceChanged, inner_products
-from ntkexp.kernel.secant.ownership import Owners, shown_once
+from ntkexp.kernel.secant.ownership import Owners, drop_expanded_axes
 from ntkexp.kernel.secant.uses import Element, Grouped, Product, Source, Use, View, rows_of
 from ntkexp.shapes import Weights
 
@@ -118,15 +118,17 @@ def select_outputs(
 
 
 BY_COMPARISON = "a value reaches the outputs through a comparison alone, which changes between the ends of a step"
-NOWHERE: Weights = {}
+NO_BUFFERS: Weights = {}
 
 ProductKey: TypeAlias = tuple[Source | None, Source | None]
 
 
-def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = False) -> Jacobian:
+def assemble(
+    pulled: PulledBack, buffers: Weights = NO_BUFFERS, *, as_copies: bool = False
+) -> Jacobian:
     """Return the Jacobian with one block for each parameter, or for each weight with its bias.
 
-    `room` may hold gradient buffers, by parameter, into which the gradients of grouped products are
+    `buffers` may hold gradient buffers, by parameter, into which the gradients of grouped products are
     written from the first row on. With `as_copies`, a table (such as an embedding) becomes a
     `Copies` block if it has one use and an average example reads fewer elements than the table has.
     """
@@ -147,7 +149,7 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = F
             else:
                 sums.add(use.source, scatter(use, cotangent, owner, examples))
         elif isinstance(use, Grouped):
-            inside = room_of(use.weight, room, examples, sums.rows.keys())
+            inside = buffer_for(use.weight, buffers, examples, sums.rows.keys())
             for source, gradient in multiply_groups(use, cotangent, owner, examples, inside):
                 sums.add(source, gradient)
         else:
@@ -188,10 +190,10 @@ class RowSums:
         """Add the gradient with respect to a source: a view of a parameter, or a value computed
         from parameters.
         """
-        for name, rows in self.carried_back(source, gradient).items():
+        for name, rows in self.parameter_gradients(source, gradient).items():
             self.rows[name] = self.rows[name] + rows if name in self.rows else rows
 
-    def carried_back(
+    def parameter_gradients(
         self, source: Source, gradient: Gradients
     ) -> dict[str, Float[Tensor, "example out _"]]:
         """Convert the gradient with respect to a value computed from parameters to gradients of
@@ -199,7 +201,7 @@ class RowSums:
         """
         if isinstance(source, View):
             size = self.leaves[source.name].numel()
-            if not source.is_whole(size):
+            if not source.covers(size):
                 gradient = spread(gradient, source, size)
             return {source.name: gradient}
         # A value computed from weights: back-propagate for all examples and outputs at once
@@ -283,7 +285,7 @@ def is_plain(source: Source | None) -> bool:
     """Return whether the weight is a view of a parameter without repeated elements. None (no bias)
     counts as plain.
     """
-    return source is None or (isinstance(source, View) and source.shows_once)
+    return source is None or (isinstance(source, View) and source.has_no_overlap)
 
 
 def names(source: Source | None) -> frozenset[str]:
@@ -402,22 +404,22 @@ def multiply_groups(
     cotangent: Cotangent,
     owner: Int[Tensor, " row"],
     examples: int,
-    room: Gradients | None,
+    buffer: Gradients | None,
 ) -> Iterator[tuple[Source, Gradients]]:
     """Yield the gradients Σ_u β_u ⊗ a_u of a grouped weight, and then of its bias.
 
     Compute one matrix product for each example and group, for a few examples at a time. Write the
-    gradients of the weight into the buffer `room` if its memory order allows.
+    gradients of the weight into `buffer` if its memory order allows.
     """
     # Arrange β as [example, out, features, use]; read a for some examples at a time
     is_window = isinstance(use.factor, Window) and cotangent.shape[1] == examples
     if is_window and row_index(owner, examples) is None:
         assert isinstance(use.factor, Window)
-        turns = use.factor.turns()
+        batches = use.factor.batches()
         outputs = cotangent.flatten(3).transpose(0, 1)
     else:
         inputs, rows = factors(use, cotangent, owner, examples)
-        turns = iter([(slice(None), inputs.mT)])
+        batches = iter([(slice(None), inputs.mT)])
         outputs = rows.mT
 
     # β of each group [example, group, out·features, use]
@@ -429,9 +431,9 @@ def multiply_groups(
     # Σ_u β a
     shape = left.shape[:3]
     gradients = None
-    if room is not None and min(groups, count) == 1:
-        gradients = room.view(*shape, -1)
-    for part, shown in turns:
+    if buffer is not None and min(groups, count) == 1:
+        gradients = buffer.view(*shape, -1)
+    for part, shown in batches:
         beta = left[part].flatten(0, 1)
         patches = shown.reshape(len(shown) * groups, shown.shape[1] // groups, uses).mT
         if gradients is None and part == slice(None):
@@ -448,16 +450,16 @@ def multiply_groups(
         yield use.bias, outputs.sum(3)
 
 
-def room_of(
-    weight: Source, room: Weights, examples: int, taken: Collection[str]
+def buffer_for(
+    weight: Source, buffers: Weights, examples: int, taken: Collection[str]
 ) -> Gradients | None:
     """Return the buffer for the gradients of a weight. Return None if there is no buffer, if the
     parameter is in `taken`, or if the weight is only a part of its parameter.
     """
-    if not isinstance(weight, View) or weight.name not in room or weight.name in taken:
+    if not isinstance(weight, View) or weight.name not in buffers or weight.name in taken:
         return None
-    inside = room[weight.name][:examples]
-    if not weight.is_whole(inside.shape[2]):
+    inside = buffers[weight.name][:examples]
+    if not weight.covers(inside.shape[2]):
         return None
     return inside
 
@@ -468,7 +470,7 @@ def scatter(use: Element, cotangent: Cotangent, owner: Owner, examples: int) -> 
     If the weight was broadcast along the example axis, as gains and biases are, sum over all other
     broadcast axes. Otherwise add each element to the sum of the example that owns it (`owner`).
     """
-    shown = shown_once(owner)
+    shown = drop_expanded_axes(owner)
     if not (shown >= 0).all():
         refuse_unowned(with_gain(use, cotangent).masked_fill(owner >= 0, 0.0))
     positions = use.positions

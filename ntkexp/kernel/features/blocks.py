@@ -233,7 +233,7 @@ class Factored:
         # Σ_nu a ⊗ β
         if self.weight is not None:
             name = self.weight.name
-            total[name] = self.weight.room(weights[name])
+            total[name] = self.weight.empty_like(weights[name])
             gradient = self.weight.of(total[name])
             if self.inputs.shape[1] < outputs.shape[2]:
                 torch.mm(self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1), out=gradient)
@@ -243,8 +243,8 @@ class Factored:
         # s Σ_nu β
         if self.bias is not None and self.shift is not None:
             name = self.bias.name
-            room = total.setdefault(name, zeros(weights[name]))
-            self.bias.of(room).add_(outputs.sum((0, 1)), alpha=self.shift)
+            buffer = total.setdefault(name, zeros(weights[name]))
+            self.bias.of(buffer).add_(outputs.sum((0, 1)), alpha=self.shift)
         return total
 
 
@@ -438,7 +438,7 @@ def spread(
     """
     if size is None:
         size = view.extent
-    if view.turned().is_whole(size):
+    if view.transposed().covers(size):
         reversed_axes = range(1 + len(view.shape), 1, -1)
         array = gradient.view(*gradient.shape[:2], *view.shape)
         return array.permute(0, 1, *reversed_axes).flatten(2)

@@ -49,7 +49,7 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
     kind = torch.float64 if is_cut else like.dtype
     shape = (left.examples * left.outputs, right.examples * right.outputs)
     matrix = like.new_empty(shape, dtype=kind)
-    total = Total(matrix, (left.outputs, right.outputs), halved=left is right)
+    total = Total(matrix, (left.outputs, right.outputs), is_symmetric=left is right)
 
     # Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩
     total.add_single_uses(plan.single_uses)
@@ -63,7 +63,7 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
         if left is not right:
             rows_ = side_by_side(right, [other for _, other in columns])
         total.add_product(rows, rows_)
-    kernel = total.whole().view(left.examples, left.outputs, right.examples, right.outputs)
+    kernel = total.mirrored().view(left.examples, left.outputs, right.examples, right.outputs)
 
     for key in plan.spread:
         add_double_sums(kernel, key, left, right)
@@ -143,17 +143,17 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
     """Choose the cheapest kind of product for each parameter."""
     plan = ProductPlan([], [], [], [])
     finished = set[str]()  # parameters for which a product is already chosen
-    for key, size in alone(left, right).items():
+    for key, size in exclusive_keys(left, right).items():
         left_blocks = [block for block in left.blocks if block.key == key]
         right_blocks = [block for block in right.blocks if block.key == key]
         one = left_blocks[0]
         other = right_blocks[0]
         single = len(left_blocks) == len(right_blocks) == 1 and one.gradients[0] == left.examples
         if isinstance(one, Factored) and isinstance(other, Factored) and size is not None:
-            if size.way != "multiplied out":
+            if size.method != "multiplied out":
                 if not single:
                     plan.spread.append(key)
-                elif size.way == "one product":
+                elif size.method == "one product":
                     plan.single_uses.append((one, other))
                 else:
                     plan.several_uses.append((one, other))
@@ -174,12 +174,12 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
     # All other parameters are multiplied out, chunk by chunk
     for name, extent in shared_extents(left, right).items():
         if name not in finished:
-            chunks = cut(left, name, range(extent))
+            chunks = cut_parameter(left, name, range(extent))
             plan.columns.extend((chunk, chunk) for chunk in chunks)
     return plan
 
 
-def alone(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
+def exclusive_keys(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
     """Return the block keys that both Jacobians have and whose parameters occur under no other key.
     The values are the sizes of factored blocks, and None for other blocks.
     """
@@ -201,7 +201,7 @@ def alone(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
     return sizes_of
 
 
-def cut(side: Jacobian, name: str, elements: range) -> Iterator[ParameterChunk]:
+def cut_parameter(side: Jacobian, name: str, elements: range) -> Iterator[ParameterChunk]:
     """Cut a parameter into chunks of complete lines (`Factored.line`). The gradients of a chunk
     stay in the cache until they are multiplied.
     """
@@ -284,7 +284,7 @@ class Sizes:
         return (left * self.uses + right * self.uses_ + left * right) * self.inputs * self.features
 
     @property
-    def way(self) -> str:
+    def method(self) -> str:
         if self.uses == self.uses_ == 1:
             return "one product"
         if self.double_sum <= self.multiplied_out:
@@ -294,7 +294,7 @@ class Sizes:
     @property
     def operations(self) -> int:
         """The multiplications that the cheaper way takes."""
-        if self.way == "multiplied out":
+        if self.method == "multiplied out":
             return self.multiplied_out
         return self.double_sum
 
@@ -303,7 +303,7 @@ class Sizes:
         """The number of elements of all intermediate results, if the kernel is computed the cheaper
         way.
         """
-        if self.way == "multiplied out":
+        if self.method == "multiplied out":
             return (self.query * self.out + self.train * self.out_) * self.inputs * self.features
         return self.query * self.uses * self.train * self.uses_ * (1 + self.out * self.out_)
 
@@ -337,7 +337,7 @@ def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
 def blocks_of(side: Jacobian, key: Key) -> list[tuple[slice, Factored]]:
     """Return the factored blocks with this key, each with the slice of examples that it holds."""
     blocks = []
-    for place, block in side.placed():
+    for place, block in side.blocks_with_examples():
         if block.key == key and isinstance(block, Factored):
             blocks.append((place, block))
     return blocks
@@ -381,8 +381,8 @@ class Total:
 
     matrix: Float[Tensor, "row row_"]
     outputs: tuple[int, int]
-    halved: bool  # whether left and right are the same Jacobian
-    begun: bool = False
+    is_symmetric: bool  # whether left and right are the same Jacobian
+    has_terms: bool = False
 
     @cached_property
     def strips(self) -> list[tuple[Float[Tensor, "row row_"], range, range]]:
@@ -390,7 +390,7 @@ class Total:
         and columns.
         """
         rows, columns = self.matrix.shape
-        if not self.halved:
+        if not self.is_symmetric:
             return [(self.matrix, range(rows), range(columns))]
         out = self.outputs[0]
         height = max(MIN_STRIP_ROWS, ceil(rows / MAX_STRIPS))
@@ -410,12 +410,12 @@ class Total:
             one = narrow(left, 0, rows)
             other = narrow(right, 1, columns)
             if left.dtype != self.matrix.dtype:
-                write(strip, one @ other, begun=self.begun)
-            elif self.begun:
+                write(strip, one @ other, has_terms=self.has_terms)
+            elif self.has_terms:
                 strip.addmm_(one, other)
             else:
                 torch.mm(one, other, out=strip)
-        self.begun = True
+        self.has_terms = True
 
     def add_single_uses(self, pairs: Sequence[tuple[Factored, Factored]]) -> None:
         """Add Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩ over weights l that each example uses once.
@@ -432,24 +432,24 @@ class Total:
             height = len(rows)
             if out * out_ > 1:
                 height = max(1, BLOCK_NUMBERS // (len(columns) * out)) * out
-            room = layers[0].outputs.new_empty(min(height, len(rows)) * len(columns))
+            buffer = layers[0].outputs.new_empty(min(height, len(rows)) * len(columns))
             blocks = torch.split(strip, height)
             for start, block in zip(rows[::height], blocks, strict=True):
                 place = range(start, start + len(block)), columns
-                begun = self.begun
+                has_terms = self.has_terms
                 for layer in layers:
-                    self.add_layer(block, layer, place, room, begun=begun)
-                    begun = True
-        self.begun = True
+                    self.add_layer(block, layer, place, buffer, has_terms=has_terms)
+                    has_terms = True
+        self.has_terms = True
 
     def add_layer(
         self,
         block: Float[Tensor, "row row_"],
         layer: Layer,
         place: tuple[range, range],
-        room: Float[Tensor, " number"],
+        buffer: Float[Tensor, " number"],
         *,
-        begun: bool,
+        has_terms: bool,
     ) -> None:
         """Add (⟨a, a′⟩ + s s′)⟨β, β′⟩ of one layer to the block of the kernel at the given rows and
         columns. s s′ is the term of the biases (`bias_product`).
@@ -464,7 +464,7 @@ class Total:
         # ⟨β, β′⟩
         features = layer.same
         if features is None:
-            features = room[: len(rows) * len(columns)].view(len(rows), len(columns))
+            features = buffer[: len(rows) * len(columns)].view(len(rows), len(columns))
             outputs = narrow(layer.outputs, 0, rows)
             torch.mm(outputs, narrow(layer.outputs_, 1, columns), out=features)
         if out * out_ > 1:  # all outputs share ⟨a, a′⟩: repeat it for columns, broadcast for rows
@@ -474,32 +474,32 @@ class Total:
             inputs = repeated.reshape(len(inputs), 1, -1)
         # K += (⟨a, a′⟩ + s s′)⟨β, β′⟩
         if block.dtype != features.dtype:
-            write(block, features * inputs, begun=begun)
-        elif begun:
+            write(block, features * inputs, has_terms=has_terms)
+        elif has_terms:
             block.addcmul_(features, inputs)
         else:
             torch.mul(features, inputs, out=block)
 
     def add(self, share: Float[Tensor, "row row_"]) -> None:
-        write(self.matrix, share, begun=self.begun)
-        self.begun = True
+        write(self.matrix, share, has_terms=self.has_terms)
+        self.has_terms = True
 
-    def whole(self) -> Float[Tensor, "row row_"]:
+    def mirrored(self) -> Float[Tensor, "row row_"]:
         """Return the kernel after all terms were added. Mirror the upper half if only it was
         computed.
         """
-        if not self.begun:
+        if not self.has_terms:
             self.matrix.zero_()
-        if self.halved:
+        if self.is_symmetric:
             for _, rows, _ in self.strips:
                 above = self.matrix[rows.start : rows.stop, rows.stop :]
                 self.matrix[rows.stop :, rows.start : rows.stop] = above.t()
         return self.matrix
 
 
-def write(place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, begun: bool) -> None:
+def write(place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, has_terms: bool) -> None:
     """Add a term to a block of the kernel in place. The first term overwrites the block."""
-    if begun:
+    if has_terms:
         place.add_(share)
     else:
         place.copy_(share)

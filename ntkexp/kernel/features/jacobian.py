@@ -51,12 +51,12 @@ class Jacobian:
     def uses(self) -> Mapping[str, list[tuple[slice, Block]]]:
         """The blocks of each parameter, each with the slice of examples that it holds."""
         uses: dict[str, list[tuple[slice, Block]]] = {}
-        for place, block in self.placed():
+        for place, block in self.blocks_with_examples():
             for name in block.names:
                 uses.setdefault(name, []).append((place, block))
         return uses
 
-    def placed(self) -> Iterator[tuple[slice, Block]]:
+    def blocks_with_examples(self) -> Iterator[tuple[slice, Block]]:
         """Yield each block with the slice of examples that it holds."""
         starts = self.starts or [0] * len(self.blocks)
         for start, block in zip(starts, self.blocks, strict=True):
@@ -70,7 +70,7 @@ class Jacobian:
             return self
         blocks: list[Block] = []
         starts: list[int] = []
-        for place, block in self.placed():
+        for place, block in self.blocks_with_examples():
             for part in block.of(names):
                 blocks.append(part)
                 starts.append(place.start)
@@ -80,7 +80,9 @@ class Jacobian:
 
     def weighted(self, output_gradient: Outputs) -> Jacobian:
         """Return J(x)ᵀℓ′ for every example, as a Jacobian with a single output."""
-        blocks = tuple(block.weighted(output_gradient[place]) for place, block in self.placed())
+        blocks = tuple(
+            block.weighted(output_gradient[place]) for place, block in self.blocks_with_examples()
+        )
         return replace(self, blocks=blocks, outputs=1)
 
     def scaled(self, factors: Mapping[str, float]) -> Jacobian:
@@ -97,7 +99,7 @@ class Jacobian:
             return sum(terms[1:], start=terms[0])
         like = terms[0] if terms else next(iter(weights.values()))
         total = like.new_zeros(self.examples, self.outputs)
-        for (place, _), term in zip(self.placed(), terms, strict=True):
+        for (place, _), term in zip(self.blocks_with_examples(), terms, strict=True):
             total[place] += term
         return total
 
@@ -126,7 +128,7 @@ class Jacobian:
         others: list[Block] = []
         starts: list[int] = []
         sizes: dict[str, int] = {}
-        for place, block in self.placed():
+        for place, block in self.blocks_with_examples():
             if names.isdisjoint(block.extents):
                 others.append(block)
                 starts.append(place.start)
@@ -180,28 +182,28 @@ class Assembly:
     examples: int
     read: int = 0  # number of examples that are filled so far
     outputs: int = 0
-    room: tuple[Block, ...] = ()
+    buffer: tuple[Block, ...] = ()
 
     @property
     def rows(self) -> Weights:
         """The free part of the preallocated gradient buffer, by parameter. A reader may write the
         next batch there directly.
         """
-        rows = (block for block in self.room if isinstance(block, Rows))
+        rows = (block for block in self.buffer if isinstance(block, Rows))
         return {block.name: block.rows[self.read :] for block in rows}
 
     def add(self, part: Jacobian) -> bool:
         """Copy the gradients of the next batch into the buffer. Return False if its blocks differ
         in form from those of the first batch.
         """
-        if not self.room:
-            self.room = tuple(empty_block(block, self.examples) for block in part.blocks)
+        if not self.buffer:
+            self.buffer = tuple(empty_block(block, self.examples) for block in part.blocks)
         if part.keys != self.jacobian.keys:
             return False
-        for target, block in zip(self.room, part.blocks, strict=True):
+        for target, block in zip(self.buffer, part.blocks, strict=True):
             places = arrays(target)
             values = arrays(block)
-            if tails(places) != tails(values):
+            if shapes_per_example(places) != shapes_per_example(values):
                 return False
             for key, value in values.items():
                 place = places[key][self.read : self.read + len(value)]
@@ -213,7 +215,7 @@ class Assembly:
 
     @property
     def jacobian(self) -> Jacobian:
-        return Jacobian(self.room, self.examples, self.outputs)
+        return Jacobian(self.buffer, self.examples, self.outputs)
 
 
 def empty_block(like: Block, examples: int) -> Block:
@@ -223,7 +225,7 @@ def empty_block(like: Block, examples: int) -> Block:
     return replace(like, **empty)
 
 
-def tails(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+def shapes_per_example(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     """Return the shape of each tensor, without the axis of examples."""
     return {name: value.shape[1:] for name, value in values.items()}
 
@@ -237,27 +239,27 @@ def tails(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 # CPU must wait for the GPU. So uses are merged for a single kernel, but not at every step of a run.
 
 
-def in_few_uses(jacobian: Jacobian) -> Jacobian:
+def with_merged_uses(jacobian: Jacobian) -> Jacobian:
     """Merge the uses in every factored block whose gradients β at the taps allow it."""
-    blocks = [gathered(b) if isinstance(b, Factored) else b for b in jacobian.blocks]
+    blocks = [merge_uses(b) if isinstance(b, Factored) else b for b in jacobian.blocks]
     return replace(jacobian, blocks=tuple(blocks))
 
 
-def gathered(block: Factored) -> Factored:
+def merge_uses(block: Factored) -> Factored:
     """Merge the uses of a block into one use for each example. Return the block unchanged if an
     example has two different nonzero β.
 
     >>> a, beta = torch.arange(6.0).view(1, 3, 2), torch.tensor([[1.0], [0.0], [1.0]]).view(1, 1, 3, 1)
-    >>> one_use = gathered(Factored(a, beta, None, None, None))
+    >>> one_use = merge_uses(Factored(a, beta, None, None, None))
     >>> (one_use.inputs * one_use.outputs[:, 0]).tolist()
     [[[4.0, 6.0]]]
     """
     examples, uses, _ = block.inputs.shape
     if uses < 2 or not examples:
         return block
-    if shares(block.outputs[:1]) is None:  # a quick test, which rules out most blocks
+    if use_weights(block.outputs[:1]) is None:  # a quick test, which rules out most blocks
         return block
-    weights = shares(block.outputs)
+    weights = use_weights(block.outputs)
     if weights is None:
         return block
 
@@ -268,7 +270,7 @@ def gathered(block: Factored) -> Factored:
     return replace(block, inputs=inputs, outputs=outputs)
 
 
-def shares(
+def use_weights(
     outputs: Float[Tensor, "example out use features"],
 ) -> Float[Tensor, "example use"] | None:
     """Return the weight w_u of each use: 1 if it has the common β of its example, 0 if its β is

@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.features.assemble import assemble_uses, pull_back
-from ntkexp.kernel.read.program_cache import Answers
+from ntkexp.kernel.read.program_cache import LRUCache
 from ntkexp.kernel.record.independence import refuse_dependence
-from ntkexp.kernel.record.tape import Tape, digest, is_whole
+from ntkexp.kernel.record.tape import Tape, digest, is_integer
 from ntkexp.kernel.record.taping import columns, is_out_of_memory, plain_kernels, record, unfused
 from ntkexp.kernel.secant.call import NoRule
-from ntkexp.kernel.secant.ownership import Owners, Routes, have_owners, hold_at, owners, routes
+from ntkexp.kernel.secant.ownership import Owners, Routes, match_uses, owners, owners_hold, routes
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.uses import Trained, Use, plain_uses
 from ntkexp.mistake import Mistake
@@ -52,20 +52,20 @@ class Unfaithful(NoRule):
 
 
 @dataclass(frozen=True)
-class Findings:
-    """Cached results of the checks of one function. The function `question` computes their keys."""
+class CheckCache:
+    """Cached results of the checks of one function. The function `cache_key` computes their keys."""
 
-    routes: Answers[Routes] = field(default_factory=Answers)
-    owners: Answers[Owners] = field(default_factory=Answers)
+    routes: LRUCache[Routes] = field(default_factory=LRUCache)
+    owners: LRUCache[Owners] = field(default_factory=LRUCache)
     # True for the operations of each program whose examples are independent
-    independent: Answers[bool] = field(default_factory=Answers)
+    independent: LRUCache[bool] = field(default_factory=LRUCache)
     # the latest owners, by the structure of the tape: tried first if routing values have changed
-    structures: Answers[Owners] = field(default_factory=Answers)
-    graphs: Answers[bool] = field(default_factory=Answers)
-    faithful: Answers[Owners | None] = field(default_factory=Answers)
-    sizes: Answers[float] = field(default_factory=Answers)
+    structures: LRUCache[Owners] = field(default_factory=LRUCache)
+    graphs: LRUCache[bool] = field(default_factory=LRUCache)
+    faithful: LRUCache[Owners | None] = field(default_factory=LRUCache)
+    sizes: LRUCache[float] = field(default_factory=LRUCache)
     # whether assembled Jacobians fit into memory
-    fits: Answers[bool] = field(default_factory=Answers)
+    fits: LRUCache[bool] = field(default_factory=LRUCache)
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ class Checks:
 
     function: Function
     trained: frozenset[str]
-    findings: Findings
+    check_cache: CheckCache
     fixed: bool
 
     def owners(self, tape: Tape) -> Owners:
         """Return the example that each element belongs to. Compute it once for all tapes with equal
         operations, shapes and routing values (indices and masks that select rows).
         """
-        question = self.question(tape)
-        known = self.findings.owners.kept
-        if question in known:
-            return self.findings.owners.keep(question, known[question])
+        cache_key = self.cache_key(tape)
+        known = self.check_cache.owners.entries
+        if cache_key in known:
+            return self.check_cache.owners.put(cache_key, known[cache_key])
         self.refuse_dependence(tape)
         owned = owners(tape, self.trained)
         # If other routing values gave the same owners, share one object
@@ -92,8 +92,8 @@ class Checks:
             if other.digest == owned.digest:
                 owned = other
                 break
-        self.findings.structures.keep(tape.form, owned)
-        return self.findings.owners.keep(question, owned)
+        self.check_cache.structures.put(tape.form, owned)
+        return self.check_cache.owners.put(cache_key, owned)
 
     def faithful_owners(self, tape: Tape) -> Owners:
         """Return the owners. Raise Unfaithful if autograd's gradients are not the derivatives of
@@ -106,42 +106,43 @@ class Checks:
                 return owned
             return None
 
-        owned = self.findings.faithful.to(self.question(tape, masks=True), owners_if_faithful)
+        owned = self.check_cache.faithful.get(self.cache_key(tape, masks=True), owners_if_faithful)
         if owned is None:
             raise Unfaithful
         return owned
 
     def plain_uses(self, tape: Tape) -> tuple[Owners, list[Use] | None]:
-        """Return the owners. Also return the uses of weights if autograd can differentiate at all
-        of them on the tape itself, otherwise None. If routing values changed, try the owners of an
-        earlier tape first, and test them by the gradients on this tape (`hold_at`).
+        """Return the owners and the plain uses of weights. The uses are None unless autograd can
+        differentiate the tape with respect to all of their taps.
+
+        If routing values changed, first try the owners of an earlier tape. `owners_hold` tests them
+        by the gradients on this tape.
         """
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         owned: Owners | None = None
         uses: list[Use] | None = None
-        if differentiable and self.question(tape) not in self.findings.owners.kept:
-            owned = self.findings.structures.kept.get(tape.form)
-            uses = (
-                None if owned is None else plain_uses(Trained(tape, self.trained, owned.constants))
-            )
+        if differentiable and self.cache_key(tape) not in self.check_cache.owners.entries:
+            owned = self.check_cache.structures.entries.get(tape.form)
+            if owned is not None:
+                uses = plain_uses(Trained(tape, self.trained, owned.constants))
             if (
                 owned is None
                 or uses is None
-                or not hold_at(tape[tape.output], uses, owned, tape.eps)
+                or not owners_hold(tape[tape.output], uses, owned, tape.eps)
             ):
                 owned = None
             else:
                 self.refuse_dependence(tape)
         if owned is None:
             owned = self.owners(tape)
-            uses = (
-                plain_uses(Trained(tape, self.trained, owned.constants)) if differentiable else None
-            )
-        if uses is None:
+            uses = None
+            if differentiable:
+                uses = plain_uses(Trained(tape, self.trained, owned.constants))
+        if uses is None or not self.gradients_agree(tape, uses, owned):
             return owned, None
-        return owned, uses if self.runs_so(tape, uses, owned) else None
+        return owned, uses
 
-    def runs_so(self, tape: Tape, uses: list[Use], owned: Owners) -> bool:
+    def gradients_agree(self, tape: Tape, uses: list[Use], owned: Owners) -> bool:
         """Return whether autograd computes the same gradients on the tape as through the module.
 
         Test whether every element has an owner, and whether the gradients at the uses add up to the
@@ -149,8 +150,8 @@ class Checks:
         since the recorder replaces this write.
         """
 
-        def runs_so() -> bool:
-            if not have_owners(uses, owned):
+        def compare() -> bool:
+            if not match_uses(uses, owned):
                 return False
             cotangent = random_cotangent(tape)
             leaves = {
@@ -160,28 +161,28 @@ class Checks:
             expected = by_autograd(self.function, tape, self.trained, cotangent)
             return agree(gradients, expected, tape)
 
-        return self.findings.graphs.to(self.question(tape, masks=True), runs_so)
+        return self.check_cache.graphs.get(self.cache_key(tape, masks=True), compare)
 
     def refuse_dependence(self, tape: Tape) -> None:
         """Raise if examples depend on each other. If a tape with the same operations has passed,
         run fewer tests.
         """
-        known = tape.operations in self.findings.independent.kept
+        known = tape.operations in self.check_cache.independent.entries
         refuse_dependence(self.function, tape, known=known)
         if len(tape.outputs) > 1:
-            self.findings.independent.keep(tape.operations, True)
+            self.check_cache.independent.put(tape.operations, True)
 
     def routes(self, tape: Tape) -> Routes:
-        return self.findings.routes.to(tape.form, lambda: routes(tape))
+        return self.check_cache.routes.get(tape.form, lambda: routes(tape))
 
-    def question(self, tape: Tape, *, masks: bool = False) -> tuple[bytes, bytes]:
+    def cache_key(self, tape: Tape, *, masks: bool = False) -> tuple[bytes, bytes]:
         """Return a cache key: the structure of a tape, and a digest of some of its values. The
-        digest covers values that choose rows of data (`steering`), and constants unless they are
+        digest covers values that choose rows of data (`routing`), and constants unless they are
         fixed. With `masks`, it also covers masks. Without, it covers all inputs if Python may have
         branched on them.
         """
         known = self.routes(tape)
-        slots = [*known.steering]
+        slots = [*known.routing]
         if masks:
             slots += known.masks
         elif tape.chooses:
@@ -199,35 +200,41 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
     precision.
     """
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
-    agreed = agree_both_ways(function, tape, trained, owned)
+    agreed = rules_match_autograd(function, tape, trained, owned)
     if agreed or all(weight.dtype == torch.float64 for weight in weights.values()):
         return agreed
 
     def doubled(value: Any) -> Any:
-        if not isinstance(value, Tensor) or is_whole(value):
+        if not isinstance(value, Tensor) or is_integer(value):
             return value
         return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
     try:
         both = tree_map(doubled, (weights, tape.given))
         differentiable = tape[tape.output].requires_grad
-        longer = record(
-            function, *both, differentiable=differentiable, known=bool(tape.drawn), whole=tape.whole
+        double_tape = record(
+            function,
+            *both,
+            differentiable=differentiable,
+            repeats_random=bool(tape.drawn),
+            whole_batch=tape.whole_batch,
         )
     except (RuntimeError, Mistake) as error:  # for example, a buffer stays in single precision
         if is_out_of_memory(error):
             raise
         return False
-    if [entry.op for entry in longer.entries] != [entry.op for entry in tape.entries]:
+    if [entry.op for entry in double_tape.entries] != [entry.op for entry in tape.entries]:
         return False
-    return agree_both_ways(function, longer, trained, owned)
+    return rules_match_autograd(function, double_tape, trained, owned)
 
 
-def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
+def rules_match_autograd(
+    function: Function, tape: Tape, trained: frozenset[str], owned: Owners
+) -> bool:
     """Compare a random vector-Jacobian product by the difference rules with the one by autograd."""
     # A comparison with nan fails for any cause. So first name the operation that made a nan
     if tape.outputs.isnan().any():
-        has_nan = [not is_whole(value) and bool(value.isnan().any()) for value in tape.values]
+        has_nan = [not is_integer(value) and bool(value.isnan().any()) for value in tape.values]
         made = (entry.op for entry in tape.entries if any(has_nan[slot] for slot in entry.results))
         raise NoRule(
             f"outputs of the module are not numbers, from {next(made, 'its inputs or weights')} on"
@@ -236,8 +243,7 @@ def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], own
     gradients = by_autograd(function, tape, trained, cotangent)
     if any(gradient.isnan().any() for gradient in gradients.values()):
         raise NoRule(
-            "autograd's gradients are not "
-            f"numbers{where_spoiled(function, tape, trained, cotangent)}"
+            f"autograd's gradients are not numbers{nan_origin(function, tape, trained, cotangent)}"
         )
     replay = Replay(tape, tape, trained, owned.constants)
     values = gradients_at(replay.uses, replay.delta, cotangent, owned, replay.leaves)
@@ -274,7 +280,7 @@ def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
     )
 
 
-def where_spoiled(
+def nan_origin(
     function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]
 ) -> str:
     """Return text that names the operation where autograd's gradients become nan, or no text."""

@@ -4,7 +4,7 @@ A kernel has one block [out, out_] for each pair of examples. The choice `all` t
 blocks, a list of indices takes rows and columns of each block, and `trace` takes the sum
 Σ_c K[x, c, x′, c]. The trace needs no memory for blocks, since outputs are read a few at a time.
 
->>> wanted("all", 3), wanted([2, 0], 3)
+>>> selected_outputs("all", 3), selected_outputs([2, 0], 3)
 (range(0, 3), [2, 0])
 """
 
@@ -69,7 +69,7 @@ class Mixtures:
         return select_outputs(self.numbers, self.chosen)
 
 
-def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
+def selected_outputs(outputs: Outputs | str, count: int) -> Sequence[int]:
     """Return the indices of the outputs that the user selected. Raise Mistake if `outputs` is
     invalid.
     """

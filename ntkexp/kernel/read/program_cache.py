@@ -33,9 +33,9 @@ from torch.utils._pytree import tree_map
 from ntkexp.kernel.features.assemble import assemble, pull_back
 from ntkexp.kernel.features.jacobian import Jacobian, arrays
 from ntkexp.kernel.read.plan import Mixtures
-from ntkexp.kernel.record.program import DoesNotHold, Program, program, same, trace
+from ntkexp.kernel.record.program import AssumptionFailed, Program, program, same, trace
 from ntkexp.kernel.record.recorder import NotPure
-from ntkexp.kernel.record.tape import Slot, Tape, is_whole, tensors
+from ntkexp.kernel.record.tape import Slot, Tape, is_integer, tensors
 from ntkexp.kernel.record.taping import is_out_of_memory, record
 from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
@@ -47,27 +47,29 @@ A = TypeVar("A")
 
 
 @dataclass
-class Answers(Generic[A]):
+class LRUCache(Generic[A]):
     """An LRU cache: keep the `capacity` most recently used values, by key.
 
-    >>> squares = Answers[int](capacity=2)
-    >>> [squares.to(n, lambda n=n: n * n) for n in (1, 2, 1, 3)], list(squares.kept)
+    >>> squares = LRUCache[int](capacity=2)
+    >>> [squares.get(n, lambda n=n: n * n) for n in (1, 2, 1, 3)], list(squares.entries)
     ([1, 4, 1, 9], [1, 3])
     """
 
     capacity: int = field(default_factory=lambda: MAX_ANSWERS)
-    kept: OrderedDict[Hashable, A] = field(default_factory=OrderedDict, repr=False)
+    entries: OrderedDict[Hashable, A] = field(default_factory=OrderedDict, repr=False)
 
-    def to(self, question: Hashable, find: Callable[[], A]) -> A:
+    def get(self, key: Hashable, find: Callable[[], A]) -> A:
         """Return the cached value under this key, or compute it with `find`."""
-        return self.keep(question, self.kept[question] if question in self.kept else find())
+        if key in self.entries:
+            return self.put(key, self.entries[key])
+        return self.put(key, find())
 
-    def keep(self, question: Hashable, answer: A) -> A:
-        self.kept[question] = answer
-        self.kept.move_to_end(question)
-        while len(self.kept) > self.capacity:
-            self.kept.popitem(last=False)
-        return answer
+    def put(self, key: Hashable, value: A) -> A:
+        self.entries[key] = value
+        self.entries.move_to_end(key)
+        while len(self.entries) > self.capacity:
+            self.entries.popitem(last=False)
+        return value
 
 
 @dataclass(frozen=True)
@@ -112,14 +114,16 @@ class Request:
         return [self.start, self.end]
 
     @property
-    def fed(self) -> list[Tensor]:
+    def arguments(self) -> list[Tensor]:
         """The arguments of the program: all values that depend on weights or inputs. Other values
         are equal on every tape of the program.
         """
-        fed = [tape[slot] for tape in self.tapes for slot in (*fed_slots(tape), *tape.made)]
+        arguments = [
+            tape[slot] for tape in self.tapes for slot in (*argument_slots(tape), *tape.made)
+        ]
         if self.mixtures.chosen is None:
-            return [*fed, self.mixtures.columns]
-        return fed
+            return [*arguments, self.mixtures.columns]
+        return arguments
 
 
 # Do not compile a program if (bytes on the tape) × (1 + number of outputs) exceeds this limit.
@@ -131,19 +135,19 @@ T = TypeVar("T", Tape, Jacobian)
 
 
 @dataclass
-class Written(Generic[T]):
-    """A compiled program, and a template (a tape or a Jacobian) into which its results are put."""
+class CachedProgram(Generic[T]):
+    """A compiled program. Its results replace the values of `template`, a tape or a Jacobian."""
 
     program: Program
     template: T
     trials: int = TRIALS  # number of remaining comparisons with the ordinary computation
 
-    def run(self, fed: Sequence[Tensor]) -> T | None:
+    def run(self, arguments: Sequence[Tensor]) -> T | None:
         """Return the result of the program for these values, or None if it fails."""
         try:
             with torch.no_grad():
-                return filled(self.template, fed, self.program.run(fed))
-        except DoesNotHold:
+                return fill_template(self.template, arguments, self.program.run(arguments))
+        except AssumptionFailed:
             return None
         except RuntimeError as error:  # a recorded view may be impossible for other strides
             if is_out_of_memory(error):
@@ -155,34 +159,34 @@ class Written(Generic[T]):
 class Programs(Generic[T]):
     """The latest compiled programs by key. None in place of a program means that it failed."""
 
-    latest: Answers[Written[T] | None] = field(default_factory=Answers)
+    latest: LRUCache[CachedProgram[T] | None] = field(default_factory=LRUCache)
 
-    def run(self, key: Hashable, fed: Sequence[Tensor]) -> T | None:
+    def run(self, key: Hashable, arguments: Sequence[Tensor]) -> T | None:
         """Run the program under this key if it has passed all comparisons. Otherwise return
         None.
         """
-        if key not in self.latest.kept:
+        if key not in self.latest.entries:
             return None
-        written = self.latest.keep(key, self.latest.kept[key])
-        if written is None or written.trials:
+        cached = self.latest.put(key, self.latest.entries[key])
+        if cached is None or cached.trials:
             return None
-        return written.run(fed)
+        return cached.run(arguments)
 
-    def compare(self, key: Hashable, fed: Sequence[Tensor], expected: T) -> T:
+    def compare(self, key: Hashable, arguments: Sequence[Tensor], expected: T) -> T:
         """Compare the program's result with the expected one. If they agree, return the program's
         result. Otherwise drop the program and return the expected one.
         """
-        written = self.latest.kept[key]
-        if written is None or not written.trials:
+        cached = self.latest.entries[key]
+        if cached is None or not cached.trials:
             return expected
-        written.trials -= 1
-        result = written.run(fed)
+        cached.trials -= 1
+        result = cached.run(arguments)
         if result is not None:  # both may differ in the order of summation
             one = parts(result)
             other = parts(expected)
-            if len(one) == len(other) and all(map(close, one, other)):
+            if len(one) == len(other) and all(map(is_close, one, other)):
                 return result
-        self.latest.keep(key, None)
+        self.latest.put(key, None)
         return expected
 
 
@@ -194,22 +198,22 @@ class ProgramCache:
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
     # Jacobians that depend on routing values (indices, masks), by key: False after the first
     # request, True after a second one. Only a repeated request is worth a program
-    once: Answers[bool] = field(default_factory=Answers)
+    requested_before: LRUCache[bool] = field(default_factory=LRUCache)
 
     def record(
-        self, function: Function, weights: Weights, inputs: Inputs, *, whole: bool = False
+        self, function: Function, weights: Weights, inputs: Inputs, *, whole_batch: bool = False
     ) -> Tape:
         """Return a tape of the function. Run a program if one was compiled. Otherwise record the
         function, and compile a program.
         """
-        fed = [value.detach() for value in (*weights.values(), *tensors(inputs))]
-        key = (tuple(weights), outline(inputs))
-        if (found := self.tapes.run(key, fed)) is not None:
+        arguments = [value.detach() for value in (*weights.values(), *tensors(inputs))]
+        key = (tuple(weights), input_signature(inputs))
+        if (found := self.tapes.run(key, arguments)) is not None:
             return found
-        tape = record(function, weights, inputs, whole=whole).pruned()
-        if key not in self.tapes.latest.kept:
-            self.tapes.latest.keep(key, write_tape(tape))
-        return self.tapes.compare(key, fed, tape)
+        tape = record(function, weights, inputs, whole_batch=whole_batch).pruned()
+        if key not in self.tapes.latest.entries:
+            self.tapes.latest.put(key, compile_tape(tape))
+        return self.tapes.compare(key, arguments, tape)
 
     def read(self, request: Request, *, routed: bool) -> Jacobian:
         """Return the requested Jacobian. Run a program if one was compiled.
@@ -227,21 +231,21 @@ class ProgramCache:
         if start.program != end.program:
             return request.read_at_once()
         if routed:
-            known = key in self.once.kept
-            if not self.once.keep(key, known):
+            known = key in self.requested_before.entries
+            if not self.requested_before.put(key, known):
                 return request.read_at_once()
-        fed = request.fed
-        if (found := self.jacobians.run(key, fed)) is not None:
+        arguments = request.arguments
+        if (found := self.jacobians.run(key, arguments)) is not None:
             return found
-        if key in self.jacobians.latest.kept:
+        if key in self.jacobians.latest.entries:
             made = request.read_at_once()
         else:
-            made, written = write_jacobian(request, fed)
-            self.jacobians.latest.keep(key, written)
-        return self.jacobians.compare(key, fed, made)
+            made, cached = compile_jacobian(request, arguments)
+            self.jacobians.latest.put(key, cached)
+        return self.jacobians.compare(key, arguments, made)
 
 
-def outline(inputs: Inputs) -> str:
+def input_signature(inputs: Inputs) -> str:
     """Return the structure, shapes, dtypes and devices of inputs, as text."""
 
     def kind(leaf: Any) -> Any:
@@ -252,17 +256,22 @@ def outline(inputs: Inputs) -> str:
     return repr(kind(inputs) if isinstance(inputs, Tensor) else tree_map(kind, inputs))
 
 
-def close(found: Tensor, expected: Tensor) -> bool:
+def is_close(found: Tensor, expected: Tensor) -> bool:
     """Return whether two tensors are equal up to rounding, relative to the largest element. If this
     element is not finite, because training has diverged, return True.
     """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
-    if (equal := same(found, expected)) or is_whole(expected):
+    equal = same(found, expected)
+    if equal or is_integer(expected):
         return equal
-    size = expected.detach().abs().amax() if expected.numel() else torch.zeros(())
+    size = torch.zeros(())
+    if expected.numel():
+        size = expected.detach().abs().amax()
+    if not size.isfinite():
+        return True
     tolerance = torch.finfo(expected.dtype).eps ** 0.75 * size
-    return not size.isfinite() or bool(((found - expected).abs() <= tolerance).all())
+    return bool(((found - expected).abs() <= tolerance).all())
 
 
 def is_large(tape: Tape, outputs: int) -> bool:
@@ -270,7 +279,7 @@ def is_large(tape: Tape, outputs: int) -> bool:
     return tape.nbytes * (1 + outputs) > MAX_PROGRAM_BYTES
 
 
-def write_tape(tape: Tape) -> Written[Tape] | None:
+def compile_tape(tape: Tape) -> CachedProgram[Tape] | None:
     """Compile a program from weights and inputs to all values on a tape. Return None if the tape is
     large, or if an operation writes in place.
     """
@@ -278,18 +287,18 @@ def write_tape(tape: Tape) -> Written[Tape] | None:
         entry.op._schema.is_mutable for entry in tape.entries
     ):
         return None
-    written = program(tape.entries, tape.values, fed_slots(tape), tape.made)
-    gone = {*fed_slots(tape), *tape.made}
+    cached = program(tape.entries, tape.values, argument_slots(tape), tape.made)
+    gone = {*argument_slots(tape), *tape.made}
     nothing = tape.outputs.new_empty(0)
     template = tape.refilled(
         tuple(nothing if Slot(k) in gone else value for k, value in enumerate(tape.values))
     )
-    return Written(written, template)
+    return CachedProgram(cached, template)
 
 
-def write_jacobian(
-    request: Request, fed: Sequence[Tensor]
-) -> tuple[Jacobian, Written[Jacobian] | None]:
+def compile_jacobian(
+    request: Request, arguments: Sequence[Tensor]
+) -> tuple[Jacobian, CachedProgram[Jacobian] | None]:
     """Read a Jacobian. Return it, and a program that computes it from the values on the tapes (None
     if there can be none).
     """
@@ -301,14 +310,14 @@ def write_jacobian(
 
     request.mixtures.columns  # noqa: B018  # computed here, so that it is a constant of the program
     try:
-        written = trace(act, fed, request.tapes)
+        cached = trace(act, arguments, request.tapes)
     except NotPure:
         return read_jacobian[0] if read_jacobian else request.read_at_once(), None
     empty = [value.new_empty([0] * value.dim()) for value in parts(read_jacobian[0])]
-    return read_jacobian[0], Written(written, filled(read_jacobian[0], (), empty))
+    return read_jacobian[0], CachedProgram(cached, fill_template(read_jacobian[0], (), empty))
 
 
-def fed_slots(tape: Tape) -> list[Slot]:
+def argument_slots(tape: Tape) -> list[Slot]:
     return [*tape.weights, *tape.inputs]
 
 
@@ -323,7 +332,7 @@ def parts(made: Tape | Jacobian) -> list[Tensor]:
     return [value for block in made.blocks for value in arrays(block).values()]
 
 
-def filled(template: T, fed: Sequence[Tensor], found: Sequence[Tensor]) -> T:
+def fill_template(template: T, arguments: Sequence[Tensor], found: Sequence[Tensor]) -> T:
     """Replace the values in the template, a tape or a Jacobian."""
     if isinstance(template, Jacobian):
         left = iter(found)
@@ -332,7 +341,7 @@ def filled(template: T, fed: Sequence[Tensor], found: Sequence[Tensor]) -> T:
         )
         return replace(template, blocks=blocks)
     values = list(template.values)
-    filled_slots = (*template.weights, *template.inputs, *template.made)
-    for slot, value in zip(filled_slots, (*fed, *found), strict=True):
+    slots = (*template.weights, *template.inputs, *template.made)
+    for slot, value in zip(slots, (*arguments, *found), strict=True):
         values[slot] = value
     return template.refilled(tuple(values))

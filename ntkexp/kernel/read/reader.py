@@ -21,11 +21,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.assemble import NOWHERE, PulledBack, assemble, assemble_uses, pull_back
+from ntkexp.kernel.features.assemble import (
+    NO_BUFFERS,
+    PulledBack,
+    assemble,
+    assemble_uses,
+    pull_back,
+)
 from ntkexp.kernel.features.blocks import Factored, Key, Rows
-from ntkexp.kernel.features.gram import Sizes, alone
+from ntkexp.kernel.features.gram import Sizes, exclusive_keys
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.read.checks import Checks, Findings, Unfaithful, dense
+from ntkexp.kernel.read.checks import CheckCache, Checks, Unfaithful, dense
 from ntkexp.kernel.read.plan import Mixtures
 from ntkexp.kernel.read.program_cache import ProgramCache, Request
 from ntkexp.kernel.record.independence import Trial
@@ -47,30 +53,32 @@ class Reading:
     """
 
     jacobian: Jacobian
-    push: Float[Tensor, "example out"]
+    jvp: Float[Tensor, "example out"]
 
 
 @dataclass(frozen=True)
 class Reader:
     """A reader of the Jacobian of a function with respect to the weights named in `trained`.
 
-    Set `known` if the function's random numbers are the same every time it runs on a batch. Set
-    `whole` if the function runs only on its whole batch. With `of_values`, read secants even if the
-    gradients of the module are not the derivatives of its values.
+    Set `repeats_random` if the function's random numbers are the same every time it runs on a batch.
+    Set `whole_batch` if the function runs only on its whole batch. With `of_values`, read secants
+    even if the gradients of the module are not the derivatives of its values.
     """
 
     function: Function
     trained: frozenset[str]
-    findings: Findings = field(default_factory=Findings, repr=False)
+    check_cache: CheckCache = field(default_factory=CheckCache, repr=False)
     programs: ProgramCache | None = field(default=None, repr=False)
-    known: bool = False
-    whole: bool = False
+    repeats_random: bool = False
+    whole_batch: bool = False
     of_values: bool = False
 
     @cached_property
     def checks(self) -> Checks:
         """The checks of the function. With programs, its constants are assumed never to change."""
-        return Checks(self.function, self.trained, self.findings, fixed=self.programs is not None)
+        return Checks(
+            self.function, self.trained, self.check_cache, fixed=self.programs is not None
+        )
 
     def record(self, weights: Weights, inputs: Inputs) -> Tape:
         """Run the function once and return its tape, which can be read any number of times."""
@@ -80,12 +88,14 @@ class Reader:
                 weights,
                 inputs,
                 differentiable=True,
-                known=self.known,
-                whole=self.whole,
+                repeats_random=self.repeats_random,
+                whole_batch=self.whole_batch,
             )
-        if self.known:  # a program cannot draw the random numbers
-            return record(self.function, weights, inputs, known=True, whole=self.whole).pruned()
-        return self.programs.record(self.function, weights, inputs, whole=self.whole)
+        if self.repeats_random:  # compiled programs draw no random numbers
+            return record(
+                self.function, weights, inputs, repeats_random=True, whole_batch=self.whole_batch
+            ).pruned()
+        return self.programs.record(self.function, weights, inputs, whole_batch=self.whole_batch)
 
     def tangent(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
         """Return J(θ; x) of all outputs or the chosen ones."""
@@ -95,17 +105,17 @@ class Reader:
             return self.one_by_one(tape, chosen)
 
     def assembled(
-        self, tape: Tape, chosen: Sequence[int] | None = None, room: Weights = NOWHERE
+        self, tape: Tape, chosen: Sequence[int] | None = None, buffers: Weights = NO_BUFFERS
     ) -> Jacobian:
         """Return J(θ; x) with one block for each parameter, from the operations on the tape. Raise
         NoRule if that is impossible.
 
-        `room` may hold buffers for the gradients (see `assemble`).
+        `buffers` may hold buffers for the gradients (see `assemble`).
         """
         mixtures = Mixtures.of(tape, chosen)
         if self.programs is not None:
             return self.by_program(tape, tape, mixtures)
-        return assemble(self.pulled_back(tape, mixtures), room)
+        return assemble(self.pulled_back(tape, mixtures), buffers)
 
     def use_by_use(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
         """Return J(θ; x) with one block for each use of a weight, so that no gradient row is as
@@ -191,8 +201,8 @@ class Reader:
 
     def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
         """Return J̄(x) of a segment by the difference rules, and J̄Δθ."""
-        pulled, push = self.replayed(start, end, Mixtures.of(start, chosen))
-        return Reading(assemble(pulled), push)
+        pulled, jvp = self.replayed(start, end, Mixtures.of(start, chosen))
+        return Reading(assemble(pulled), jvp)
 
     def replayed(
         self, start: Tape, end: Tape, mixtures: Mixtures
@@ -216,8 +226,8 @@ class Reader:
 
     @property
     def is_unfaithful(self) -> bool:
-        """Whether a check has found that the module's gradients are not its derivatives."""
-        return None in self.findings.faithful.kept.values()
+        """True if a check has found that the module's gradients are not its derivatives."""
+        return None in self.check_cache.faithful.entries.values()
 
     def by_program(
         self, start: Tape, end: Tape, mixtures: Mixtures, *, as_copies: bool = False
@@ -225,7 +235,7 @@ class Reader:
         """Return the Jacobian by a compiled program (see `program_cache`)."""
         assert self.programs is not None
         request = Request(start, end, self.trained, self.owners(start), mixtures, as_copies)
-        return self.programs.read(request, routed=bool(self.checks.routes(start).steering))
+        return self.programs.read(request, routed=bool(self.checks.routes(start).routing))
 
     def closures(
         self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None
@@ -236,7 +246,7 @@ class Reader:
         step = {
             name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()
         }
-        closures = [closure(reading.push, start, end)]
+        closures = [closure(reading.jvp, start, end)]
         if reading.jacobian.blocks and not any(
             delta.any() for name, delta in step.items() if name not in self.trained
         ):
@@ -272,9 +282,9 @@ def jacobian_one_by_one(
         this = slice(k, k + 1)
         with torch.enable_grad():
             outputs = columns(
-                function, weights, tape.given if tape.keeps_places else part(tape.given, this)
+                function, weights, tape.given if tape.needs_whole_batch else part(tape.given, this)
             )
-        output = outputs[this] if tape.keeps_places else outputs
+        output = outputs[this] if tape.needs_whole_batch else outputs
         alone.refuse_coupling(output.detach(), together[this], tape.given, together)
         if not output.requires_grad:
             raise Mistake(
@@ -297,16 +307,17 @@ def jacobian_one_by_one(
 # The cost of a kernel of many examples is estimated from the Jacobian of a few, read use by use.
 
 
-FITS = 2e9  # assemble Jacobians up to this many bytes, since assembled ones are faster
+# assemble Jacobians up to this many bytes, since assembled ones are faster
+MAX_ASSEMBLED_BYTES = 2e9
 # copies of gradient rows that exist at once while they are multiplied out, transposed and added
-TIMES = 3
+ROW_COPIES = 3
 
 
-def fits(some: Jacobian, query: int, train: int) -> bool:
+def kernel_fits(some: Jacobian, query: int, train: int) -> bool:
     """Return whether a kernel and its Jacobians fit into memory, for examples like those in
     `some`.
     """
-    return kernel_bytes(some, query, train) <= FITS
+    return kernel_bytes(some, query, train) <= MAX_ASSEMBLED_BYTES
 
 
 def kernel_bytes(some: Jacobian, query: int, train: int) -> float:
@@ -314,18 +325,18 @@ def kernel_bytes(some: Jacobian, query: int, train: int) -> float:
     Jacobians and products.
     """
     bytes_each = some.blocks[0].numbers.element_size() if some.blocks else 0
-    factors, length = kept_factors(some, query, train)
+    factors, length = factored_sizes(some, query, train)
     rows = length * (query + train) * some.outputs
     made = max((size.numbers for size in factors.values()), default=0)
     held = some.nbytes / some.examples * (query + train)
-    return held + (TIMES * rows + made) * bytes_each
+    return held + (ROW_COPIES * rows + made) * bytes_each
 
 
-def kept_factors(some: Jacobian, query: int, train: int) -> tuple[dict[Key, Sizes], int]:
+def factored_sizes(some: Jacobian, query: int, train: int) -> tuple[dict[Key, Sizes], int]:
     """Return the sizes of weights that may stay factored, and the number of elements of all other
     parameters.
     """
-    sizes_of = alone(some, some)
+    sizes_of = exclusive_keys(some, some)
     factors = {
         key: replace(size, query=query, train=train)
         for key, size in sizes_of.items()
@@ -340,7 +351,7 @@ def kernel_operations(some: Jacobian, query: int, train: int) -> float:
     `query` examples and themselves, and half of it is computed.
     """
     other = train or query
-    factors, length = kept_factors(some, query, other)
+    factors, length = factored_sizes(some, query, other)
     factored = {view.name for key in factors for view in key if isinstance(view, View)}
     products = length * some.outputs**2 * query * other
     made = sum(

@@ -20,9 +20,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.blocks import Factored, zeros
-from ntkexp.kernel.features.gram import ParameterChunk, cut, gram
+from ntkexp.kernel.features.gram import ParameterChunk, cut_parameter, gram
 from ntkexp.kernel.features.jacobian import Assembly, Jacobian, stacked
-from ntkexp.kernel.read.program_cache import outline
+from ntkexp.kernel.read.program_cache import input_signature
 from ntkexp.kernel.read.reader import Reader, kernel_operations, row_operations
 from ntkexp.kernel.record.tape import Tape, as_inputs
 from ntkexp.kernel.record.tape import examples as count_examples
@@ -99,8 +99,8 @@ def batches(reader: Reader, weights: Weights, inputs: Inputs) -> Batches:
     total = count_examples(detached)
     count = 1
     if total > UNMEASURED_EXAMPLES:
-        one = outline(tape_part(detached, slice(0, 1)))
-        bytes_each = reader.findings.sizes.to(
+        one = input_signature(tape_part(detached, slice(0, 1)))
+        bytes_each = reader.check_cache.sizes.get(
             one, lambda: reader.record(weights, tape_part(detached, slice(0, 2))).bytes_per_example
         )
         if total * bytes_each > MAX_TAPE_BYTES:
@@ -127,7 +127,7 @@ MAX_JACOBIAN_BYTES = 2e9
 
 
 @dataclass(frozen=True)
-class InTurns:
+class BatchedJacobian:
     """Examples whose Jacobian has one block for each use, and is computed batch by batch. Jacobians
     are kept while they fit into memory.
     """
@@ -186,7 +186,9 @@ class InTurns:
         return jacobian
 
 
-def kernel_in_turns(left: InTurns, right: InTurns) -> Float[Tensor, "query out train out_"]:
+def kernel_by_groups(
+    left: BatchedJacobian, right: BatchedJacobian
+) -> Float[Tensor, "query out train out_"]:
     """Return the exact kernel between left and right examples, whose assembled Jacobians would not
     fit into memory. Hold the Jacobian of one group of left examples at a time, and compute the
     Jacobians of all right groups again for it.
@@ -223,7 +225,7 @@ class SketchedKernel(NamedTuple):
 
 
 def sketched_kernel(
-    left: InTurns, right: InTurns, weights: Weights, size: int, seed: int
+    left: BatchedJacobian, right: BatchedJacobian, weights: Weights, size: int, seed: int
 ) -> SketchedKernel:
     """Return the sketched kernel between left and right examples, and its error bar."""
     sketch = Sketch(size, seed, {name: weight.shape for name, weight in weights.items()})
@@ -237,13 +239,16 @@ def sketched_kernel(
     return SketchedKernel(estimate, error_bar(missed))
 
 
-def sketch_of(side: InTurns, sketch: Sketch) -> Float[Tensor, "example out size"]:
+def sketch_of(side: BatchedJacobian, sketch: Sketch) -> Float[Tensor, "example out size"]:
     """Return J S, the sketch of all examples."""
     return torch.cat([sketch.of(side.jacobian(place).blocks) for place in side.places])
 
 
 def products(
-    left: InTurns, right: InTurns, vectors: Float[Tensor, "vector train out_"], weights: Weights
+    left: BatchedJacobian,
+    right: BatchedJacobian,
+    vectors: Float[Tensor, "vector train out_"],
+    weights: Weights,
 ) -> Float[Tensor, "vector query out"]:
     """Return K v = J̄(Jᵀv) for each vector v, with the left Jacobian J̄ and the right Jacobian J.
 
@@ -270,26 +275,26 @@ def products(
         for group in right.groups:  # V J for this chunk of the weights
             examples, jacobian = right.together(group)
             for total, piece in zip(gradients, some, strict=True):
-                for place, rows in thin_pieces(jacobian, piece):
+                for place, rows in cached_chunks(jacobian, piece):
                     total[:, place].addmm_(vectors[:, examples].flatten(1), rows)
         for group in left.groups:  # (V J) J̄ᵀ
             examples, jacobian = left.together(group)
             for total, piece in zip(gradients, some, strict=True):
-                for place, rows in thin_pieces(jacobian, piece):
+                for place, rows in cached_chunks(jacobian, piece):
                     results[:, examples] += (total[:, place] @ rows.t()).view_as(
                         results[:, examples]
                     )
     return results
 
 
-def thin_pieces(
+def cached_chunks(
     jacobian: Jacobian, piece: ParameterChunk
 ) -> Iterator[tuple[slice, Float[Tensor, "row size"]]]:
     """Cut a chunk of a parameter into smaller chunks whose gradients stay in the cache. Yield their
     slices and gradients.
     """
     if piece.name in jacobian.uses:
-        for thin in cut(jacobian, piece.name, piece.elements):
+        for thin in cut_parameter(jacobian, piece.name, piece.elements):
             place = slice(
                 thin.elements.start - piece.elements.start,
                 thin.elements.stop - piece.elements.start,
@@ -342,32 +347,36 @@ def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
 LONG_MULTIPLICATIONS = 1e11  # multiplications of a sketch that justify a remark: a second or two
 
 
+def sketch_multiplications(some: Jacobian, query: int, train: int, size: int) -> float:
+    """Return the multiplications of all sketches and of the error bar."""
+    total = 0.0
+    for block in some.blocks:
+        if isinstance(block, Factored):
+            total += (query + train) * min(operations(block.inputs, block.outputs, size))
+        else:
+            total += (query + train) * SLOWER * block.numbers[0].numel()
+
+    # products of the Jacobian with the random vectors
+    factored = sum(row_operations(block) for block in some.blocks if isinstance(block, Factored))
+    if has_few_uses(some):
+        bar = VECTORS * factored
+    else:
+        bar = factored + VECTORS * some.outputs * sum(some.extents.values())
+    return total + (query + (train or query)) * bar
+
+
 def remark(some: Jacobian, query: int, train: int, size: int) -> str | None:
     """Return a remark if the exact kernel takes fewer multiplications than the sketch, or None.
 
     The kernel is between `query` and `train` examples, or between `query` examples and themselves
     if `train` is 0. `some` is the Jacobian of a few examples.
     """
-    # multiplications of the sketches and of the error bar
-    sketched = 0.0
-    for block in some.blocks:
-        if isinstance(block, Factored):
-            sketched += (query + train) * min(operations(block.inputs, block.outputs, size))
-        else:
-            sketched += (query + train) * SLOWER * block.numbers[0].numel()
-    made = sum(row_operations(block) for block in some.blocks if isinstance(block, Factored))
-    bar = (
-        VECTORS * made
-        if has_few_uses(some)
-        else made + VECTORS * some.outputs * sum(some.extents.values())
-    )
-    sketched += (query + (train or query)) * bar
-    held = (query + train) * some.nbytes / some.examples <= MAX_JACOBIAN_BYTES
-    if (
-        sketched < LONG_MULTIPLICATIONS
-        or not held
-        or (exact := kernel_operations(some, query, train)) > sketched
-    ):
+    sketched = sketch_multiplications(some, query, train, size)
+    is_held = (query + train) * some.nbytes / some.examples <= MAX_JACOBIAN_BYTES
+    if sketched < LONG_MULTIPLICATIONS or not is_held:
+        return None
+    exact = kernel_operations(some, query, train)
+    if exact > sketched:
         return None
     return (
         f"the exact kernel of these {query + train} examples takes less than this sketch of it, "

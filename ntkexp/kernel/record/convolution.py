@@ -79,7 +79,7 @@ def convolve_back(
     the shape of one input image.
 
     With more than one thread, and for strided, grouped and transposed convolutions, call torch's
-    backward pass: the products of `convolve_turned` are so small that threads would wait for each
+    backward pass: the products of `convolve_flipped` are so small that threads would wait for each
     other.
 
     >>> w, kernel = torch.ones(1, 1, 1, 2, dtype=torch.float64), torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64)
@@ -98,7 +98,7 @@ def convolve_back(
             plane, window = (
                 images if images.dim() == 4 else images.unsqueeze(2) for images in (w, kernel)
             )
-            return convolve_turned(plane, window, (0, *border)[-2:], (1, *dilation)[-2:]).view(
+            return convolve_flipped(plane, window, (0, *border)[-2:], (1, *dilation)[-2:]).view(
                 len(w), *shape
             )
     blank = w.new_empty(len(w), *shape)  # torch reads only its shape
@@ -109,7 +109,7 @@ def convolve_back(
     return result
 
 
-def convolve_turned(
+def convolve_flipped(
     w: Float[Tensor, "image feature height_ width_"],
     kernel: Float[Tensor, "feature channel rows columns"],
     border: Sequence[int],
@@ -126,7 +126,7 @@ def convolve_turned(
     (high, wide) = w.shape[2:]
     height = high + 2 * before - down * (rows - 1)
     width = wide + 2 * side - across * (columns - 1)
-    turned = kernel.flip(2, 3).permute(2, 1, 0, 3).reshape(rows, channels, features * columns)
+    flipped = kernel.flip(2, 3).permute(2, 1, 0, 3).reshape(rows, channels, features * columns)
     copy_numbers = features * columns * (high + 2 * before) * width
     step = min(len(w), max(1, CACHED_PATCH_BYTES // (copy_numbers * w.element_size())))
     copies = w.new_zeros(step, features, columns, high + 2 * before, width)
@@ -142,7 +142,7 @@ def convolve_turned(
             copy.copy_(part[..., seen.start + moved : seen.stop + moved])
         flat = copies[: len(part)].view(len(part), features * columns, -1)
         # Σ_r k_r w_r, one matrix product for every row r of the window
-        for row, factor in enumerate(turned):
+        for row, factor in enumerate(flipped):
             pixels = flat.narrow(2, row * down * width, height * width)
             factors = factor.expand(len(part), -1, -1), pixels
             result.baddbmm_(*factors) if row else torch.bmm(*factors, out=result)
@@ -199,7 +199,7 @@ class Window:
         windows = sliding_windows(padded, self.size, self.stride, self.dilation)
         return windows.reshape(len(self.x), self.x.shape[1] * prod(self.size), -1).mT
 
-    def turns(self) -> Iterator[tuple[slice, Float[Tensor, "part size use"]]]:
+    def batches(self) -> Iterator[tuple[slice, Float[Tensor, "part size use"]]]:
         """Yield the transposed patches of a few examples at a time, always in the same memory."""
         how = (self.size, self.stride, self.dilation)
         pixel = [1] * len(self.size)

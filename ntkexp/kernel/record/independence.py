@@ -30,7 +30,7 @@ from ntkexp.kernel.record.tape import (
     Slot,
     Tape,
     advice_for_lists,
-    is_whole,
+    is_integer,
     map_tensors,
     tensors,
 )
@@ -81,9 +81,9 @@ arguments.
 ALLOWED_ROUNDINGS = 100.0
 # differences up to this multiple of the effect of a relative noise of eps may be allowed
 ALLOWED_NOISE = 64.0
-FEW_EXAMPLES = 8  # number of examples that run alone, and in one batch with strange inputs
-STRANGE = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
-"""For each factor that scales the tested examples, the values of the strange inputs in their batch,
+FEW_EXAMPLES = 8  # number of examples that run alone, and in one batch with extreme inputs
+EXTREME_FACTORS = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
+"""For each factor that scales the tested examples, the values of the extreme inputs in their batch,
 in units of the largest input. Infinities and nan are not used, since a mask that multiplies them by
 zero gives nan even if examples are independent.
 """
@@ -102,7 +102,7 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
     everyone = range(len(tape.outputs))
     with torch.no_grad():
         trial = Trial(function, tape, weights, tape.outputs)
-        if not trial.are_same(
+        if not trial.outputs_agree(
             columns(function, weights, tape.given), tape.outputs, tape.given, tape.outputs
         ):
             raise Mistake(CHANGING)
@@ -113,7 +113,7 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
             trial.run(half)
         if known and not tape.chooses:
             return
-        trial = trial.at_moved_weights()
+        trial = trial.at_perturbed_weights()
         few = shuffled(everyone)[:FEW_EXAMPLES]
         for k in few:
             trial.run([k])
@@ -122,7 +122,7 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
         for rows in [*halves(everyone), 2 * few]:
             trial.run(rows)
         if any(map(Tensor.is_floating_point, tensors(tape.given))):
-            trial.run_beside_strangers()
+            trial.run_with_extreme_inputs()
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Trial:
         """
         everyone = range(len(self.outputs))
         places: Sequence[int] = range(len(rows))
-        if self.tape.keeps_places:
+        if self.tape.needs_whole_batch:
             places = sorted({*rows})
             rows = [places[max(0, bisect_right(places, k) - 1)] for k in everyone]
         try:
@@ -157,7 +157,7 @@ class Trial:
             if is_out_of_memory(error):
                 raise
             in_order = sorted(rows)
-            if in_order != list(rows) and not self.tape.keeps_places:
+            if in_order != list(rows) and not self.tape.needs_whole_batch:
                 self.run(in_order)
                 return
             raise Mistake(
@@ -206,8 +206,8 @@ class Trial:
             return frozenset()
         return kept
 
-    def run_beside_strangers(self) -> None:
-        """Run a few examples in one batch with copies, and in one batch with strange inputs (zeros
+    def run_with_extreme_inputs(self) -> None:
+        """Run a few examples in one batch with copies, and in one batch with extreme inputs (zeros
         or very large numbers).
 
         Raise Mistake if the outputs of the examples differ. Repeat this at several scales of the
@@ -218,11 +218,11 @@ class Trial:
         if any(
             entry.name in ("_to_copy", "copy", "bucketize", "searchsorted")
             and any(
-                is_whole(self.tape[slot]) and self.tape[slot].dtype != torch.bool
+                is_integer(self.tape[slot]) and self.tape[slot].dtype != torch.bool
                 for slot in entry.results
             )
             and any(
-                slot in self.tape.from_inputs and not is_whole(self.tape[slot])
+                slot in self.tape.from_inputs and not is_integer(self.tape[slot])
                 for slot in entry.slots
             )
             for entry in self.tape.entries
@@ -230,20 +230,20 @@ class Trial:
             return
         everyone = range(len(self.outputs))
         rows = list(everyone)
-        if not self.tape.keeps_places:
+        if not self.tape.needs_whole_batch:
             rows = sorted(shuffled(everyone)[:FEW_EXAMPLES])
         copies = self.selected([rows[place - place % 2] for place in range(len(rows))])
-        for size, numbers in STRANGE.items():
-            usual = self.run_or_none(with_strangers(copies, size))
+        for size, numbers in EXTREME_FACTORS.items():
+            usual = self.run_or_none(with_extreme_inputs(copies, size))
             for number in numbers:
-                outputs = self.run_or_none(with_strangers(copies, size, number))
+                outputs = self.run_or_none(with_extreme_inputs(copies, size, number))
                 if (
                     usual is not None
                     and outputs is not None
                     and bool(outputs[::2].isfinite().all())
                 ):
                     self.refuse_coupling(
-                        outputs[::2], usual[::2], with_strangers(copies, size), usual
+                        outputs[::2], usual[::2], with_extreme_inputs(copies, size), usual
                     )
 
     def refuse_coupling(
@@ -258,11 +258,11 @@ class Trial:
         If outputs are not finite or rounding error dominates, the message says that coupling cannot
         be detected. `usual` are the outputs on the inputs `given`.
         """
-        if self.are_same(apart, among, given, usual):
+        if self.outputs_agree(apart, among, given, usual):
             return
         if not bool(apart.isfinite().all() and among.isfinite().all()):
             raise Mistake(f"outputs of the module are not finite, {UNSEEN}")
-        moved = self.moved_by_noise(given, usual)
+        moved = self.noise_effect(given, usual)
         if float((apart - among).abs().max()) <= ALLOWED_NOISE * moved:
             share = moved / float(usual.abs().max())
             raise Mistake(
@@ -274,7 +274,7 @@ class Trial:
             raise Mistake(RANDOM_ROWS)
         raise Mistake(COUPLED)
 
-    def are_same(
+    def outputs_agree(
         self,
         apart: Float[Tensor, "part out"],
         among: Float[Tensor, "part out"],
@@ -302,7 +302,7 @@ class Trial:
         outputs = (self.tape.outputs, among, usual)
         size = max(float(values.abs().nan_to_num(0.0, 0.0).max()) for values in outputs)
         allowed = self.tape.eps**0.5 * size + rounding
-        return farthest <= allowed and farthest <= ALLOWED_NOISE * self.moved_by_noise(given, usual)
+        return farthest <= allowed and farthest <= ALLOWED_NOISE * self.noise_effect(given, usual)
 
     @cached_property
     def largest_term(self) -> float:
@@ -314,9 +314,11 @@ class Trial:
             if entry.name in SUM_OPERATIONS and not reached.isdisjoint(entry.results):
                 reached.update(entry.slots)
         terms = [self.tape[slot].detach() for slot in reached]
-        return max(float(term.abs().max()) for term in terms if not is_whole(term) and term.numel())
+        return max(
+            float(term.abs().max()) for term in terms if not is_integer(term) and term.numel()
+        )
 
-    def moved_by_noise(self, given: Inputs, usual: Float[Tensor, "example out"]) -> float:
+    def noise_effect(self, given: Inputs, usual: Float[Tensor, "example out"]) -> float:
         """Return the largest change of the outputs `usual` by a relative noise of eps in weights
         and inputs. Return 0 if the function fails there.
         """
@@ -336,7 +338,7 @@ class Trial:
                 raise
             return None
 
-    def at_moved_weights(self) -> Trial:
+    def at_perturbed_weights(self) -> Trial:
         """Return a `Trial` at weights with 10 % noise. If the function fails at these weights,
         return this trial.
 
@@ -386,7 +388,7 @@ def with_noise(tensor: Tensor, eps: float) -> Tensor:
     return tensor * (1 + eps * noise)
 
 
-def with_strangers(inputs: Inputs, size: float, number: float | None = None) -> Inputs:
+def with_extreme_inputs(inputs: Inputs, size: float, number: float | None = None) -> Inputs:
     """Multiply inputs by `size`. If `number` is given, replace every second example by `number`
     times the largest input.
     """

@@ -143,8 +143,8 @@ which the operation computes A · 1.
 
 @torch.no_grad()
 def shortened(operations: Iterable[OpOverload], device: torch.device) -> str | None:
-    """Return the name of the first of these operations that the device computes in less than
-    float32 precision, at torch's current settings. Return None if there is none.
+    """Return the name of the first operation that the device computes in less than float32
+    precision at torch's current settings, or None.
     """
     matrix = torch.full((SIDE, SIDE), PROBE / RESOLUTION, dtype=torch.float32, device=device)
     one = torch.eye(SIDE, dtype=torch.float32, device=device)

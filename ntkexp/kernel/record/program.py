@@ -34,7 +34,7 @@ from ntkexp.kernel.record.tape import Entry, Slot, Tape, reached, storage
 aten = torch.ops.aten
 
 
-class DoesNotHold(Exception):
+class AssumptionFailed(Exception):
     """Raised if a number that the program reads, or a shape, differs from the recording."""
 
 
@@ -52,7 +52,7 @@ class Program:
     def run(self, fed: Sequence[Tensor]) -> list[Tensor]:
         results, read = self.function(*fed, *self.constants)
         if read != self.read or [result.shape for result in results] != self.shapes:
-            raise DoesNotHold
+            raise AssumptionFailed
         return results
 
 
@@ -101,7 +101,7 @@ def program(
     needed_entries = []
     for entry in reversed(entries):
         if not moving.isdisjoint(entry.slots) and (
-            entry.reads or not needed.isdisjoint(entry.results)
+            entry.reads_number or not needed.isdisjoint(entry.results)
         ):
             needed.update(entry.slots)
             needed_entries.append(entry)

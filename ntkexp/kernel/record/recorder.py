@@ -35,7 +35,7 @@ from ntkexp.kernel.record.products import (
     precisions_by_kind,
     refuse_shorter_products,
 )
-from ntkexp.kernel.record.tape import Entry, Slot, is_whole, leaves, map_leaves, storage
+from ntkexp.kernel.record.tape import Entry, Slot, is_integer, leaves, map_leaves, storage
 from ntkexp.mistake import Mistake
 
 aten = torch.ops.aten
@@ -74,7 +74,7 @@ def given_numbers(func: Any, args: Any) -> list[Tensor]:
     if func in GIVING_NUMBERS:
         return [args[0]]
     if func in READING_LENGTHS:
-        return [arg for arg in args if isinstance(arg, Tensor) and is_whole(arg)]
+        return [arg for arg in args if isinstance(arg, Tensor) and is_integer(arg)]
     return []
 
 
@@ -89,7 +89,7 @@ class PureOnly(TorchFunctionMode):
         return native_dropout(func, args, kwargs or {})
 
 
-class NoteReads(TorchFunctionMode):
+class ReadRecorder(TorchFunctionMode):
     """A mode that detects numbers that leave torch as lists, as arrays, or as the lengths of packed
     sequences. Later operations may use them as constants.
 
@@ -189,14 +189,14 @@ class Recorder(DispatchMode):
     """A mode that records operations as they run.
 
     With `rewrites`, replace in-place operations by operations that return new tensors. Otherwise
-    raise NotPure for them. Record random numbers as inputs if their state is `known`. Otherwise
-    raise Mistake for them.
+    raise NotPure for them. Record random numbers as inputs if the function `repeats_random`.
+    Otherwise raise Mistake for them.
     """
 
-    def __init__(self, *, rewrites: bool = True, known: bool = False) -> None:
+    def __init__(self, *, rewrites: bool = True, repeats_random: bool = False) -> None:
         super().__init__()
         self.rewrites = rewrites
-        self.known = known
+        self.repeats_random = repeats_random
         self.precisions = precisions_by_kind()
         self.drawn: list[Slot] = []
         self.entries: list[Entry] = []
@@ -210,9 +210,9 @@ class Recorder(DispatchMode):
         """Return the slot of a tensor. Create it for a new tensor. Return other values
         unchanged.
         """
-        known = self.slots.get(id(value))
-        if known is not None:
-            return known
+        recorded = self.slots.get(id(value))
+        if recorded is not None:
+            return recorded
         if not isinstance(value, Tensor):
             return value
         written = self.flats and value.numel()  # an empty tensor has no memory
@@ -286,7 +286,7 @@ class Recorder(DispatchMode):
                 f"the module draws random numbers ({func}) from a generator of its own, whose "
                 "state is not kept; let it draw from torch's, or call module.eval() first"
             )
-        if not self.known:
+        if not self.repeats_random:
             raise Mistake(
                 f"the module draws random numbers ({func}); kernels need a function: call "
                 "module.eval() first"

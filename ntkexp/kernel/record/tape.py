@@ -109,7 +109,7 @@ def advice_for_lists(inputs: Inputs) -> str:
     """Return advice if the inputs hold a list with one number for each example, else no text.
 
     >>> advice_for_lists((torch.ones(2, 3), [3, 2])), advice_for_lists((torch.ones(2, 3), [1, 2, 3]))
-    ('; give a tensor in place of a list of numbers, of which all examples get the whole', '')
+    ('; give a tensor in place of a list of numbers: every example gets the whole list', '')
     """
     count = examples(inputs)
 
@@ -121,7 +121,7 @@ def advice_for_lists(inputs: Inputs) -> str:
         )
 
     if any(map(is_list, tree_leaves(inputs, is_leaf=is_list))):
-        return "; give a tensor in place of a list of numbers, of which all examples get the whole"
+        return "; give a tensor in place of a list of numbers: every example gets the whole list"
     return ""
 
 
@@ -186,7 +186,7 @@ class Entry:
         return self.op._schema.name.removeprefix("aten::")
 
     @property
-    def reads(self) -> bool:
+    def reads_number(self) -> bool:
         return any(scalar is not None for scalar in self.scalars)
 
     def of(self, slot: Callable[[Any], Any], results: tuple[Slot, ...]) -> Entry:
@@ -197,7 +197,7 @@ class Entry:
         )
 
     @cached_property
-    def makes(self) -> frozenset[Slot]:
+    def written_slots(self) -> frozenset[Slot]:
         """The slots of new results. An operation may also return one of its arguments."""
         return frozenset(self.results) - frozenset(self.slots)
 
@@ -216,14 +216,14 @@ def reached(entries: Iterable[Entry], start: Iterable[Slot]) -> frozenset[Slot]:
     return frozenset(slots)
 
 
-def digest(values: Iterable[Tensor], about: str = "") -> bytes:
+def digest(values: Iterable[Tensor], label: str = "") -> bytes:
     """Return the sha256 of the elements of some tensors and a text.
 
     >>> ones = torch.ones(2)
     >>> digest([ones]) == digest([ones.clone()]), digest([ones]) == digest([2 * ones])
     (True, False)
     """
-    hashed = sha256(about.encode())
+    hashed = sha256(label.encode())
     for value in values:
         flat = value.detach().reshape(-1).cpu()
         # `view` needs stride 1, but a tensor with one element may have any stride
@@ -247,15 +247,15 @@ class Tape:
     overwrites: bool
     drawn: tuple[Slot, ...] = ()  # random numbers, drawn for the whole batch
     # whether the function runs on this batch only, with every example at its index
-    whole: bool = False
+    whole_batch: bool = False
 
     def __getitem__(self, slot: Slot) -> Tensor:
         return self.values[slot]
 
     @property
-    def keeps_places(self) -> bool:
+    def needs_whole_batch(self) -> bool:
         """True if the function can only run on the whole batch, with the examples in order."""
-        return self.whole or bool(self.drawn)
+        return self.whole_batch or bool(self.drawn)
 
     @cached_property
     def inputs(self) -> tuple[Slot, ...]:
@@ -323,8 +323,8 @@ class Tape:
         """A digest of the structure, the arguments and the constants. Tapes with the same digest
         compute their values from weights and inputs in the same way.
         """
-        about = repr((self.form, self.weights, self.arguments))
-        return digest((self[slot] for slot in self.constants), about)
+        label = repr((self.form, self.weights, self.arguments))
+        return digest((self[slot] for slot in self.constants), label)
 
     @property
     def eps(self) -> float:
@@ -344,8 +344,8 @@ class Tape:
         # last
         awaited = {self.output}
         for entry in reversed(self.entries):
-            if entry.reads or not awaited.isdisjoint(entry.results):
-                awaited.difference_update(entry.makes)
+            if entry.reads_number or not awaited.isdisjoint(entry.results):
+                awaited.difference_update(entry.written_slots)
                 awaited.update(entry.slots)
                 needed.update(entry.slots, entry.results)
                 entries.append(entry)
@@ -370,8 +370,8 @@ class Tape:
     @cached_property
     def outside(self) -> tuple[Slot, ...]:
         """Slots that are not the result of an operation: weights, inputs, buffers and constants."""
-        made = {slot for entry in self.entries for slot in entry.makes}
-        used = {slot for entry in self.entries if entry.makes for slot in entry.slots}
+        made = {slot for entry in self.entries for slot in entry.written_slots}
+        used = {slot for entry in self.entries if entry.written_slots for slot in entry.slots}
         return tuple(sorted({*self.weights, *self.inputs, self.output, *used} - made))
 
     @cached_property
@@ -384,7 +384,8 @@ class Tape:
         them.
         """
         return any(
-            entry.reads and not self.from_inputs.isdisjoint(entry.slots) for entry in self.entries
+            entry.reads_number and not self.from_inputs.isdisjoint(entry.slots)
+            for entry in self.entries
         )
 
     @cached_property
@@ -406,7 +407,7 @@ OF_A_PROGRAM = (
 """Properties that are equal for all tapes with the same digest `program`."""
 
 
-def is_whole(value: Tensor) -> bool:
+def is_integer(value: Tensor) -> bool:
     """Return whether a tensor holds integers or booleans."""
     return not (value.is_floating_point() or value.is_complex())
 

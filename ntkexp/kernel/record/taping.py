@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from ntkexp.capacity import MemoryBudget
-from ntkexp.kernel.record.recorder import DispatchMode, NoteReads, NotPure, PureOnly, Recorder
+from ntkexp.kernel.record.recorder import DispatchMode, NotPure, PureOnly, ReadRecorder, Recorder
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, map_tensors, tensors
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
@@ -75,14 +75,13 @@ def record(
     inputs: Inputs,
     *,
     differentiable: bool = False,
-    known: bool = False,
-    whole: bool = False,
+    repeats_random: bool = False,
+    whole_batch: bool = False,
 ) -> Tape:
     """Run the function once and return its tape, with autograd's graph if `differentiable`.
 
-    A function may draw random numbers only if their state is `known`, which means that it draws the
-    same numbers every time it runs on a batch. A function of a `whole` batch never runs on a part
-    of it.
+    A function may draw random numbers only if it `repeats_random`: it draws the same numbers every
+    time it runs on a batch. With `whole_batch`, the function never runs on a part of its batch.
     """
     for name, weight in weights.items():
         if weight.is_complex():
@@ -95,8 +94,8 @@ def record(
         weights=weights,
         inputs=as_inputs(inputs),
         differentiable=differentiable,
-        known=known,
-        whole=whole,
+        repeats_random=repeats_random,
+        whole_batch=whole_batch,
     )
     run = partial(columns, function)
     tape = taping.pure_program(run)
@@ -114,8 +113,8 @@ class Taping:
     weights: Weights
     inputs: Inputs
     differentiable: bool
-    known: bool
-    whole: bool
+    repeats_random: bool
+    whole_batch: bool
 
     def pure_program(self, run: Callable[[Weights, Inputs], Tensor]) -> Tape:
         """Record the function as operations that overwrite nothing."""
@@ -126,12 +125,12 @@ class Taping:
         # `functionalize` replaces writes in place by operations that return new tensors. It fails
         # for a custom autograd.Function, and if numbers leave torch as a list or an array
         try:
-            with NoteReads(in_memory=False):
+            with ReadRecorder(in_memory=False):
                 return self.tape(torch.func.functionalize(run), rewrites=True)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            with NoteReads(in_memory=True):
+            with ReadRecorder(in_memory=True):
                 return self.tape(run, rewrites=True)
 
     def tape(self, run: Callable[[Weights, Inputs], Tensor], *, rewrites: bool) -> Tape:
@@ -146,7 +145,7 @@ class Taping:
         with (
             torch.set_grad_enabled(self.differentiable),
             plain_kernels(),
-            Recorder(rewrites=rewrites, known=self.known) as recorder,
+            Recorder(rewrites=rewrites, repeats_random=self.repeats_random) as recorder,
         ):
             named = {recorder.slot(weight): name for name, weight in leaves.items()}
             arguments = tree_map(recorder.slot, inputs)
@@ -163,7 +162,7 @@ class Taping:
                 output=output,
                 overwrites=bool(recorder.flats),
                 drawn=tuple(recorder.drawn),
-                whole=self.whole,
+                whole_batch=self.whole_batch,
             )
 
 
@@ -224,8 +223,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     >>> is_out_of_memory(RuntimeError("shapes differ"))
     False
     """
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or (
+    repeats_random = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return repeats_random or (
         isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
     )
 

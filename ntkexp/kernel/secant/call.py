@@ -10,17 +10,17 @@ coefficients:
     slope    D(v₀, v₁), such as (σ(v₁) − σ(v₀))/(v₁ − v₀)
 
 Rules get coefficients from the methods of `Call`. The search for owners (`ownership`) sets
-`scramble`, which replaces each coefficient that depends on inputs or weights by a random number in
+`coefficient_noise`, which replaces each coefficient that depends on inputs or weights by a random number in
 [1, 2]. Then a gradient is never zero because of a dead unit, a black pixel, or a cancellation.
 
 A use of a weight is an operation that combines it with a value that depends on the inputs. The
 network is cut at each use: the difference of the weight, in the shape that the operation needs,
 becomes a leaf of autograd's graph, called the tap. Autograd computes β̄ = ∂f/∂tap.
 
-Some rules apply a linear map to a difference: `there`, and its transpose `back`. This takes less
-time than autograd's backward pass through each operation.
+Some rules apply a linear map to a difference: `linear`, and its transpose `transpose`. This takes
+less time than autograd's backward pass through each operation.
 
-    ⟨w, there(v)⟩ = ⟨back(w), v⟩
+    ⟨w, linear(v)⟩ = ⟨transpose(w), v⟩
 
 Each map takes one vector, or many along leading axes.
 """
@@ -37,40 +37,45 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole, map_leaves
+from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_integer, map_leaves
 from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source, Trained, Use
 from ntkexp.mistake import Mistake
 
-Way: TypeAlias = Callable[[Tensor], Tensor]
+LinearFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 
-def passed(delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None = None) -> Tensor:
-    """Return there(delta), with the transposed map `back` as backward pass. If `nothing` is a
-    shape, return zeros of this shape instead of calling `there`.
+def apply_linear(
+    delta: Tensor,
+    linear: LinearFunction,
+    transpose: LinearFunction,
+    zero_shape: Sequence[int] | None = None,
+) -> Tensor:
+    """Return linear(delta), with the map `transpose` as backward pass. If `zero_shape` is given,
+    return zeros of this shape instead of calling `linear`.
 
     >>> v = torch.ones(2, requires_grad=True)
-    >>> total = passed(v, lambda v: v.sum(-1, keepdim=True), lambda w: w.expand(*w.shape[:-1], 2))
+    >>> total = apply_linear(v, lambda v: v.sum(-1, keepdim=True), lambda w: w.expand(*w.shape[:-1], 2))
     >>> torch.autograd.grad(total, v, torch.tensor([3.0]))
     (tensor([3., 3.]),)
-    >>> passed(0 * v, lambda v: v.sum(), lambda w: w.expand(2), nothing=[])
+    >>> apply_linear(0 * v, lambda v: v.sum(), lambda w: w.expand(2), zero_shape=[])
     tensor(0., grad_fn=<LinearMapBackward>)
     """
-    result: Tensor = LinearMap.apply(delta, there, back, nothing)  # type: ignore[no-untyped-call]  # torch's own
+    result: Tensor = LinearMap.apply(delta, linear, transpose, zero_shape)  # type: ignore[no-untyped-call]  # torch's own
     return result
 
 
-def once(back: Way, axis: int) -> Way:
+def on_shared_vector(transpose: LinearFunction, axis: int) -> LinearFunction:
     """Wrap a map so that it runs once if all examples along `axis` share one vector (stride 0), as
     the output gradients of a readout do.
 
-    >>> once(lambda w: 2 * w, -2)(torch.ones(1, 3).expand(4, 3)).stride()
+    >>> on_shared_vector(lambda w: 2 * w, -2)(torch.ones(1, 3).expand(4, 3)).stride()
     (0, 1)
     """
 
     def shared(w: Tensor) -> Tensor:
         if w.stride(axis) or w.shape[axis] < 2:
-            return back(w)
-        v = back(w.narrow(axis, 0, 1))
+            return transpose(w)
+        v = transpose(w.narrow(axis, 0, 1))
         return v.expand(*v.shape[:axis], w.shape[axis], *v.shape[v.dim() + axis + 1 :])
 
     return shared
@@ -92,29 +97,36 @@ class LinearMap(torch.autograd.Function):
     """A linear map for autograd, with its transpose as backward pass."""
 
     @staticmethod
-    def forward(delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None) -> Tensor:
-        if nothing is None:
-            return there(delta)
-        return delta.new_zeros(nothing)
+    def forward(
+        delta: Tensor,
+        linear: LinearFunction,
+        transpose: LinearFunction,
+        zero_shape: Sequence[int] | None,
+    ) -> Tensor:
+        if zero_shape is None:
+            return linear(delta)
+        return delta.new_zeros(zero_shape)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Way, Way, Any], output: Tensor) -> None:
-        _, ctx.there, ctx.back, _ = inputs
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, LinearFunction, LinearFunction, Any], output: Tensor
+    ) -> None:
+        _, ctx.linear, ctx.transpose, _ = inputs
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None, None]:
-        return passed(cotangent, ctx.back, ctx.there), None, None, None
+        return apply_linear(cotangent, ctx.transpose, ctx.linear), None, None, None
 
     @staticmethod
     def vmap(
         info: Any,
         in_dims: Sequence[Any],
         delta: Tensor,
-        there: Way,
-        back: Way,
-        nothing: Sequence[int] | None,
+        linear: LinearFunction,
+        transpose: LinearFunction,
+        zero_shape: Sequence[int] | None,
     ) -> tuple[Tensor, int]:
-        return passed(delta.movedim(in_dims[0], 0), there, back), 0
+        return apply_linear(delta.movedim(in_dims[0], 0), linear, transpose), 0
 
 
 class NoRule(Mistake):
@@ -167,7 +179,7 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Chord:
+class ReplayState:
     """The state of a replay: two tapes with equal operations (start and end of a step), the
     differences computed so far, and the uses of weights found so far.
     """
@@ -175,7 +187,9 @@ class Chord:
     start: Tape
     end: Tape
     trained: Trained
-    scramble: torch.Generator | None = None  # draws every coefficient, in the search for owners
+    coefficient_noise: torch.Generator | None = (
+        None  # draws every coefficient, in the search for owners
+    )
     # only gradients at taps are needed, so all differences are set to zero
     pullback_only: bool = False
     deltas: dict[Slot, Tensor] = field(default_factory=dict)
@@ -218,17 +232,17 @@ class Chord:
 
     def random_like(self, value: Tensor) -> Tensor:
         """Draw random coefficients in [1, 2]. For complex numbers, draw both parts."""
-        noise = torch.rand(value.shape, generator=self.scramble, dtype=torch.float64)
+        noise = torch.rand(value.shape, generator=self.coefficient_noise, dtype=torch.float64)
         coefficient = 1 + noise.to(value.device, torch.float64)
         if value.is_complex():
             return torch.complex(coefficient, self.random_like(value.real))
         return coefficient
 
-    def widen(self, value: Tensor) -> Tensor:
+    def to_double(self, value: Tensor) -> Tensor:
         """If coefficients are random, convert the value to double precision. The search for owners
         needs ratios that are integers up to rounding.
         """
-        if self.scramble is None or is_whole(value):
+        if self.coefficient_noise is None or is_integer(value):
             return value
         return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
@@ -238,17 +252,17 @@ class Call:
     coefficients.
     """
 
-    def __init__(self, chord: Chord, entry: Entry) -> None:
-        self.chord = chord
+    def __init__(self, state: ReplayState, entry: Entry) -> None:
+        self.state = state
         self.entry = entry
-        self.args: tuple[Any, ...] = map_leaves(entry.args, chord.ends)
+        self.args: tuple[Any, ...] = map_leaves(entry.args, state.ends)
         self.kwargs: dict[str, Any] = {
-            name: map_leaves(value, chord.ends) for name, value in entry.kwargs.items()
+            name: map_leaves(value, state.ends) for name, value in entry.kwargs.items()
         }
-        self.meets_inputs = entry.results[0] in chord.trained.from_inputs
+        self.depends_on_inputs = entry.results[0] in state.trained.from_inputs
 
     @cached_property
-    def given(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """All arguments by the names in the operation's schema, including defaults."""
         defaults = {
             argument.name: argument.default_value for argument in self.entry.op._schema.arguments
@@ -257,11 +271,13 @@ class Call:
 
     @cached_property
     def ends(self) -> list[tuple[Tensor, Tensor]]:
-        chord = self.chord
+        state = self.state
         slots = self.entry.results
-        starts = [chord.widen(chord.start[slot].detach()) for slot in slots]
+        starts = [state.to_double(state.start[slot].detach()) for slot in slots]
         ends = (
-            starts if chord.is_point else [chord.widen(chord.end[slot].detach()) for slot in slots]
+            starts
+            if state.is_point
+            else [state.to_double(state.end[slot].detach()) for slot in slots]
         )
         return list(zip(starts, ends, strict=True))
 
@@ -272,31 +288,31 @@ class Call:
 
     @property
     def is_point(self) -> bool:
-        return self.chord.is_point
+        return self.state.is_point
 
     def is_use(self, value: Ends) -> bool:
         """Return whether the operation uses this argument as a weight: the argument depends only on
         weights, and the result also on inputs.
         """
         carries = value.delta is None or (value.delta.requires_grad and value.delta.numel() > 0)
-        return value.from_weights and self.meets_inputs and carries
+        return value.from_weights and self.depends_on_inputs and carries
 
     def mean(self, value: Ends) -> Tensor:
         """Return v̄ = (v₀ + v₁)/2."""
-        chord = self.chord
-        if chord.scramble is not None and (
+        state = self.state
+        if state.coefficient_noise is not None and (
             value.delta is not None or value.from_inputs or value.from_weights
         ):
-            return chord.random_like(value.start)
+            return state.random_like(value.start)
         if value.delta is None or self.is_point:
-            return chord.widen(value.start)
-        if is_whole(value.start):  # convert masks to numbers: as booleans, true + true is true
+            return state.to_double(value.start)
+        if is_integer(value.start):  # convert masks to numbers: as booleans, true + true is true
             return (value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)) / 2
         return torch.lerp(value.start, value.end, 0.5)
 
     def slope(self, value: Ends, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        if self.chord.scramble is not None:
-            return self.chord.random_like(value.start)
+        if self.state.coefficient_noise is not None:
+            return self.state.random_like(value.start)
         return slope(value.start, value.end)
 
     def coefficient(self, value: Tensor) -> Tensor:
@@ -318,7 +334,7 @@ class Call:
             return self.element_use(value, lambda source: source.expand(wide.shape)) * gain
         return self.element_use(value, lambda source: source.expand(wide.shape), gain)
 
-    def wide(self, value: Any, shape: torch.Size | None = None) -> Ends:
+    def expanded(self, value: Any, shape: torch.Size | None = None) -> Ends:
         """Return an argument and its difference, expanded to the shape in which the operation uses
         it. Convert a Python number to a constant tensor.
         """
@@ -332,8 +348,8 @@ class Call:
         start, end = (v if shape is None else v.expand(shape) for v in (value.start, value.end))
         return Ends(start, end, delta, from_inputs=value.from_inputs)
 
-    def both(self) -> tuple[Ends, Ends]:
-        left, right = (self.wide(value, self.start.shape) for value in self.args[:2])
+    def expanded_pair(self) -> tuple[Ends, Ends]:
+        left, right = (self.expanded(value, self.start.shape) for value in self.args[:2])
         return left, right
 
     def unbound(self, value: Ends, dim: int) -> tuple[Tensor, ...] | None:
@@ -343,8 +359,8 @@ class Call:
         Autograd then stacks the gradients once, instead of adding each to a tensor of zeros.
         """
         key = (self.entry.args[0], dim % value.start.dim())
-        unbound = self.chord.unbound
-        if self.is_use(value) or len(self.chord.selected[key]) < value.start.shape[dim]:
+        unbound = self.state.unbound
+        if self.is_use(value) or len(self.state.selected[key]) < value.start.shape[dim]:
             return None
         if key not in unbound:
             unbound[key] = self.delta(value).unbind(dim)
@@ -375,10 +391,10 @@ class Call:
             matrix = self.mean(right)
             ways = (
                 partial(torch.matmul, other=matrix),
-                once(partial(torch.matmul, other=matrix.t()), -2),
+                on_shared_vector(partial(torch.matmul, other=matrix.t()), -2),
             )
-            zero = (len(left.delta), matrix.shape[1]) if self.chord.pullback_only else None
-            terms.append(passed(left.delta if gain == 1 else gain * left.delta, *ways, zero))
+            zero = (len(left.delta), matrix.shape[1]) if self.state.pullback_only else None
+            terms.append(apply_linear(left.delta if gain == 1 else gain * left.delta, *ways, zero))
         # gain · Ā ΔW, and shift · Δb if the bias has one element for each feature
         if self.is_use(right):
             wide = self.start.shape[1:]
@@ -403,31 +419,30 @@ class Call:
         consists of images [example, out, use].
         """
         change = weight.change.detach()
-        row = None
-        if bias is not None and bias.delta is not None and not self.chord.pullback_only:
-            row = shift * bias.delta.detach()
-        if factor.dim() == 2:
-            shape = [len(factor), change.shape[1]]
-            tap = factor.new_zeros(shape) if self.chord.pullback_only else torch.mm(factor, change)
+        is_matrix = factor.dim() == 2
+
+        # factor ΔW
+        if self.state.pullback_only and is_matrix:
+            tap = factor.new_zeros(len(factor), change.shape[1])
+        elif self.state.pullback_only:
+            tap = factor.new_zeros(len(factor), change.shape[1], factor.shape[1])
+        elif is_matrix:
+            tap = torch.mm(factor, change)
         else:
-            shape = [len(factor), change.shape[1], factor.shape[1]]
-            row = None if row is None else row[:, None]
             kernels = change.t().expand(len(factor), -1, -1)
-            tap = (
-                factor.new_zeros(shape)
-                if self.chord.pullback_only
-                else torch.bmm(kernels, factor.mT)
-            )
-        tap = tap if row is None else tap + row
-        added = None if bias is None else self.source(bias)
-        use = Product(
-            tap.requires_grad_(),
-            factor,
-            self.source(weight),
-            added,
-            None if bias is None else shift,
-        )
-        self.chord.uses.append(use)
+            tap = torch.bmm(kernels, factor.mT)
+
+        # + shift · Δb
+        if bias is not None and bias.delta is not None and not self.state.pullback_only:
+            row = shift * bias.delta.detach()
+            tap = tap + (row if is_matrix else row[:, None])
+
+        tap.requires_grad_()
+        if bias is None:
+            use = Product(tap, factor, self.source(weight), None, None)
+        else:
+            use = Product(tap, factor, self.source(weight), self.source(bias), shift)
+        self.state.uses.append(use)
         return tap
 
     def grouped_use(self, factor: Tensor, groups: int, weight: Ends, bias: Ends | None) -> Tensor:
@@ -441,7 +456,7 @@ class Call:
         if bias is not None and bias.delta is not None:
             tap = tap + bias.delta.detach()[:, None]
         added = None if bias is None else self.source(bias)
-        self.chord.uses.append(
+        self.state.uses.append(
             Grouped(tap.requires_grad_(), factor, groups, self.source(weight), added)
         )
         return tap
@@ -460,17 +475,17 @@ class Call:
             return torch.complex(*parts) * gain
         tap = (arranged(value.change.detach()) * gain).requires_grad_()
         count = torch.arange(value.start.numel(), device=tap.device).view(value.start.shape)
-        self.chord.uses.append(Element(tap, self.source(value), arranged(count), gain))
+        self.state.uses.append(Element(tap, self.source(value), arranged(count), gain))
         return tap
 
     def source(self, value: Ends) -> Source:
         """Return the value as a view of a parameter. If the value was computed from parameters,
         return its difference and the names of these parameters.
         """
-        view = self.chord.trained.view(value.start)
+        view = self.state.trained.view(value.start)
         if view is not None:
             return view
-        leaves = self.chord.leaves
+        leaves = self.state.leaves
         gradients = torch.autograd.grad(
             value.change.sum(), list(leaves.values()), retain_graph=True, allow_unused=True
         )
@@ -493,12 +508,12 @@ a text (the reason) marks a result without a difference.
 Rule: TypeAlias = Callable[[Call], Result]
 
 
-def total(terms: list[Tensor], shape: torch.Size) -> Tensor:
+def sum_terms(terms: list[Tensor], shape: torch.Size) -> Tensor:
     """Return the sum of at least one term, in the given shape."""
     return sum(terms[1:], start=terms[0]).expand(shape)
 
 
-def fold(value: Ends, pair: Callable[[Ends, Ends], Ends]) -> Ends:
+def tree_reduce(value: Ends, pair: Callable[[Ends, Ends], Ends]) -> Ends:
     """Reduce the last axis to one value by the function `pair`. Each round combines the first half
     of the axis with the second half, element by element.
     """
@@ -513,7 +528,7 @@ def fold(value: Ends, pair: Callable[[Ends, Ends], Ends]) -> Ends:
     return value[..., 0]
 
 
-def last(value: Ends, dims: int | list[int] | tuple[int, ...]) -> Ends:
+def merge_axes(value: Ends, dims: int | list[int] | tuple[int, ...]) -> Ends:
     """Merge the given axes, or all if none are given, and move them to the end."""
     dims = [dims] if isinstance(dims, int) else list(dims) or list(range(value.start.dim()))
     if value.start.dim() == 0:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ntkexp.kernel.record.casts import Uncast
 from ntkexp.kernel.record.independence import COUPLED
-from ntkexp.kernel.record.tape import Entry, Slot, Tape, digest, is_whole
+from ntkexp.kernel.record.tape import Entry, Slot, Tape, digest, is_integer
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.uses import Element, Trained, Use, rows_of
@@ -61,7 +61,7 @@ class Owners:
     def digest(self) -> bytes:
         """A digest of all owners, their layout, and their device."""
         layout = [(owner.shape, owner.stride(), owner.device) for owner in self.of_uses]
-        return digest(map(shown_once, self.of_uses), repr((layout, sorted(self.constants))))
+        return digest(map(drop_expanded_axes, self.of_uses), repr((layout, sorted(self.constants))))
 
 
 def owners(tape: Tape, trained: frozenset[str]) -> Owners:
@@ -74,12 +74,7 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     # other examples. A batch without repeated rows would pass the test
     tables = {name: tape.reached([slot]) for slot, name in tape.weights.items() if name in trained}
     for entry in tape.entries:
-        place = (
-            [argument.name for argument in entry.op._schema.arguments].index(BY_FREQUENCY)
-            if entry.name in LOOKUPS
-            else 0
-        )
-        if place and any(entry.args[place : place + 1]):
+        if divides_by_frequency(entry):
             for name in (name for name, made in tables.items() if entry.args[0] in made):
                 raise Mistake(
                     f"the gradient of '{name}' is divided by how often a batch has each row "
@@ -96,40 +91,51 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     )
     if constants:
         with suppress(Mistake):
-            return owners_beside(tape, trained, constants)
-    return owners_beside(tape, trained, constants=frozenset())
+            return owners_with_constants(tape, trained, constants)
+    return owners_with_constants(tape, trained, constants=frozenset())
 
 
-def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot]) -> Owners:
+def divides_by_frequency(entry: Entry) -> bool:
+    """Return whether an operation is an embedding with scale_grad_by_freq=True."""
+    if entry.name not in LOOKUPS:
+        return False
+    arguments = [argument.name for argument in entry.op._schema.arguments]
+    index = arguments.index(BY_FREQUENCY)
+    return any(entry.args[index : index + 1])
+
+
+def owners_with_constants(
+    tape: Tape, trained: frozenset[str], constants: frozenset[Slot]
+) -> Owners:
     """Return the owners of a tape (the example of each row), if row n of each constant in
     `constants` belongs to example n.
     """
     with Uncast(torch.float64):
-        replay = Replay(tape, tape, trained, constants, scramble=stream("ownership"))
+        replay = Replay(tape, tape, trained, constants, coefficient_noise=stream("ownership"))
     if not replay.uses:
         return Owners((), constants)
     examples = replay.delta.shape[0]
-    draw = replay.chord.random_like(replay.delta)  # u, and n·u
+    draw = replay.state.random_like(replay.delta)  # u, and n·u
     count = torch.arange(1.0, examples + 1, dtype=draw.dtype, device=draw.device)
     weighted = draw * count.view(-1, *[1] * (draw.dim() - 1))
-    below = replay.pullback(draw, again=True)
+    below = replay.pullback(draw, retain_graph=True)
     above = replay.pullback(weighted)
     of_uses = []
     for use, a, b in zip(replay.uses, above, below, strict=True):
         if isinstance(use, Element):
-            # Store the owners once along every axis on which they are constant
+            # If the owners are equal along an axis, store them once on this axis
             numbers = owner(a, b)
-            once = numbers
+            stored = numbers
             for axis in range(numbers.dim()):
-                first = once.narrow(axis, 0, min(1, once.shape[axis]))
-                once = first if torch.equal(first.expand_as(once), once) else once
-            of_uses.append(once.clone().expand_as(numbers))
+                first = stored.narrow(axis, 0, min(1, stored.shape[axis]))
+                stored = first if torch.equal(first.expand_as(stored), stored) else stored
+            of_uses.append(stored.clone().expand_as(numbers))
         else:  # one owner for each row of a product
             of_uses.append(owner_of_rows(rows_of(a, batch=0), rows_of(b, batch=0)))
     return Owners(tuple(of_uses), constants)
 
 
-def have_owners(uses: Sequence[Use], owned: Owners) -> bool:
+def match_uses(uses: Sequence[Use], owned: Owners) -> bool:
     """Return whether `owned` has an owner for each row of a `Product` or `Grouped`, and for each
     element of an `Element`.
     """
@@ -140,7 +146,7 @@ def have_owners(uses: Sequence[Use], owned: Owners) -> bool:
     return counts == [owner.numel() for owner in owned.of_uses]
 
 
-def hold_at(
+def owners_hold(
     output: Float[Tensor, "example out"], uses: Sequence[Use], owned: Owners, eps: float
 ) -> bool:
     """Return whether the owners are right for the values on this tape: every element at a use
@@ -151,7 +157,7 @@ def hold_at(
     """
     examples = len(output)
     taps = [use.tap for use in uses]
-    if not taps or not have_owners(uses, owned):
+    if not taps or not match_uses(uses, owned):
         return False
     draw = torch.randn(output.shape, generator=stream("ownership"), dtype=torch.float64).to(output)
     count = torch.arange(1.0, examples + 1, dtype=draw.dtype, device=draw.device)[:, None]
@@ -188,7 +194,7 @@ def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tenso
     below = below.reshape(-1)
     for start in range(0, len(ratios), BLOCK_ELEMENTS):
         block = slice(start, start + BLOCK_ELEMENTS)
-        ratios[block] = whole_ratio(above[block], below[block], rounding)
+        ratios[block] = integer_ratio(above[block], below[block], rounding)
     return numbers.sub_(1)
 
 
@@ -201,7 +207,7 @@ def owner_of_rows(
     count = max(1, BLOCK_ELEMENTS // max(1, above.shape[1]))
     for start in range(0, len(above), count):
         rows = slice(start, start + count)
-        ratios = whole_ratio(above[rows], below[rows], rounding)
+        ratios = integer_ratio(above[rows], below[rows], rounding)
         numbers[rows] = ratios.amax(1)
         if ((ratios != numbers[rows, None]) & (ratios > 0)).any():
             raise NoRule("a row of a matrix product belongs to several examples")
@@ -221,7 +227,7 @@ def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> flo
     return CANCELLATION_EPS * torch.finfo(above.dtype).eps * largest[0]
 
 
-def whole_ratio(
+def integer_ratio(
     above: Float[Tensor, "..."], below: Float[Tensor, "..."], rounding: float
 ) -> Float[Tensor, "..."]:
     """Return above/below, and 0 for an element that affects no output. Raise Mistake if a ratio is
@@ -236,7 +242,7 @@ def whole_ratio(
     return ratio
 
 
-def shown_once(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+def drop_expanded_axes(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     """Cut expanded axes (stride 0) to length 1, so that each stored number occurs once."""
     return owner[tuple(slice(0, 1) if step == 0 else slice(None) for step in owner.stride())]
 
@@ -250,8 +256,8 @@ def shown_once(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
 # are uses of these weights. So the tokens of an embedding are no routing values.
 
 
-PICKING = ("embedding", "gather", "index", "index_select", "take")
-TOURNAMENTS = (  # operations that return integers (such as pivots) which their rules do not use
+ROW_READS = ("embedding", "gather", "index", "index_select", "take")
+UNUSED_INTEGERS = (  # operations that return integers (such as pivots) which their rules do not use
     *("_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "linalg_cholesky_ex", "linalg_inv_ex"),
     *(
         "adaptive_max_pool2d",
@@ -270,7 +276,7 @@ class Routes:
     reads or writes), and the slots that hold masks.
     """
 
-    steering: tuple[Slot, ...]
+    routing: tuple[Slot, ...]
     masks: tuple[Slot, ...]  # masks that depend on inputs and not on weights
 
 
@@ -279,13 +285,13 @@ def routes(tape: Tape) -> Routes:
     alone = tape.from_inputs - tape.from_weights
     return Routes(
         tuple(
-            sorted({slot for entry in tape.entries for slot in steering_slots(tape, entry, read)})
+            sorted({slot for entry in tape.entries for slot in routing_slots(tape, entry, read)})
         ),
         tuple(sorted(slot for slot in alone if tape[slot].dtype == torch.bool)),
     )
 
 
-def steering_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
+def routing_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
     """Yield the slots of an operation's routing values: integer or mask arguments that select rows,
     or an order that it computes.
     """
@@ -297,11 +303,11 @@ def steering_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
         )
     else:
         keeps_places = torch.Tag.pointwise in entry.op.tags or entry.name == "masked_fill"
-    moved = [slot for slot in entry.slots if not is_whole(tape[slot])]
-    only_picks = entry.name in PICKING and tape.from_inputs.isdisjoint(moved)
-    if moved and not (keeps_places or only_picks):
-        yield from (slot for slot in entry.slots if is_whole(tape[slot]))
-    if entry.name not in TOURNAMENTS and any(
-        slot in read and not is_whole(tape[slot]) for slot in entry.results
+    moved = [slot for slot in entry.slots if not is_integer(tape[slot])]
+    only_reads_rows = entry.name in ROW_READS and tape.from_inputs.isdisjoint(moved)
+    if moved and not (keeps_places or only_reads_rows):
+        yield from (slot for slot in entry.slots if is_integer(tape[slot]))
+    if entry.name not in UNUSED_INTEGERS and any(
+        slot in read and not is_integer(tape[slot]) for slot in entry.results
     ):
-        yield from (slot for slot in entry.results if is_whole(tape[slot]))
+        yield from (slot for slot in entry.results if is_integer(tape[slot]))

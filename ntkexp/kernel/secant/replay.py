@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole
+from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_integer
 from ntkexp.kernel.record.taping import is_out_of_memory
-from ntkexp.kernel.secant.call import Call, ChoiceChanged, Chord, NoRule
+from ntkexp.kernel.secant.call import Call, ChoiceChanged, NoRule, ReplayState
 from ntkexp.kernel.secant.rules import COMPLEX, RULES
 from ntkexp.kernel.secant.uses import Trained, Use
 from ntkexp.shapes import Weights
@@ -49,7 +49,7 @@ class Replay:
         end: Tape,
         trained: frozenset[str],
         constants: frozenset[Slot] = frozenset(),
-        scramble: torch.Generator | None = None,
+        coefficient_noise: torch.Generator | None = None,
         direction: Weights | None = None,
         *,
         pullback_only: bool = False,
@@ -58,8 +58,8 @@ class Replay:
         if start.output not in start.from_inputs:
             raise NoRule("the outputs do not depend on the inputs")
         pullback_only = pullback_only or (start is end and direction is None)
-        self.chord = chord = Chord(
-            start, end, Trained(start, trained, constants), scramble, pullback_only
+        self.state = state = ReplayState(
+            start, end, Trained(start, trained, constants), coefficient_noise, pullback_only
         )
         self.unknown: dict[Slot, NoRule] = {}  # results without a difference, each with the reason
         # Set Δθ, then Δv for every operation that depends on it, in order
@@ -67,86 +67,83 @@ class Replay:
         with torch.enable_grad():
             for entry in start.entries:
                 if entry.results and any(
-                    slot in chord.deltas or slot in self.unknown for slot in entry.slots
+                    slot in state.deltas or slot in self.unknown for slot in entry.slots
                 ):
-                    self.pass_through(entry)
+                    self.apply_rule(entry)
         if start.output in self.unknown:
             raise self.unknown[start.output]
         zero = torch.zeros_like(start[start.output], requires_grad=True)
-        self.delta = chord.deltas.get(start.output, zero)
+        self.delta = state.deltas.get(start.output, zero)
 
     @property
     def uses(self) -> list[Use]:
-        return self.chord.uses
+        return self.state.uses
 
     @property
     def leaves(self) -> Weights:
         """Δθ of the trained weights."""
-        return self.chord.leaves
+        return self.state.leaves
 
-    def pullback(self, cotangent: Tensor, *, again: bool = False) -> tuple[Tensor, ...]:
-        """Return β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use, for the cotangent u. Set `again` to keep
+    def pullback(self, cotangent: Tensor, *, retain_graph: bool = False) -> tuple[Tensor, ...]:
+        """Return β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use, for the cotangent u. Set `retain_graph` to keep
         autograd's graph for another call.
         """
         taps = [use.tap for use in self.uses]
         return torch.autograd.grad(
-            self.delta, taps, cotangent, retain_graph=again, materialize_grads=True
+            self.delta, taps, cotangent, retain_graph=retain_graph, materialize_grads=True
         )
 
     def seed_deltas(self, direction: Weights | None) -> None:
         """Set the differences of the weights. Raise NoRule if the step changes another value, such
         as a buffer.
         """
-        chord = self.chord
-        for slot in chord.start.outside:
-            v0 = chord.start[slot]
-            v1 = chord.end[slot]
-            if name := chord.start.weights.get(slot):
-                trained = name in chord.trained.names
-                if chord.pullback_only:
+        state = self.state
+        for slot in state.start.outside:
+            v0 = state.start[slot]
+            v1 = state.end[slot]
+            if name := state.start.weights.get(slot):
+                trained = name in state.trained.names
+                if state.pullback_only:
                     step = torch.zeros_like(v0.detach())
+                elif direction is not None and trained:
+                    step = direction[name].detach()
                 else:
-                    step = (
-                        v1.detach() - v0.detach()
-                        if direction is None or not trained
-                        else direction[name].detach()
-                    )
-                delta = chord.widen(step).requires_grad_(trained)
-                chord.deltas[slot] = delta
+                    step = v1.detach() - v0.detach()
+                delta = state.to_double(step).requires_grad_(trained)
+                state.deltas[slot] = delta
                 if trained:
-                    chord.leaves[name] = delta
+                    state.leaves[name] = delta
             elif v0 is not v1 and not torch.equal(v0, v1):
                 raise NoRule(
                     "a buffer or constant of the module differs between the ends of a step"
                 )
 
-    def pass_through(self, entry: Entry) -> None:
+    def apply_rule(self, entry: Entry) -> None:
         """Compute the differences of an operation's results by its rule. If this fails, store the
         reason in `unknown`.
         """
-        chord = self.chord
-        ends = [(chord.start[slot], chord.end[slot]) for slot in entry.results]
-        if all(is_settled(v0, v1) for v0, v1 in ends):
+        state = self.state
+        ends = [(state.start[slot], state.end[slot]) for slot in entry.results]
+        if all(is_unchanged_choice(v0, v1) for v0, v1 in ends):
+            return
+
+        # If an argument has no difference, the results have none, for the same reason
+        reasons = [self.unknown[slot] for slot in entry.slots if slot in self.unknown]
+        if reasons:
+            self.unknown |= dict.fromkeys(entry.results, reasons[0])
+            return
+
+        tensors = [state.start[slot] for slot in (*entry.slots, *entry.results)]
+        is_complex = state.start.is_complex and any(tensor.is_complex() for tensor in tensors)
+        rules = COMPLEX if is_complex else RULES
+        if entry.name not in rules:
+            self.unknown |= dict.fromkeys(entry.results, missing_rule(entry, ends, is_complex))
             return
         try:
-            if reason := next(
-                (self.unknown[slot] for slot in entry.slots if slot in self.unknown), None
-            ):
-                self.unknown |= dict.fromkeys(entry.results, reason)
-                return
-            tensors = [chord.start[slot] for slot in (*entry.slots, *entry.results)]
-            is_complex = chord.start.is_complex and any(tensor.is_complex() for tensor in tensors)
-            rule = (COMPLEX if is_complex else RULES).get(entry.name)
-            if rule is None:
-                self.unknown |= dict.fromkeys(entry.results, without_rule(entry, ends, is_complex))
-                return
-            difference = rule(Call(chord, entry))
-            results = (
-                (difference, *[None] * (len(ends) - 1))
-                if isinstance(difference, Tensor)
-                else difference
-            )
-            pairs = list(zip(entry.results, results, ends, strict=True))
+            deltas = rules[entry.name](Call(state, entry))
+            if isinstance(deltas, Tensor):
+                deltas = (deltas, *[None] * (len(ends) - 1))
+            differences = list(zip(entry.results, deltas, ends, strict=True))
         except NoRule as error:
             located = type(error)(f"{error.reason} (at {entry.op})")
             self.unknown |= dict.fromkeys(entry.results, located)
@@ -155,36 +152,39 @@ class Replay:
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)
-            self.unknown |= dict.fromkeys(
-                entry.results, NoRule(f"the difference rule of {entry.op} fails here: {words}")
-            )
+            failed = NoRule(f"the difference rule of {entry.op} fails here: {words}")
+            self.unknown |= dict.fromkeys(entry.results, failed)
             return
-        for slot, delta, (v0, v1) in pairs:
+
+        for slot, delta, (v0, v1) in differences:
             if isinstance(delta, Tensor):
-                moved = delta
-                # a real difference of a complex value: the imaginary part does not change
-                if v0.is_complex() and not delta.is_complex():
-                    moved = torch.complex(delta, torch.zeros_like(delta))
-                chord.deltas[slot] = moved
-                if chord.scramble is not None and moved.requires_grad:
-                    moved.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
-            elif not is_settled(v0, v1):
-                self.unknown[slot] = without_rule(entry, [(v0, v1)], v0.is_complex())
-                if delta is not None:
-                    self.unknown[slot] = NoRule(f"{delta} (at {entry.op})")
+                self.set_delta(slot, delta, is_complex=v0.is_complex())
+            elif delta is not None and not is_unchanged_choice(v0, v1):
+                self.unknown[slot] = NoRule(f"{delta} (at {entry.op})")
+            elif not is_unchanged_choice(v0, v1):
+                self.unknown[slot] = missing_rule(entry, [(v0, v1)], v0.is_complex())
+
+    def set_delta(self, slot: Slot, delta: Tensor, *, is_complex: bool) -> None:
+        """Store the difference of a value, which may be complex."""
+        # a real difference of a complex value: the imaginary part does not change
+        if is_complex and not delta.is_complex():
+            delta = torch.complex(delta, torch.zeros_like(delta))
+        self.state.deltas[slot] = delta
+        if self.state.coefficient_noise is not None and delta.requires_grad:
+            delta.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
 
 
-def without_rule(entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex: bool) -> NoRule:
+def missing_rule(entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex: bool) -> NoRule:
     """Return the reason, as text, why an operation without a rule has no difference."""
-    if all(is_whole(start) for start, _ in ends):
+    if all(is_integer(start) for start, _ in ends):
         return ChoiceChanged(f"a choice made by {entry.op} differs between the ends of a step")
     of_complex = " of complex numbers" if is_complex else ""
     return NoRule(f"no difference rule for the operation {entry.op}{of_complex}")
 
 
-def is_settled(v0: Tensor, v1: Tensor) -> bool:
+def is_unchanged_choice(v0: Tensor, v1: Tensor) -> bool:
     """Return whether a result consists of integers or booleans that the step does not change."""
-    return is_whole(v0) and torch.equal(v0, v1)
+    return is_integer(v0) and torch.equal(v0, v1)
 
 
 def without_floats(values: object) -> object:

@@ -124,20 +124,20 @@ class Closure:
 
 
 def closure(
-    push: Float[Tensor, "example out"], start: Tape, end: Tape, chosen: Sequence[int] | slice = ALL
+    jvp: Float[Tensor, "example out"], start: Tape, end: Tape, chosen: Sequence[int] | slice = ALL
 ) -> Closure:
-    """Compare J̄Δθ (`push`) with f(θ₁) − f(θ₀), read from both tapes, for the chosen outputs."""
+    """Compare J̄Δθ (`jvp`) with f(θ₁) − f(θ₀), read from both tapes, for the chosen outputs."""
     before = start.outputs[:, chosen]
     after = end.outputs[:, chosen]
     size = float(start.outputs.norm()) + float(end.outputs.norm())
-    return Closure(float((push - (after - before)).norm()), bound(size, max(start.eps, end.eps)))
+    return Closure(float((jvp - (after - before)).norm()), bound(size, max(start.eps, end.eps)))
 
 
-def explained(closures: Sequence[Closure], eps: float) -> str | None:
+def closure_remark(closures: Sequence[Closure], eps: float) -> str | None:
     """Return a remark on the largest error of a segment, or None if it is only rounding. Raise
     Mistake if the kernel would be wrong.
 
-    >>> explained([Closure(1e-13, 1e-12), Closure(1e-11, 1e-12)], 1e-16)
+    >>> closure_remark([Closure(1e-13, 1e-12), Closure(1e-11, 1e-12)], 1e-16)
     'the secant misses the change of the outputs by 1e-11 where rounding explains 1e-12'
     """
     worst = max(closures, key=lambda closure: closure.severity)

@@ -42,20 +42,20 @@ class View(NamedTuple):
         """Apply this view to a tensor with the layout of the parameter."""
         return parameter.as_strided(self.shape, self.stride, self.offset)
 
-    def room(self, parameter: Tensor) -> Tensor:
+    def empty_like(self, parameter: Tensor) -> Tensor:
         """Allocate a tensor in the shape of the parameter. Fill it with zeros unless this view
         contains all elements.
         """
-        whole = self.shows_once and prod(self.shape) == parameter.numel()
+        whole = self.has_no_overlap and prod(self.shape) == parameter.numel()
         if whole:
             return parameter.new_empty(parameter.shape)
         return parameter.new_zeros(parameter.shape)
 
-    def turned(self) -> View:
+    def transposed(self) -> View:
         """Return the view with its axes in reverse order: the transpose of a matrix."""
         return self._replace(shape=self.shape[::-1], stride=self.stride[::-1])
 
-    def is_whole(self, size: int) -> bool:
+    def covers(self, size: int) -> bool:
         """Return whether this view contains all elements of a parameter of this size, in order."""
         steps = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
         return prod(self.shape) == size and all(
@@ -64,11 +64,11 @@ class View(NamedTuple):
         )
 
     @property
-    def shows_once(self) -> bool:
+    def has_no_overlap(self) -> bool:
         """True if the view contains no element twice: each stride exceeds the range of all smaller
         ones.
 
-        >>> View("w", (2, 3), (1, 2), 0).shows_once, View("w", (2, 3), (0, 1), 0).shows_once
+        >>> View("w", (2, 3), (1, 2), 0).has_no_overlap, View("w", (2, 3), (0, 1), 0).has_no_overlap
         (True, False)
         """
         reach = 0
@@ -171,16 +171,16 @@ class Trained:
         return self.tape.from_inputs
 
     @cached_property
-    def homes(self) -> dict[int, Slot]:
+    def parameter_of_storage(self) -> dict[int, Slot]:
         """The parameter in each storage (by address) that holds exactly one contiguous
         parameter.
         """
         slots = [slot for slot, name in self.tape.weights.items() if name in self.names]
-        crowd = Counter(storage(self.tape[slot]) for slot in slots)
+        counts = Counter(storage(self.tape[slot]) for slot in slots)
         alone = [
             slot
             for slot in slots
-            if crowd[storage(self.tape[slot])] == 1 and self.tape[slot].is_contiguous()
+            if counts[storage(self.tape[slot])] == 1 and self.tape[slot].is_contiguous()
         ]
         return {storage(self.tape[slot]): slot for slot in alone}
 
@@ -203,7 +203,7 @@ class Trained:
 
     def view(self, value: Tensor) -> View | None:
         """Describe a tensor as a view of a trained parameter. Return None if it is not one."""
-        slot = self.homes.get(storage(value))
+        slot = self.parameter_of_storage.get(storage(value))
         # A lazily negated or conjugated tensor differs from the numbers in its memory, so it is not
         # a view of the parameter
         if slot is None or value.is_complex() or value.is_neg():
@@ -235,17 +235,17 @@ def plain_uses(trained: Trained) -> list[Use] | None:
             return None
         if trained.slots.isdisjoint(entry.slots) or trained.from_inputs.isdisjoint(entry.slots):
             continue
-        if entry.name not in READINGS or trained.tape[entry.results[0]].is_complex():
+        if entry.name not in PLAIN_USES or trained.tape[entry.results[0]].is_complex():
             return None  # the table READINGS lacks this operation, or the result is complex
         try:
-            uses += READINGS[entry.name](Meeting(trained, entry))
+            uses += PLAIN_USES[entry.name](WeightedOperation(trained, entry))
         except NotPlain:
             return None
     return uses
 
 
 @dataclass(frozen=True)
-class Meeting:
+class WeightedOperation:
     """An operation between trained weights and values that depend on inputs."""
 
     trained: Trained
@@ -285,7 +285,7 @@ class Meeting:
             raise NotPlain
         return view
 
-    def spread(self, slot: Slot, axes: Sequence[int], gain: Tensor | float = 1.0) -> Element:
+    def broadcast_use(self, slot: Slot, axes: Sequence[int], gain: Tensor | float = 1.0) -> Element:
         """Return an elementwise use of a weight that is broadcast to the shape of the result.
         `axes` is the weight's shape for broadcasting.
 
@@ -302,95 +302,110 @@ class Meeting:
         return Element(self.tap, source, count.view(tuple(axes)).expand(self.tap.shape), gain)
 
 
-def product(met: Meeting) -> list[Use]:
+def product(operation: WeightedOperation) -> list[Use]:
     """Return the use of W (and b) in gain · x W + shift · b."""
-    added, left, right = (None, *met.args) if met.entry.name == "mm" else met.args
-    weight = met.source(right)
-    bias = met.source(added) if met.is_trained(added) else None
+    *added, left, right = operation.args  # `addmm` has a bias, `mm` has none
+    weight = operation.source(right)
+    bias = None
+    if added and operation.is_trained(added[0]):
+        bias = operation.source(added[0])
     # `Product` cannot describe a trained left factor, or a bias that is broadcast
-    if met.is_trained(left) or (bias is not None and bias.shape != weight.shape[1:]):
+    if operation.is_trained(left) or (bias is not None and bias.shape != weight.shape[1:]):
         raise NotPlain
-    gain = met.entry.kwargs.get("alpha", 1.0)
-    shift = None if bias is None else met.entry.kwargs.get("beta", 1.0)
-    shown = met.value(left)
-    return [Product(met.tap, shown if gain == 1 else gain * shown, weight, bias, shift)]
+    gain = operation.entry.kwargs.get("alpha", 1.0)
+    shift = None if bias is None else operation.entry.kwargs.get("beta", 1.0)
+    factor = operation.value(left)
+    if gain != 1:
+        factor = gain * factor
+    return [Product(operation.tap, factor, weight, bias, shift)]
 
 
-def convolution(met: Meeting) -> list[Use]:
+def convolution(operation: WeightedOperation) -> list[Use]:
     """Return the use of W (and b) in x ∗ W + b. Its `factor`, the a in z = a W, consists of patches
     of x.
     """
-    left, right, added, stride, padding, dilation, transposed, _, groups = met.args
-    if transposed or met.is_trained(left):
+    left, right, added, stride, padding, dilation, transposed, _, groups = operation.args
+    if transposed or operation.is_trained(left):
         raise NotPlain
-    bias = met.source(added) if met.is_trained(added) else None
-    kernel = met.value(right).shape
-    window = Window(met.value(left), kernel[2:], stride, padding, dilation)
+    bias = operation.source(added) if operation.is_trained(added) else None
+    kernel = operation.value(right).shape
+    window = Window(operation.value(left), kernel[2:], stride, padding, dilation)
     # Return a `Grouped` use, whose gradients are multiplied out, unless a sum over pairs of pixels
     # is cheaper
-    uses = prod(met.tap.shape[2:])
+    uses = prod(operation.tap.shape[2:])
     inputs = prod(kernel[1:])
     features = kernel[0]
     if groups > 1 or uses**2 * (inputs + features + 1) >= inputs * features:
         return [
             Grouped(
-                met.tap, window, groups, met.source(right, lambda kernel: kernel.flatten(1)), bias
+                operation.tap,
+                window,
+                groups,
+                operation.source(right, lambda kernel: kernel.flatten(1)),
+                bias,
             )
         ]
-    weight = met.source(right, lambda kernel: kernel.flatten(1).t())
-    return [Product(met.tap, window.rows, weight, bias, None if bias is None else 1.0)]
+    weight = operation.source(right, lambda kernel: kernel.flatten(1).t())
+    return [Product(operation.tap, window.rows, weight, bias, None if bias is None else 1.0)]
 
 
-def normalisation(met: Meeting) -> list[Use]:
+def normalisation(operation: WeightedOperation) -> list[Use]:
     """Return the uses of gain and bias in gain · normed + bias, for a layer norm or a group norm.
 
     The operation also returns the mean and the reciprocal standard deviation.
     """
-    mean, reciprocal = (met.value(slot) for slot in met.entry.results[1:])
-    if met.entry.name == "native_layer_norm":
-        x, axes, gain, bias, _ = met.args
-        normed = (met.value(x) - mean) * reciprocal
+    mean, reciprocal = (operation.value(slot) for slot in operation.entry.results[1:])
+    if operation.entry.name == "native_layer_norm":
+        x, axes, gain, bias, _ = operation.args
+        normed = (operation.value(x) - mean) * reciprocal
     else:
-        x, gain, bias, examples, channels, _, groups, _ = met.args
-        grouped = met.value(x).reshape(examples, groups, -1)
+        x, gain, bias, examples, channels, _, groups, _ = operation.args
+        grouped = operation.value(x).reshape(examples, groups, -1)
         shape = (examples, groups, 1)
-        normed = ((grouped - mean.view(shape)) * reciprocal.view(shape)).view(met.tap.shape)
-        axes = [1, channels] + [1] * (met.tap.dim() - 2)
-    uses: list[Use] = [met.spread(gain, axes, normed)] if met.is_trained(gain) else []
-    if met.is_trained(bias):
-        return [*uses, met.spread(bias, axes)]
+        normed = ((grouped - mean.view(shape)) * reciprocal.view(shape)).view(operation.tap.shape)
+        axes = [1, channels] + [1] * (operation.tap.dim() - 2)
+    uses: list[Use] = (
+        [operation.broadcast_use(gain, axes, normed)] if operation.is_trained(gain) else []
+    )
+    if operation.is_trained(bias):
+        return [*uses, operation.broadcast_use(bias, axes)]
     return uses
 
 
-def add(met: Meeting) -> list[Use]:
+def add(operation: WeightedOperation) -> list[Use]:
     """Return the use of a weight in a + αb, where the weight is a or b."""
-    left, right = met.args
-    slot, gain = (
-        (left, 1.0) if met.is_trained(left) else (right, float(met.entry.kwargs.get("alpha", 1.0)))
-    )
-    return [met.spread(slot, met.value(slot).shape, gain)]
+    left, right = operation.args
+    if operation.is_trained(left):
+        return [operation.broadcast_use(left, operation.value(left).shape, 1.0)]
+    gain = float(operation.entry.kwargs.get("alpha", 1.0))
+    return [operation.broadcast_use(right, operation.value(right).shape, gain)]
 
 
-def multiply(met: Meeting) -> list[Use]:
+def multiply(operation: WeightedOperation) -> list[Use]:
     """Return the use of a weight in a · b, where the weight is a or b."""
-    left, right = met.args
-    slot, other = (left, right) if met.is_trained(left) else (right, left)
-    return [met.spread(slot, met.value(slot).shape, met.value(other))]
+    weight, other = operation.args
+    if not operation.is_trained(weight):
+        weight, other = other, weight
+    shape = operation.value(weight).shape
+    return [operation.broadcast_use(weight, shape, operation.value(other))]
 
 
-def embedding(met: Meeting) -> list[Use]:
+def embedding(operation: WeightedOperation) -> list[Use]:
     """Return the use of a table whose rows are looked up. The padding row has no gradient."""
-    table, index, *rest = met.args
-    places = met.value(index)
+    table, index, *rest = operation.args
+    rows = operation.value(index)
     padding = rest[0] if rest else -1
-    gain = (places != padding)[..., None].to(met.tap.dtype) if padding >= 0 else 1.0
-    count = torch.arange(met.value(table).numel(), device=met.tap.device).view(
-        met.value(table).shape
-    )
-    return [Element(met.tap, met.source(table), count[places], gain)]
+    gain: Tensor | float = 1.0
+    if padding >= 0:
+        gain = (rows != padding)[..., None].to(operation.tap.dtype)
+
+    # the flat index of each looked-up element in the table
+    values = operation.value(table)
+    positions = torch.arange(values.numel(), device=operation.tap.device).view(values.shape)
+    return [Element(operation.tap, operation.source(table), positions[rows], gain)]
 
 
-READINGS: dict[str, Callable[[Meeting], list[Use]]] = {
+PLAIN_USES: dict[str, Callable[[WeightedOperation], list[Use]]] = {
     **dict.fromkeys(("mm", "addmm"), product),
     **dict.fromkeys(("native_layer_norm", "native_group_norm"), normalisation),
     "add": add,

@@ -221,13 +221,19 @@ def addition_order(level: Level) -> Array:
 
 
 def slots(
-    coarse: Coarse, pixels: int, fine: Sequence[int], wanted: Sequence[int], tile: int, unit: int
+    coarse: Coarse,
+    pixels: int,
+    fine: Sequence[int],
+    coarse_offsets: Sequence[int],
+    tile: int,
+    unit: int,
 ) -> Array:
     """Return each pixel's term, along an axis, of its index in the array of coarse tiles, [offset,
     pixel].
 
-    `fine` are the offsets of pairs of fine pixels, `wanted` those of coarse pixels. In the array of
-    coarse tiles, successive offsets are `tile` numbers apart and successive pixels `unit` numbers.
+    `fine` are the offsets between fine pixels, and `coarse_offsets` those between coarse pixels. In
+    the array of coarse tiles, successive offsets are `tile` numbers apart, and successive pixels
+    `unit` numbers.
 
     >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), tile=10, unit=1).tolist()
     [[0, 0, 1, 1], [0, 10, 1, 11], [10, 10, 11, 11], [10, 0, 11, 1]]
@@ -237,7 +243,7 @@ def slots(
     for number, members in enumerate(coarse.members):
         coarse_pixel[list(members)] = number
     offset_index = np.full(len(coarse.members), NO_SLOT)
-    offset_index[list(wanted)] = np.arange(len(wanted))
+    offset_index[list(coarse_offsets)] = np.arange(len(coarse_offsets))
     # The coarse pixel q′ that contains pixel p + o, and the index of the coarse offset q′ − p′
     second = coarse_pixel[(np.arange(pixels) + np.array(fine)[:, None]) % pixels]
     index = offset_index[(second - coarse_pixel) % len(offset_index)]
@@ -282,8 +288,10 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
     """Compute the tables of a level for the examples of both sides."""
     # Compute the fields of each nonlinear operation (with `ends`), for both sides at once.
     sides = [left] if left is right else [left, right]
-    ends = [(step.ends, step.met) for step in level.operations if step.ends]
-    fields = [of(torch.cat([side.variances[met] for side in sides])) for of, met in ends]
+    ends = [(step.ends, step.variance_index) for step in level.operations if step.ends]
+    fields = [
+        function(torch.cat([side.variances[index] for side in sides])) for function, index in ends
+    ]
     field_counts = iter([len(fields_of_operation) for fields_of_operation in fields])
     operations = np.zeros((len(level.operations), WORDS_PER_OPERATION), np.int64)
     weights = np.zeros((len(level.operations), WEIGHTS_PER_OPERATION), float)
@@ -338,8 +346,8 @@ def field_count(level: Level, left: Side, right: Side) -> int:
     fields = 0
     for step in level.operations:
         if step.ends:
-            left_variances = left.variances[step.met]
-            right_variances = right.variances[step.met]
+            left_variances = left.variances[step.variance_index]
+            right_variances = right.variances[step.variance_index]
             largest = torch.maximum(left_variances.max(), right_variances.max())
             fields += len(step.ends(largest[None]))
     return fields
@@ -395,14 +403,14 @@ def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
     except NoFusedForm:
         if len(shape) == 1 or layers[fused_layers].shape(rest_shape)[1:] == shape[1:]:
             raise
-    # Number the nonlinear operations (with `ends`): `met` is an index into `Side.variances`.
-    met = count()
+    # Number the nonlinear operations (with `ends`): `variance_index` is an index into `Side.variances`.
+    numbers = count()
     operations = tuple(
-        replace(operation, met=next(met)) if operation.ends else operation
+        replace(operation, variance_index=next(numbers)) if operation.ends else operation
         for operation in operations
     )
     if len(shape) == 1:
-        if not next(met):
+        if not next(numbers):
             raise NoFusedForm("a linear network")
         level = Level(sizes, operations=joined(operations, {0}))
         return TileProgram((level,), shape[0], None, (), rest_shape)
@@ -411,17 +419,17 @@ def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
         for level in levels((*operations, Operation(CLEAR, 0)), sizes)
     ]
     last = layers[fused_layers]
-    if last.averages and base.says_itself(last, "averages"):
-        end_pairs = last.need(Pairs((), ()), rest_shape)
+    if last.averages and base.defines_itself(last, "averages"):
+        end_pairs = last.input_pairs(Pairs((), ()), rest_shape)
         end = last
         rest = layers[fused_layers + 1 :]
         rest_shape = last.shape(rest_shape)
     else:
         end = None
         rest = layers[fused_layers:]
-        end_pairs = base.need(rest, Pairs((), ()), rest_shape)
+        end_pairs = base.input_pairs(rest, Pairs((), ()), rest_shape)
         # A coarsening with windows of one pixel stores the tiles of the last level.
-        unchanged = coarsen(0, [Coarse.every(n, 1) for n in by_level[-1].sizes])
+        unchanged = coarsen(0, [Coarse.strided(n, 1) for n in by_level[-1].sizes])
         by_level[-1] = replace(by_level[-1], coarsenings=(unchanged,))
     return TileProgram(with_pairs(by_level, end_pairs), shape[0], end, rest, rest_shape)
 

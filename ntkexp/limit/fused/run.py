@@ -37,7 +37,16 @@ from ntkexp.limit.fused.tile import (
     TileShape,
     apply_operations,
 )
-from ntkexp.limit.network import COPIES, Kernels, Network, Side, cuts, finite, kernels_of, symmetric
+from ntkexp.limit.network import (
+    COPIES,
+    Kernels,
+    Network,
+    Side,
+    finite,
+    kernels_of,
+    slices_of,
+    symmetric,
+)
 
 Array = np.ndarray[Any, Any]
 PIECE = 512
@@ -164,8 +173,8 @@ def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]
     """
     return [
         (row, column)
-        for row in cuts(len(left.x), size)
-        for column in cuts(len(right.x), size)
+        for row in slices_of(len(left.x), size)
+        for column in slices_of(len(right.x), size)
         if not same or column.start >= row.start
     ]
 
@@ -229,7 +238,7 @@ def kernels_of_vectors(
         return largest_exponent
 
     largest = 0
-    for strip in cuts(len(left.x), len(products)):
+    for strip in slices_of(len(left.x), len(products)):
         # ⟨x, x′⟩/d for the rows of the strip
         first = strip.start if same else 0
         rows = strip.stop - strip.start
@@ -435,8 +444,8 @@ def through_rest(
     program: TileProgram, left: Side, right: Side, kernels: Kernels, same: bool
 ) -> Kernels:
     """Apply the remaining layers in torch."""
-    pairs = base.need(program.rest, Pairs((), ()), program.rest_shape)
+    pairs = base.input_pairs(program.rest, Pairs((), ()), program.rest_shape)
     operations = [operation for level in program.levels for operation in level.operations]
-    met = sum(operation.ends is not None for operation in operations)
-    start = Covariance(*kernels, pairs, left.variances, right.variances, same, met)
+    nonlinear_layers = sum(operation.ends is not None for operation in operations)
+    start = Covariance(*kernels, pairs, left.variances, right.variances, same, nonlinear_layers)
     return kernels_of(base.push(program.rest, start, program.rest_shape))

@@ -20,7 +20,17 @@ import torch
 from torch import Tensor
 
 from ntkexp.kernel.record.convolution import CONVOLVE_BACK, Window
-from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, fold, last, once, passed, total
+from ntkexp.kernel.secant.call import (
+    Call,
+    Ends,
+    NoRule,
+    Rule,
+    apply_linear,
+    merge_axes,
+    on_shared_vector,
+    sum_terms,
+    tree_reduce,
+)
 from ntkexp.kernel.secant.rules.elementwise import sigmoid
 
 
@@ -31,7 +41,7 @@ def multiply(call: Call, left: Ends | float, right: Ends | float, shape: torch.S
         if isinstance(value, Ends) and value.delta is not None:
             factor = call.mean(other) if isinstance(other, Ends) else other
             terms.append(call.delta(value, shape, factor))
-    return total(terms, shape)
+    return sum_terms(terms, shape)
 
 
 def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
@@ -42,8 +52,8 @@ def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
     if added.delta is not None:
         terms.append(call.delta(added, shape))
     if left.delta is not None or right.delta is not None:
-        terms.append(call.given["value"] * of_two(call, left, right, shape))
-    return total(terms, shape)
+        terms.append(call.arguments["value"] * of_two(call, left, right, shape))
+    return sum_terms(terms, shape)
 
 
 def prod(call: Call) -> Tensor:
@@ -56,17 +66,17 @@ def prod(call: Call) -> Tensor:
         return Ends(left.start * right.start, left.end * right.end, delta)
 
     value, *dims = call.args
-    return fold(last(call.wide(value), dims[0] if dims else []), pair).change.reshape(
-        call.start.shape
-    )
+    return tree_reduce(
+        merge_axes(call.expanded(value), dims[0] if dims else []), pair
+    ).change.reshape(call.start.shape)
 
 
 def cumprod(call: Call) -> Tensor:
     """Return the difference of running products. Compute them in rounds k = 1, 2, 4, …, by the
     product rule for pₙ ← pₙ₋ₖ pₙ. Elements may be zero.
     """
-    value = call.wide(call.args[0])
-    dim = call.given["dim"]
+    value = call.expanded(call.args[0])
+    dim = call.arguments["dim"]
     if value.start.dim() == 0:
         return value.change
     products = value.view(lambda v: v.movedim(dim, -1))
@@ -92,8 +102,8 @@ def glu(call: Call) -> Tensor:
     """Return Δ(a·s(b)) = Δa·s̄ + ā·Δs, where a and b are the halves of the input, s is the sigmoid,
     and Δs = D_sigmoid Δb.
     """
-    value = call.wide(call.args[0])
-    dim = call.given["dim"]
+    value = call.expanded(call.args[0])
+    dim = call.arguments["dim"]
     left, right = (value.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
     moved = call.slope(right, sigmoid) * right.change
     gate = Ends(right.start.sigmoid(), right.end.sigmoid(), moved)
@@ -110,12 +120,12 @@ def cross(call: Call) -> Tensor:
         terms.append(op(call.delta(left, call.start.shape), call.mean(right), **how))
     if right.delta is not None:
         terms.append(op(call.mean(left), call.delta(right, call.start.shape), **how))
-    return total(terms, call.start.shape)
+    return sum_terms(terms, call.start.shape)
 
 
 def div(call: Call) -> Tensor:
     """Return Δ(a/b) with broadcasting. One of a and b may be a number."""
-    if call.given.get("rounding_mode") is not None:
+    if call.arguments.get("rounding_mode") is not None:
         raise NoRule(
             f"{call.entry.op} rounds, so its differences are no multiples of its arguments'"
         )
@@ -140,7 +150,7 @@ def divide(call: Call, above: Ends | float, below: Ends | float, shape: torch.Si
     terms.append(
         call.delta(below, shape) * (factor * call.slope(below, lambda b0, b1: -1 / (b0 * b1)))
     )
-    return total(terms, shape)
+    return sum_terms(terms, shape)
 
 
 NUMBER_PRODUCTS: dict[str, Rule] = {
@@ -158,7 +168,7 @@ NUMBER_PRODUCTS: dict[str, Rule] = {
 def addmm(call: Call) -> Tensor:
     """Return the difference of βx + αAB, β Δx + α (ΔA B̄ + Ā ΔB)."""
     bias, left, right = call.args
-    return call.product(left, right, call.given["alpha"], bias, call.given["beta"])
+    return call.product(left, right, call.arguments["alpha"], bias, call.arguments["beta"])
 
 
 def terms_of(
@@ -182,7 +192,7 @@ def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Ten
         return value.shape[0] == 1 or value.stride(0) == 0
 
     if not (call.is_use(left) or call.is_use(right)):
-        return total(terms_of(torch.bmm, call, left, right), shape)
+        return sum_terms(terms_of(torch.bmm, call, left, right), shape)
     batch, rows, columns = shape
     if call.is_use(right) and is_copied(right.start):
         folded = call.product(left.view(lambda v: v.reshape(batch * rows, -1)), right[0])
@@ -199,12 +209,12 @@ def baddbmm(call: Call) -> Tensor:
     added, left, right = call.args
     if call.is_use(left) or call.is_use(right):
         raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
-    gain = call.given["alpha"]
-    shift = call.given["beta"]
+    gain = call.arguments["alpha"]
+    shift = call.arguments["beta"]
     terms = []
     if added.delta is not None:
         terms.append(shift * call.delta(added, call.start.shape))
-    return total(
+    return sum_terms(
         terms + [gain * term for term in terms_of(torch.bmm, call, left, right)], call.start.shape
     )
 
@@ -256,16 +266,18 @@ def convolution(call: Call) -> Tensor:
         lead = 1 - delta.dim()
         shape = delta.shape[1:]
 
-        def there(v: Tensor) -> Tensor:
+        def linear(v: Tensor) -> Tensor:
             images = torch.convolution(v.flatten(0, lead - 1), mean, None, *how)
             return images.view(*v.shape[:lead], *images.shape[1:])
 
-        def back(w: Tensor) -> Tensor:
+        def transpose(w: Tensor) -> Tensor:
             images: Tensor = CONVOLVE_BACK(w.flatten(0, lead - 1), shape, mean, *how)
             return images.view(*w.shape[:lead], *shape)
 
-        nothing = call.start.shape if call.chord.pullback_only else None
-        terms.append(passed(delta, there, once(back, -delta.dim()), nothing))
+        nothing = call.start.shape if call.state.pullback_only else None
+        terms.append(
+            apply_linear(delta, linear, on_shared_vector(transpose, -delta.dim()), nothing)
+        )
     if call.is_use(kernel):
         added = bias if bias is not None and call.is_use(bias) else None
         terms.append(convolution_use(call, x, kernel, added, how))
@@ -275,7 +287,7 @@ def convolution(call: Call) -> Tensor:
     if bias is not None and bias.delta is not None:
         along = [1, -1] + [1] * (call.start.dim() - 2)
         terms.append(call.delta(bias.view(lambda v: v.view(along)), call.start.shape))
-    return total(terms, call.start.shape)
+    return sum_terms(terms, call.start.shape)
 
 
 def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: list[Any]) -> Tensor:

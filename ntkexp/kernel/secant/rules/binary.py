@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ntkexp.kernel.secant.call import Call, Ends, Rule, total
+from ntkexp.kernel.secant.call import Call, Ends, Rule, sum_terms
 from ntkexp.kernel.secant.rules.bilinear import multiply
 from ntkexp.kernel.secant.rules.elementwise import (
     absolute,
@@ -47,10 +47,10 @@ argument.
 
 def of_two(by_left: Side, by_right: Side, call: Call) -> Tensor:
     """Return Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb."""
-    left, right = call.both()
+    left, right = call.expanded_pair()
     sides = ((left, right, by_left), (right, left, by_right))
     terms = [average(call, *side) * side[0].delta for side in sides if side[0].delta is not None]
-    return total(terms, call.start.shape)
+    return sum_terms(terms, call.start.shape)
 
 
 def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
@@ -90,14 +90,14 @@ def length(call: Call) -> Tensor:
 
     It follows from Δ(h²) = (h₀ + h₁) Δh.
     """
-    left, right = call.both()
+    left, right = call.expanded_pair()
     size = torch.hypot(left.start, right.start) + torch.hypot(left.end, right.end)
     terms = [
         call.slope(value, lambda z0, z1: quotient(z0 + z1, size, 0.0)) * value.delta
         for value in (left, right)
         if value.delta is not None
     ]
-    return total(terms, call.start.shape)
+    return sum_terms(terms, call.start.shape)
 
 
 def log_sum(base: float, call: Call) -> Tensor:
@@ -105,7 +105,7 @@ def log_sum(base: float, call: Call) -> Tensor:
 
     s is the slope of the softplus at a − b. The base may also be 2.
     """
-    left, right = call.both()
+    left, right = call.expanded_pair()
     ahead = Ends(left.start - right.start, left.end - right.end, None)
     share = call.slope(ahead, lambda u0, u1: softplus_slope(ln(base) * u0, ln(base) * u1))
     terms = []
@@ -113,19 +113,19 @@ def log_sum(base: float, call: Call) -> Tensor:
         terms.append(share * left.delta)
     if right.delta is not None:
         terms.append((1 - share) * right.delta)
-    return total(terms, call.start.shape)
+    return sum_terms(terms, call.start.shape)
 
 
 def lerp(call: Call) -> Tensor:
     shape = call.start.shape
     weight = call.args[2]
-    left, right = call.both()
+    left, right = call.expanded_pair()
     gap = Ends(right.start - left.start, right.end - left.end, gap_delta(left, right))
     moves = gap.delta is not None or (isinstance(weight, Ends) and weight.delta is not None)
     terms = []
     if left.delta is not None:
         terms.append(left.delta)
-    return total(terms + ([multiply(call, weight, gap, shape)] if moves else []), shape)
+    return sum_terms(terms + ([multiply(call, weight, gap, shape)] if moves else []), shape)
 
 
 def gap_delta(left: Ends, right: Ends) -> Tensor | None:
@@ -160,9 +160,9 @@ def loss_of_gap(call: Call) -> Tensor:
     """Return D_ℓ (Δa − Δb) for a loss ℓ(a − b), such as the squared or the Huber loss. The
     reduction may be none, mean or sum.
     """
-    left, right = (call.wide(value, call.args[0].start.shape) for value in call.args[:2])
+    left, right = (call.expanded(value, call.args[0].start.shape) for value in call.args[:2])
     gap = Ends(left.start - right.start, left.end - right.end, gap_delta(right, left))
-    how = call.given["reduction"]
+    how = call.arguments["reduction"]
     kind = call.entry.op.overloadpacket
     numbers = call.args[3:] or (1.0,) * (call.entry.name != "mse_loss")
 
@@ -200,17 +200,17 @@ def cross_entropy_of_logits(call: Call) -> Tensor:
     """Return the difference of w [(1 − y) log(1 + eᶻ) + p y log(1 + e⁻ᶻ)]. The labels y and the
     weights w and p may change too.
     """
-    z = call.wide(call.args[0], call.args[0].start.shape)
+    z = call.expanded(call.args[0], call.args[0].start.shape)
     if_zero = of_numbers(call, z, lambda v: -logsigmoid(-v), softplus_slope)
     if_one = of_numbers(call, z, lambda v: -logsigmoid(v), lambda z0, z1: -softplus_slope(-z0, -z1))
-    return weighted_entropy(call, if_zero, if_one, call.given["pos_weight"])
+    return weighted_entropy(call, if_zero, if_one, call.arguments["pos_weight"])
 
 
 def cross_entropy_of_probabilities(call: Call) -> Tensor:
     """Return the difference of −w [(1 − y) log(1 − x) + y log x]. Each logarithm is at least −100,
     since x may be 0 or 1.
     """
-    x = call.wide(call.args[0], call.args[0].start.shape)
+    x = call.expanded(call.args[0], call.args[0].start.shape)
     rest = Ends(
         1 - x.start, 1 - x.end, None if x.delta is None else -x.delta, from_inputs=x.from_inputs
     )
@@ -253,18 +253,18 @@ def weighted_entropy(call: Call, if_zero: Ends, if_one: Ends, positive: Ends | N
         delta = multiply(call, left, right, left.start.shape) if varies else None
         return Ends(left.start * right.start, left.end * right.end, delta)
 
-    y = call.wide(call.args[1], shape)
-    weight = call.given["weight"]
+    y = call.expanded(call.args[1], shape)
+    weight = call.arguments["weight"]
     other = Ends(
         1 - y.start, 1 - y.end, None if y.delta is None else -y.delta, from_inputs=y.from_inputs
     )
-    y = y if positive is None else times(y, call.wide(positive, shape))
+    y = y if positive is None else times(y, call.expanded(positive, shape))
     terms = [times(other, if_zero), times(y, if_one)]
-    delta = total([term.delta for term in terms if term.delta is not None], y.start.shape)
+    delta = sum_terms([term.delta for term in terms if term.delta is not None], y.start.shape)
     if weight is not None:
         loss = Ends(terms[0].start + terms[1].start, terms[0].end + terms[1].end, delta)
-        delta = times(loss, call.wide(weight, shape)).change
-    return (delta, delta.mean(), delta.sum())[call.given["reduction"]]
+        delta = times(loss, call.expanded(weight, shape)).change
+    return (delta, delta.mean(), delta.sum())[call.arguments["reduction"]]
 
 
 BINARY: dict[str, Rule] = {

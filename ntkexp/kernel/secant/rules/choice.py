@@ -27,9 +27,9 @@ from ntkexp.kernel.secant.call import (
     NoRule,
     Result,
     Rule,
-    fold,
-    last,
-    total,
+    merge_axes,
+    sum_terms,
+    tree_reduce,
 )
 from ntkexp.kernel.secant.rules.elementwise import analytic, quotient, relu
 from ntkexp.kernel.secant.rules.linear import constant, join
@@ -53,12 +53,12 @@ def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) 
         terms.append(weight * right.delta)
     start = choose(left.start, right.start)
     end = choose(left.end, right.end)
-    return Ends(start, end, total(terms, start.shape))
+    return Ends(start, end, sum_terms(terms, start.shape))
 
 
 def of_two(sign: int, tied: float, call: Call) -> Tensor:
     """Return Δmax(a, b) or Δmin(a, b), with broadcasting."""
-    return pairwise(call, *call.both(), sign, tied).change
+    return pairwise(call, *call.expanded_pair(), sign, tied).change
 
 
 def clamp(call: Call) -> Tensor:
@@ -68,10 +68,10 @@ def clamp(call: Call) -> Tensor:
     if not any(isinstance(bound, Ends) for bound in call.args[1:]):
         return analytic(None, call)
     shape = call.start.shape
-    value = call.wide(call.args[0], shape)
+    value = call.expanded(call.args[0], shape)
     for sign, bound in zip(BOUNDS[call.entry.name], call.args[1:], strict=False):
         if bound is not None:
-            value = pairwise(call, value, call.wide(bound, shape), sign, tied=0.0)
+            value = pairwise(call, value, call.expanded(bound, shape), sign, tied=0.0)
     return value.change
 
 
@@ -79,13 +79,13 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
     """Return the difference of the maximum, the minimum or both, along some or all axes by a
     tournament. If the operation takes two tensors, compare them element by element.
     """
-    if "other" in call.given:
+    if "other" in call.arguments:
         return of_two(signs[0], 0.5, call)
-    dims = call.given.get("dim")
+    dims = call.arguments.get("dim")
     results = []
     for sign in signs:
-        value = last(call.wide(call.args[0]), [] if dims is None else dims)
-        best = fold(value, lambda left, right, sign=sign: pairwise(call, left, right, sign))  # type: ignore[misc]
+        value = merge_axes(call.expanded(call.args[0]), [] if dims is None else dims)
+        best = tree_reduce(value, lambda left, right, sign=sign: pairwise(call, left, right, sign))  # type: ignore[misc]
         results.append(best.change.reshape(call.start.shape))
     if len(results) == 1:
         return results[0]
@@ -101,7 +101,7 @@ def follow_order(call: Call) -> Result:
         raise ChoiceChanged(
             f"the order that {call.entry.name} finds differs between the ends of a step"
         )
-    dim = call.given["dim"]
+    dim = call.arguments["dim"]
     delta = call.delta(call.args[0])
     if first.dim() < delta.dim():
         return delta.gather(dim, first.unsqueeze(dim)).squeeze(dim)
@@ -134,7 +134,7 @@ ORDER_OPERATIONS: dict[str, Rule] = {
 
 
 def scatter_reduce(call: Call) -> Result:
-    """Return the difference of a tensor to which values are reduced at given indices."""
+    """Return the difference of `scatter_reduce`, which reduces values into a tensor by index."""
     how = call.args[4]
     if how in ("sum", "mean"):
         return join(call)
@@ -154,7 +154,7 @@ def scatter_reduce(call: Call) -> Result:
     # nothing is written
     kind = target.start.dtype
     counts = torch.ones_like(target.start)
-    if not call.given["include_self"]:
+    if not call.arguments["include_self"]:
         counts = (scatter(torch.ones_like(written.start)) == 0).to(kind)
 
     def shares(result: Tensor, own: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,7 +184,7 @@ def scatter_reduce(call: Call) -> Result:
     if written.delta is not None:
         share = call.coefficient(torch.lerp(source0, source1, gather(w)))
         terms.append(scatter(call.delta(written, gain=share)))
-    return total(terms, call.start.shape)
+    return sum_terms(terms, call.start.shape)
 
 
 def index_put(call: Call) -> Result:
@@ -223,14 +223,14 @@ def combine(constant: float, factor: float, call: Call) -> Tensor:
         for value, other in (call.args, call.args[::-1])
         if value.delta is not None
     ]
-    return total(terms, shape)
+    return sum_terms(terms, shape)
 
 
 def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
     """Return the difference of where(m, a, b), m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
     shape = call.start.shape
-    yes = call.wide(yes, shape)
-    no = call.wide(no, shape)
+    yes = call.expanded(yes, shape)
+    no = call.expanded(no, shape)
     chosen = as_numbers(mask, shape, call.start.dtype.to_real())
     zero = call.start.new_zeros(())
     terms = [
@@ -246,7 +246,7 @@ def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
                 "a mask changes between the ends of a step where its value is infinite"
             )
         terms.append(jump * call.delta(mask, shape))
-    return total(terms, shape)
+    return sum_terms(terms, shape)
 
 
 def as_numbers(mask: Ends, shape: torch.Size, dtype: torch.dtype) -> Ends:
@@ -271,7 +271,7 @@ def compare(call: Call) -> Tensor:
         terms.append(step * call.delta(left, shape))
     if isinstance(right, Ends) and right.delta is not None:
         terms.append(-step * call.delta(right, shape))
-    return total(terms, shape)
+    return sum_terms(terms, shape)
 
 
 MASKS: dict[str, Rule] = {
@@ -290,9 +290,9 @@ MASKS: dict[str, Rule] = {
 
 def max_pool(call: Call) -> Result:
     """Return the difference of the maximum of each window, by a tournament of shifted copies."""
-    value = call.wide(call.args[0])
+    value = call.expanded(call.args[0])
     window = call.args[1]
-    how = call.given
+    how = call.arguments
     space = value.start.dim() - 2
     window, stride, padding, dilation = (
         numbers * space if len(numbers) == 1 else numbers  # one number for each dimension
@@ -325,14 +325,14 @@ def max_pool(call: Call) -> Result:
         torch.finfo(value.start.dtype).min / 4
     )  # pad with a finite number: the difference of two infinities would be nan
     windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(value.change, 0.0))
-    return fold(windows, lambda left, right: pairwise(call, left, right, 1)).change
+    return tree_reduce(windows, lambda left, right: pairwise(call, left, right, 1)).change
 
 
 def adaptive_max_pool(call: Call) -> Result:
     """Return the difference of the maximum of each window, axis by axis. Windows may differ in
     length: shorter ones repeat their last element.
     """
-    best = call.wide(call.args[0])
+    best = call.expanded(call.args[0])
     for axis, count in enumerate(call.args[1], start=best.start.dim() - len(call.args[1])):
         # Compute the indices of the elements in each window; shorter windows repeat the last one
         size = best.start.shape[axis]
@@ -347,7 +347,7 @@ def adaptive_max_pool(call: Call) -> Result:
                 v.index_select(axis, places.flatten()).view(shape).movedim(axis + 1, -1)
             )
         )
-        best = fold(windows, lambda left, right: pairwise(call, left, right, 1))
+        best = tree_reduce(windows, lambda left, right: pairwise(call, left, right, 1))
     return best.change
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, real_part, total
+from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, real_part, sum_terms
 from ntkexp.kernel.secant.rules import bilinear, choice, linear
 from ntkexp.kernel.secant.rules.binary import angle_by_height, angle_by_width, average
 from ntkexp.kernel.secant.rules.elementwise import (
@@ -31,7 +31,7 @@ from ntkexp.kernel.secant.rules.elementwise import (
 
 def complex_of_parts(call: Call) -> Tensor:
     """Return the difference of a + ib, Δa + iΔb."""
-    left, right = call.both()
+    left, right = call.expanded_pair()
     zeros = torch.zeros(
         call.start.shape, dtype=call.start.dtype.to_real(), device=call.start.device
     )
@@ -41,7 +41,7 @@ def complex_of_parts(call: Call) -> Tensor:
 
 def polar(call: Call) -> Tensor:
     """Return the difference of r e^{iφ}, Δ(r cos φ) + iΔ(r sin φ), by the product rule."""
-    size, angle = call.both()
+    size, angle = call.expanded_pair()
     terms = []
     for slope, function in ((cos, torch.cos), (sin, torch.sin)):
         delta = None if angle.delta is None else call.slope(angle, slope) * angle.delta
@@ -86,13 +86,13 @@ def length(call: Call) -> Tensor:
 
 def angle(call: Call) -> Tensor:
     """Return Δ arg z for arg z = atan2(Im z, Re z), by the averaged slopes in Im z and Re z."""
-    value = call.wide(call.args[0])
+    value = call.expanded(call.args[0])
     width, height = (value.view(partial(real_part, part=k)) for k in (0, 1))
     terms = [
         average(call, *sides, slope) * sides[0].change
         for sides, slope in (((height, width), angle_by_height), ((width, height), angle_by_width))
     ]
-    return total(terms, call.start.shape)
+    return sum_terms(terms, call.start.shape)
 
 
 def direction(call: Call) -> Tensor:
@@ -103,7 +103,7 @@ def direction(call: Call) -> Tensor:
     size = Ends(value.start.abs(), value.end.abs(), length(call))
     if not bool((size.start > 0).all() and (size.end > 0).all()):
         raise NoRule("the direction of a complex number that is zero")
-    return bilinear.divide(call, call.wide(value), size, call.start.shape)
+    return bilinear.divide(call, call.expanded(value), size, call.start.shape)
 
 
 def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
@@ -151,10 +151,10 @@ def addmm(call: Call) -> Tensor:
     bias, left, right = call.args
     terms = []
     if bias.delta is not None:
-        terms.append(call.given["beta"] * call.delta(bias, call.start.shape))
+        terms.append(call.arguments["beta"] * call.delta(bias, call.start.shape))
     if left.delta is not None or right.delta is not None:
-        terms.append(call.given["alpha"] * mm(call, left, right))
-    return total(terms, call.start.shape)
+        terms.append(call.arguments["alpha"] * mm(call, left, right))
+    return sum_terms(terms, call.start.shape)
 
 
 def bmm(call: Call) -> Tensor:

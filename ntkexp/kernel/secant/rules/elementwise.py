@@ -22,7 +22,7 @@ from torch.nn.functional import logsigmoid
 from torch.nn.functional import softplus as plain_softplus
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, total
+from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, sum_terms
 
 Slope: TypeAlias = Callable[[Call, Tensor, Tensor], Tensor]
 Function: TypeAlias = Callable[[Tensor], Tensor]
@@ -112,7 +112,7 @@ def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     ½z(1 + tanh u), with u = c(z + 0.044715 z³), c = √(2/π), and
     D_u = c(1 + 0.044715 (z₀² + z₀z₁ + z₁²)).
     """
-    if call.given["approximate"] == "tanh":
+    if call.arguments["approximate"] == "tanh":
         c = sqrt(2 / pi)
         u0, u1 = (c * (z + 0.044715 * z**3) for z in (z0, z1))
         inner = c * (1 + 0.044715 * (z0 * z0 + z0 * z1 + z1 * z1))
@@ -252,8 +252,8 @@ def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     """Return the slope of a function that is log(1 + e^βz)/β, and z if βz exceeds a threshold. If
     only one of z₀ and z₁ exceeds it, return the quotient.
     """
-    beta = call.given["beta"]
-    threshold = call.given["threshold"]
+    beta = call.arguments["beta"]
+    threshold = call.arguments["threshold"]
     beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))
     jump = quotient(
         plain_softplus(z1, beta, threshold) - plain_softplus(z0, beta, threshold), z1 - z0, 1.0
@@ -266,11 +266,15 @@ SLOPES: dict[str, Slope] = {
     "abs": lambda _, z0, z1: absolute(z0, z1),
     # ELU of z/α, times α; torch differentiates it with 1/α in single precision
     "celu": lambda call, z0, z1: exponential_below(
-        z0, z1, call.given["alpha"], 1.0, 1 / call.given["alpha"]
+        z0, z1, call.arguments["alpha"], 1.0, 1 / call.arguments["alpha"]
     ),
     "cos": lambda _, z0, z1: cos(z0, z1),
     "elu": lambda call, z0, z1: exponential_below(
-        z0, z1, call.given["alpha"], call.given["scale"], call.given["input_scale"]
+        z0,
+        z1,
+        call.arguments["alpha"],
+        call.arguments["scale"],
+        call.arguments["input_scale"],
     ),
     "erf": lambda _, z0, z1: erf(z0, z1),
     "exp": lambda _, z0, z1: log_mean(z0, z1),
@@ -278,7 +282,7 @@ SLOPES: dict[str, Slope] = {
     "gelu": gelu,
     # a + (1 − a) D_relu, since the function is a z + (1 − a) relu(z)
     "leaky_relu": lambda call, z0, z1: (
-        call.given["negative_slope"] + (1 - call.given["negative_slope"]) * relu(z0, z1)
+        call.arguments["negative_slope"] + (1 - call.arguments["negative_slope"]) * relu(z0, z1)
     ),
     "log": lambda _, z0, z1: log_slope(z0, z1, z1 - z0),
     "log10": lambda _, z0, z1: log_slope(z0, z1, z1 - z0) / ln(10),
@@ -432,7 +436,7 @@ def polygamma(call: Call) -> Tensor:
 
 def logit(call: Call) -> Tensor:
     """Return Δlogit. Logit has singularities at 0 and 1, and kinks at the bounds of the clamp."""
-    eps = call.given["eps"]
+    eps = call.arguments["eps"]
     return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
 
 
@@ -459,7 +463,7 @@ def prelu(call: Call) -> Tensor:
         terms.append((on + (1 - on) * call.mean(leak)) * call.delta(value))
     if leak.delta is not None:
         terms.append(call.delta(leak, shape) * call.mean(value.view(lambda v: v.clamp(max=0))))
-    return total(terms, shape)
+    return sum_terms(terms, shape)
 
 
 POLES_OF_GAMMA = tuple(float(-k) for k in range(64))

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ntkexp.kernel.record.tape import is_whole
-from ntkexp.kernel.secant.call import Call, ChoiceChanged, Ends, NoRule, Result, Rule, total
+from ntkexp.kernel.record.tape import is_integer
+from ntkexp.kernel.secant.call import Call, ChoiceChanged, Ends, NoRule, Result, Rule, sum_terms
 from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
@@ -78,7 +78,7 @@ def restride(call: Call) -> Tensor:
     """
     value, size, stride = call.args[:3]
     v = value.start
-    offset = call.given["storage_offset"]
+    offset = call.arguments["storage_offset"]
     memory = torch.zeros(
         v.untyped_storage().nbytes() // v.element_size(), dtype=torch.long, device=v.device
     )
@@ -95,7 +95,7 @@ def convert(call: Call) -> Tensor:
     """Return Δv in another precision or on another device. Raise ChoiceChanged for a conversion to
     integers or booleans.
     """
-    if is_whole(call.start):
+    if is_integer(call.start):
         raise ChoiceChanged(
             "a number that is read as a whole one or as a truth value changes between the ends of "
             "a step"
@@ -120,11 +120,11 @@ def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):
             return value
-        if value.delta is not None and is_whole(value.start):
+        if value.delta is not None and is_integer(value.start):
             raise ChoiceChanged("an index or a mask changes between the ends of a step")
         if value.delta is not None:
             return call.delta(value)
-        if is_whole(value.start):
+        if is_integer(value.start):
             return value.start
         return torch.zeros_like(value.start, dtype=call.start.dtype)
 
@@ -176,7 +176,7 @@ def signed_sum(call: Call, *factors: float) -> Tensor:
         for value, factor in zip(call.args, factors, strict=False)
         if isinstance(value, Ends) and value.delta is not None
     ]
-    return total(terms, shape)
+    return sum_terms(terms, shape)
 
 
 LINEAR_IN_FIRST = """
@@ -209,9 +209,9 @@ LINEAR: dict[str, Rule] = {
     # the padding is constant, so Δv is padded with zeros
     "constant_pad_nd": lambda call: torch.constant_pad_nd(call.delta(call.args[0]), call.args[1]),
     **dict.fromkeys(("copy", "fill"), replaced),
-    "add": lambda call: signed_sum(call, 1, call.given["alpha"]),
-    "sub": lambda call: signed_sum(call, 1, -call.given["alpha"]),
-    "rsub": lambda call: signed_sum(call, -call.given["alpha"], 1),  # b − αa
+    "add": lambda call: signed_sum(call, 1, call.arguments["alpha"]),
+    "sub": lambda call: signed_sum(call, 1, -call.arguments["alpha"]),
+    "rsub": lambda call: signed_sum(call, -call.arguments["alpha"], 1),  # b − αa
 }
 
 
@@ -231,7 +231,7 @@ def embedding(call: Call) -> Result:
     """
     table, index = call.args[:2]
     indices = constant(index)
-    padding = call.given["padding_idx"]
+    padding = call.arguments["padding_idx"]
     delta = looked_up(call, table, indices)
     if padding < 0:
         return delta
@@ -269,7 +269,7 @@ def bags(call: Call) -> Result:
     """Return the difference of Σ_k g_k W[index_k] over each bag, or of its mean. Padding indices
     are skipped.
     """
-    given = call.given
+    given = call.arguments
     mode = given["mode"]
     padding = given["padding_idx"]
     if mode not in (SUM, MEAN):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, Way, total
+from ntkexp.kernel.secant.call import Call, Ends, LinearFunction, NoRule, Result, Rule, sum_terms
 from ntkexp.kernel.secant.rules.bilinear import terms_of
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
@@ -34,7 +34,7 @@ def matmul(call: Call, left: Ends, right: Ends) -> Ends:
     terms = terms_of(torch.matmul, call, left, right)
     start = left.start @ right.start
     end = left.end @ right.end
-    return Ends(start, end, total(terms, start.shape) if terms else None)
+    return Ends(start, end, sum_terms(terms, start.shape) if terms else None)
 
 
 def identity(like: Tensor, size: int) -> Tensor:
@@ -65,10 +65,10 @@ def solve(call: Call) -> Tensor:
     is_vector = right.start.dim() == 1 or right.start.shape == matrix.start.shape[:-1]
     if is_vector:
         right = right[..., None]
-    if not call.given["left"]:
+    if not call.arguments["left"]:
         matrix, right = (value.view(lambda v: v.mT) for value in (matrix, right))
     delta = solution(call, matrix, right)
-    delta = delta if call.given["left"] else delta.mT
+    delta = delta if call.arguments["left"] else delta.mT
     if is_vector:
         return delta[..., 0]
     return delta
@@ -77,10 +77,10 @@ def solve(call: Call) -> Tensor:
 def solve_triangular(call: Call) -> Tensor:
     """Return ΔX for a triangular A. With `unitriangular`, the diagonal counts as ones."""
     matrix, right = call.args
-    ones = call.given["unitriangular"]
+    ones = call.arguments["unitriangular"]
 
     def triangle(a: Tensor) -> Tensor:
-        if call.given["upper"]:
+        if call.arguments["upper"]:
             return a.triu(int(ones))
         return a.tril(-int(ones))
 
@@ -88,7 +88,7 @@ def solve_triangular(call: Call) -> Tensor:
     if ones:
         eye = identity(matrix.start, matrix.start.shape[-1])
         matrix = replace(matrix, start=matrix.start + eye, end=matrix.end + eye)
-    if not call.given["left"]:
+    if not call.arguments["left"]:
         return solution(call, *(value.view(lambda v: v.mT) for value in (matrix, right))).mT
     return solution(call, matrix, right)
 
@@ -96,7 +96,7 @@ def solve_triangular(call: Call) -> Tensor:
 def cholesky_solve(call: Call) -> Tensor:
     """Return the difference of (LLᵀ)⁻¹ B, from the triangular factor L."""
     right, factor = call.args[:2]
-    lower = factor.view(lambda f: f.triu().mT if call.given["upper"] else f.tril())
+    lower = factor.view(lambda f: f.triu().mT if call.arguments["upper"] else f.tril())
     if call.is_use(lower):
         raise NoRule("a Cholesky factor of weights solves for what depends on the inputs")
     return solution(call, matmul(call, lower, lower.view(lambda f: f.mT)), right)
@@ -112,7 +112,7 @@ def solution(call: Call, matrix: Ends, right: Ends) -> Tensor:
         terms.append((p0 + p1) / 2 @ call.delta(right, x0.shape))
     if matrix.delta is not None:
         terms += [p1 @ applied(call, matrix, x0) * -0.5, p0 @ applied(call, matrix, x1) * -0.5]
-    return total(terms, x0.shape)
+    return sum_terms(terms, x0.shape)
 
 
 def applied(call: Call, matrix: Ends, x: Tensor) -> Tensor:
@@ -136,12 +136,12 @@ def cholesky(call: Call) -> Tensor:
     it is triangular with a positive diagonal, because both ends are.
     """
     (l0, l1) = call.ends[0]
-    upper = call.given["upper"]
+    upper = call.arguments["upper"]
     middle = (l0 + l1).mT / 2 if upper else (l0 + l1) / 2
     factor = call.coefficient(middle).tril()
     inverse = call.coefficient(torch.linalg.inv_ex(middle)[0]).tril()
     value = call.args[0].view(lambda a: a.mT) if upper else call.args[0]
-    x = inverse @ symmetric(call.wide(value)).change @ inverse.mT
+    x = inverse @ symmetric(call.expanded(value)).change @ inverse.mT
     delta = factor @ ((x.tril() + x.tril(-1)) / 2)
     if upper:
         return delta.mT
@@ -158,7 +158,7 @@ def qr(call: Call) -> Result:
     upper triangular U. Then ΔR = C⁻ᵀUCᵀR̄.
     """
     (q0, q1), (r0, r1) = call.ends
-    if call.given["mode"] != "reduced" or r0.shape[-2] != r0.shape[-1]:
+    if call.arguments["mode"] != "reduced" or r0.shape[-2] != r0.shape[-1]:
         raise NoRule(
             "a QR decomposition that is not that of independent columns; give mode='reduced'"
         )
@@ -183,7 +183,7 @@ def reflections(call: Call) -> Tensor:
     The vector v of the k-th reflection has zeros, then a one, then column k below the diagonal.
     Apply one reflection after the other, by the product rule.
     """
-    vectors, gains = (replace(call.wide(value), from_inputs=True) for value in call.args)
+    vectors, gains = (replace(call.expanded(value), from_inputs=True) for value in call.args)
     rows, columns = vectors.start.shape[-2:]
     eye = identity(vectors.start, rows)[:, :columns].expand(vectors.start.shape)
     basis = Ends(eye, eye, None)
@@ -212,8 +212,8 @@ def pseudo_inverse(call: Call) -> Tensor:
     value = call.args[0]
     (p0, p1) = call.ends[0]
     delta = call.delta(value)
-    if call.given["hermitian"]:
-        delta = symmetric(call.wide(value)).change
+    if call.arguments["hermitian"]:
+        delta = symmetric(call.expanded(value)).change
         value = symmetric(value)
     ends = ((value.start.to(p0), p0), (value.end.to(p1), p1))
     if call.is_point:
@@ -269,7 +269,7 @@ def exponential(call: Call) -> Tensor:
     ) * along
 
 
-def between(call: Call, a: Tensor, b: Tensor) -> Way:
+def between(call: Call, a: Tensor, b: Tensor) -> LinearFunction:
     """Return the map V ↦ ∫₀¹ e^{sA} V e^{(1−s)B} ds.
 
     Integrate over a short interval [0, h] by Gauss nodes. Then double the interval until h = 1:
@@ -359,7 +359,7 @@ def eigenvalues(call: Call) -> Result:
 
     Δλ follows from u₁ᵀ(A₁ − A₀)u₀ = (λ₁ − λ₀) u₁ᵀu₀; see `values`. For Δu, see `eigenvectors`.
     """
-    value = symmetric(call.wide(call.args[0]))
+    value = symmetric(call.expanded(call.args[0]))
     (_, u0), (_, u1) = (torch.linalg.eigh(a) for a in (value.start, value.end))
     (l0, l1) = call.ends[0]
     pairs = (u1, u0), (u0, u1)
@@ -420,7 +420,7 @@ def singular_values(call: Call) -> Result:
     Δσ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀) follows from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same
     equation with A₀ and A₁ exchanged.
     """
-    value = call.wide(call.args[0])
+    value = call.expanded(call.args[0])
     (u0, _, w0), (u1, _, w1) = (
         torch.linalg.svd(a, full_matrices=False) for a in (value.start, value.end)
     )
@@ -432,7 +432,7 @@ def singular_values(call: Call) -> Result:
     rows, columns = value.start.shape[-2:]
     if call.ends[0][0].numel() == 0:
         return None, delta, None
-    if rows != columns and call.given["full_matrices"]:
+    if rows != columns and call.arguments["full_matrices"]:
         return BESIDE, delta, BESIDE
     left, right = singular_vectors(call, value)
     return left, delta, right

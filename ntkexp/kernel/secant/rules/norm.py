@@ -31,11 +31,11 @@ from ntkexp.kernel.secant.call import (
     NoRule,
     Result,
     Rule,
-    fold,
+    apply_linear,
     inner_products,
-    last,
-    passed,
-    total,
+    merge_axes,
+    sum_terms,
+    tree_reduce,
 )
 from ntkexp.kernel.secant.rules.bilinear import divide, multiply
 from ntkexp.kernel.secant.rules.choice import pairwise
@@ -93,13 +93,13 @@ def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
     # −w = −L/ΣL: changing the sign here is cheaper than in the sum
     minus = row_by_row(lambda m: quotient(m, -m.sum(axis, keepdim=True), 0.0), axis, mean)
 
-    def there(v: Tensor) -> Tensor:
+    def linear(v: Tensor) -> Tensor:
         return v + (minus * v).sum(axis, keepdim=True)
 
-    def back(w: Tensor) -> Tensor:
+    def transpose(w: Tensor) -> Tensor:
         return torch.addcmul(w, minus, w.sum(axis, keepdim=True))
 
-    return passed(delta, there, back, delta.shape if call.chord.pullback_only else None)
+    return apply_linear(delta, linear, transpose, delta.shape if call.state.pullback_only else None)
 
 
 def counted_back(call: Call) -> int:
@@ -141,7 +141,7 @@ def logsumexp(call: Call) -> Tensor:
         value, lambda *ends: log_mean(*(z - torch.logsumexp(z, dim, keepdim=True) for z in ends))
     )
     weights = mean / mean.sum(dim, keepdim=True)
-    return (weights * call.delta(value)).sum(dim, keepdim=call.given["keepdim"])
+    return (weights * call.delta(value)).sum(dim, keepdim=call.arguments["keepdim"])
 
 
 def logcumsumexp(call: Call) -> Tensor:
@@ -279,11 +279,11 @@ def normalise(
     if n == 1:  # a number minus its mean is exactly zero
         return normed, (delta * 0.0).view(shape)
 
-    def there(v: Tensor) -> Tensor:
+    def linear(v: Tensor) -> Tensor:
         centred = v - v.mean(-1, keepdim=True)
         return factor * (r * centred + middle * (k * (middle * centred).sum(-1, keepdim=True)))
 
-    def back(w: Tensor) -> Tensor:
+    def transpose(w: Tensor) -> Tensor:
         if w.dim() == middle.dim():
             scaled = factor * w
             diagonal = r
@@ -298,7 +298,7 @@ def normalise(
         )
         return torch.addcmul(torch.addcmul(less_mean, scaled, diagonal), middle, k * along)
 
-    return normed, passed(delta, there, back).view(shape)
+    return normed, apply_linear(delta, linear, transpose).view(shape)
 
 
 def affine(
@@ -313,12 +313,12 @@ def affine(
         terms.append(call.delta(gain, shape, call.mean(y)))
     if bias is not None and bias.delta is not None:
         terms.append(call.delta(bias, shape))
-    return total(terms, shape)
+    return sum_terms(terms, shape)
 
 
 def axes_of(call: Call) -> list[int]:
     """Return the axes of the operation, or all axes if none are given."""
-    dims: list[int] | None = call.given.get("dim")
+    dims: list[int] | None = call.arguments.get("dim")
     if dims is None:
         return list(range(call.args[0].start.dim()))
     return dims
@@ -330,8 +330,8 @@ def variance(call: Call) -> tuple[Tensor, ...]:
     """
     value = call.args[0]
     dims = axes_of(call)
-    keep = call.given["keepdim"]
-    correction = call.given["correction"]
+    keep = call.arguments["keepdim"]
+    correction = call.arguments["correction"]
     count = prod(value.start.shape[d] for d in dims) - (1 if correction is None else correction)
     deviation = value.view(lambda v: v - v.mean(dims, keepdim=True))
     delta = call.delta(value)
@@ -370,7 +370,7 @@ def weight_norm(call: Call) -> Result:
     """
     direction, gain = call.args[:2]
     axes = range(direction.start.dim())
-    length = lengths(call, direction, [d for d in axes if d != axes[call.given["dim"]]])
+    length = lengths(call, direction, [d for d in axes if d != axes[call.arguments["dim"]]])
     scale = Ends(gain.start / length.start, gain.end / length.end, None)
     if gain.delta is not None or length.delta is not None:
         scale = replace(scale, delta=divide(call, gain, length, scale.start.shape))
@@ -379,9 +379,9 @@ def weight_norm(call: Call) -> Result:
 
 def vector_norm(call: Call) -> Tensor:
     """Return the difference of a vector norm of any order."""
-    order = call.given.get("ord", call.given.get("p"))
+    order = call.arguments.get("ord", call.arguments.get("p"))
     return norm_difference(
-        call, call.wide(call.args[0]), axes_of(call), 2.0 if order is None else float(order)
+        call, call.expanded(call.args[0]), axes_of(call), 2.0 if order is None else float(order)
     )
 
 
@@ -396,7 +396,7 @@ def distances(call: Call) -> Tensor:
         terms.append(call.delta(rows, shape))
     if right.delta is not None:
         terms.append(-call.delta(columns, shape))
-    gap = Ends(rows.start - columns.start, rows.end - columns.end, total(terms, shape))
+    gap = Ends(rows.start - columns.start, rows.end - columns.end, sum_terms(terms, shape))
     return norm_difference(call, gap, [-1], float(order))
 
 
@@ -415,8 +415,8 @@ def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> T
         return lengths(call, value, dims).change.reshape(call.start.shape)
     size = Ends(value.start.abs(), value.end.abs(), call.slope(value, absolute) * value.change)
     if isinf(order):
-        norm = fold(
-            last(size, dims),
+        norm = tree_reduce(
+            merge_axes(size, dims),
             lambda left, right: pairwise(call, left, right, 1 if order > 0 else -1),
         )
     else:

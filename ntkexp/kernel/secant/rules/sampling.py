@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.kernel.secant.call import Call, ChoiceChanged, Ends, NoRule, Result, Rule, total
+from ntkexp.kernel.secant.call import Call, ChoiceChanged, Ends, NoRule, Result, Rule, sum_terms
 from ntkexp.kernel.secant.rules.elementwise import quotient, relu
 
 LINEAR_MODE = 0
@@ -121,8 +121,8 @@ class PixelScale:
         return ((z + 1) * self.size - 1) / 2
 
     def reflected(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a place reflected at the borders of the picture, the derivative ±1, and the number
-        of the linear piece.
+        """Return a coordinate, reflected at the borders of the picture. Also return the derivative
+        ±1 of this reflection, and the index of its linear piece.
         """
         low = 0.0 if self.corners else -0.5
         span = float(self.size - 1 if self.corners else self.size)
@@ -212,7 +212,7 @@ def interpolated(call: Call, axes: list[list[PixelWeight]], changes: list[Tensor
     delta = None if picture.delta is None else call.delta(picture).flatten(2)
     terms = []
     # In the search for owners, connect all pixels: other places may take other pixels
-    if delta is not None and call.chord.scramble is not None:
+    if delta is not None and call.state.coefficient_noise is not None:
         connected = (call.coefficient(delta.detach()) * delta).sum(2)
         terms.append(connected.view(*shape[:2], *[1] * (len(shape) - 2)).expand(shape))
     gains = [mean.new_zeros(shape) for _ in changes]
@@ -235,7 +235,7 @@ def interpolated(call: Call, axes: list[list[PixelWeight]], changes: list[Tensor
             gains[axis] = gains[axis] + slope * mean.gather(2, places).view(shape)
     for gain, change in zip(gains, changes, strict=True):
         terms.append(call.coefficient(gain) * change[:, None])
-    return total(terms, shape) if terms else torch.zeros_like(call.start)
+    return sum_terms(terms, shape) if terms else torch.zeros_like(call.start)
 
 
 SAMPLING: dict[str, Rule] = dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), sampled)

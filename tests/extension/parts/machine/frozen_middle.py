@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ntkexp.machine.base import Evidence
+from ntkexp.machine.base import RunMatrices
 from ntkexp.machine.machines import AbstractFrozen
 
 
 class FrozenMiddle(AbstractFrozen):
     """(K_0 + K_T)/2 throughout."""
 
-    def kernel(self, evidence: Evidence) -> Tensor:
-        return (evidence.kernel_start + evidence.kernel_end) / 2
+    def kernel(self, matrices: RunMatrices) -> Tensor:
+        return (matrices.kernel_start + matrices.kernel_end) / 2
