@@ -9,7 +9,6 @@ import pytest
 
 from tests.docs.readme import ROOT
 from tests.torture.crew import known
-from tests.torture.loop.search import search
 
 COMMAND = [sys.executable, "-m", "tests.torture"]
 DRAWN_ELSEWHERE = {"kills", "damages", "kernel_files", "journals"}
@@ -30,17 +29,3 @@ def test_the_same_number_is_the_same_case() -> None:
         for words in ("--workers=1", "--workers=2")
     )
     assert alone.split()[:-1] == together.split()[:-1]  # the last cell has the seconds
-
-
-# Nothing that is planted in a loop is recorded as something else, and no plain loop is refused.
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of torch, about what is planted
-def test_what_is_planted_is_recorded_truly_or_refused() -> None:
-    said: list[str] = []
-    planted, plain = search(0, 30, said.append)
-    assert not planted["wrong"], said
-    assert not plain["wrong"], said
-    assert 20 * plain["refused"] <= plain.total(), said  # one number, under a scale of 1000, that is not clipped once
-    assert planted["refused"] > planted["recorded"] > 0
