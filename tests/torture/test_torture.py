@@ -19,13 +19,3 @@ def test_a_case_of_every_other_kind() -> None:
     command = [*COMMAND, *sorted({*known()} - DRAWN_ELSEWHERE), "--count=1", "--seed=1"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
-@pytest.mark.slow
-def test_the_same_number_is_the_same_case() -> None:
-    """It does not depend on the workers."""
-    alone, together = (
-        subprocess.check_output([*COMMAND, "overrides", "--count=4", words], cwd=ROOT, text=True)
-        for words in ("--workers=1", "--workers=2")
-    )
-    assert alone.split()[:-1] == together.split()[:-1]  # the last cell has the seconds
