@@ -78,6 +78,11 @@ def lars(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
     return -1.0 * shares.take(0.9, ratio, parts)
 
 
+def rmsprop(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
+    shares.square = 0.99 * shares.square + 0.01 * parts.sum(0).square()
+    return -0.01 * shares.take(0.9, 1.0, parts / (shares.square.sqrt() + 1e-8))
+
+
 def momentum_by_value(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
     gradient = parts.sum(0)
     return -0.1 * shares.take(0.9, gradient.clamp(-0.05, 0.05) / gradient, parts)
@@ -211,6 +216,7 @@ CASES: dict[str, tuple[Maker, Body, Moved]] = {
         swapped,
         schedule_free,
     ),
+    "RMSprop": (all_in_one(optim.RMSprop, lr=0.01, momentum=0.9), plain, rmsprop),
     "SGD by value": (all_in_one(optim.SGD, lr=0.1, momentum=0.9), by_value, momentum_by_value),
     "Adam by value": (all_in_one(optim.Adam, lr=0.01), by_value, adam_by_value),
 }
