@@ -19,6 +19,7 @@ from torch.nn.utils import clip_grad_value_
 
 from ntkexp.foreign_loop.example_names import digests
 from tests.foreign_loop import loops, other_optimizers
+from tests.foreign_loop.bugs import on_gradients
 from tests.foreign_loop.loops import Body, Loop, Maker, followed, loop, of_timm, outputs_of, plain
 
 ROWS = loops.EXAMPLES + 1  # one for each example, and one for weight decay
@@ -122,11 +123,9 @@ def swapped(given: Loop, batch: Tensor) -> None:
     plain(given, batch)
 
 
-def by_value(given: Loop, batch: Tensor) -> None:
-    given.zero()
-    given.back(batch)
+@on_gradients
+def by_value(given: Loop, _: list[Tensor]) -> None:
     clip_grad_value_(given.model.parameters(), 0.05)
-    given.step()
 
 
 @dataclass
