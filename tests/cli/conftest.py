@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import pytest
 
 from ntkexp.cli.main import run
+from ntkexp.mistake import HIDDEN
 from tests.report.synthetic import digits, write_run
 
 
@@ -38,6 +39,15 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
         return Ended(status, *capfd.readouterr())
 
     return call
+
+
+@pytest.fixture
+def _forgetful() -> Iterator[None]:
+    """Forget the secrets of a test. Later messages would hide them too."""
+    before = dict(HIDDEN)
+    yield
+    HIDDEN.clear()
+    HIDDEN.update(before)
 
 
 def check(ended: tuple[int, str, str], *advice: str, status: int = 2) -> None:

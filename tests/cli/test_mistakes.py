@@ -13,89 +13,70 @@ from typing import Any
 
 import pytest
 
-from ntkexp.mistake import HIDDEN
 from tests.cli.conftest import Command, check
 
 MISTAKES = [
     # unknown keys, with the nearest one
     ("model.widht=64", "did you mean 'model.width'?"),
-    ("widht=64", "did you mean 'model.width'?"),
     ("width=64", "did you mean 'model.width'?"),
     ("modl=mlp", "did you mean 'model'?"),
-    ("modle.widht=3", "did you mean 'model.width'?"),
     ("optimizer.width=3", "did you mean 'model.width'?"),
-    ("sede=1", "did you mean 'seed'?"),
     ("rule=secant", "did you mean 'path.rule'?"),
     ("optimizer.batch=8", "did you mean 'optimizer=sgd optimizer.batch=…'?"),
     ("batch=8", "optimizer=sgd"),
     ("model.zebra=1", "its keys are model.width, model.depth, model.activation"),
-    ("zebra=1", "its keys are data, model"),
     # names in other libraries
-    ("lr=0.1", "did you mean 'optimizer.step_size'?"),
+    ("relu=1", "did you mean 'model.activation=relu'?"),
     ("optimizer.LR=0.1", "did you mean 'optimizer.step_size'?"),
+    ("model=MLP", "did you mean 'mlp'?"),
+    ("loss=BCE", "did you mean 'logistic'?"),
+    ("data=", "one of breast_cancer"),
+    ("hydra/launcher=joblib", "settings of Hydra"),
+    ("lr=0.1", "did you mean 'optimizer.step_size'?"),
     ("batch_size=8", "did you mean 'optimizer=sgd optimizer.batch=…'?"),
     ("momentum=0.9", "did you mean 'optimizer=momentum optimizer.momentum=…'?"),
-    ("epochs=8", "did you mean 'steps'?"),
-    ("hidden=8", "did you mean 'model.width'?"),
     ("data.hidden=8", "did you mean 'data=teacher data.hidden=…'?"),
-    ("relu=1", "did you mean 'model.activation=relu'?"),
-    ("dataset=mnist", "did you mean 'data'?"),
     ("n_train=8", "did you mean 'data.train'?"),
     ("loss=mse", "did you mean 'squared'?"),
-    ("loss=BCE", "did you mean 'logistic'?"),
-    ("loss=ce", "did you mean 'cross_entropy'?"),
-    ("model=MLP", "did you mean 'mlp'?"),
     ("optimizer=sgd_momentum", "did you mean 'momentum'?"),
     ("model.activation=ReLU", "did you mean 'relu'?"),
     ("+zebra=1", "zebra: there is no such key"),
     ("path={quadrature_point: 3}", "did you mean 'path.quadrature_points'?"),
     # unknown options, with the list
     ("loss=sqared", "choose from cross_entropy, hinge, logistic, squared; did you mean 'squared'?"),
-    ("model.activation=rellu", "did you mean 'relu'?"),
     ("path.rule=[secnat]", "choose from gauss, left, secant; did you mean 'secant'?"),
     ("path.queries=[tran]", "did you mean 'train'?"),
     ("dtype=flaot32", "'float64' or 'float32'; did you mean 'float32'?"),
     ("schedule={a: 1}", "choose from constant"),
     # wrong types
     ("model.width=wide", "model.width=wide: it takes a whole number ≥ 1"),
-    ("model.width=1.5", "a whole number"),
     ("model.width=true", "a whole number"),
-    ("model.width=[64]", "a whole number"),
     ("model.width=null", "a whole number"),
     ("init.antisymmetric=perhaps", "true or false"),
-    ("path=3", "path=3"),
     ("path.rule=[[secant]]", "a list"),
     # out of range
     ("model.width=0", "≥ 1"),
     ("seed=-1", "≥ 0"),
-    ("optimizer.stable_fraction=0", "> 0"),
     ("optimizer.step_size=inf", "a number > 0, or null"),
     ("path.schedule=0", "'log' or 'adaptive', or a whole number ≥ 1 and ≤ 1000000000000, or a list, each a whole"),
     ("schedule=list schedule.factors=[]", "at least 1"),
     # no value
     ("model.width=", "write model.width=VALUE"),
-    ("model.width", "write model.width=VALUE"),
     ("model.width=???", "write model.width=VALUE"),
-    ("data=", "one of breast_cancer"),
     ("model", "mlp"),
     ("data=table", "data.path=VALUE"),
     # several values
     ("model.width=64,128", "write model.width=64"),
-    ("model.width=range(8,16)", "write model.width=8"),
-    ("loss=squared,hinge", "write loss=squared"),
     ("path.rule=secant,left", "write a list as path.rule=[secant,left]"),
     # not readable
-    ("=3", "KEY=VALUE"),
     ("", "KEY=VALUE"),
     ("3x=3", "'3x' is not a key"),
     ("model.width='64", "cannot be read"),
-    ("model.width={a", "cannot be read"),
     ("a b=3", "'a b' is not a key"),
     ("~schedule", "keys cannot be removed"),
     ("a\nb=3", r"a\nb"),
     # settings of Hydra
     ("hydra.run.dir=x", "settings of Hydra"),
-    ("hydra/launcher=joblib", "settings of Hydra"),
     ("+hydra.job.chdir=true", "--out says where runs go"),
     # references
     ("model.width=${nope}", "'nope' not found"),
@@ -105,7 +86,6 @@ MISTAKES = [
     # targets
     ("model._target_=os.system", "lies outside ntkexp"),
     ("model._target_=ntkexp.model.MPL", "did you mean 'MLP'?"),
-    ("model._target_=ntkexp.modle.MLP", "did you mean 'ntkexp.model'?"),
     ("model._target_=ntkexp.model.networks.MLP", "not by their file; did you mean 'ntkexp.model.MLP'?"),
     ("model._target_=ntkexp.loss.Squared", "such as ntkexp.model."),
     ("model._target_=ntkexp.model.AbstractArchitecture", "that can be built"),
@@ -119,7 +99,6 @@ MISTAKES = [
     ("--config-dir=pyproject.toml", "--config-dir=pyproject.toml is a file"),
     ("--config-dir=ntkexp", "holds no YAML file"),
     ("--qiet", "--quiet"),
-    ("--out=pyproject.toml", "a folder that can be written to"),
     ("--out", "--out"),
 ]
 
@@ -144,26 +123,18 @@ COMMANDS: list[tuple[str, str]] = [
     ("report --out nowhere", "nothing is left to report: nowhere holds no run"),
     ("report --format=xml x", "text"),
     ("report nowhere elsewhere", "nothing is left to report: nowhere does not exist; elsewhere"),
-    ("report --format=csv nowhere", "nothing is left to report: nowhere does not exist"),
     ("explain", "missing argument 'RUN'; `ntkexp explain --help` lists all options"),
     ("explain {run} --query=99", "points 0 to 23"),
     ("explain {run} --split=quer", "'query'"),
     ("explain {run} --query=1 --worst=2", "one of the two"),
     ("explain {run} --query=1 --picture=why.pdf", ".svg or .png"),
     ("explain {run} --page --json", "--page"),
-    ("explain {run} --page --picture=x.svg", "--page"),
     ("explain {run} --probe=0", "ntkexp: --probe is called --query now"),
     ("compare nope nope", "nope does not exist; two finished runs or two sweeps are compared, each by"),
-    ("compare pyproject.toml nope", "pyproject.toml is not a folder; two finished runs or two sweeps"),
-    ("runs --out={outputs} widht", "KEY=VALUE"),
     ("runs --out={outputs} model.widht=3", "'model.width'"),
     ("sweep", "name one of activation, "),
     ("sweep widht", "did you mean 'width'?"),
-    ("sweep model.widht=8,16", "did you mean 'model.width'?"),
     ("sweep model.width=64..8", "is empty; write it as 8..64"),
-    ("sweep model.width=8,wide", "model.width=wide: it takes a whole number ≥ 1"),
-    ("sweep model=mlp,cnm", "did you mean 'cnn'?"),
-    ("sweep model.width=8,16 seed=-1", "seed=-1"),
     ("sweep width --workers=0", "--workers"),
     ("sweep seed=0..100000000000", "seed: from 0 to 100000000000 there would be 100000000001 values"),
     ("sweep model.width=1..9999 data.train=1..9999", "are 99980001 runs; 100000 are the most"),
@@ -172,16 +143,12 @@ COMMANDS: list[tuple[str, str]] = [
     ("kernel predict", "`ntkexp kernel predict --help`"),
     ("kernel predict nowhere.zarr", "nowhere.zarr is not a kernel file: it does not exist"),
     ("kernel predict pyproject.toml", "pyproject.toml is not a kernel file: it is a file"),
-    ("kernel predict ntkexp", "it is not a store of arrays"),
     ("kernel tangent model.widht=3", "did you mean 'model.width'?"),
     ("kernel tangent --seeds=-1", "it takes whole numbers ≥ 0"),
     ("kernel tangent --outputs=most", "it takes all, trace, or numbers"),
     ("kernel tangent --outputs=7", "numbered from 0 to 0"),
     ("kernel tangent --run=ntkexp", "it has no config.json"),
-    ("kernel tangent --run=ntkexp seed=3", "leave out seed=3"),
     ("kernel tangent --out=pyproject.toml/k.zarr", "cannot be written"),
-    ("kernel tangents", "'tangent'"),
-    ("kernel study image", "did you mean 'images'?"),
     *(
         (f"kernel {words} --engine={engine}", advice)
         for words in ("limit", "tangent", "study images")
@@ -225,15 +192,6 @@ def test_faults_in_a_users_file(text: str | bytes, advice: str, command: Command
 
 
 ENVIRONMENT = "${oc.env:NTKEXP_PASSWORD}"
-
-
-@pytest.fixture
-def _forgetful() -> Iterator[None]:
-    """Forget the secrets of a test. Later messages would hide them too."""
-    before = dict(HIDDEN)
-    yield
-    HIDDEN.clear()
-    HIDDEN.update(before)
 
 
 @pytest.mark.usefixtures("_forgetful")

@@ -210,14 +210,6 @@ def test_other_endings_are_refused(ending: str, written: Written, refusal: Refus
     assert words in refusal(table(written(GOOD, ending)))
 
 
-@pytest.mark.parametrize("length", [0, 4, 100, -8])
-def test_parquet_cut_short_is_refused(length: int, tmp_path: Path, refusal: Refusal) -> None:
-    path = tmp_path / "t.parquet"
-    pd.DataFrame({"x": np.arange(50.0), "y": np.arange(50.0)}).to_parquet(path)
-    path.write_bytes(path.read_bytes()[:length])
-    assert "is cut short or damaged" in refusal(table(path, target="y"))
-
-
 @pytest.mark.parametrize(
     ("names", "column", "words"),
     [

@@ -6,11 +6,27 @@ is refused with a message.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from tests.foreign_loop.loops import Body, Loop, plain
+
+
+def on_gradients(change: Callable[[Loop, list[Tensor]], object]) -> Body:
+    """Return a step whose gradients are changed before the optimizer takes them."""
+
+    @wraps(change)
+    def body(given: Loop, batch: Tensor) -> None:
+        given.zero()
+        given.back(batch)
+        change(given, [weight.grad for weight in given.model.parameters() if weight.grad is not None])
+        given.step()
+
+    return body
 
 
 def clipped_after(given: Loop, batch: Tensor) -> None:
@@ -19,21 +35,16 @@ def clipped_after(given: Loop, batch: Tensor) -> None:
     clip_grad_norm_(given.model.parameters(), 0.1)
 
 
-def clipped_in_part(given: Loop, batch: Tensor) -> None:
+@on_gradients
+def clipped_in_part(given: Loop, _: list[Tensor]) -> None:
     """Clipping is given some of the parameters."""
-    given.zero()
-    given.back(batch)
     clip_grad_norm_(given.model[0].parameters(), 0.01)
-    given.step()
 
 
-def normalised(given: Loop, batch: Tensor) -> None:
+@on_gradients
+def normalised(_: Loop, gradients: list[Tensor]) -> None:
     """Gradients are scaled to one length, up or down, where clipping only shortens them."""
-    given.zero()
-    given.back(batch)
-    gradients = [weight.grad for weight in given.model.parameters() if weight.grad is not None]
     torch._foreach_div_(gradients, nn.utils.get_total_norm(gradients) / 50)
-    given.step()
 
 
 def never_zeroed(given: Loop, batch: Tensor) -> None:
@@ -103,62 +114,47 @@ def frozen_layer_moves(given: Loop, batch: Tensor) -> None:
         given.model[0].get_parameter("weight").add_(0.01)
 
 
-def noisy(given: Loop, batch: Tensor) -> None:
+def add_noise(given: Loop, gradients: list[Tensor], size: float) -> None:
+    for gradient in gradients:
+        gradient.add_(torch.randn(gradient.shape, generator=torch.Generator().manual_seed(given.done)), alpha=size)
+
+
+@on_gradients
+def noisy(given: Loop, gradients: list[Tensor]) -> None:
     """Noise is added to gradients."""
-    given.zero()
-    given.back(batch)
-    for weight in given.model.parameters():
-        assert weight.grad is not None
-        weight.grad += 1e-3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(given.done))
-    given.step()
+    add_noise(given, gradients, 1e-3)
 
 
-def clipped_by_value(given: Loop, batch: Tensor) -> None:
+@on_gradients
+def clipped_by_value(given: Loop, _: list[Tensor]) -> None:
     """Gradients are clipped element by element."""
-    given.zero()
-    given.back(batch)
     clip_grad_value_(given.model.parameters(), 0.01)
-    given.step()
 
 
-def noisy_and_clipped(given: Loop, batch: Tensor) -> None:
+@on_gradients
+def noisy_and_clipped(given: Loop, gradients: list[Tensor]) -> None:
     """Noise is added to gradients, and they are clipped element by element."""
-    given.zero()
-    given.back(batch)
-    for weight in given.model.parameters():
-        assert weight.grad is not None
-        weight.grad += 1e-9 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(given.done))
+    add_noise(given, gradients, 1e-9)
     clip_grad_value_(given.model.parameters(), 0.01)
-    given.step()
 
 
-def clipped_to_two_bounds(given: Loop, batch: Tensor) -> None:
+@on_gradients
+def clipped_to_two_bounds(_: Loop, gradients: list[Tensor]) -> None:
     """Elements of one layer are clipped to one bound above zero, and to another below."""
-    given.zero()
-    given.back(batch)
-    gradient = given.model[2].get_parameter("weight").grad
-    assert gradient is not None
-    gradient.clamp_(-0.01, 0.02)
-    given.step()
+    gradients[2].clamp_(-0.01, 0.02)
 
 
-def turned_at_the_bound(given: Loop, batch: Tensor) -> None:
+@on_gradients
+def turned_at_the_bound(given: Loop, gradients: list[Tensor]) -> None:
     """Gradients are clipped element by element, and one clipped element gets the wrong sign."""
-    given.zero()
-    given.back(batch)
     clip_grad_value_(given.model.parameters(), 0.01)
-    gradient = given.model[2].get_parameter("weight").grad
-    assert gradient is not None
-    gradient.view(-1)[gradient.abs().argmax()] *= -1
-    given.step()
+    gradients[2].view(-1)[gradients[2].abs().argmax()] *= -1
 
 
-def with_a_penalty(given: Loop, batch: Tensor) -> None:
+@on_gradients
+def with_a_penalty(given: Loop, _: list[Tensor]) -> None:
     """A penalty on weights is added to the loss."""
-    given.zero()
-    given.back(batch)
     sum(weight.square().sum() for weight in given.model.parameters()).backward()  # type: ignore[union-attr]
-    given.step()
 
 
 def exchanged(given: Loop, batch: Tensor) -> None:
@@ -207,13 +203,11 @@ def ascended(given: Loop, batch: Tensor) -> None:
     given.step()
 
 
-def zeroed_before_the_step(given: Loop, batch: Tensor) -> None:
+@on_gradients
+def zeroed_before_the_step(given: Loop, _: list[Tensor]) -> None:
     """Gradients are set to zero before the step, which continues by momentum and decay."""
-    given.zero()
-    given.back(batch)
     if given.done > 4:
         given.zero(set_to_none=False)
-    given.step()
 
 
 def half_a_batch_lost(given: Loop, batch: Tensor) -> None:

@@ -524,13 +524,6 @@ SHARPNESS: tuple[tuple[Maker, Body], ...] = (
 """Loops whose gradients are taken at weights that were moved up, after a first gradient."""
 
 
-def averaged_to_evaluate(given: Loop, batch: Tensor) -> None:
-    plain(given, batch)
-    kept = {name: weight.clone() for name, weight in given.model.state_dict().items()}
-    given.model.load_state_dict({name: weight / 2 for name, weight in kept.items()})
-    given.model.load_state_dict(kept)
-
-
 LOOPS: tuple[tuple[Maker, Body], ...] = (
     (sgd, plain),
     (momentum, scheduled_and_clipped),

@@ -10,14 +10,16 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  as users write it
-from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch import Tensor, nn, optim
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop, lr_scheduler
 
 import ntkexp
 from ntkexp.foreign_loop.trace import Trace
@@ -32,25 +34,14 @@ DTYPES = (torch.float64, torch.float32)
 NO_EXAMPLE = ("decay", "rounding", "statistics", "jumps", "coupling", "outside")
 """The parts of the change that no example caused."""
 
+Run: TypeAlias = Callable[[], Attribution]
+
 
 @dataclass(frozen=True)
 class LoopCase:
     name: str
     optimizer: str
-    run: Callable[[], Attribution]
-
-
-CASES: list[LoopCase] = []
-
-
-def case(optimizer: str) -> Callable[[Callable[[], Attribution]], Callable[[], Attribution]]:
-    """Add a loop to the table. Its docstring is its name."""
-
-    def add(run: Callable[[], Attribution]) -> Callable[[], Attribution]:
-        CASES.append(LoopCase((run.__doc__ or "").strip().rstrip("."), optimizer, run))
-        return run
-
-    return add
+    run: Run
 
 
 def miss_of(found: Attribution) -> float:
@@ -63,22 +54,43 @@ def miss_of(found: Attribution) -> float:
     return float(np.linalg.norm(total.to_numpy() - change) / np.linalg.norm(change))
 
 
+def nothing(*_: object) -> None:
+    pass
+
+
 def fit(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizers: Optimizer | list[Optimizer],
     queries: object,
-    step: Callable[[], Any],
-    after: Callable[[], None] = lambda: None,
+    step: Callable[[Trace], Any],
+    *,
+    change: Callable[[nn.Module], object] = nothing,
+    after: Callable[[], object] = nothing,
     **options: object,
 ) -> Attribution:
-    """Follow an ordinary loop: `step` returns the loss of the next batch."""
-    with ntkexp.follow(model, optimizer, queries=queries, **options) as trace:  # type: ignore[arg-type]
+    """Follow an ordinary loop: `step` returns the loss of the next batch, and `change` changes its gradients."""
+    with ntkexp.follow(model, optimizers, queries=queries, **options) as trace:  # type: ignore[arg-type]
         for _ in range(STEPS):
-            optimizer.zero_grad()
-            step().backward()
-            optimizer.step()
+            model.zero_grad()
+            step(trace).backward()
+            change(model)
+            for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+                optimizer.step()
             after()
     return trace.attribute(quiet=True)
+
+
+class Net(nn.Module):
+    """A model of some parts, and its forward pass as a function of them and of the inputs."""
+
+    def __init__(self, forward: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.way = forward
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.way(self, *inputs)
 
 
 def mlp(inputs: int = 3, outputs: int = 2, width: int = 8) -> nn.Sequential:
@@ -97,272 +109,162 @@ def images(count: int = 4, channels: int = 1, side: int = 8) -> Tensor:
     return torch.randn(count, channels, side, side)
 
 
+def sequences(count: int = 6) -> Tensor:
+    return torch.randn(count, 4, 3)
+
+
+def graphs(count: int = 5) -> tuple[Tensor, Tensor]:
+    """Nodes [graph, node, feature] and adjacency [graph, node, node]."""
+    return torch.randn(count, 4, 3), (torch.rand(count, 4, 4) < 0.5).to(torch.get_default_dtype())
+
+
+adam, adamw, sgd = partial(Adam, lr=0.01), partial(AdamW, lr=0.01), partial(SGD, lr=0.05)
+one_output, two_classes = partial(mlp, outputs=1), partial(classes, 4)
+one_number, two_numbers = partial(rows, size=1), partial(rows, size=2)
+
+
+def supervised(
+    optimizer: Callable[..., Optimizer],
+    loss: Callable[[Any, Any], Any] = F.cross_entropy,
+    model: Callable[[], nn.Module] = mlp,
+    y: Callable[[], Any] = classes,
+    x: Callable[..., Any] = rows,
+    schedule: Callable[[Optimizer], Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Return a loop that descends on loss(model(x), y). `x` draws inputs, one tensor or several."""
+
+    def run() -> Attribution:
+        net, seen, targets = model(), x(), y()
+        taken = optimizer(net.parameters())
+        if schedule is not None:
+            options["after"] = schedule(taken).step
+        inputs = seen if isinstance(seen, tuple) else (seen,)
+        return fit(net, taken, x(2), lambda _: loss(net(*inputs), targets), **options)
+
+    return run
+
+
+def first(outputs: Tensor, call: object) -> Tensor:
+    """A measure: the first number of each example."""
+    return outputs[:, 0, 0]
+
+
 # --- Supervised learning
 
 
-@case("AdamW")
-def classifier() -> Attribution:
-    """MLP, cross-entropy."""
-    model, x, y = mlp(), rows(), classes()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-    return fit(model, optimizer, rows(2), lambda: F.cross_entropy(model(x), y))
+def focal_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    loss = F.cross_entropy(outputs, y, reduction="none")
+    return ((1 - (-loss).exp()).square() * loss).mean()
 
 
-@case("SGD, momentum")
-def label_smoothing() -> Attribution:
-    """MLP, label smoothing."""
-    model, x, y = mlp(), rows(), classes()
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return fit(model, optimizer, rows(2), lambda: F.cross_entropy(model(x), y, label_smoothing=0.1))
+def weighted(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, y, weight=torch.tensor([1.0, 3.0]))
 
 
-@case("Adam")
-def focal_loss() -> Attribution:
-    """MLP, focal loss."""
-    model, x, y = mlp(), rows(), classes()
-    optimizer = Adam(model.parameters(), lr=0.01)
-
-    def step() -> Any:
-        loss = F.cross_entropy(model(x), y, reduction="none")
-        return ((1 - (-loss).exp()).square() * loss).mean()
-
-    return fit(model, optimizer, rows(2), step)
-
-
-@case("AdamW")
-def class_weights() -> Attribution:
-    """MLP, class weights and ignored targets."""
-    model, x, y = mlp(), rows(), classes()
+def some_ignored() -> Tensor:
+    y = classes()
     y[0] = -100
-    optimizer = AdamW(model.parameters(), lr=0.01)
-    weight = torch.tensor([1.0, 3.0])
-    return fit(model, optimizer, rows(2), lambda: F.cross_entropy(model(x), y, weight=weight))
+    return y
 
 
-@case("NAdam")
 def mixup() -> Attribution:
-    """Mixup of inputs and labels."""
     model, x, y = mlp(), rows(), F.one_hot(classes(), 2).to(torch.get_default_dtype())
-    optimizer = torch.optim.NAdam(model.parameters(), lr=0.01)
 
-    def step() -> Any:
+    def step(_: Trace) -> Any:
         share, order = torch.rand(()), torch.randperm(len(x))
         mixed = share * x + (1 - share) * x[order]
         return F.cross_entropy(model(mixed), share * y + (1 - share) * y[order])
 
-    return fit(model, optimizer, rows(2), step)
+    return fit(model, optim.NAdam(model.parameters(), lr=0.01), rows(2), step)
 
 
-@case("Rprop")
-def huber() -> Attribution:
-    """Regression, Huber loss."""
-    model, x, y = mlp(outputs=1), rows(), rows(size=1)
-    return fit(model, torch.optim.Rprop(model.parameters()), rows(2), lambda: F.huber_loss(model(x), y))
+def pinball(outputs: Tensor, y: Tensor) -> Tensor:
+    levels, gap = torch.tensor([0.1, 0.5, 0.9]), y - outputs
+    return torch.maximum(levels * gap, (levels - 1) * gap).mean()
 
 
-@case("Adamax")
-def quantiles() -> Attribution:
-    """Regression, three quantiles."""
-    model, x, y = mlp(outputs=3), rows(), rows(size=1)
-    levels = torch.tensor([0.1, 0.5, 0.9])
-
-    def step() -> Any:
-        gap = y - model(x)
-        return torch.maximum(levels * gap, (levels - 1) * gap).mean()
-
-    return fit(model, torch.optim.Adamax(model.parameters(), lr=0.01), rows(2), step)
+def mean_and_variance() -> nn.Module:
+    return Net(lambda net, x: tuple(net.body(x).chunk(2, dim=1)), body=mlp(outputs=4))
 
 
-class MeanAndVariance(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = mlp(outputs=4)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, scale = self.body(x).chunk(2, dim=1)
-        return mean, scale
+def likelihood(outputs: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+    mean, scale = outputs
+    return F.gaussian_nll_loss(mean, y, F.softplus(scale))
 
 
-@case("AdamW")
-def heteroscedastic() -> Attribution:
-    """Mean and variance as two outputs, Gaussian likelihood."""
-    model, x, y = MeanAndVariance(), rows(), rows(size=2)
-    optimizer = AdamW(model.parameters(), lr=0.01)
-
-    def step() -> Any:
-        mean, scale = model(x)
-        return F.gaussian_nll_loss(mean, y, F.softplus(scale))
-
-    return fit(model, optimizer, rows(2), step, output=0)
+def cox(outputs: Tensor, _: Tensor) -> Tensor:
+    return (outputs.logcumsumexp(0) - outputs).mean()
 
 
-@case("Adam")
-def cox() -> Attribution:
-    """Survival analysis, partial likelihood of the batch."""
-    model, x = mlp(outputs=1), rows()
-
-    def step() -> Any:
-        risk = model(x)[:, 0]
-        return (risk.logcumsumexp(0) - risk).mean()
-
-    return fit(model, Adam(model.parameters(), lr=0.01), rows(2), step)
+def ranking(score: Tensor, y: Tensor) -> Tensor:
+    return F.softplus(-(score - score.T) * (y - y.T).sign()).mean()
 
 
-@case("RMSprop")
-def ranking() -> Attribution:
-    """Ranking, all pairs of a batch."""
-    model, x, y = mlp(outputs=1), rows(), rows(size=1)
+def two_heads() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> dict[str, Tensor]:
+        h = net.body(x).tanh()
+        return {"label": net.label(h), "value": net.value(h)}
 
-    def step() -> Any:
-        score = model(x)
-        return F.softplus(-(score - score.T) * (y - y.T).sign()).mean()
-
-    return fit(model, RMSprop(model.parameters(), lr=0.01), rows(2), step)
+    return Net(forward, body=nn.Linear(3, 8), label=nn.Linear(8, 3), value=nn.Linear(8, 1))
 
 
-@case("AdamW")
-def multi_task() -> Attribution:
-    """Two heads, two losses."""
-
-    class Heads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Linear(3, 8)
-            self.label, self.value = nn.Linear(8, 3), nn.Linear(8, 1)
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            h = self.body(x).tanh()
-            return {"label": self.label(h), "value": self.value(h)}
-
-    model, x, y, z = Heads(), rows(), classes(of=3), rows(size=1)
-
-    def step() -> Any:
-        out = model(x)
-        return F.cross_entropy(out["label"], y) + 0.3 * F.mse_loss(out["value"], z)
-
-    return fit(model, AdamW(model.parameters(), lr=0.01), rows(2), step, output="label")
+def two_losses(outputs: dict[str, Tensor], y: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(outputs["label"], y[0]) + 0.3 * F.mse_loss(outputs["value"], y[1])
 
 
-@case("AdamW")
 def distillation() -> Attribution:
-    """Distillation from a frozen teacher."""
     teacher, model, x = mlp(), mlp(width=4), rows()
 
-    def step() -> Any:
+    def step(_: Trace) -> Any:
         with torch.no_grad():
             wanted = teacher(x).softmax(1)
         return F.kl_div(model(x).log_softmax(1), wanted, reduction="batchmean")
 
-    return fit(model, AdamW(model.parameters(), lr=0.01), rows(2), step)
+    return fit(model, adamw(model.parameters()), rows(2), step)
 
 
 # --- Networks
 
 
-@case("SGD, Nesterov")
-def convolutions() -> Attribution:
-    """CNN with max pooling."""
-    model = nn.Sequential(*(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)), nn.Flatten(), nn.Linear(48, 2))
-    x, y = images(), classes(4)
-    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    return fit(model, optimizer, images(2), lambda: F.cross_entropy(model(x), y))
+def convolutions() -> nn.Module:
+    return nn.Sequential(*(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)), nn.Flatten(), nn.Linear(48, 2))
 
 
-@case("AdamW")
-def batch_norm() -> Attribution:
-    """CNN with BatchNorm in training mode."""
-    model = nn.Sequential(
-        *(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)), nn.Flatten(), nn.Linear(3, 2)
+def batch_norm() -> nn.Module:
+    layers = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(3, 2))
+
+
+def residual() -> nn.Module:
+    def block() -> nn.Module:
+        parts = {"conv": nn.Conv2d(2, 2, 3, padding=1), "norm": nn.GroupNorm(1, 2)}
+        return Net(lambda net, x: x + net.norm(net.conv(x)).relu(), **parts)
+
+    return nn.Sequential(nn.Conv2d(1, 2, 3), block(), block(), nn.Flatten(), nn.Linear(72, 2))
+
+
+def unet() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Any:
+        skip = net.down(x).relu()
+        return net.out(torch.cat([skip, net.up(net.deep(F.max_pool2d(skip, 2)).relu())], dim=1))
+
+    down, deep = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 4, 3, padding=1)
+    return Net(forward, down=down, deep=deep, up=nn.ConvTranspose2d(4, 2, 2, stride=2), out=nn.Conv2d(4, 2, 1))
+
+
+def lstm() -> nn.Module:
+    return Net(
+        lambda net, x: net.out(net.cells(x)[0][:, -1]), cells=nn.LSTM(3, 5, batch_first=True), out=nn.Linear(5, 2)
     )
-    x, y = images(), classes(4)
-    return fit(model, AdamW(model.parameters(), lr=0.01), images(2), lambda: F.cross_entropy(model(x), y))
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.GroupNorm(1, 2)
+def packed() -> nn.Module:
+    def forward(net: Any, x: Tensor, lengths: Tensor) -> Any:
+        rows = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return net.out(net.cells(rows)[1][0])
 
-    def forward(self, x: Tensor) -> Tensor:
-        changed: Tensor = self.norm(self.first(x)).relu()
-        return x + changed
-
-
-@case("SGD, cosine schedule")
-def residual() -> Attribution:
-    """ResNet with GroupNorm, cosine schedule."""
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), Residual(), Residual(), nn.Flatten(), nn.Linear(72, 2))
-    x, y = images(), classes(4)
-    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    return fit(model, optimizer, images(2), lambda: F.cross_entropy(model(x), y), schedule.step)
-
-
-@case("Adam")
-def unet() -> Attribution:
-    """UNet for segmentation."""
-
-    class UNet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.down, self.deep = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 4, 3, padding=1)
-            self.up, self.out = nn.ConvTranspose2d(4, 2, 2, stride=2), nn.Conv2d(4, 2, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            skip = self.down(x).relu()
-            up = self.up(self.deep(F.max_pool2d(skip, 2)).relu())
-            out: Tensor = self.out(torch.cat([skip, up], dim=1))
-            return out
-
-    model, x, y = UNet(), images(), torch.randint(2, (4, 8, 8))
-    return fit(model, Adam(model.parameters(), lr=0.01), images(1), lambda: F.cross_entropy(model(x), y))
-
-
-class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
-        super().__init__()
-        self.cells, self.out = kind(3, 5, batch_first=True), nn.Linear(5, 2)  # type: ignore[call-arg, arg-type]
-
-    def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.cells(x)
-        out: Tensor = self.out(states[:, -1])
-        return out
-
-
-@case("RMSprop, clipping by norm")
-def lstm() -> Attribution:
-    """LSTM, gradients clipped by norm."""
-    model, x, y = Recurrent(nn.LSTM), torch.randn(6, 4, 3), classes(6)
-    optimizer = RMSprop(model.parameters(), lr=0.01)
-    with ntkexp.follow(model, optimizer, queries=torch.randn(2, 4, 3)) as trace:
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-    return trace.attribute(quiet=True)
-
-
-@case("Adam")
-def packed() -> Attribution:
-    """GRU over packed sequences."""
-
-    class Packed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cells, self.out = nn.GRU(3, 5, batch_first=True), nn.Linear(5, 2)
-
-        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-            seq = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            _, last = self.cells(seq)
-            out: Tensor = self.out(last[0])
-            return out
-
-    model, x, y = Packed(), torch.randn(5, 4, 3), classes(5)
-    lengths = torch.tensor([2, 4, 1, 3, 4])
-    queries = (torch.randn(2, 4, 3), torch.tensor([3, 2]))
-    optimizer = Adam(model.parameters(), lr=0.01)
-    return fit(model, optimizer, queries, lambda: F.cross_entropy(model(x, lengths), y))
+    return Net(forward, cells=nn.GRU(3, 5, batch_first=True), out=nn.Linear(5, 2))
 
 
 class Language(nn.Module):
@@ -380,527 +282,333 @@ class Language(nn.Module):
         return F.linear(self.block(h, src_mask=mask), self.words.weight)
 
 
-@case("AdamW")
 def language_model() -> Attribution:
-    """Causal language model, tied embeddings, dropout."""
     model, ids = Language(), torch.randint(11, (5, 6))
 
-    def step() -> Any:
+    def step(_: Trace) -> Any:
         return F.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
     def log_probability(outputs: Tensor, call: object) -> Tensor:
         return outputs.log_softmax(-1)[:, -2].gather(1, ids[:2, -1:])[:, 0]
 
-    return fit(model, AdamW(model.parameters(), lr=0.01), ids[:2], step, measure=log_probability)
+    return fit(model, adamw(model.parameters()), ids[:2], step, measure=log_probability)
 
 
-@case("AdamW, two rates")
 def masked_language_model() -> Attribution:
-    """Masked language model, two learning rates."""
     model, ids = Language(), torch.randint(10, (5, 6))
-    groups: list[dict[str, Any]] = [
-        {"params": model.block.parameters()},
-        {"params": model.words.parameters(), "lr": 0.001},
-    ]
-    optimizer = AdamW([*groups, {"params": model.places.parameters(), "lr": 0.002}], lr=0.01)
+    rates = {model.block: 0.01, model.words: 0.001, model.places: 0.002}
 
-    def step() -> Any:
+    def step(_: Trace) -> Any:
         mask = torch.rand(ids.shape) < 0.3
         mask[:, 0] = True
         return F.cross_entropy(model(ids.masked_fill(mask, 10))[mask], ids[mask])
 
-    return fit(model, optimizer, ids[:1], step, measure=lambda outputs, call: outputs[:, 0, 0])
+    groups = [{"params": part.parameters(), "lr": rate} for part, rate in rates.items()]
+    return fit(model, AdamW(groups), ids[:1], step, measure=first)
 
 
-@case("Adam")
 def sequence_to_sequence() -> Attribution:
-    """Encoder and decoder with teacher forcing."""
+    def forward(net: Any, source: Tensor, target: Tensor) -> Any:
+        _, state = net.encoder(net.words(source))
+        return net.out(net.decoder(net.words(target), state)[0])
 
-    class Translator(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(7, 5)
-            self.encoder, self.decoder = nn.GRU(5, 6, batch_first=True), nn.GRU(5, 6, batch_first=True)
-            self.out = nn.Linear(6, 7)
+    cells = {name: nn.GRU(5, 6, batch_first=True) for name in ("encoder", "decoder")}
+    model = Net(forward, words=nn.Embedding(7, 5), **cells, out=nn.Linear(6, 7))
+    source, target = torch.randint(7, (4, 5)), torch.randint(7, (4, 4))
 
-        def forward(self, source: Tensor, target: Tensor) -> Tensor:
-            _, state = self.encoder(self.words(source))
-            states, _ = self.decoder(self.words(target), state)
-            out: Tensor = self.out(states)
-            return out
-
-    model, source, target = Translator(), torch.randint(7, (4, 5)), torch.randint(7, (4, 4))
-
-    def step() -> Any:
+    def step(_: Trace) -> Any:
         return F.cross_entropy(model(source, target[:, :-1]).flatten(0, 1), target[:, 1:].flatten())
 
-    queries = (source[:1], target[:1, :-1])
-    return fit(model, Adam(model.parameters(), lr=0.01), queries, step, measure=lambda f, call: f[:, 0, 0])
+    return fit(model, adam(model.parameters()), (source[:1], target[:1, :-1]), step, measure=first)
 
 
-@case("SGD")
-def ctc() -> Attribution:
-    """Connectionist temporal classification."""
-    model, x = nn.Sequential(nn.Conv1d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv1d(6, 5, 1)), torch.randn(4, 3, 8)
-    targets = torch.randint(1, 5, (4, 3))
-
-    def step() -> Any:
-        log_probs = model(x).log_softmax(1).permute(2, 0, 1)
-        return F.ctc_loss(log_probs, targets, torch.full((4,), 8), torch.full((4,), 3))
-
-    return fit(model, SGD(model.parameters(), lr=0.05), x[:1], step, measure=lambda f, call: f[:, 0, 0])
+def ctc(outputs: Tensor, targets: Tensor) -> Tensor:
+    log_probs = outputs.log_softmax(1).permute(2, 0, 1)
+    return F.ctc_loss(log_probs, targets, torch.full((4,), 8), torch.full((4,), 3))
 
 
-@case("Adagrad")
-def bag_of_words() -> Attribution:
-    """Bag of words."""
-    model = nn.Sequential(nn.EmbeddingBag(20, 4), nn.Linear(4, 2))
-    ids, y = torch.randint(20, (6, 5)), classes(6)
-    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
-    return fit(model, optimizer, ids[:2], lambda: F.cross_entropy(model(ids), y))
+def experts() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Any:
+        weight, chosen = net.router(x).softmax(1).topk(1)
+        every = torch.stack([expert(x) for expert in net.experts], dim=1)[..., 0]
+        return weight * every.gather(1, chosen)
+
+    return Net(forward, router=nn.Linear(3, 3), experts=nn.ModuleList(one_output() for _ in range(3)))
 
 
-@case("Adam")
-def deep_sets() -> Attribution:
-    """Sets, summed over their elements."""
-
-    class Sets(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.each, self.all = mlp(outputs=6), mlp(6, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.all(self.each(x).sum(1))
-            return out
-
-    model, x, y = Sets(), torch.randn(6, 4, 3), rows(6, 1)
-    return fit(model, Adam(model.parameters(), lr=0.01), x[:2], lambda: F.mse_loss(model(x), y))
-
-
-@case("Adam")
-def mixture_of_experts() -> Attribution:
-    """Mixture of experts, top 1 of 3."""
-
-    class Experts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.router, self.experts = nn.Linear(3, 3), nn.ModuleList(mlp(outputs=1) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            weight, chosen = self.router(x).softmax(1).topk(1)
-            every = torch.stack([expert(x) for expert in self.experts], dim=1)[..., 0]
-            return weight * every.gather(1, chosen)  # type: ignore[no-any-return]
-
-    model, x, y = Experts(), rows(), rows(size=1)
-    return fit(model, Adam(model.parameters(), lr=0.05), rows(2), lambda: F.mse_loss(model(x), y))
-
-
-@case("Adam")
 def neural_ode() -> Attribution:
-    """Neural ODE with Runge-Kutta steps."""
+    def forward(net: Any, x: Tensor) -> Any:
+        for _ in range(3):
+            middle = x + 0.1 * net.field(x)
+            x = x + 0.2 * net.field(middle)
+        return x
 
-    class Flow(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.field = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(3):
-                middle = x + 0.1 * self.field(x)
-                x = x + 0.2 * self.field(middle)
-            return x
-
-    model, x = Flow(), rows(size=2)
-    return fit(model, Adam(model.parameters(), lr=0.01), x[:2], lambda: F.mse_loss(model(x), -x))
+    model = Net(forward, field=nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)))
+    x = two_numbers()
+    return fit(model, adam(model.parameters()), x[:2], lambda _: F.mse_loss(model(x), -x))
 
 
-@case("Adam")
-def weight_norm() -> Attribution:
-    """Weight normalization."""
-    model, x, y = (
-        nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 1)),
-        rows(),
-        rows(size=1),
-    )
-    return fit(model, Adam(model.parameters(), lr=0.01), rows(2), lambda: F.mse_loss(model(x), y))
+def low_rank() -> nn.Module:
+    """The optimizer receives the frozen base too."""
+    base = nn.Linear(3, 8).requires_grad_(False)
+    a, b = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.zeros(8, 2))
+    adapted = Net(lambda net, x: net.base(x) + x @ net.a.T @ net.b.T, base=base, a=a, b=b)
+    return nn.Sequential(adapted, nn.ReLU(), nn.Linear(8, 2))
 
 
-@case("AdamW")
-def low_rank_adapters() -> Attribution:
-    """LoRA on a frozen base."""
+def hypernetwork() -> nn.Module:
+    def forward(net: Any, task: Tensor, x: Tensor) -> Any:
+        return (net.weights(task).unflatten(1, (2, 3)) @ x[..., None])[..., 0]
 
-    class Adapted(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
-            super().__init__()
-            self.base = base.requires_grad_(False)
-            self.a, self.b = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.zeros(8, 2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.base(x) + x @ self.a.T @ self.b.T
-            return out
-
-    model, x, y = nn.Sequential(Adapted(nn.Linear(3, 8)), nn.ReLU(), nn.Linear(8, 2)), rows(), classes()
-    optimizer = AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.01)
-    return fit(model, optimizer, rows(2), lambda: F.cross_entropy(model(x), y))
-
-
-@case("SGD")
-def hypernetwork() -> Attribution:
-    """Hypernetwork."""
-
-    class Hyper(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weights = mlp(2, 6)
-
-        def forward(self, task: Tensor, x: Tensor) -> Tensor:
-            matrix = self.weights(task).unflatten(1, (2, 3))
-            return (matrix @ x[..., None])[..., 0]  # type: ignore[no-any-return]
-
-    model, task, x, y = Hyper(), rows(size=2), rows(), rows(size=2)
-    return fit(model, SGD(model.parameters(), lr=0.05), (task[:2], x[:2]), lambda: F.mse_loss(model(task, x), y))
+    return Net(forward, weights=mlp(2, 6))
 
 
 # --- Generative models
 
 
-@case("Adam")
 def autoencoder() -> Attribution:
-    """Denoising autoencoder."""
     model, x = mlp(3, 3, 2), rows()
-    step = lambda: F.mse_loss(model(x + 0.1 * torch.randn_like(x)), x)  # noqa: E731
-    return fit(model, Adam(model.parameters(), lr=0.01), rows(2), step)
+    step = lambda _: F.mse_loss(model(x + 0.1 * torch.randn_like(x)), x)  # noqa: E731
+    return fit(model, adam(model.parameters()), rows(2), step)
 
 
-class Variational(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.decoder = mlp(3, 4), mlp(2, 3)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mean, log_var = self.encoder(x).chunk(2, dim=1)
-        noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
-        return self.decoder(mean + noise * (log_var / 2).exp()), mean, log_var
-
-
-@case("Adam")
 def variational() -> Attribution:
-    """Variational autoencoder."""
-    model, x = Variational(), rows()
+    def forward(net: Any, x: Tensor) -> Any:
+        mean, log_var = net.encoder(x).chunk(2, dim=1)
+        noise = torch.randn_like(mean) if net.training else torch.zeros_like(mean)
+        return net.decoder(mean + noise * (log_var / 2).exp()), mean, log_var
 
-    def step() -> Any:
+    model, x = Net(forward, encoder=mlp(3, 4), decoder=mlp(2, 3)), rows()
+
+    def step(_: Trace) -> Any:
         again, mean, log_var = model(x)
         return F.mse_loss(again, x) + 0.1 * (mean.square() + log_var.exp() - log_var - 1).mean()
 
-    return fit(model, Adam(model.parameters(), lr=0.01), rows(2), step, output=0)
+    return fit(model, adam(model.parameters()), rows(2), step, output=0)
 
 
-@case("Adam")
 def discretized() -> Attribution:
-    """VQ-VAE with straight-through gradients."""
+    def forward(net: Any, x: Tensor) -> Any:
+        z = net.encoder(x)
+        code = net.codes[(z[:, None] - net.codes).square().sum(2).argmin(1)]
+        return net.decoder(z + (code - z).detach()), z, code
 
-    class Quantized(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.decoder = mlp(3, 2), mlp(2, 3)
-            self.codes = nn.Parameter(torch.randn(4, 2))
+    codes = nn.Parameter(torch.randn(4, 2))
+    model, x = Net(forward, encoder=mlp(3, 2), decoder=mlp(2, 3), codes=codes), rows()
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            z = self.encoder(x)
-            code = self.codes[(z[:, None] - self.codes).square().sum(2).argmin(1)]
-            return self.decoder(z + (code - z).detach()), z, code
-
-    model, x = Quantized(), rows()
-
-    def step() -> Any:
+    def step(_: Trace) -> Any:
         again, z, code = model(x)
         return F.mse_loss(again, x) + F.mse_loss(z.detach(), code) + 0.25 * F.mse_loss(z, code.detach())
 
-    return fit(model, Adam(model.parameters(), lr=0.01), rows(2), step, output=0)
+    return fit(model, adam(model.parameters()), rows(2), step, output=0)
 
 
-@case("Adam, two of them")
 def adversarial() -> Attribution:
-    """GAN: the discriminator is followed."""
-    maker, judge, real = mlp(2, 3), mlp(3, 1), rows()
-    first, second = Adam(maker.parameters(), lr=0.01), Adam(judge.parameters(), lr=0.01)
-    with ntkexp.follow(judge, second, queries=rows(2)) as trace:
-        for _ in range(STEPS):
-            fake = maker(rows(size=2))
-            second.zero_grad()
-            (F.softplus(-judge(real)) + F.softplus(judge(fake.detach()))).mean().backward()  # type: ignore[no-untyped-call]
-            second.step()
-            first.zero_grad()
-            F.softplus(-judge(fake)).mean().backward()  # type: ignore[no-untyped-call]
-            first.step()
-    return trace.attribute(quiet=True)
+    maker, judge, real = mlp(2, 3), one_output(), rows()
+    optimizer = adam(maker.parameters())
+
+    def step(_: Trace) -> Any:
+        return (F.softplus(-judge(real)) + F.softplus(judge(maker(two_numbers()).detach()))).mean()
+
+    def train_the_other() -> None:
+        optimizer.zero_grad()
+        F.softplus(-judge(maker(two_numbers()))).mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return fit(judge, adam(judge.parameters()), rows(2), step, after=train_the_other)
 
 
-@case("AdamW")
 def diffusion() -> Attribution:
-    """Diffusion: a network that predicts noise."""
     model, x = mlp(4, 3), rows()
 
-    def step() -> Any:
+    def step(_: Trace) -> Any:
         time, noise = torch.rand(len(x), 1), torch.randn_like(x)
         noisy = (1 - time).sqrt() * x + time.sqrt() * noise
         return F.mse_loss(model(torch.cat([noisy, time], dim=1)), noise)
 
-    return fit(model, AdamW(model.parameters(), lr=0.01), rows(2, 4), step)
+    return fit(model, adamw(model.parameters()), rows(2, 4), step)
 
 
-@case("Adam")
-def coupling_flow() -> Attribution:
-    """Normalizing flow with coupling layers."""
+def coupling_flow() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Any:
+        a, b = x.chunk(2, dim=1)
+        log_volume = torch.zeros_like(a)
+        for part in net.parts:
+            scale, shift = part(a).chunk(2, dim=1)
+            a, b = b * scale.tanh().exp() + shift, a
+            log_volume = log_volume + scale.tanh()
+        return (log_volume - (a.square() + b.square()) / 2)[:, 0]
 
-    class Coupling(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = nn.ModuleList(mlp(1, 2) for _ in range(2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            a, b = x.chunk(2, dim=1)
-            log_volume = torch.zeros_like(a)
-            for part in self.parts:
-                scale, shift = part(a).chunk(2, dim=1)
-                a, b = b * scale.tanh().exp() + shift, a
-                log_volume = log_volume + scale.tanh()
-            return (log_volume - (a.square() + b.square()) / 2)[:, 0]
-
-    model, x = Coupling(), rows(size=2)
-    return fit(model, Adam(model.parameters(), lr=0.01), x[:2], lambda: -model(x).mean())
+    return Net(forward, parts=nn.ModuleList(mlp(1, 2) for _ in range(2)))
 
 
-@case("SGD")
 def energy_based() -> Attribution:
-    """Energy-based model, contrastive divergence with given negatives."""
-    model, x, y = mlp(outputs=1), rows(), rows()
-    return fit(model, SGD(model.parameters(), lr=0.05), rows(2), lambda: model(x).mean() - model(y).mean())
+    model, x, y = one_output(), rows(), rows()
+    return fit(model, sgd(model.parameters()), rows(2), lambda _: model(x).mean() - model(y).mean())
 
 
-@case("Adam")
-def categorical_relaxation() -> Attribution:
-    """Gumbel-softmax with hard samples."""
+def gumbel() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Any:
+        logits = net.logits(x)
+        return net.out(F.gumbel_softmax(logits, hard=True) if net.training else logits.softmax(1))
 
-    class Choosing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.logits, self.out = mlp(3, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            logits = self.logits(x)
-            code = F.gumbel_softmax(logits, hard=True) if self.training else logits.softmax(1)
-            out: Tensor = self.out(code)
-            return out
-
-    model, x, y = Choosing(), rows(), classes()
-    return fit(model, Adam(model.parameters(), lr=0.01), rows(2), lambda: F.cross_entropy(model(x), y))
+    return Net(forward, logits=mlp(3, 4), out=nn.Linear(4, 2))
 
 
 # --- Self-supervised learning
 
 
-@case("SGD, momentum")
+def seen_twice(model: nn.Module, x: Tensor) -> list[Any]:
+    """The outputs of two noisy views."""
+    return [model(x + 0.1 * torch.randn_like(x)) for _ in range(2)]
+
+
 def contrastive() -> Attribution:
-    """SimCLR: two views, all pairs of a batch."""
     model, x = mlp(outputs=4), rows()
 
-    def step() -> Any:
-        views = [F.normalize(model(x + 0.1 * torch.randn_like(x))) for _ in range(2)]
-        return F.cross_entropy(views[0] @ views[1].T / 0.5, torch.arange(len(x)))
+    def step(_: Trace) -> Any:
+        one, other = map(F.normalize, seen_twice(model, x))
+        return F.cross_entropy(one @ other.T / 0.5, torch.arange(len(x)))
 
     return fit(model, SGD(model.parameters(), lr=0.1, momentum=0.9), rows(2), step)
 
 
-@case("SGD")
 def stop_gradient() -> Attribution:
-    """SimSiam: a predictor and a stopped gradient."""
+    def forward(net: Any, x: Tensor) -> Any:
+        z = net.body(x)
+        return net.head(z), z.detach()
 
-    class Siamese(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = mlp(outputs=4), mlp(4, 4)
+    model, x = Net(forward, body=mlp(outputs=4), head=mlp(4, 4)), rows()
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            z = self.body(x)
-            return self.head(z), z.detach()
-
-    model, x = Siamese(), rows()
-
-    def step() -> Any:
-        (p, _), (_, z) = model(x + 0.1 * torch.randn_like(x)), model(x + 0.1 * torch.randn_like(x))
+    def step(_: Trace) -> Any:
+        (p, _), (_, z) = seen_twice(model, x)
         return -F.cosine_similarity(p, z).mean()
 
-    return fit(model, SGD(model.parameters(), lr=0.05), rows(2), step, output=0)
+    return fit(model, sgd(model.parameters()), rows(2), step, output=0)
 
 
-@case("AdamW")
 def momentum_teacher() -> Attribution:
-    """BYOL: a teacher that is an average of the student."""
-    model, head, x = mlp(outputs=4), mlp(4, 4), rows()
-    both = nn.Sequential(model, head)
-    teacher = copy.deepcopy(model)
+    model, x = mlp(outputs=4), rows()
+    both, teacher = nn.Sequential(model, mlp(4, 4)), copy.deepcopy(model)
 
-    def step() -> Any:
+    def step(_: Trace) -> Any:
         with torch.no_grad():
             wanted = teacher(x + 0.1 * torch.randn_like(x))
         return -F.cosine_similarity(both(x + 0.1 * torch.randn_like(x)), wanted).mean()
 
+    @torch.no_grad()
     def after() -> None:
-        with torch.no_grad():
-            for slow, fast in zip(teacher.parameters(), model.parameters(), strict=True):
-                slow.lerp_(fast, 0.1)
+        for slow, fast in zip(teacher.parameters(), model.parameters(), strict=True):
+            slow.lerp_(fast, 0.1)
 
-    return fit(both, AdamW(both.parameters(), lr=0.01), rows(2), step, after)
+    return fit(both, adamw(both.parameters()), rows(2), step, after=after)
 
 
-@case("Adam")
 def triplets() -> Attribution:
-    """Triplet loss, three calls in a step."""
     model, a, b, c = mlp(outputs=4), rows(), rows(), rows()
-    step = lambda: F.triplet_margin_loss(model(a), model(b), model(c))  # noqa: E731
-    return fit(model, Adam(model.parameters(), lr=0.01), rows(2), step)
+    step = lambda _: F.triplet_margin_loss(model(a), model(b), model(c))  # noqa: E731
+    return fit(model, adam(model.parameters()), rows(2), step)
 
 
-@case("AdamW")
-def two_encoders() -> Attribution:
-    """CLIP: two encoders and a temperature."""
+def two_encoders() -> nn.Module:
+    def forward(net: Any, x: Tensor, t: Tensor) -> Any:
+        return F.normalize(net.image(x)) * net.scale.exp(), F.normalize(net.text(t))
 
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.image, self.text, self.scale = mlp(3, 4), mlp(5, 4), nn.Parameter(torch.tensor(1.0))
+    return Net(forward, image=mlp(3, 4), text=mlp(5, 4), scale=nn.Parameter(torch.tensor(1.0)))
 
-        def forward(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-            return F.normalize(self.image(x)) * self.scale.exp(), F.normalize(self.text(t))
 
-    model, x, t = Pair(), rows(), rows(size=5)
-
-    def step() -> Any:
-        image, text = model(x, t)
-        logits = image @ text.T
-        place = torch.arange(len(x))
-        return (F.cross_entropy(logits, place) + F.cross_entropy(logits.T, place)) / 2
-
-    return fit(model, AdamW(model.parameters(), lr=0.01), (x[:2], t[:2]), step, output=0)
+def both_ways(outputs: tuple[Tensor, Tensor], place: Tensor) -> Tensor:
+    logits = outputs[0] @ outputs[1].T
+    return (F.cross_entropy(logits, place) + F.cross_entropy(logits.T, place)) / 2
 
 
 # --- Reinforcement learning and preferences
 
 
-@case("Adam")
-def policy_gradient() -> Attribution:
-    """REINFORCE with given rewards."""
-    model, x, reward = mlp(), rows(), torch.randn(8)
-
-    def step() -> Any:
-        log_p = model(x).log_softmax(1)
-        action = log_p.detach().exp().multinomial(1)
-        return -(log_p.gather(1, action)[:, 0] * reward).mean()
-
-    return fit(model, Adam(model.parameters(), lr=0.01), rows(2), step)
+def chosen(log_p: Tensor, action: Tensor) -> Tensor:
+    """The numbers of these actions."""
+    return log_p.gather(1, action[:, None])[:, 0]
 
 
-@case("Adam")
+def reinforce(outputs: Tensor, reward: Tensor) -> Tensor:
+    log_p = outputs.log_softmax(1)
+    return -(chosen(log_p, log_p.detach().exp().multinomial(1)[:, 0]) * reward).mean()
+
+
 def clipped_policy() -> Attribution:
-    """PPO: actor and critic, clipped ratio."""
+    def forward(net: Any, x: Tensor) -> Any:
+        h = net.body(x).tanh()
+        return net.actor(h), net.critic(h)[:, 0]
 
-    class ActorCritic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.actor, self.critic = nn.Linear(3, 8), nn.Linear(8, 2), nn.Linear(8, 1)
+    model = Net(forward, body=nn.Linear(3, 8), actor=nn.Linear(8, 2), critic=nn.Linear(8, 1))
+    x, action, gain = rows(), classes(), torch.randn(8)
+    before = chosen(model(x)[0].log_softmax(1), action).detach()
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            h = self.body(x).tanh()
-            return self.actor(h), self.critic(h)[:, 0]
-
-    model, x, action, gain = ActorCritic(), rows(), classes(), torch.randn(8)
-    before = model(x)[0].log_softmax(1).gather(1, action[:, None])[:, 0].detach()
-
-    def step() -> Any:
+    def step(_: Trace) -> Any:
         logits, value = model(x)
-        ratio = (logits.log_softmax(1).gather(1, action[:, None])[:, 0] - before).exp()
+        ratio = (chosen(logits.log_softmax(1), action) - before).exp()
         policy = torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
         return -policy.mean() + 0.5 * (value - gain).square().mean()
 
-    return fit(model, Adam(model.parameters(), lr=0.01), rows(2), step, output=0)
+    return fit(model, adam(model.parameters()), rows(2), step, output=0)
 
 
-@case("RMSprop")
 def temporal_difference() -> Attribution:
-    """Q-learning with a target network."""
-    model, x, after_x, action, reward = mlp(), rows(), rows(), classes(), torch.randn(8)
+    model, x, later, action, reward = mlp(), rows(), rows(), classes(), torch.randn(8)
     target = copy.deepcopy(model)
 
-    def step() -> Any:
+    def step(_: Trace) -> Any:
         with torch.no_grad():
-            wanted = reward + 0.9 * target(after_x).amax(1)
-        return F.smooth_l1_loss(model(x).gather(1, action[:, None])[:, 0], wanted)
+            wanted = reward + 0.9 * target(later).amax(1)
+        return F.smooth_l1_loss(chosen(model(x), action), wanted)
 
     return fit(model, RMSprop(model.parameters(), lr=0.01), rows(2), step)
 
 
-@case("AdamW")
 def preferences() -> Attribution:
-    """DPO: preferred and rejected answers, a frozen reference."""
-    model = mlp(outputs=5)
-    reference, x, good, bad = copy.deepcopy(model), rows(), classes(of=5), classes(of=5)
+    model, x, good, bad = mlp(outputs=5), rows(), classes(of=5), classes(of=5)
+    reference = copy.deepcopy(model)
 
     def log_ratio(answers: Tensor) -> Tensor:
         with torch.no_grad():
-            known = reference(x).log_softmax(1).gather(1, answers[:, None])
-        return model(x).log_softmax(1).gather(1, answers[:, None]) - known  # type: ignore[no-any-return]
+            known = chosen(reference(x).log_softmax(1), answers)
+        return chosen(model(x).log_softmax(1), answers) - known
 
-    step = lambda: F.softplus(-0.5 * (log_ratio(good) - log_ratio(bad))).mean()  # noqa: E731
-    return fit(model, AdamW(model.parameters(), lr=0.01), rows(2), step)
+    step = lambda _: F.softplus(-0.5 * (log_ratio(good) - log_ratio(bad))).mean()  # noqa: E731
+    return fit(model, adamw(model.parameters()), rows(2), step)
 
 
 # --- Losses through derivatives, and graphs
 
 
-def examples_of(model: nn.Module, optimizer: Optimizer, queries: object, step: Callable[[Trace], Any]) -> Attribution:
-    """Follow a loop whose loss uses `trace.losses`."""
-    with ntkexp.follow(model, optimizer, queries=queries) as trace:  # type: ignore[arg-type]
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            step(trace).backward()
-            optimizer.step()
-    return trace.attribute(quiet=True)
+def slope_of(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The inputs, and the derivative of the outputs by them."""
+    x = x.clone().requires_grad_()
+    return x, torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
 
 
-@case("Adam")
 def differential_equation() -> Attribution:
-    """Physics-informed network."""
-    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-    points = torch.rand(6, 1)
+    model, points = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)), torch.rand(6, 1)
 
     def residuals(model: nn.Module, x: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        x, slope = slope_of(model, x)
         return (slope + x).square()[:, 0]
 
-    optimizer = Adam(model.parameters(), lr=0.01)
-    return examples_of(model, optimizer, points[:2], lambda trace: trace.losses(residuals, points).mean())
+    return fit(model, adam(model.parameters()), points[:2], lambda trace: trace.losses(residuals, points).mean())
 
 
-@case("Adam")
 def gradient_penalty() -> Attribution:
-    """Gradient penalty of a critic."""
-    model, x, y = mlp(outputs=1), rows(), rows()
+    model, x, y = one_output(), rows(), rows()
 
     def penalty(model: nn.Module, x: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        return (slope.norm(dim=1) - 1).square()  # type: ignore[no-any-return]
+        return (slope_of(model, x)[1].norm(dim=1) - 1).square()  # type: ignore[no-any-return]
 
     step = lambda trace: (model(x) - model(y)).mean() + trace.losses(penalty, (x + y) / 2).mean()  # noqa: E731
-    return examples_of(model, Adam(model.parameters(), lr=0.01), rows(2), step)
+    return fit(model, adam(model.parameters()), rows(2), step)
 
 
-@case("Adam")
 def meta_learning() -> Attribution:
-    """MAML: one inner step by a functional call."""
-    model, x, y = mlp(outputs=1), torch.randn(4, 6, 3), torch.randn(4, 6, 1)
+    model, x, y = one_output(), torch.randn(4, 6, 3), torch.randn(4, 6, 1)
 
     def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         weights = dict(model.named_parameters())
@@ -912,110 +620,64 @@ def meta_learning() -> Attribution:
             each.append(F.mse_loss(torch.func.functional_call(model, moved, (task_x[3:],)), task_y[3:]))
         return torch.stack(each)
 
-    optimizer = Adam(model.parameters(), lr=0.01)
-    return examples_of(model, optimizer, rows(2), lambda trace: trace.losses(losses, x, y).mean())
+    return fit(model, adam(model.parameters()), rows(2), lambda trace: trace.losses(losses, x, y).mean())
 
 
-class GraphNetwork(nn.Module):
-    """Node classes of graphs [graph, node, feature] with adjacency [graph, node, node]."""
+def graph_network(*, whole: bool) -> nn.Module:
+    """Outputs of nodes, or their mean over the graph."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 6), nn.Linear(6, 2)
+    def forward(net: Any, x: Tensor, adjacency: Tensor) -> Any:
+        nodes = adjacency @ net.second((adjacency @ net.first(x)).relu())
+        return nodes.mean(1) if whole else nodes
 
-    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
-        out: Tensor = adjacency @ self.second((adjacency @ self.first(x)).relu())
-        return out
+    return Net(forward, first=nn.Linear(3, 6), second=nn.Linear(6, 2))
 
 
-@case("Adam")
 def node_classes() -> Attribution:
-    """Graph network, a loss for each node."""
-    model, x, y = GraphNetwork(), torch.randn(1, 6, 3), classes(6)
-    adjacency = (torch.rand(1, 6, 6) < 0.5).to(x) / 3
+    model, graph, y = graph_network(whole=False), graphs(1), classes(4)
 
     def losses(model: nn.Module, y: Tensor) -> Tensor:
-        return F.cross_entropy(model(x, adjacency)[0], y, reduction="none")
+        return F.cross_entropy(model(*graph)[0], y, reduction="none")
 
-    with ntkexp.follow(
-        model, optimizer := Adam(model.parameters(), lr=0.01), queries=(x, adjacency), ids=lambda call: range(6)
-    ) as trace:
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            trace.losses(losses, y).mean().backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    return trace.attribute(quiet=True)
-
-
-@case("Adam")
-def graph_classes() -> Attribution:
-    """Graph network, a class for each graph."""
-
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.nodes = GraphNetwork()
-
-        def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
-            out: Tensor = self.nodes(x, adjacency).mean(1)
-            return out
-
-    model, x, y = Whole(), torch.randn(5, 4, 3), classes(5)
-    adjacency = (torch.rand(5, 4, 4) < 0.5).to(x)
-    queries = (x[:2], adjacency[:2])
-    return fit(model, Adam(model.parameters(), lr=0.01), queries, lambda: F.cross_entropy(model(x, adjacency), y))
+    step = lambda trace: trace.losses(losses, y).mean()  # noqa: E731
+    return fit(model, adam(model.parameters()), graph, step, ids=lambda call: range(4))
 
 
 # --- Training tricks
 
 
-@case("AdamW, accumulation")
 def accumulation() -> Attribution:
-    """Gradient accumulation over two halves."""
     model, x, y = mlp(), rows(), classes()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-    with ntkexp.follow(model, optimizer, queries=rows(2)) as trace:
-        for _ in range(STEPS):
-            for half in (slice(0, 4), slice(4, 8)):
-                (F.cross_entropy(model(x[half]), y[half]) / 2).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
-    return trace.attribute(quiet=True)
+
+    def step(_: Trace) -> Any:
+        (F.cross_entropy(model(x[:4]), y[:4]) / 2).backward()  # type: ignore[no-untyped-call]
+        return F.cross_entropy(model(x[4:]), y[4:]) / 2
+
+    return fit(model, adamw(model.parameters()), rows(2), step)
 
 
-@case("SGD, clipping by value")
-def clipped_by_value() -> Attribution:
-    """Gradients clipped by value."""
-    model, x, y = mlp(), rows(), classes()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with ntkexp.follow(model, optimizer, queries=rows(2)) as trace:
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_value_(model.parameters(), 0.02)
-            optimizer.step()
-    return trace.attribute(quiet=True)
+def several_optimizers(split: Callable[[nn.Module], list[Optimizer]]) -> Run:
+    """Return a loop with several optimizers of one model."""
+
+    def run() -> Attribution:
+        model, x, y = mlp(), rows(), classes()
+        return fit(model, split(model), rows(2), lambda _: F.cross_entropy(model(x), y))
+
+    return run
 
 
-@case("Adam, by parameter")
-def optimizer_per_parameter() -> Attribution:
-    """One optimizer for each parameter."""
-    model, x, y = mlp(), rows(), classes()
-    optimizers = [Adam([weight], lr=0.01) for weight in model.parameters()]
-    with ntkexp.follow(model, optimizers, queries=rows(2)) as trace:
-        for _ in range(STEPS):
-            model.zero_grad()
-            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-            for optimizer in optimizers:
-                optimizer.step()
-    return trace.attribute(quiet=True)
+def by_parameter(model: nn.Module) -> list[Optimizer]:
+    return [adam([weight]) for weight in model.parameters()]
 
 
-@case("SGD, average loaded")
+def by_axes(model: nn.Module) -> list[Optimizer]:
+    matrices, vectors = ([w for w in model.parameters() if w.dim() == axes] for axes in (2, 1))
+    return [optim.Muon(matrices, lr=0.01), adamw(vectors)]
+
+
 def average_of_weights() -> Attribution:
-    """Averaged weights, loaded at the end."""
     model, x, y = mlp(), rows(), classes()
-    average = torch.optim.swa_utils.AveragedModel(model)
+    average = optim.swa_utils.AveragedModel(model)
     optimizer = SGD(model.parameters(), lr=0.1)
     with ntkexp.follow(model, optimizer, queries=rows(2)) as trace:
         for _ in range(STEPS):
@@ -1027,75 +689,216 @@ def average_of_weights() -> Attribution:
     return trace.attribute(quiet=True)
 
 
-@case("AdamW, one-cycle schedule")
-def one_cycle() -> Attribution:
-    """One-cycle schedule that also moves β₁."""
-    model, x, y = mlp(), rows(), classes()
-    optimizer = AdamW(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=STEPS + 1)
-    return fit(model, optimizer, rows(2), lambda: F.cross_entropy(model(x), y), schedule.step)
+def of_timm(module: str, name: str) -> Callable[..., Optimizer]:
+    """Return an optimizer of timm, which is imported when it is needed."""
 
+    def optimizer(weights: Any) -> Optimizer:
+        load_torchvision()
+        found: Optimizer = getattr(import_module(f"timm.optim.{module}"), name)(weights, lr=0.01)
+        return found
 
-@case("SGD, maximized")
-def maximized() -> Attribution:
-    """A reward that is maximized."""
-    model, x = mlp(outputs=1), rows()
-    optimizer = SGD(model.parameters(), lr=0.05, maximize=True)
-    return fit(model, optimizer, rows(2), lambda: -model(x).square().mean())
-
-
-@case("Adam, AMSGrad")
-def dropout() -> Attribution:
-    """Dropout, AMSGrad."""
-    model, x, y = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2)), rows(), classes()
-    optimizer = Adam(model.parameters(), lr=0.01, amsgrad=True)
-    return fit(model, optimizer, rows(2), lambda: F.cross_entropy(model(x), y))
-
-
-@case("Adafactor")
-def adafactor() -> Attribution:
-    """MLP, Adafactor."""
-    model, x, y = mlp(), rows(), classes()
-    return fit(model, torch.optim.Adafactor(model.parameters(), lr=0.05), rows(2), lambda: F.cross_entropy(model(x), y))
-
-
-@case("Muon and AdamW")
-def muon() -> Attribution:
-    """Muon for matrices, AdamW for the rest."""
-    model, x, y = mlp(), rows(), classes()
-    matrices = [weight for weight in model.parameters() if weight.dim() == 2]
-    vectors = [weight for weight in model.parameters() if weight.dim() == 1]
-    optimizers = [torch.optim.Muon(matrices, lr=0.01), AdamW(vectors, lr=0.01)]
-    with ntkexp.follow(model, optimizers, queries=rows(2)) as trace:
-        for _ in range(STEPS):
-            model.zero_grad()
-            F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-            for optimizer in optimizers:
-                optimizer.step()
-    return trace.attribute(quiet=True)
-
-
-@case("Lion")
-def lion() -> Attribution:
-    """MLP, Lion of timm."""
-    load_torchvision()
-    from timm.optim.lion import Lion  # noqa: PLC0415  slow to import
-
-    model, x, y = mlp(), rows(), classes()
-    return fit(model, Lion(model.parameters(), lr=0.01), rows(2), lambda: F.cross_entropy(model(x), y))
-
-
-@case("LAMB")
-def lamb() -> Attribution:
-    """MLP, LAMB of timm."""
-    load_torchvision()
-    from timm.optim.lamb import Lamb  # noqa: PLC0415  slow to import
-
-    model, x, y = mlp(), rows(), classes()
-    return fit(model, Lamb(model.parameters(), lr=0.01), rows(2), lambda: F.cross_entropy(model(x), y))
+    return optimizer
 
 
 # --- The table
+
+CASES = [
+    LoopCase("MLP, cross-entropy", "AdamW", supervised(adamw)),
+    LoopCase(
+        "MLP, label smoothing",
+        "SGD, momentum",
+        supervised(partial(SGD, lr=0.1, momentum=0.9), partial(F.cross_entropy, label_smoothing=0.1)),
+    ),
+    LoopCase("MLP, focal loss", "Adam", supervised(adam, focal_loss)),
+    LoopCase("MLP, class weights and ignored targets", "AdamW", supervised(adamw, weighted, y=some_ignored)),
+    LoopCase("Mixup of inputs and labels", "NAdam", mixup),
+    LoopCase("Regression, Huber loss", "Rprop", supervised(optim.Rprop, F.huber_loss, one_output, one_number)),
+    LoopCase(
+        "Regression, three quantiles",
+        "Adamax",
+        supervised(partial(optim.Adamax, lr=0.01), pinball, partial(mlp, outputs=3), one_number),
+    ),
+    LoopCase(
+        "Mean and variance as two outputs, Gaussian likelihood",
+        "AdamW",
+        supervised(adamw, likelihood, mean_and_variance, two_numbers, output=0),
+    ),
+    LoopCase("Survival analysis, partial likelihood of the batch", "Adam", supervised(adam, cox, one_output)),
+    LoopCase(
+        "Ranking, all pairs of a batch",
+        "RMSprop",
+        supervised(partial(RMSprop, lr=0.01), ranking, one_output, one_number),
+    ),
+    LoopCase(
+        "Two heads, two losses",
+        "AdamW",
+        supervised(adamw, two_losses, two_heads, lambda: (classes(of=3), one_number()), output="label"),
+    ),
+    LoopCase("Distillation from a frozen teacher", "AdamW", distillation),
+    LoopCase(
+        "CNN with max pooling",
+        "SGD, Nesterov",
+        supervised(partial(sgd, momentum=0.9, nesterov=True), model=convolutions, y=two_classes, x=images),
+    ),
+    LoopCase(
+        "CNN with BatchNorm in training mode", "AdamW", supervised(adamw, model=batch_norm, y=two_classes, x=images)
+    ),
+    LoopCase(
+        "ResNet with GroupNorm, cosine schedule",
+        "SGD, cosine schedule",
+        supervised(
+            partial(sgd, momentum=0.9),
+            model=residual,
+            y=two_classes,
+            x=images,
+            schedule=partial(lr_scheduler.CosineAnnealingLR, T_max=STEPS),
+        ),
+    ),
+    LoopCase(
+        "UNet for segmentation",
+        "Adam",
+        supervised(adam, model=unet, y=partial(torch.randint, 2, (4, 8, 8)), x=images),
+    ),
+    LoopCase(
+        "LSTM, gradients clipped by norm",
+        "RMSprop, clipping by norm",
+        supervised(
+            partial(RMSprop, lr=0.01),
+            model=lstm,
+            y=partial(classes, 6),
+            x=sequences,
+            change=lambda net: nn.utils.clip_grad_norm_(net.parameters(), 0.1),
+        ),
+    ),
+    LoopCase(
+        "GRU over packed sequences",
+        "Adam",
+        supervised(adam, model=packed, y=partial(classes, 6), x=lambda n=6: (sequences(n), torch.randint(1, 5, (n,)))),
+    ),
+    LoopCase("Causal language model, tied embeddings, dropout", "AdamW", language_model),
+    LoopCase("Masked language model, two learning rates", "AdamW, two rates", masked_language_model),
+    LoopCase("Encoder and decoder with teacher forcing", "Adam", sequence_to_sequence),
+    LoopCase(
+        "Connectionist temporal classification",
+        "SGD",
+        supervised(
+            sgd,
+            ctc,
+            lambda: nn.Sequential(nn.Conv1d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv1d(6, 5, 1)),
+            partial(torch.randint, 1, 5, (4, 3)),
+            lambda n=4: torch.randn(n, 3, 8),
+            measure=first,
+        ),
+    ),
+    LoopCase(
+        "Bag of words",
+        "Adagrad",
+        supervised(
+            partial(optim.Adagrad, lr=0.1),
+            model=lambda: nn.Sequential(nn.EmbeddingBag(20, 4), nn.Linear(4, 2)),
+            x=lambda n=8: torch.randint(20, (n, 5)),
+        ),
+    ),
+    LoopCase(
+        "Sets, summed over their elements",
+        "Adam",
+        supervised(
+            adam,
+            F.mse_loss,
+            lambda: Net(lambda net, x: net.all(net.each(x).sum(1)), each=mlp(outputs=6), all=mlp(6, 1)),
+            partial(rows, 6, 1),
+            sequences,
+        ),
+    ),
+    LoopCase(
+        "Mixture of experts, top 1 of 3",
+        "Adam",
+        supervised(partial(Adam, lr=0.05), F.mse_loss, experts, one_number),
+    ),
+    LoopCase("Neural ODE with Runge-Kutta steps", "Adam", neural_ode),
+    LoopCase(
+        "Weight normalization",
+        "Adam",
+        supervised(
+            adam,
+            F.mse_loss,
+            lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 1)),
+            one_number,
+        ),
+    ),
+    LoopCase("LoRA on a frozen base", "AdamW", supervised(adamw, model=low_rank)),
+    LoopCase(
+        "Hypernetwork",
+        "SGD",
+        supervised(sgd, F.mse_loss, hypernetwork, two_numbers, lambda n=8: (rows(n, 2), rows(n))),
+    ),
+    LoopCase("Denoising autoencoder", "Adam", autoencoder),
+    LoopCase("Variational autoencoder", "Adam", variational),
+    LoopCase("VQ-VAE with straight-through gradients", "Adam", discretized),
+    LoopCase("GAN: the discriminator is followed", "Adam, two of them", adversarial),
+    LoopCase("Diffusion: a network that predicts noise", "AdamW", diffusion),
+    LoopCase(
+        "Normalizing flow with coupling layers",
+        "Adam",
+        supervised(adam, lambda f, _: -f.mean(), coupling_flow, x=partial(rows, size=2)),
+    ),
+    LoopCase("Energy-based model, contrastive divergence with given negatives", "SGD", energy_based),
+    LoopCase("Gumbel-softmax with hard samples", "Adam", supervised(adam, model=gumbel)),
+    LoopCase("SimCLR: two views, all pairs of a batch", "SGD, momentum", contrastive),
+    LoopCase("SimSiam: a predictor and a stopped gradient", "SGD", stop_gradient),
+    LoopCase("BYOL: a teacher that is an average of the student", "AdamW", momentum_teacher),
+    LoopCase("Triplet loss, three calls in a step", "Adam", triplets),
+    LoopCase(
+        "CLIP: two encoders and a temperature",
+        "AdamW",
+        supervised(
+            adamw, both_ways, two_encoders, partial(torch.arange, 8), lambda n=8: (rows(n), rows(n, 5)), output=0
+        ),
+    ),
+    LoopCase("REINFORCE with given rewards", "Adam", supervised(adam, reinforce, y=partial(torch.randn, 8))),
+    LoopCase("PPO: actor and critic, clipped ratio", "Adam", clipped_policy),
+    LoopCase("Q-learning with a target network", "RMSprop", temporal_difference),
+    LoopCase("DPO: preferred and rejected answers, a frozen reference", "AdamW", preferences),
+    LoopCase("Physics-informed network", "Adam", differential_equation),
+    LoopCase("Gradient penalty of a critic", "Adam", gradient_penalty),
+    LoopCase("MAML: one inner step by a functional call", "Adam", meta_learning),
+    LoopCase("Graph network, a loss for each node", "Adam", node_classes),
+    LoopCase(
+        "Graph network, a class for each graph",
+        "Adam",
+        supervised(adam, model=partial(graph_network, whole=True), y=partial(classes, 5), x=graphs),
+    ),
+    LoopCase("Gradient accumulation over two halves", "AdamW, accumulation", accumulation),
+    LoopCase(
+        "Gradients clipped by value",
+        "SGD, clipping by value",
+        supervised(partial(SGD, lr=0.1), change=lambda net: nn.utils.clip_grad_value_(net.parameters(), 0.02)),
+    ),
+    LoopCase("One optimizer for each parameter", "Adam, by parameter", several_optimizers(by_parameter)),
+    LoopCase("Averaged weights, loaded at the end", "SGD, average loaded", average_of_weights),
+    LoopCase(
+        "One-cycle schedule that also moves β₁",
+        "AdamW, one-cycle schedule",
+        supervised(adamw, schedule=partial(lr_scheduler.OneCycleLR, max_lr=0.02, total_steps=STEPS + 1)),
+    ),
+    LoopCase(
+        "A reward that is maximized",
+        "SGD, maximized",
+        supervised(partial(sgd, maximize=True), lambda f, _: -f.square().mean(), one_output),
+    ),
+    LoopCase(
+        "Dropout, AMSGrad",
+        "Adam, AMSGrad",
+        supervised(
+            partial(adam, amsgrad=True),
+            model=lambda: nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2)),
+        ),
+    ),
+    LoopCase("MLP, Adafactor", "Adafactor", supervised(partial(optim.Adafactor, lr=0.05))),
+    LoopCase("Muon for matrices, AdamW for the rest", "Muon and AdamW", several_optimizers(by_axes)),
+    LoopCase("MLP, Lion of timm", "Lion", supervised(of_timm("lion", "Lion"))),
+    LoopCase("MLP, LAMB of timm", "LAMB", supervised(of_timm("lamb", "Lamb"))),
+]
 
 
 def measured(loop: LoopCase, dtype: torch.dtype) -> Attribution:

@@ -21,7 +21,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.path.components import By
 from tests.foreign_loop import loops
-from tests.foreign_loop.bugs import RECORDED, loss_of_a_stale_graph
+from tests.foreign_loop.bugs import RECORDED, loss_of_a_stale_graph, on_gradients
 from tests.foreign_loop.loops import LOOPS, OPTIMIZERS, SHARPNESS, WAYS, Body, Loop, Maker, Way, followed, plain
 
 SUMMED = 100  # eps: 8 steps, each a sum of some tens of terms, in two orders
@@ -65,21 +65,17 @@ def by_hand(given: Loop, batch: Tensor) -> None:
     given.step()
 
 
-def clipped_twice(given: Loop, batch: Tensor) -> None:
+@on_gradients
+def clipped_twice(given: Loop, _: list[Tensor]) -> None:
     """By norm, and then by value."""
-    given.zero()
-    given.back(batch)
     nn.utils.clip_grad_norm_(given.model.parameters(), 0.3)
     nn.utils.clip_grad_value_(given.model.parameters(), 0.03)
-    given.step()
 
 
-def clipped_to_more_and_more(given: Loop, batch: Tensor) -> None:
+@on_gradients
+def clipped_to_more_and_more(given: Loop, _: list[Tensor]) -> None:
     """Some parameters, to a value that changes at every step."""
-    given.zero()
-    given.back(batch)
     nn.utils.clip_grad_value_(given.model[2:].parameters(), 0.01 + 0.005 * given.done)
-    given.step()
 
 
 def sometimes_empty(given: Loop, batch: Tensor) -> None:

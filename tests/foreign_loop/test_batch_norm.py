@@ -321,37 +321,3 @@ def test_norms_without_a_batch_have_no_statistics(inner: Sequence[nn.Module], bo
     found = trace.attribute(quiet=True)
     assert ("statistics" in found) == (body is plain)
     assert np.abs(explained(found) - change.numpy()).max() < ROUNDING * float(change.norm())
-
-
-# --- ResNet-9, the benchmark network of the field, on random images of CIFAR's shape.
-
-
-class Residual(nn.Module):
-    def __init__(self, *inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(*inner)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = x + self.inner(x)
-        return found
-
-
-def block(inside: int, outside: int, size: int = 3, stride: int = 1, padding: int = 1) -> nn.Sequential:
-    convolution = nn.Conv2d(inside, outside, size, stride, padding, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(outside), nn.ReLU(inplace=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["exact", "constant"])
-def test_a_resnet_9_is_followed(mode: BatchNormMode) -> None:
-    w = 4
-    net = nn.Sequential(
-        *(block(3, w), block(w, 2 * w, 5, 2, 2), Residual(block(2 * w, 2 * w), block(2 * w, 2 * w))),
-        *(block(2 * w, 4 * w), nn.MaxPool2d(2), Residual(block(4 * w, 4 * w), block(4 * w, 4 * w))),
-        *(block(4 * w, 2 * w, padding=0), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(2 * w, 10, bias=False)),
-    ).double()
-    trace, change = followed(
-        net, lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    )
-    found = trace.attribute(batch_norm=mode, quiet=True)
-    assert np.abs(explained(found) - change.numpy()).max() < ROUNDING * float(change.norm())

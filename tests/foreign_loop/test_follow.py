@@ -107,13 +107,6 @@ def test_queries_of_a_batch_without_its_axis_are_refused_at_the_first_step() -> 
         fitted(net, torch.optim.SGD(net.parameters()), lambda _: net(x).square().sum(), 1, queries=x[0])
 
 
-def test_examples_may_have_names() -> None:
-    given = loop(sgd)
-    names = {name: f"row {k}" for k, name in enumerate(digests(given.x))}
-    trace = followed(given, plain, ids=lambda call: [names[name] for name in digests(call.args[0])])
-    assert set(trace.attribute()["example"].values.tolist()) <= set(names.values())
-
-
 def test_half_of_a_contribution_is_made_by_the_steps_of_its_example() -> None:
     """If an example is seen at one step, half of the contribution is made in the middle of that step."""
     found = followed(loop(sgd), plain)

@@ -140,6 +140,7 @@ def test_parts_and_jumps_add_up(case: str, measure: Measure | None) -> None:
     assert float(abs(found["by_step"].sum("step") - found["change"]).max()) <= ROUNDING * size
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES)
 def test_a_jump_leaves_the_other_queries_alone(case: str) -> None:
     """A query asked alone has the same contributions, and the same jumps, as beside others that jump."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn, optim
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 
 from ntkexp.cli.main import run as command
+from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.rule import LONG_SUM_DIVISOR, MAX_SUMMED, SIGNATURE_PARTS, Signatures
 from ntkexp.foreign_loop.trace import Trace
@@ -66,86 +67,41 @@ def test_a_changed_memory_is_refused(maker: Maker) -> None:
         followed(loop(maker), changing).attribute()
 
 
-# --- An oracle: with f = Wx, J̄δ = δx, and the movement δ by each example is carried forwards.
+@pytest.mark.parametrize("shape", [(3, 6), (6, 3)])
+def test_the_products_of_muon_are_applied_to_each_example(shape: tuple[int, int]) -> None:
+    """With f = Wx, J̄δ = δx. PyTorch's iteration is in bfloat16, and its factors move the parts in float64."""
+    model = nn.Linear(shape[1], shape[0], bias=False).double()
+    x, y, drawn = torch.randn(8, shape[1]).double(), torch.randint(shape[0], (8,)), torch.randint(8, (5, 4))
+    queries, expected, updates = torch.randn(2, shape[1]).double(), torch.zeros(2, shape[0], 8).double(), list[Tensor]()
+    optimizer = optim.Muon(model.parameters(), lr=0.05, weight_decay=0.0)
 
+    def keep(*_: object) -> None:
+        assert model.weight.grad is not None
+        updates.append(model.weight.grad.lerp(optimizer.state[model.weight]["momentum_buffer"], 0.95))
 
-def taken_forwards(trace: Trace, model: nn.Linear, x: Tensor, moved: Moved) -> Tensor:
-    """−Σ_s δᵢ(s)x, where each example i has a momentum of its gradients alone."""
-    names = list(trace.examples)
-    memory = torch.zeros(len(names), *model.weight.shape, dtype=x.dtype)
-    parts = torch.zeros(len(trace.queries), len(model.weight), len(names), dtype=x.dtype)
-    for index, (step, _) in enumerate(trace.steps.forwards()):
-        (call,) = step.calls
+    optimizer.register_step_post_hook(keep)
+    loss = nn.functional.cross_entropy
+    trace = fitted(model, optimizer, lambda step: loss(model(x[drawn[step]]), y[drawn[step]]), 5, queries=queries)
+    memory = torch.zeros(8, *shape, dtype=torch.float64)
+    places = {name: k for k, name in enumerate(digests(x))}
+    for (step, _), update in zip(trace.steps.forwards(), updates, strict=True):
+        (call,), gradient = step.calls, torch.zeros_like(memory)
         assert call.gradient is not None
-        gradient = torch.zeros_like(memory)
         for name, row, output in zip(call.names, call.inputs, call.gradient, strict=True):
-            gradient[names.index(name)] += torch.outer(output, row)
-        memory, move = moved(index, memory, gradient)
-        parts -= torch.einsum("nci,qi->qcn", move, trace.queries)
-    return parts
-
-
-Moved: TypeAlias = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def rmsprop_forwards(buffers: list[dict[str, Tensor]]) -> Moved:
-    def moved(index: int, memory: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        memory = 0.9 * memory + gradient / (buffers[index]["square_avg"].sqrt() + 1e-8)
-        return memory, 0.05 * memory
-
-    return moved
-
-
-def muon_forwards(buffers: list[dict[str, Tensor]]) -> Moved:
-    """Apply every product of PyTorch's iteration to the parts of examples too, in float64."""
-
-    def moved(index: int, memory: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+            gradient[places[name]] += torch.outer(output, row)
         memory = 0.95 * memory + 0.05 * gradient
-        u, parts = buffers[index]["u"], 0.05 * gradient + 0.95 * memory
-        a, b, c = (3.4445, -4.7750, 2.0315)
-        tall = u.shape[0] > u.shape[1]
-        short = u.bfloat16().T if tall else u.bfloat16()
-        parts = parts.mT if tall else parts
+        tall = shape[0] > shape[1]
+        short, parts = ((each.mT if tall else each) for each in (update.bfloat16(), 0.05 * gradient + 0.95 * memory))
         size = short.norm()
         short, parts = short / size, parts / float(size)
         for _ in range(5):
             gram = short @ short.T
-            factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)
-            short, parts = torch.addmm(short, factor, short, beta=a), a * parts + factor.double() @ parts
-        return memory, 0.05 * max(1.0, u.shape[0] / u.shape[1]) ** 0.5 * (parts.mT if tall else parts)
-
-    return moved
-
-
-@pytest.mark.parametrize("shape", [(3, 6), (6, 3)])
-@pytest.mark.parametrize(
-    ("kind", "settings", "forwards"),
-    [
-        (optim.RMSprop, {"lr": 0.05, "momentum": 0.9}, rmsprop_forwards),
-        (optim.Muon, {"lr": 0.05, "weight_decay": 0.0}, muon_forwards),
-    ],
-)
-def test_parts_are_those_of_each_example_by_itself(
-    kind: Kind, settings: dict[str, Any], forwards: Callable[..., Moved], shape: tuple[int, int]
-) -> None:
-    model = nn.Linear(shape[1], shape[0], bias=False).double()
-    x, y, drawn = torch.randn(8, shape[1]).double(), torch.randint(shape[0], (8,)), torch.randint(8, (5, 4))
-    optimizer, buffers = kind(model.parameters(), **settings), list[dict[str, Tensor]]()
-
-    def keep(*_: object) -> None:
-        state = {key: value.clone() for key, value in optimizer.state[model.weight].items()}
-        if "momentum_buffer" in state and model.weight.grad is not None:
-            state["u"] = model.weight.grad.lerp(state["momentum_buffer"], 0.95)
-        buffers.append(state)
-
-    def loss(step: int) -> Tensor:
-        return nn.functional.cross_entropy(model(x[drawn[step]]), y[drawn[step]])
-
-    optimizer.register_step_post_hook(keep)
-    trace = fitted(model, optimizer, loss, 5, queries=torch.randn(2, shape[1]).double())
-    found = trace.attribute()["contribution"].values
-    expected = taken_forwards(trace, model, x, forwards(buffers))
-    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-12, atol=1e-14)
+            factor = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+            short, parts = torch.addmm(short, factor, short, beta=3.4445), 3.4445 * parts + factor.double() @ parts
+        moved = 0.05 * max(1.0, shape[0] / shape[1]) ** 0.5 * (parts.mT if tall else parts)
+        expected -= torch.einsum("nci,qi->qcn", moved, queries)
+    found = torch.from_numpy(trace.attribute()["contribution"].values)
+    torch.testing.assert_close(found, expected[:, :, [places[name] for name in trace.examples]], rtol=1e-12, atol=1e-14)
 
 
 # --- Subclasses of known optimizers.

@@ -142,7 +142,7 @@ FORMS: dict[str, dict[str, Any]] = {
 READS = (final_state, mean_state, from_a_list)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("cell", "form", "read", "ordered"),
     [
@@ -181,6 +181,7 @@ def padded_mean(model: Reader, texts: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(counts[..., None], states, 0.0).sum(1) / lengths[:, None]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("read", "padded"), [(final_state, padded_state), (mean_state, padded_mean)])
 @pytest.mark.parametrize("cell", CELLS)
 def test_effects_are_those_of_padded_sequences(

@@ -19,6 +19,7 @@ from torch.nn.utils import clip_grad_value_
 
 from ntkexp.foreign_loop.example_names import digests
 from tests.foreign_loop import loops, other_optimizers
+from tests.foreign_loop.bugs import on_gradients
 from tests.foreign_loop.loops import Body, Loop, Maker, followed, loop, of_timm, outputs_of, plain
 
 ROWS = loops.EXAMPLES + 1  # one for each example, and one for weight decay
@@ -78,6 +79,11 @@ def lars(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
     return -1.0 * shares.take(0.9, ratio, parts)
 
 
+def rmsprop(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
+    shares.square = 0.99 * shares.square + 0.01 * parts.sum(0).square()
+    return -0.01 * shares.take(0.9, 1.0, parts / (shares.square.sqrt() + 1e-8))
+
+
 def momentum_by_value(shares: Shares, parts: Tensor, weight: Tensor, norm: float) -> Tensor:
     gradient = parts.sum(0)
     return -0.1 * shares.take(0.9, gradient.clamp(-0.05, 0.05) / gradient, parts)
@@ -117,11 +123,9 @@ def swapped(given: Loop, batch: Tensor) -> None:
     plain(given, batch)
 
 
-def by_value(given: Loop, batch: Tensor) -> None:
-    given.zero()
-    given.back(batch)
+@on_gradients
+def by_value(given: Loop, _: list[Tensor]) -> None:
     clip_grad_value_(given.model.parameters(), 0.05)
-    given.step()
 
 
 @dataclass
@@ -211,6 +215,7 @@ CASES: dict[str, tuple[Maker, Body, Moved]] = {
         swapped,
         schedule_free,
     ),
+    "RMSprop": (all_in_one(optim.RMSprop, lr=0.01, momentum=0.9), plain, rmsprop),
     "SGD by value": (all_in_one(optim.SGD, lr=0.1, momentum=0.9), by_value, momentum_by_value),
     "Adam by value": (all_in_one(optim.Adam, lr=0.01), by_value, adam_by_value),
 }

@@ -290,23 +290,6 @@ def test_modules_of_these_families_have_kernels(name: str) -> None:
     agree(predicted, (after - before).detach(), 1000 * EPS, before.detach().abs().max())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODULES)
-def test_their_training_is_followed_to_rounding(name: str) -> None:
-    module = made(name)
-    x, queries = torch.randn(4, 5, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
-    optimizer, before = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9), module(queries).detach()
-    with ntkexp.follow(module, optimizer, queries=queries) as trace:
-        for step in range(5):
-            optimizer.zero_grad()
-            module(x[step % 2 :: 2]).square().mean().backward()
-            optimizer.step()
-    found = trace.attribute()
-    explained = torch.from_numpy((found["contribution"].sum("example") + found["decay"]).to_numpy())
-    change = (module(queries).detach() - before).reshape(2, -1)
-    agree(explained.reshape(2, -1), change, 1e-12, before.abs().max())
-
-
 def written_by_parts(x: Tensor, w: Tensor) -> Tensor:
     """Complex numbers that are written, and shown by their parts."""
     z = torch.zeros(len(x), 3, dtype=torch.complex128)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.jacobian import Jacobian
@@ -18,10 +17,9 @@ from ntkexp.kernel.secant.rules.linear import warn_of_padding
 from ntkexp.kernel.secant.segment import closure, closure_remark
 from ntkexp.library import reader_of, secant_kernel
 from ntkexp.mistake import Mistake
-from ntkexp.shapes import Weights
 from tests.kernel.networks import scaled
 from tests.kernel.oracle import EPS, agree, applied, refused
-from tests.kernel.problems import KINDS, READ, Known, Step, known, problem
+from tests.kernel.problems import READ, Known, Step, known, problem
 
 ROUNDING = 300  # times eps, relative to the sizes of f and of the terms that sum to its change
 SIZES = (1e-8, 1e-4, 0.3, 3.0)
@@ -56,39 +54,6 @@ def test_they_close_in_single_precision(name: str, size: float) -> None:
     assert_closed(known(name, torch.float32).step(size), torch.finfo(torch.float32).eps)
 
 
-def outputs(network: Known, weights: Weights, x: Tensor) -> Tensor:
-    """f(θ; x), a row for each example."""
-    found: Tensor = functional_call(network.given.module, network.given.start | weights, (x,), tie_weights=True)
-    return found.detach().reshape(len(x), -1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "size"), [(name, size) for name in KINDS for size in ((1e-3, 0.3, 3.0) if name in BROKEN else (0.3,))]
-)
-def test_one_step_of_descent_is_exact(name: str, size: float) -> None:
-    """f(end; x) − f(start; x) = −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ for the gradient step of any loss with output gradients ℓ′."""
-    network = known(name)
-    given, start = network.given, network.given.start
-    generator = torch.Generator().manual_seed(1)
-    residual = torch.randn(network.tape.outputs.shape, generator=generator, dtype=torch.float64) / len(given.x)
-    end = {
-        key: start[key] - size * torch.einsum("ncp,nc->p", rows[:5], residual).view(start[key].shape)
-        for key, rows in network.jacobians.items()
-    }
-    kernel = secant_kernel(given.module, start, end, network.other, given.x)
-    predicted = -size * torch.einsum("qcnd,nd->qc", kernel, residual)
-    before, after = outputs(network, {}, network.other), outputs(network, end, network.other)
-    terms = size * torch.einsum("qcnd,nd->qc", kernel.abs(), residual.abs()).max()
-    agree(predicted, after - before, ROUNDING * EPS, before.abs().max() + after.abs().max() + terms)
-
-
-def test_it_is_not_symmetric_along_a_step() -> None:
-    given = problem("tanh")
-    kernel = secant_kernel(given.module, {}, given.end(1.0), given.x, given.x)
-    assert (kernel - kernel.permute(2, 3, 0, 1)).abs().max() > 1e-2 * kernel.abs().max()
-
-
 def test_the_push_includes_the_change_by_frozen_parameters() -> None:
     given = problem("gelu", seed=4)
     next(iter(given.module.parameters())).requires_grad_(False)
@@ -101,20 +66,6 @@ def test_weights_that_are_not_named_are_the_modules_own() -> None:
     some = {"0.weight": given.end(0.5)["0.weight"]}
     expected = secant_kernel(given.module, given.start, given.start | some, given.x, given.x)
     assert torch.equal(secant_kernel(given.module, {}, some, given.x, given.x), expected)
-
-
-@pytest.mark.parametrize("name", ["relu", "leaky_relu"])
-def test_substeps_telescope(name: str) -> None:
-    """The mean of the secants of n equal substeps closes for every n, also across kinks."""
-    given, count = problem(name, seed=6), 3
-    reader, own = reader_of(given.module)
-    end = given.end(1.0)
-    places = [{key: torch.lerp(own[key], end[key], k / count) for key in own} for k in range(count + 1)]
-    tapes = [reader.record(weights, given.x) for weights in places]
-    step = {key: end[key] - own[key] for key in own}
-    parts = [applied(reader.secant(tapes[k], tapes[k + 1]).jacobian, step) for k in range(count)]
-    first, last = tapes[0].outputs, tapes[-1].outputs
-    agree(torch.stack(parts).mean(0), last - first, ROUNDING * EPS, first.abs().max() + last.abs().max())
 
 
 def test_a_softmax_over_many_classes_closes() -> None:

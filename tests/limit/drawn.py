@@ -26,7 +26,6 @@ POINTWISE: list[AbstractPointwise] = [
     Polynomial(powers=(0.1, 0.5, 0.2)),
     Hermite(degree=2),
 ]
-BENT = [ReLU(), LeakyReLU(slope=0.3), Abs()]
 
 
 def weights(random: Random) -> dict[str, Any]:

@@ -52,47 +52,29 @@ def peak(out: Path, *overrides: str) -> float:
     return int(ended.stderr.splitlines()[-1]) * 1024 / 1e9
 
 
-@pytest.mark.slow
-def test_a_wide_network(tmp_path: Path) -> None:
-    """The gradients of 256 points by 4 million weights would fill 8 GB."""
-    assert peak(tmp_path, *WIDE, "memory_gb=1.5") < 1.5
+POINTS = ("data=teacher", "data.train=320", "data.query=640", "data.test=640")
+CLASSES = ("data.classes=all", "data.train=64", "data.query=16", "data.test=16", "model.width=1024")
+SUMS = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=41", "data.train=800", "data.query=800")
+ON_DISK = ("data.test=0", "model.width=64", "path.kernels=none", "path.queries=[query]", "path.rule=[secant]")
+MEASURED_RUNS = {
+    "gradients of 256 points by 4 million weights, 8 GB": (1.5, WIDE),
+    "many substeps": (1.2, (*POINTS, "path.substeps=32", "path.rule=[secant]")),
+    "gradients of 96 points by 10 outputs and 2.5 million weights, 19 GB": (2.0, SEVERAL),
+    "brackets of 10 outputs by 2 rules over 1.1 million weights, 180 MB for each point": (
+        2.0,
+        (*CLASSES, "optimizer=adam", "path.attributed=12"),
+    ),
+    "52 million contributions and their errors, copied several times in memory, on disk with a checkpoint": (
+        1.0,
+        (*SUMS, *ON_DISK, "checkpoint_seconds=0", "threads=1"),
+    ),
+}
 
 
 @pytest.mark.slow
-def test_many_substeps(tmp_path: Path) -> None:
-    cut = (
-        "data=teacher",
-        "data.train=320",
-        "data.query=640",
-        "data.test=640",
-        "path.substeps=32",
-        "path.rule=[secant]",
-    )
-    assert peak(tmp_path, *cut, "memory_gb=1.2") < 1.2
-
-
-@pytest.mark.slow
-def test_several_outputs(tmp_path: Path) -> None:
-    """The gradients of 96 points by 10 outputs and 2.5 million weights would fill 19 GB."""
-    assert peak(tmp_path, *SEVERAL, "memory_gb=2") < 2.0
-
-
-@pytest.mark.slow
-def test_brackets_of_several_outputs_in_chunks(tmp_path: Path) -> None:
-    """Each of twelve points has brackets of 10 outputs by 2 rules over 1.1 million weights: 180 MB."""
-    chosen = ("data.classes=all", "data.train=64", "data.query=16", "data.test=16", "model.width=1024")
-    adam = ("optimizer=adam", "path.attributed=12")
-    assert peak(tmp_path, *chosen, *adam, "memory_gb=2") < 2.0
-
-
-@pytest.mark.slow
-def test_contributions_that_are_larger_than_the_memory(tmp_path: Path) -> None:
-    """There are 26 million, and 26 million for their error: 0.4 GB, and the program takes 0.7. In memory they would be
-    copied several times; here they lie on disk, with a checkpoint.
-    """
-    sums = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=41", "data.train=800", "data.query=800")
-    chosen = ("data.test=0", "model.width=64", "path.kernels=none", "path.queries=[query]", "path.rule=[secant]")
-    assert peak(tmp_path, *sums, *chosen, "memory_gb=1", "checkpoint_seconds=0", "threads=1") < 1.0
+@pytest.mark.parametrize(("gigabytes", "words"), MEASURED_RUNS.values(), ids=MEASURED_RUNS)
+def test_a_run_takes_no_more_than_its_memory(gigabytes: float, words: tuple[str, ...], tmp_path: Path) -> None:
+    assert peak(tmp_path, *words, f"memory_gb={gigabytes}") < gigabytes
 
 
 # Arrays on disk, of contributions that do not fit into the memory. tests/run/test_resumed.py has runs with them.

@@ -1,4 +1,4 @@
-"""Torture: thousands of random bad inputs, kills and damages. Each case is reproduced from its number.
+"""Torture: thousands of random kills and damages. Each case is reproduced from its number.
 
     python -m tests.torture [KIND…] --count=1000 --seed=0 --workers=2
 

@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
 
 def parsed(words: Sequence[str], kinds: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.torture", description="Bad inputs, kills and damages.")
+    parser = argparse.ArgumentParser(prog="python -m tests.torture", description="Kills and damages.")
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(kinds)}; all if none is named")
     parser.add_argument("--count", type=int, default=100, help="cases of each kind")
     parser.add_argument("--seed", type=int, default=0, help="of the random cases")

@@ -9,7 +9,6 @@ import pytest
 
 from tests.docs.readme import ROOT
 from tests.torture.crew import known
-from tests.torture.loop.search import search
 
 COMMAND = [sys.executable, "-m", "tests.torture"]
 DRAWN_ELSEWHERE = {"kills", "damages", "kernel_files", "journals"}
@@ -20,27 +19,3 @@ def test_a_case_of_every_other_kind() -> None:
     command = [*COMMAND, *sorted({*known()} - DRAWN_ELSEWHERE), "--count=1", "--seed=1"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
-@pytest.mark.slow
-def test_the_same_number_is_the_same_case() -> None:
-    """It does not depend on the workers."""
-    alone, together = (
-        subprocess.check_output([*COMMAND, "overrides", "--count=4", words], cwd=ROOT, text=True)
-        for words in ("--workers=1", "--workers=2")
-    )
-    assert alone.split()[:-1] == together.split()[:-1]  # the last cell has the seconds
-
-
-# Nothing that is planted in a loop is recorded as something else, and no plain loop is refused.
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of torch, about what is planted
-def test_what_is_planted_is_recorded_truly_or_refused() -> None:
-    said: list[str] = []
-    planted, plain = search(0, 30, said.append)
-    assert not planted["wrong"], said
-    assert not plain["wrong"], said
-    assert 20 * plain["refused"] <= plain.total(), said  # one number, under a scale of 1000, that is not clipped once
-    assert planted["refused"] > planted["recorded"] > 0

@@ -1,1 +1,0 @@
-"""Random training loops with planted changes, followed and compared with plain replays."""
