@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import numpy as np
 import pandas as pd
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from fontTools.ttLib import TTFont
 from matplotlib.font_manager import FontProperties, findfont
 from playwright.sync_api import Browser, expect
@@ -684,5 +685,7 @@ def test_a_choice_shows_its_part_alone(explanation_page: Path, browser: Browser)
     opened.get_by_label("Show").select_option("test-0")
     expect(opened.locator("#test-0")).to_be_visible()
     expect(opened.locator("#test-1")).to_be_hidden()
+    found = Axe().run(opened)
+    assert found.violations_count == 0, found.generate_report()
     opened.close()
     assert heard == []
