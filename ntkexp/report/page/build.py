@@ -25,6 +25,7 @@ from typing import TypeAlias
 
 import jinja2
 import pandas as pd
+from markupsafe import Markup
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import make_folder, write_atomically
@@ -168,7 +169,7 @@ def write_explanations(
     page: Path,
     command: str,
 ) -> Path:
-    """Write the page with the explanations of a run. Return its path."""
+    """Write the page with the explanations of a run, and link the report to it. Return its path."""
     # a sentence on the agreement of predicted leave-out effects with retrainings
     check = ""
     picture = None
@@ -196,7 +197,27 @@ def write_explanations(
     )
     make_folder(page.parent)
     write_atomically(page, text)
+    # the report was written without a link to this page
+    without_link = NO_LINK.format(anchor)
+    if without_link in report_text:
+        write_atomically(
+            report, report_text.replace(without_link, explanation_link(anchor, page, page.parent))
+        )
     return page
+
+
+NO_LINK = Markup('<span id="explained-{}"></span>')
+"""The place of a link from a run in the report to its explanations, which may come later."""
+
+
+def explanation_link(anchor: str, page: Path, folder: Path) -> Markup:
+    """Return the link from a run in the report to the page of its explanations, if that exists."""
+    if not page.is_file():
+        return NO_LINK.format(anchor)
+    href = link(page, folder)
+    return Markup(
+        '<span id="explained-{}"><a href="{}">Explained point by point</a> · </span>'
+    ).format(anchor, href)
 
 
 def fill(template: str, command: str, **content: object) -> str:
@@ -311,13 +332,13 @@ def run_view(run: Run, anchor: str, folder: Path) -> View:
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
     files = [name for name in names if (run.path / name).is_file()]
     files += [f"plots/{name}" for name in sorted(path.name for path in drawings_of(run))]
-    explained = f"explain-{run.name}.html"
+    explanations = run.path.parent.parent / "report" / f"explain-{run.name}.html"
     return {
         "anchor": anchor,
         "name": run.name,
         "kind": describe_loop(run) if is_followed(run) else "",
         "href": link(run.path, folder),
-        "explained": explained if (folder / explained).is_file() else "",
+        "explained": explanation_link(anchor, explanations, folder),
         "sentence": ladder_sentence(run.ladder, diverged=run.diverged),
         "outcome": run.outcome,
         "command": command_of(run),
