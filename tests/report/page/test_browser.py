@@ -315,6 +315,18 @@ def test_the_page_prints_all_rows_without_its_controls(opened: Open) -> None:
 
 
 @pytest.mark.slow
+def test_no_table_is_cut_in_print(opened: Open) -> None:
+    """A landscape page of A4 has 1032 pixels between its margins."""
+    page = opened(width=1032, scheme="dark")
+    unfold(page)
+    page.emulate_media(media="print", color_scheme="dark")
+    widths = page.locator("table:visible").evaluate_all("tables => tables.map(table => table.offsetWidth)")
+    assert page.locator("#points-width.wide").count() == 1
+    assert max(widths) <= 1032
+    assert luminance(page.evaluate("getComputedStyle(document.body).color")) < 0.1
+
+
+@pytest.mark.slow
 def test_every_control_has_a_name(opened: Open) -> None:
     """Buttons of different tables and pictures have different names."""
     page = opened()
