@@ -113,8 +113,10 @@ def write(material: Material, folder: Path, command: str) -> Path:
     for analysis in material.analyses:
         save(analysis, folder)
     write_atomically(folder / "runs.csv", format_csv(combined(material.runs)))
-    # a page without sweeps begins with a picture of all runs
-    first = None if material.analyses else strip(material.runs)
+    # a page of several runs without sweeps has a picture of all runs
+    first = None
+    if len(material.runs) > 1 and not material.analyses:
+        first = strip(material.runs)
     names = anchors(material.runs)
     page = fill(
         "template.html",

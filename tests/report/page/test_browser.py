@@ -413,7 +413,7 @@ def test_claims_are_sorted_and_filtered_by_keyboard(claims_page: Page) -> None:
 @pytest.mark.slow
 def test_black_dots_are_as_light_as_lines_in_the_dark(claims_page: Page) -> None:
     claims_page.emulate_media(color_scheme="dark")
-    claims_page.locator("details").first.evaluate("one => { one.open = true; }")
+    claims_page.locator("#details details").first.evaluate("one => { one.open = true; }")
     fills = claims_page.locator("svg.plot use").evaluate_all("all => all.map(one => getComputedStyle(one).fill)")
     assert fills
     assert "rgb(0, 0, 0)" not in fills
