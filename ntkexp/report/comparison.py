@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pandas as pd
 
+from ntkexp.mistake import Mistake
 from ntkexp.report.analysis.quantities import quantities
 from ntkexp.report.inventory import differing, flatten_config
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import main_split
+from ntkexp.text import counted
 
 
 def combined(runs: Sequence[Run]) -> pd.DataFrame:
@@ -36,71 +38,95 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
 GROUPING_KEYS = ("data", "model", "optimizer", "loss")
 """Components of an experiment. Runs with the same components form a group."""
 FIRST_KEYS = ("model.", "steps", "seed")
-"""Settings that a table lists directly after the components."""
-MAX_SETTINGS_LETTERS = 60  # length of the text that lists the settings of a run
+"""Settings that are listed directly after the components."""
+
+Settings: TypeAlias = tuple[tuple[str, str], ...]
+"""Keys of the configuration with their values, as text."""
 
 
 @dataclass(frozen=True)
 class RunGroup:
     """Runs with the same components (data, model, optimizer, loss).
 
-    `table` has a row for each run; `title` names the components.
+    `settings` are equal in the group, and differ from other groups. `by_run` are the settings that
+    differ within the group, in the order of `runs`. A group without common components has a title.
     """
 
     title: str
+    components: Settings
     runs: tuple[Run, ...]
-    table: pd.DataFrame
+    settings: Settings
+    by_run: tuple[Settings, ...]
 
 
 def grouped(runs: Sequence[Run]) -> list[RunGroup]:
     """Group runs by their components, in order of first appearance.
 
-    Runs whose components no other run has are collected in the last group.
+    Followed loops have no components, so they form one group. Runs whose components no other run
+    has are collected in the last group.
     """
-    configs = {run.path: flatten_config(run.config) for run in runs}
-    keys = [key for key in differing(list(configs.values())) if key in GROUPING_KEYS]
+    loops = [run for run in runs if is_followed(run)]
+    experiments = [run for run in runs if not is_followed(run)]
     by_components: dict[tuple[object, ...], list[Run]] = {}
-    for run in runs:
-        components = tuple(configs[run.path].get(key) for key in keys)
-        by_components.setdefault(components, []).append(run)
+    for run in experiments:
+        config = flatten_config(run.config)
+        choice = tuple(config.get(key) for key in GROUPING_KEYS)
+        by_components.setdefault(choice, []).append(run)
+    several = [group for group in by_components.values() if len(group) > 1]
+    alone = [group[0] for group in by_components.values() if len(group) == 1]
+
+    between = common_differing(experiments)
     groups = list[RunGroup]()
-    alone = list[Run]()
-    for components, group in by_components.items():
-        if len(group) == 1:
-            alone += group
-            continue
-        title = " ".join(f"{key}={part}" for key, part in zip(keys, components, strict=True))
-        groups.append(RunGroup(title, tuple(group), errors_first(group)))
+    for group in several:
+        within = common_differing(group)
+        config = flatten_config(group[0].config)
+        components = tuple((key, str(config[key])) for key in GROUPING_KEYS if key in config)
+        common = [key for key in between if key not in within and key not in GROUPING_KEYS]
+        settings = tuple((key, str(config[key])) for key in common)
+        by_run = settings_of(group, within)
+        groups.append(RunGroup("", components, tuple(group), settings, by_run))
     if alone:
-        title = "unlike any other" if groups else ""
-        groups.append(RunGroup(title, tuple(alone), errors_first(alone)))
+        title = "unlike any other" if several else "runs with different components"
+        within = common_differing(alone)
+        groups.append(RunGroup(title, (), tuple(alone), (), settings_of(alone, within)))
+    if loops:
+        within = [key for key in common_differing(loops) if key in LOOP_KEYS]
+        by_run = settings_of(loops, within)
+        groups.append(RunGroup("followed loops", (), tuple(loops), (), by_run))
     return groups
 
 
-def errors_first(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row for each run: distinguishing settings, relative errors and outcome."""
+def common_differing(runs: Sequence[Run]) -> list[str]:
+    """Return the settings that all runs have, and that differ between them. Components come first.
+
+    A setting that only some runs have follows from their components.
+    """
     configs = [flatten_config(run.config) for run in runs]
-    keys = sorted(
-        differing(configs),
-        key=lambda key: (key not in GROUPING_KEYS, not key.startswith(FIRST_KEYS)),
-    )
-    # shorten `model.width` to `width` if no other key ends in `width`
-    last_parts = {key: key.rpartition(".")[2] for key in keys}
-    counts = Counter(last_parts.values())
-    names = {key: last if counts[last] == 1 else key for key, last in last_parts.items()}
-    rows = []
-    for run, config in zip(runs, configs, strict=True):
-        settings = [f"{names[key]}={config[key]}" for key in keys if config.get(key) is not None]
-        words = textwrap.shorten(" ".join(settings), MAX_SETTINGS_LETTERS, placeholder=" …")
-        split = main_split(run.ladder)
-        errors = {row.machine: row.relative_error for row in run.ladder if row.split == split}
-        rows.append({"run": words or run.name, "split": split} | errors)
-    table = pd.DataFrame(rows).dropna(axis=1, how="all")
-    # order the kernel machines as in the longest comparison
-    longest = max(runs, key=lambda run: len(run.ladder))
-    machines = dict.fromkeys(row.machine for run in (longest, *runs) for row in run.ladder)
-    columns = ["run", *(name for name in machines if name in table), "split"]
-    return table[columns].assign(outcome=[run.outcome for run in runs])
+    keys = [key for key in differing(configs) if all(key in config for config in configs)]
+    return sorted(keys, key=lambda key: (key not in GROUPING_KEYS, not key.startswith(FIRST_KEYS)))
+
+
+def settings_of(runs: Sequence[Run], keys: Sequence[str]) -> tuple[Settings, ...]:
+    configs = [flatten_config(run.config) for run in runs]
+    return tuple(tuple((key, str(config[key])) for key in keys) for config in configs)
+
+
+# --- Followed loops: their configuration describes the loop instead of an experiment.
+
+
+LOOP_KEYS = ("follow.parameters", "follow.processes", "follow.output")
+
+
+def is_followed(run: Run) -> bool:
+    return "follow" in run.config
+
+
+def describe_loop(run: Run) -> str:
+    """Describe a followed loop by its optimizers and the number of its training examples."""
+    parts = ["followed loop", *map(str, run.config["follow"].get("optimizers", ()))]
+    with suppress(Mistake, OSError, KeyError):  # contributions are missing or damaged
+        parts.append(counted(int(run.contributions.sizes["example"]), "example"))
+    return ", ".join(parts)
 
 
 def compare_configs(first: Run, second: Run) -> pd.DataFrame:

@@ -74,7 +74,8 @@ def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
 
 
 def tabulate_points(analysis: Analysis) -> pd.DataFrame:
-    """Return a row for each point of a sweep: the main means, intervals, and numbers of runs.
+    """Return a row for each point of a sweep that has runs: the main means, intervals, and numbers
+    of runs.
 
     The CSV file of the sweep has all means.
     """
@@ -97,7 +98,8 @@ def tabulate_points(analysis: Analysis) -> pd.DataFrame:
         if table[f"{name}.low"].notna().any():
             ends = table[[f"{name}.low", f"{name}.high"]].to_numpy(dtype=float).tolist()
             points[f"95 % of {name}"] = [format_ends(low, high) for low, high in ends]
-    return points
+    has_runs = [high > 0 for _, high in ranges]
+    return points[has_runs]
 
 
 def format_ends(low: float, high: float) -> str:

@@ -25,6 +25,7 @@ from typing import TypeAlias
 
 import jinja2
 import pandas as pd
+from markupsafe import Markup
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import make_folder, write_atomically
@@ -38,7 +39,7 @@ from ntkexp.report.analysis.tables import Analysis, save
 from ntkexp.report.breakdown import BreakdownEntry
 from ntkexp.report.claims import describe_attempt, outlook, tabulate_claims
 from ntkexp.report.claims import summarise_claims as claims_summary
-from ntkexp.report.comparison import RunGroup, combined, grouped
+from ntkexp.report.comparison import combined, describe_loop, grouped, is_followed
 from ntkexp.report.explain import (
     Explanation,
     explain,
@@ -48,7 +49,6 @@ from ntkexp.report.explain import (
 )
 from ntkexp.report.explain import notes as explanation_notes
 from ntkexp.report.forgetting import forgetting_sentence, forgettings
-from ntkexp.report.inventory import differing, flatten_config
 from ntkexp.report.known_effects import known_effects
 from ntkexp.report.material import (
     Material,
@@ -60,16 +60,18 @@ from ntkexp.report.material import (
     what_came_out,
     what_was_run,
 )
+from ntkexp.report.page.fonts import with_fonts
 from ntkexp.report.page.picture import (
     Shown,
     command_of,
     drawings_of,
     inline,
     link,
-    pictures_of_run,
+    pictures_of_runs,
     show,
     slug,
 )
+from ntkexp.report.page.run_table import chips_by_run, run_table
 from ntkexp.report.parts import ShadedToken, shaded_texts, tabulate_components
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.rendering import Picture
@@ -90,7 +92,9 @@ from ntkexp.text import listed, short
 
 HERE = Path(__file__).parent
 CLAIMS = "claims.html"
+SCRIPTS = ("tables.js", "pictures.js", "pdf.js", "curves.js", "start.js")
 TABLE_ROWS_AT_ONCE = 25  # rows of a table that are visible at a time
+MAX_CHIPS = 6  # settings of a run that are visible; the others fold away
 SHOWN_TEXTS = 8  # number of training texts that are shown in full
 EXPLAINED_RUNS = 4  # runs with explanations, per page
 EXPLAINED_QUERIES = 3  # explained queries per run
@@ -109,11 +113,11 @@ def write(material: Material, folder: Path, command: str) -> Path:
     for analysis in material.analyses:
         save(analysis, folder)
     write_atomically(folder / "runs.csv", format_csv(combined(material.runs)))
-    # a page without sweeps begins with a picture of all runs
-    first = None if material.analyses else strip(material.runs)
+    # a page of several runs without sweeps has a picture of all runs
+    first = None
+    if len(material.runs) > 1 and not material.analyses:
+        first = strip(material.runs)
     names = anchors(material.runs)
-    caption = "Every run, with all settings that differ, and its relative errors"
-    links = [f"#{name}" for name in names.values()]
     page = fill(
         "template.html",
         command,
@@ -122,11 +126,10 @@ def write(material: Material, folder: Path, command: str) -> Path:
         ran=what_was_run(material),
         came_out=what_came_out(material.runs),
         left_out=material.left_out,
-        lead=first and show(first, "runs", command, folder),
+        lead=first and show(first, "runs", folder),
         sweeps=[sweep_view(analysis, material, folder) for analysis in material.analyses],
         runs=run_views(material, names, folder),
-        groups=[group_table(k, group, names) for k, group in enumerate(grouped(material.runs))],
-        overview=format_html(table_of_frame(combined(material.runs)), "all-runs", caption, links),
+        table=run_table(material.runs, names),
         claims=CLAIMS if (folder / CLAIMS).is_file() else "",
     )
     write_atomically(folder / "index.html", page)
@@ -168,7 +171,7 @@ def write_explanations(
     page: Path,
     command: str,
 ) -> Path:
-    """Write the page with the explanations of a run. Return its path."""
+    """Write the page with the explanations of a run, and link the report to it. Return its path."""
     # a sentence on the agreement of predicted leave-out effects with retrainings
     check = ""
     picture = None
@@ -177,10 +180,15 @@ def write_explanations(
         check = known.agreement.sentence
         picture = show(examples.checked(known.check, known.agreement), "check")
     entries = {entry.number: entry for entry in removed}
+    report = page.with_name("index.html")
+    report_text = report.read_text(encoding="utf-8") if report.is_file() else ""
+    anchor = f"run-{slug(run.name)}"
     text = fill(
         "explain.html",
         command,
         run=run.name,
+        report=report.name if report_text else "",
+        run_in_report=f"{report.name}#{anchor}" if f'id="{anchor}"' in report_text else "",
         outcome=run.outcome,
         tasks=[forgetting_sentence(forgetting) for forgetting in forgettings(run)],
         points=[
@@ -191,17 +199,37 @@ def write_explanations(
     )
     make_folder(page.parent)
     write_atomically(page, text)
+    # the report was written without a link to this page
+    without_link = NO_LINK.format(anchor)
+    if without_link in report_text:
+        write_atomically(
+            report, report_text.replace(without_link, explanation_link(anchor, page, page.parent))
+        )
     return page
+
+
+NO_LINK = Markup('<span id="explained-{}"></span>')
+"""The place of a link from a run in the report to its explanations, which may come later."""
+
+
+def explanation_link(anchor: str, page: Path, folder: Path) -> Markup:
+    """Return the link from a run in the report to the page of its explanations, if that exists."""
+    if not page.is_file():
+        return NO_LINK.format(anchor)
+    href = link(page, folder)
+    return Markup(
+        '<span id="explained-{}"><a href="{}">Explained point by point</a> · </span>'
+    ).format(anchor, href)
 
 
 def fill(template: str, command: str, **content: object) -> str:
     """Render a template with its content, and with the style and script that all pages share."""
-    script = (HERE / "script.js").read_text(encoding="utf-8")
+    script = "".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         loader=jinja2.FileSystemLoader(HERE),
     )  # fmt: skip
-    return environment.get_template(template).render(
+    page = environment.get_template(template).render(
         **content,
         command=command,
         version=package_version(),
@@ -209,13 +237,15 @@ def fill(template: str, command: str, **content: object) -> str:
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         per_page=TABLE_ROWS_AT_ONCE,
+        max_chips=MAX_CHIPS,
     )
+    return with_fonts(page)
 
 
 def markdown(material: Material) -> str:
     """Return the sentences and tables of the page of runs in Markdown."""
     parts = [f"# {escaped(what_was_run(material))}", escaped(what_came_out(material.runs))]
-    for analysis in material.analyses:
+    for analysis in map(without_failed_fits, material.analyses):
         parts.append(f"## {escaped(analysis.sweep.name)}")
         if analysis.laws:
             parts.append(escaped(summary(analysis.laws, analysis.draws)))
@@ -226,11 +256,6 @@ def markdown(material: Material) -> str:
 
 
 # --- Single runs.
-
-
-MAX_PICTURE_BYTES = (
-    4_000_000  # total size of embedded pictures of runs; further pictures are linked
-)
 
 
 def anchors(runs: Sequence[Run]) -> dict[Path, str]:
@@ -246,19 +271,6 @@ def anchors(runs: Sequence[Run]) -> dict[Path, str]:
     return {path: name for name, path in paths.items()}
 
 
-def group_table(number: int, group: RunGroup, names: Mapping[Path, str]) -> PageTable:
-    """Return the table of a group of runs: relative errors and distinguishing settings."""
-    table = group.table
-    splits = table["split"].unique()
-    where = ""
-    if len(splits) == 1:  # name the only split in the caption instead of a column
-        table = table.drop(columns="split")
-        where = f" on {splits[0]}"
-    caption = f"{group.title}{': ' if group.title else ''}relative errors{where}, by what sets a run apart"
-    links = [f"#{names[run.path]}" for run in group.runs]
-    return format_html(table_of_frame(table), f"runs-{number}", caption, links)
-
-
 def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[View]:
     """Return the views (template dictionaries) of all runs.
 
@@ -271,24 +283,21 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
             if row.folder in material.by_folder:
                 point = (analysis.sweep.name, *row.point)
                 first_runs.setdefault(point, material.by_folder[row.folder])
-    free_bytes = MAX_PICTURE_BYTES
-    figures = dict[Path, tuple[Shown, ...]]()
-    points = dict[Path, list[View]]()
-    for run in {run.path: run for run in [*first_runs.values(), *material.runs]}.values():
-        if sum(path.stat().st_size for path in drawings_of(run)) <= free_bytes:
-            figures[run.path] = tuple(pictures_of_run(run, names[run.path], folder))
-            free_bytes -= sum(len(shown.svg) for shown in figures[run.path])
-        if len(points) < EXPLAINED_RUNS:
-            points[run.path] = points_of_run(run, names[run.path])
+    unique = {run.path: run for run in [*first_runs.values(), *material.runs]}
+    ordered = list(unique.values())
+    figures = pictures_of_runs(ordered, names, folder)
+    points = {run.path: points_of_run(run, names[run.path]) for run in ordered[:EXPLAINED_RUNS]}
 
-    configs = {run.path: flatten_config(run.config) for run in material.runs}
-    keys = differing(list(configs.values()))
+    chips = {
+        path: of_run
+        for group in grouped(material.runs)
+        for path, of_run in chips_by_run(group).items()
+    }
     views = []
     for run in material.runs:
-        config = configs[run.path]
         view = run_view(run, names[run.path], folder)
-        view["differences"] = [(key, config[key]) for key in keys if key in config]
-        view["figures"] = figures.get(run.path, ())
+        view["chips"] = chips[run.path]
+        view["figures"] = figures[run.path]
         view["points"] = points.get(run.path, ())
         views.append(view)
     return views
@@ -325,10 +334,13 @@ def run_view(run: Run, anchor: str, folder: Path) -> View:
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
     files = [name for name in names if (run.path / name).is_file()]
     files += [f"plots/{name}" for name in sorted(path.name for path in drawings_of(run))]
+    explanations = run.path.parent.parent / "report" / f"explain-{run.name}.html"
     return {
         "anchor": anchor,
         "name": run.name,
+        "kind": describe_loop(run) if is_followed(run) else "",
         "href": link(run.path, folder),
+        "explained": explanation_link(anchor, explanations, folder),
         "sentence": ladder_sentence(run.ladder, diverged=run.diverged),
         "outcome": run.outcome,
         "command": command_of(run),
@@ -348,20 +360,21 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
     name = slug(sweep.name)
     laws = f"Power laws, with 95 % intervals over seeds, {analysis.draws}"
     means = f"Means over seeds, {analysis.draws}, with 95 % intervals"
-    pictures = exhibition(analysis, material.by_folder)
+    shown_analysis = without_failed_fits(analysis)
+    pictures = exhibition(shown_analysis, material.by_folder)
     return {
         "anchor": f"sweep-{name}",
         "name": sweep.name,
         "extent": sweep_extent(sweep),
         "command": sweep.command,
         "base": " ".join(sweep.base),
-        "figures": [show(picture, name, sweep.command, folder) for picture in pictures],
-        "laws": summary(analysis.laws, analysis.draws),
-        "fits": format_html(table_of_frame(tabulate_fits(analysis)), f"fits-{name}", laws)
-        if analysis.laws
+        "figures": [show(picture, name, folder) for picture in pictures],
+        "laws": summary(shown_analysis.laws, analysis.draws),
+        "fits": format_html(table_of_frame(tabulate_fits(shown_analysis)), f"fits-{name}", laws)
+        if shown_analysis.laws
         else None,
         "reasons": dict.fromkeys(
-            f"{law.fit.quantity}: {law.reason}" for law in analysis.laws if law.law is None
+            f"{law.fit.quantity}: {law.reason}" for law in shown_analysis.laws if law.law is None
         ),
         "points": format_html(table_of_frame(tabulate_points(analysis)), f"points-{name}", means),
         "failed": [
@@ -370,6 +383,13 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
             if run.state == "failed"
         ],
     }
+
+
+def without_failed_fits(analysis: Analysis) -> Analysis:
+    """Drop the laws that could not be fitted if runs of the sweep are still missing."""
+    if all(run.state in ("done", "failed") for run in analysis.sweep.runs):
+        return analysis
+    return replace(analysis, laws=tuple(law for law in analysis.laws if law.law is not None))
 
 
 # --- Explained queries: the parts of the output, leave-out effects, and removals.
@@ -527,7 +547,7 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
     try:
         drawing = inline((record.path / PICTURE).read_text(encoding="utf-8"), anchor, heading)
         picture = Shown(
-            heading, drawing, link(record.path / "main.csv", folder), "main.csv", record.command
+            record.name, heading, drawing, link(record.path / "main.csv", folder), "main.csv"
         )
     except (Mistake, OSError, UnicodeDecodeError):
         pass  # no picture: the file is missing, or contains elements that are not allowed
@@ -542,6 +562,7 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
         "source": record.source,
         "refutes": record.refutes,
         "digest": record.digest,
+        "command": record.command,
         "href": link(record.path, folder),
         "picture": picture,
         "caption": exhibit.caption,

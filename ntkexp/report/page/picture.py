@@ -13,9 +13,10 @@ ntkexp.mistake.Mistake: it is not a plain picture: it has <a>
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -100,7 +101,14 @@ STYLED = re.compile(r'style="[^"]*"')
 # a coordinate with many decimals; a colon would mean a style
 LONG = re.compile(r'="[^":]*\.\d{3}[^":]*"')
 DIGITS = re.compile(r"(\.\d\d)\d+")
+INDENTED = re.compile(r"\n\s+")
+# a group that contains only markers, such as the dots of a scatter plot
+MARKERS = re.compile(
+    r"<g(?P<group>(?: clip-path=\"[^\"]*\")?)>(?P<markers>\s*(?:<use [^>]*(?:/>|><title>[^<]*</title></use>)\s*)+)</g>"
+)
+NOT_INHERITED = re.compile(r"[\"\s](?:opacity|clip-path)\s*:")
 FONT = "font-family: 'DejaVu Sans'"
+PREFIX_LETTERS = 10  # hexadecimal digits; two of a thousand pictures collide with probability 5e-7
 
 PALETTE = frozenset({
     *("000000", "808080", "d9d9d9", "ffffff", "0072b2", "56b4e9", "009e73", "e69f00"),
@@ -122,19 +130,11 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
         raise Mistake("it is not a plain picture: it has no single <svg>")
     text = DROPPED.sub("", svg[start : end + len("</svg>")])
     refuse_other(text)
-    # add the prefix to referenced ids, and remove all other ids
-    referred = set(REFERRED.findall(text))
-
-    def prefixed(match: re.Match[str]) -> str:
-        if match[1] in referred:
-            return f' id="{prefix}-{match[1]}"'
-        return ""
-
-    text = ID_ATTRIBUTE.sub(prefixed, text)
-    text = text.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
+    text = unique_ids(text, prefix)
     # use the colours and font of the page, and round coordinates to 0.01 pt
     text = STYLED.sub(themed, text).replace(FONT, "font-family: var(--plot-font)")
     text = LONG.sub(lambda match: DIGITS.sub(r"\1", match[0]), text)
+    text = MARKERS.sub(share_style, INDENTED.sub("\n", text))
     # scale to the width of the page, up to 1.5 px per pt
     head, _, body = text.partition(">")
     width = re.search(r'width="([\d.]+)pt"', head)
@@ -146,6 +146,33 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
     return Markup(
         f'{head} role="img" aria-label="{label}" class="{css_class}" style="{style}">{body}'
     )
+
+
+def unique_ids(text: str, prefix: str) -> str:
+    """Number the referenced ids, after a digest of `prefix`, and remove all other ids."""
+    digest = hashlib.sha256(prefix.encode()).hexdigest()[:PREFIX_LETTERS]
+    names = dict.fromkeys(REFERRED.findall(text))
+    short = {name: f"i{digest}-{k}" for k, name in enumerate(names)}
+
+    def renamed(match: re.Match[str]) -> str:
+        if match[1] in short:
+            return f' id="{short[match[1]]}"'
+        return ""
+
+    text = ID_ATTRIBUTE.sub(renamed, text)
+    return REFERRED.sub(lambda match: match[0].replace(f"#{match[1]}", f"#{short[match[1]]}"), text)
+
+
+def share_style(match: re.Match[str]) -> str:
+    """Move the style of markers to their group, if all have the same one and can inherit it."""
+    markers = match["markers"]
+    styles = set(STYLED.findall(markers))
+    if len(styles) != 1 or markers.count("style=") != markers.count("<use "):
+        return match[0]
+    style = styles.pop()
+    if NOT_INHERITED.search(style):
+        return match[0]
+    return f"<g{match['group']} {style}>{markers.replace(f' {style}', '')}</g>"
 
 
 def themed(match: re.Match[str]) -> str:
@@ -190,16 +217,23 @@ SOURCES = {
 """The file with the data of a picture, if the picture has no CSV file of its own."""
 
 
+# total size of the embedded pictures of runs; further pictures are linked
+MAX_PICTURE_BYTES = 4_000_000
+LEAST_COMPRESSION = 0.3  # no picture on a page is smaller than this share of its file
+
+
 @dataclass(frozen=True)
 class Shown:
+    """A picture on a page. `name` is the name of its files, without a suffix."""
+
+    name: str
     title: str
     svg: Markup
     csv: str
     csv_name: str
-    command: str
 
 
-def show(picture: Picture, prefix: str, command: str = "", folder: Path | None = None) -> Shown:
+def show(picture: Picture, prefix: str, folder: Path | None = None) -> Shown:
     """Prepare a picture for a page.
 
     If there is a `folder`, also write the picture and its data there.
@@ -212,25 +246,50 @@ def show(picture: Picture, prefix: str, command: str = "", folder: Path | None =
         write_atomically(folder / f"{name}.csv", numbers)
     title = picture.figure.get_suptitle().replace("\n", " ") or name
     link = f"data:text/csv;base64,{base64.b64encode(numbers.encode()).decode()}"
-    return Shown(title, inline(drawing, slug(name), title), link, f"{name}.csv", command)
+    return Shown(name, title, inline(drawing, name, title), link, f"{name}.csv")
 
 
-def pictures_of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
-    """Yield the pictures in a run folder, the comparison of kernel machines first.
+def pictures_of_runs(
+    runs: Sequence[Run], anchors: Mapping[Path, str], folder: Path
+) -> dict[Path, tuple[Shown, ...]]:
+    """Return the pictures in the folders of runs, by run, up to `MAX_PICTURE_BYTES`.
 
-    Skip pictures that are not allowed.
+    The smallest picture of each run comes first, then the second smallest of each run, and so on.
+    So every run has some pictures before one run has all.
     """
-    command = command_of(run)
-    for path in sorted(drawings_of(run), key=lambda path: (path.stem != "ladder", path.stem)):
-        title = f"{path.stem.replace('_', ' ')} of {run.name}"
-        numbers = path.with_suffix(".csv")
-        if not numbers.is_file():
-            numbers = run.path / SOURCES.get(path.stem, "results.csv")
-        try:
-            drawing = inline(path.read_text(encoding="utf-8"), slug(f"{anchor}-{path.stem}"), title)
-        except (Mistake, OSError, UnicodeDecodeError):
+    candidates = []
+    for order, run in enumerate(runs):
+        by_size = sorted(drawings_of(run), key=lambda path: (path.stat().st_size, path.name))
+        candidates += [(rank, order, path) for rank, path in enumerate(by_size)]
+    free_bytes = MAX_PICTURE_BYTES
+    shown: dict[Path, dict[str, Shown]] = {run.path: {} for run in runs}
+    for _, order, path in sorted(candidates):
+        run = runs[order]
+        if path.stat().st_size * LEAST_COMPRESSION > free_bytes:
             continue
-        yield Shown(title, drawing, link(numbers, folder), numbers.name, command)
+        picture = picture_of_run(run, path, anchors[run.path], folder)
+        if picture is not None and len(picture.svg) <= free_bytes:
+            shown[run.path][path.stem] = picture
+            free_bytes -= len(picture.svg)
+    return {
+        path: tuple(
+            of_run[stem] for stem in sorted(of_run, key=lambda stem: (stem != "ladder", stem))
+        )
+        for path, of_run in shown.items()
+    }
+
+
+def picture_of_run(run: Run, path: Path, anchor: str, folder: Path) -> Shown | None:
+    """Return a picture in a run folder, or None if it is not allowed."""
+    title = f"{path.stem.replace('_', ' ')} of {run.name}"
+    numbers = path.with_suffix(".csv")
+    if not numbers.is_file():
+        numbers = run.path / SOURCES.get(path.stem, "results.csv")
+    try:
+        drawing = inline(path.read_text(encoding="utf-8"), f"{anchor}-{path.stem}", title)
+    except (Mistake, OSError, UnicodeDecodeError):
+        return None
+    return Shown(f"{run.name}.{path.stem}", title, drawing, link(numbers, folder), numbers.name)
 
 
 def drawings_of(run: Run) -> list[Path]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 import shutil
 from base64 import b64decode
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import permutations
@@ -14,26 +16,46 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
+import pandas as pd
 import pytest
+from axe_playwright_python.sync_playwright import Axe
+from fontTools.ttLib import TTFont
+from matplotlib.font_manager import FontProperties, findfont
 from playwright.sync_api import Browser, expect
 
 from ntkexp.cli.claims import line, notes
 from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
+from ntkexp.records.atomic import Json
 from ntkexp.records.claim import TIMINGS, ClaimRecord, Judgement, claim_records, write_claim
 from ntkexp.records.contributions import LeaveOut, LeftOut
+from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import Seconds, write_timings
 from ntkexp.records.sweep import read_sweep, write_sweep
 from ntkexp.report.claims import holm_rejections, outlook, summarise_claims
-from ntkexp.report.comparison import GROUPING_KEYS, MAX_SETTINGS_LETTERS, grouped
-from ntkexp.report.explain import worst_points
+from ntkexp.report.comparison import GROUPING_KEYS, describe_loop, grouped
+from ntkexp.report.explain import explain, worst_points
 from ntkexp.report.inventory import flatten_config
 from ntkexp.report.leave_out import agreement_of
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import TILE_MACHINES, gather, headline, tiles
-from ntkexp.report.page.build import HERE, markdown, points_of_run, write, write_claims
-from ntkexp.report.page.picture import inline, link
+from ntkexp.report.page import picture
+from ntkexp.report.page.build import (
+    MAX_CHIPS,
+    anchors,
+    markdown,
+    points_of_run,
+    without_failed_fits,
+    write,
+    write_claims,
+    write_explanations,
+)
+from ntkexp.report.page.fonts import with_fonts
+from ntkexp.report.page.picture import drawings_of, inline, link, pictures_of_runs
+from ntkexp.report.page.run_table import MAX_CURVE_POINTS, curve_of
 from ntkexp.report.plots.examples import checked
+from ntkexp.report.plots.run_plots import save
+from ntkexp.report.run import Run
 from ntkexp.report.sentence import main_split
 from ntkexp.report.tables import PageTable
 from ntkexp.text import percent
@@ -41,6 +63,72 @@ from tests.report.page.conftest import HOSTILE
 from tests.report.synthetic import digits, write_run, write_small_run
 
 CSV = "data:text/csv;base64,"
+
+
+class Element:
+    """An element of a page, with its attributes, its text and the elements in it."""
+
+    def __init__(self, tag: str, attributes: dict[str, str]) -> None:
+        self.tag = tag
+        self.attributes = attributes
+        self.children: list[Element] = []
+        self.own_text = ""
+
+    @property
+    def text(self) -> str:
+        return self.own_text + "".join(child.text for child in self.children)
+
+    def all(self, tag: str, css_class: str = "") -> list[Element]:
+        """Return the elements of a name and class, at any depth."""
+        found = []
+        for child in self.children:
+            if child.tag == tag and css_class in ("", *child.attributes.get("class", "").split()):
+                found.append(child)
+            found += child.all(tag, css_class)
+        return found
+
+    def one(self, name: str) -> Element:
+        """Return the element with an id."""
+        (found,) = [each for each in self.everything() if each.attributes.get("id") == name]
+        return found
+
+    def everything(self) -> Iterator[Element]:
+        for child in self.children:
+            yield child
+            yield from child.everything()
+
+
+VOID = ("meta", "link", "br", "input", "wbr", "img", "hr")
+
+
+class Tree(HTMLParser):
+    """A page as a tree of elements."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.root = Element("", {})
+        self.open = [self.root]
+        self.feed(page)
+        assert self.open == [self.root]  # every element is closed, in order
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        element = Element(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].children.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open[-1].children.append(Element(tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop().tag == tag
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].own_text += data
+
+
+def parsed(page: Path) -> Element:
+    return Tree(page.read_text(encoding="utf-8")).root
 
 
 class Links(HTMLParser):
@@ -72,7 +160,7 @@ def assert_links_lead_somewhere(page: Path) -> Links:
         if href.startswith("#"):
             assert href[1:] in links.names
         elif not href.startswith(CSV):
-            assert (page.parent / unquote(href)).exists(), href
+            assert (page.parent / unquote(href.partition("#")[0])).exists(), href
     assert len(links.names) == len(set(links.names))
     return links
 
@@ -86,12 +174,13 @@ def test_the_page_loads_nothing_and_escapes_every_name(outputs: Path, page: Path
     assert [rules.get(name) for name in ("default-src", "base-uri", "form-action")] == ["'none'"] * 3
     assert HOSTILE not in text
     assert links.scripts == text.count("<script>") == 1
-    assert len((HERE / "script.js").read_text().splitlines()) < 200
 
     material = gather([], outputs)
     assert len(material.left_out) == 2
     assert "\n" not in material.left_out_line
-    assert all(words in text for words in ("Left out:", "broken"))
+    notices = parsed(page).one("notices")
+    assert [notice.text for notice in notices.all("li")] == list(material.left_out)
+    assert "open" not in notices.attributes
 
 
 def test_every_picture_has_its_numbers(page: Path) -> None:
@@ -99,26 +188,188 @@ def test_every_picture_has_its_numbers(page: Path) -> None:
     hrefs = Links(text).hrefs
     figures = re.findall(r"<figure[ >].*?</figure>", text, flags=re.S)
     assert len(figures) >= 10
-    assert all("numbers (CSV)" in figure for figure in figures)
+    assert all(">CSV</a>" in figure for figure in figures)
     inside = [b64decode(href.removeprefix(CSV)).decode() for href in hrefs if href.startswith(CSV)]
     tables = inside + [(page.parent / href).read_text("utf-8") for href in hrefs if href.endswith(".csv")]
     assert len(tables) >= len(figures)
     assert all(list(csv.DictReader(table.splitlines())) for table in tables)
 
 
-def test_every_run_is_in_one_group_with_its_errors(outputs: Path) -> None:
-    """The runs of a group choose the same parts, and short settings distinguish them."""
+def rows_of(page: Path) -> list[Element]:
+    """Return the rows of runs in the table of all runs."""
+    return [row for row in parsed(page).one("all-runs").all("tr") if "data-curves" in row.attributes]
+
+
+def chips(element: Element) -> dict[str, str]:
+    return {chip.attributes["data-key"]: chip.attributes["data-value"] for chip in element.all("span", "chip")}
+
+
+def number(cell: Element) -> float | None:
+    """Return the number of a cell: its sort key, which is its text if there is no other."""
+    key = cell.attributes.get("data-key", cell.text)
+    return float(key) if key else None
+
+
+def test_every_run_has_one_row_with_its_numbers(outputs: Path, page: Path) -> None:
+    material = gather([], outputs)
+    by_anchor = {f"#{anchor}": path for path, anchor in anchors(material.runs).items()}
+    rows = {by_anchor[row.all("a")[0].attributes["href"]]: row for row in rows_of(page)}
+    assert rows.keys() == {run.path for run in material.runs}
+    heads = [head.text for head in parsed(page).one("all-runs").all("thead")[0].all("th")]
+    for each in material.runs:
+        numbers = dict(zip(heads[2:], map(number, rows[each.path].all("td")[2:]), strict=True))
+        assert numbers["loss"] == each.metrics["loss"].iloc[-1]
+        assert numbers["steps"] == each.metrics["step"].iloc[-1]
+        for machine, name in (("secant", "secant"), ("left", "textbook sum"), ("frozen_start", "frozen kernel")):
+            errors = [row.relative_error for row in each.ladder if row.machine == machine]
+            assert numbers[name] in errors
+
+
+def test_runs_of_a_group_have_the_same_components_and_different_settings(outputs: Path) -> None:
     runs = gather([], outputs).runs
     groups = grouped(runs)
     assert sorted(run.path for group in groups for run in group.runs) == sorted(run.path for run in runs)
     for group in groups:
-        parts = {tuple(flatten_config(run.config).get(key) for key in GROUPING_KEYS) for run in group.runs}
+        configs = [flatten_config(run.config) for run in group.runs]
+        parts = {tuple(config.get(key) for key in GROUPING_KEYS) for config in configs}
         assert len(parts) == 1 or len(parts) == len(group.runs)
-        assert group.table["run"].str.len().max() <= MAX_SETTINGS_LETTERS
-        for one, (_, row) in zip(group.runs, group.table.iterrows(), strict=True):
-            here = [each for each in one.ladder if each.split == main_split(one.ladder)]
-            errors = {each.machine: each.relative_error for each in here if each.relative_error is not None}
-            assert {name: row[name] for name in errors} == errors
+        for config, settings in zip(configs, group.by_run, strict=True):
+            assert all(str(config[key]) == value for key, value in (*group.components, *group.settings, *settings))
+        keys = {tuple(key for key, _ in settings) for settings in group.by_run}
+        assert len(keys) == 1  # the runs of a group are told apart by the same settings
+        if len(group.runs) > 1:
+            assert all(len({config[key] for config in configs}) > 1 for key in keys.pop())
+
+
+def test_settings_are_chips_and_few_are_visible(outputs: Path, tmp_path: Path) -> None:
+    """A chip is a setting of the configuration. Runs with many differences fold some of them away."""
+    folder = tmp_path / "outputs"
+    for k in range(2):
+        path = write_small_run(folder / "runs" / f"run-{k}", 8 + k, k, 0.1)
+        rewrite_config(path, {"model": {"_target_": "ntkexp.model.MLP", **{f"key_{j}": j + k for j in range(20)}}})
+    page = write(gather([], folder), folder / "report", "ntkexp report")
+    for k, row in enumerate(rows_of(page)):
+        assert chips(row) == {f"model.key_{j}": str(j + k) for j in range(20)}
+        hidden = chips(row.all("details", "more")[0])
+        assert len(chips(row)) - len(hidden) == MAX_CHIPS
+
+
+def rewrite_config(path: Path, config: dict[str, Json]) -> None:
+    """Write another configuration into a finished run."""
+    folder = RunFolder(path)
+    (path / "DONE.json").unlink()
+    with folder.claim():
+        folder.write_json("config.json", config)
+        folder.finish(["config.json", "metrics.csv", "results.csv"], outcome="trained", diverged=False)
+
+
+def test_a_followed_loop_says_what_it_is(outputs: Path, tmp_path: Path) -> None:
+    """It has a group of its own, and its settings are no differences from runs."""
+    folder = tmp_path / "outputs"
+    for k in range(2):
+        write_small_run(folder / "runs" / f"run-{k}", 8, k, 0.1)
+    loop = write_small_run(folder / "runs" / "mine", 8, 0, 0.1)
+    rewrite_config(loop, {"follow": {"model": "Net", "parameters": 3, "optimizers": ["AdamW"], "processes": 1}})
+    page = write(gather([], folder), folder / "report", "ntkexp report")
+    first, second, last = rows_of(page)
+    assert (chips(first), chips(second), chips(last)) == ({"seed": "0"}, {"seed": "1"}, {})
+    assert "followed loop, AdamW" in last.all("td")[1].text
+
+
+def test_the_loop_counts_its_examples(tmp_path: Path) -> None:
+    loaded = load_run(write_run(tmp_path / "net", digits()))
+    loop = replace(loaded, config={"follow": {"optimizers": ["AdamW", "SGD"]}})
+    examples = loaded.contributions.sizes["example"]
+    assert describe_loop(loop) == f"followed loop, AdamW, SGD, {examples} examples"
+
+
+def test_the_points_of_a_curve_are_measured_and_in_order() -> None:
+    """A long curve keeps its first and last point."""
+    rng = np.random.default_rng(0)
+    for length in (2, MAX_CURVE_POINTS, 10 * MAX_CURVE_POINTS + 7):
+        metrics = pd.DataFrame({"step": np.arange(length), "loss": rng.random(length)})
+        metrics.loc[0, "loss"] = np.nan  # not measured
+        curve = curve_of(Run(Path(), {}, metrics, ()), "loss")
+        assert len(curve) == min(length - 1, MAX_CURVE_POINTS)
+        assert np.all(np.diff(curve[:, 0]) > 0)
+        assert curve[[0, -1], 0].tolist() == [1, length - 1]
+        assert curve[:, 1].tolist() == metrics["loss"][curve[:, 0].astype(int)].tolist()
+
+
+def test_the_curves_of_a_row_are_those_of_its_run(outputs: Path, page: Path) -> None:
+    runs = {run.name: run for run in gather([], outputs).runs}
+    for row in rows_of(page):
+        metrics = runs[row.all("a")[0].text].metrics.set_index("step")
+        for part in row.attributes["data-curves"].split(";"):
+            name, _, points = part.partition(":")
+            for point in points.split(","):
+                step, value = point.split(" ")
+                assert float(value) == pytest.approx(metrics[name][int(step)], rel=1e-3)
+
+
+def test_pictures_share_their_space(finished: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run has some pictures before one has all."""
+    runs = []
+    for k in range(3):
+        copied = shutil.copytree(finished["two classes"], tmp_path / f"run-{k}")
+        save(load_run(copied), copied / "plots")
+        runs.append(load_run(copied))
+    for limit in (100_000, 300_000, 10_000_000):
+        monkeypatch.setattr(picture, "MAX_PICTURE_BYTES", limit)
+        shown = pictures_of_runs(runs, anchors(runs), tmp_path)
+        counts = [len(shown[run.path]) for run in runs]
+        assert sum(len(each.svg) for of_run in shown.values() for each in of_run) <= limit
+        assert max(counts) - min(counts) <= 1
+    assert counts == [len(drawings_of(run)) for run in runs]
+
+
+def test_a_law_that_was_not_fitted_is_listed_only_when_all_runs_are_done(outputs: Path) -> None:
+    (analysis,) = gather([], outputs).analyses
+    unfitted = replace(analysis.laws[0], law=None, reason="too few points")
+    finished_sweep = replace(analysis, laws=(*analysis.laws, unfitted))
+    assert without_failed_fits(finished_sweep) == finished_sweep
+    waiting = tuple(replace(run, state="unfinished") for run in analysis.sweep.runs)
+    unfinished = replace(finished_sweep, sweep=replace(analysis.sweep, runs=waiting))
+    assert without_failed_fits(unfinished).laws == analysis.laws
+
+
+def test_a_command_stands_once(outputs: Path, page: Path) -> None:
+    commands = [code.text for code in parsed(page).all("code") if code.text.startswith("ntkexp sweep")]
+    assert len(commands) == len(set(commands)) == 1
+
+
+def test_the_report_and_an_explanation_link_to_each_other(tmp_path: Path) -> None:
+    loaded = load_run(write_run(tmp_path / "runs" / "net", digits()))
+    found = explain(loaded, "test", [0])
+    folder = tmp_path / "report"
+    for order in ("explanation first", "report first"):
+        shutil.rmtree(folder, ignore_errors=True)
+        if order == "report first":
+            report = write(gather([], tmp_path), folder, "ntkexp report")
+        page = write_explanations(loaded, found, [], folder / "explain-net.html", "ntkexp explain")
+        linked = "index.html#run-net" in assert_links_lead_somewhere(page).hrefs
+        assert linked == (order == "report first")
+        if order == "explanation first":
+            report = write(gather([], tmp_path), folder, "ntkexp report")
+        links = assert_links_lead_somewhere(report)
+        assert links.hrefs.count("explain-net.html") == 1
+        assert "run-net" in links.names
+
+
+def test_the_fonts_of_a_page_have_its_letters() -> None:
+    """Each letter has a glyph, with the advance of the font that matplotlib draws with."""
+    page = Tree(with_fonts('<template id="fonts"></template>‖∂θ−½é')).root
+    regular, bold = page.one("fonts").all("data")
+    for data, weight in ((regular, "normal"), (bold, "bold")):
+        entries = dict(entry.split(":", 1) for entry in data.attributes["data-glyphs"].split(","))
+        assert set(map(ord, "‖∂θ−½éAz09")) <= set(map(int, entries))
+        path = findfont(FontProperties(family="DejaVu Sans", weight=weight))
+        with TTFont(io.BytesIO(b64decode(data.attributes["value"]))) as font, TTFont(path) as whole:
+            for code, entry in entries.items():
+                glyph, advance = map(int, entry.split(":"))
+                name = whole.getBestCmap()[int(code)]
+                assert advance == round(1000 * whole["hmtx"][name][0] / whole["head"].unitsPerEm)
+                assert font["hmtx"][font.getGlyphName(glyph)] == whole["hmtx"][name]
 
 
 def test_missing_runs_of_a_sweep_are_counted(outputs: Path, tmp_path: Path) -> None:
@@ -141,11 +392,11 @@ def test_the_same_bytes_each_time(outputs: Path, page: Path) -> None:
     assert {file.name: file.read_bytes() for file in page.parent.iterdir()} == first
 
 
-def test_a_page_of_runs_alone_begins_with_their_machines(outputs: Path, tmp_path: Path) -> None:
+def test_a_page_begins_with_its_runs(outputs: Path, tmp_path: Path) -> None:
     for named in (["mlp-w512-s0-picture"], [str(path) for path in (outputs / "runs").glob("*width000[23]")]):
         page = write(gather(named, outputs), tmp_path, "ntkexp report")
         text = page.read_text(encoding="utf-8")
-        assert text.index("<figure") < text.index("All runs")
+        assert text.index("<dl") < text.index('<table id="all-runs"') < text.index("<figure")
         assert len(Links(text).names) == len(set(Links(text).names))
 
 
@@ -170,7 +421,7 @@ def test_runs_of_one_name_have_their_own_anchors(tmp_path: Path) -> None:
         write(gather(list(map(str, places)), tmp_path), tmp_path / "report", "ntkexp report")
     )
     names = ["#run-mlp-w64-s0", "#run-mlp-w64-s0-2", "#run-mlp-w64-s0-3"]
-    assert [href for href in links.hrefs if href.startswith("#run-")] == 2 * names  # by group, and with all settings
+    assert [href for href in links.hrefs if href.startswith("#run-")] == names
 
 
 @pytest.mark.parametrize(
@@ -275,8 +526,30 @@ def test_a_link_escapes_the_name_of_a_folder(tmp_path: Path) -> None:
 def test_a_picture_gets_its_own_names_and_keeps_its_text() -> None:
     svg = '<?xml?><svg width="72pt"><g id="a"/><path clip-path="url(#a)" d="M 1.23456 2"/><text>0.12345</text></svg>'
     shown = inline(svg, "mine", 'a "b"')
-    for part in ('id="mine-a"', "url(#mine-a)", 'd="M 1.23 2"', "<text>0.12345</text>", "a &quot;b&quot;"):
+    (name,) = re.findall(r'id="([^"]*)"', shown)
+    assert f"url(#{name})" in shown
+    assert name not in inline(svg, "another", "")
+    for part in ('d="M 1.23 2"', "<text>0.12345</text>", "a &quot;b&quot;"):
         assert part in shown
+
+
+@pytest.mark.parametrize(
+    ("styles", "shared"),
+    [
+        (("fill: #0072b2", "fill: #0072b2"), True),
+        (("fill: #0072b2", "fill: #d55e00"), False),
+        (("opacity: 0.5", "opacity: 0.5"), False),  # a group is not transparent as its markers are
+        (("fill: #0072b2; fill-opacity: 0.5",) * 3, True),
+    ],
+)
+def test_markers_share_their_style_if_they_inherit_it(styles: tuple[str, ...], shared: bool) -> None:
+    markers = "".join(f'<use href="#m" x="{k}" style="{style}"/>\n' for k, style in enumerate(styles))
+    shown = inline(f'<svg><defs><path id="m" d="M 0 0"/></defs><g>\n{markers}</g></svg>', "a", "")
+    group = Tree(shown).root.all("g")[0]
+    assert ("style" in group.attributes) == shared
+    used = [{"style": group.attributes.get("style"), **use.attributes}["style"] for use in group.all("use")]
+    assert len(used) == len(styles)
+    assert len(set(used)) == len(set(styles))
 
 
 # The page of claims: every claim with its verdicts, escaped, and the verdicts that survive correction.
@@ -402,9 +675,9 @@ def test_the_check_shows_what_is_known() -> None:
     found = LeaveOut(removals=removals, query=(0, 1), predicted=predicted, actual=actual)
     agreement = agreement_of(found, 1.0)
     assert (agreement.correlation, agreement.size) == pytest.approx((1.0, 1.0))
-    picture = checked(found, agreement)
-    assert picture.table["actual"].tolist() == [1.0, 2.0, 3.0]
-    assert "2 retrainings" in picture.figure.get_suptitle().replace("\n", " ")
+    drawn = checked(found, agreement)
+    assert drawn.table["actual"].tolist() == [1.0, 2.0, 3.0]
+    assert "2 retrainings" in drawn.figure.get_suptitle().replace("\n", " ")
 
 
 @pytest.mark.slow
@@ -416,5 +689,7 @@ def test_a_choice_shows_its_part_alone(explanation_page: Path, browser: Browser)
     opened.get_by_label("Show").select_option("test-0")
     expect(opened.locator("#test-0")).to_be_visible()
     expect(opened.locator("#test-1")).to_be_hidden()
+    found = Axe().run(opened)
+    assert found.violations_count == 0, found.generate_report()
     opened.close()
     assert heard == []
