@@ -20,6 +20,8 @@ from ntkexp.claim.judged import AbstractPicture
 from ntkexp.claim.look import MAIN, Look, Protocol
 from ntkexp.component import Component
 
+IDENTITY = "identity"
+
 
 class Published(Component):
     """The source of a claim: the paper and the section."""
@@ -42,6 +44,8 @@ class Claim:
     refutes: str
     protocol: Protocol
     picture: AbstractPicture  # the digest does not cover the picture
+    identity: bool = False  # exact by construction; counted apart from empirical claims
+    without_control: str = ""  # the reason why there is no control
 
     @property
     def looks(self) -> dict[str, Look]:
@@ -56,12 +60,20 @@ class Claim:
     @property
     def fields(self) -> dict[str, Any]:
         """The plain data that the digest covers."""
-        return {
+        fields: dict[str, Any] = {
             "statement": self.statement,
             "source": self.source.fields(),
             "refutes": self.refutes,
             "looks": {name: look.fields for name, look in self.looks.items()},
         }
+        if self.identity:
+            fields["kind"] = IDENTITY
+        if self.without_control:
+            fields["without_control"] = self.without_control
+        margins = {name: [*map(dict, look.margins)] for name, look in self.looks.items()}
+        if argued := {name: reasons for name, reasons in margins.items() if reasons}:
+            fields["margins"] = argued
+        return fields
 
     @property
     def registered_fields(self) -> dict[str, Any]:

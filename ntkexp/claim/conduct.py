@@ -1,7 +1,7 @@
 """Test a claim from start to end: register it, plan and run its trainings, measure, judge, and
 write the result. A look is one statistical test: the main look, the control or the second look.
 
-register.jsonl                   next to the claim's file: statements and outcomes of all versions
+register.jsonl                   statements and outcomes of all versions that are not published yet
 <name>-<digest>/claim.json       the fields that the digest covers
                 <look>.csv       the judged table, in full precision
                 verdict.json     the verdict (`ntkexp.records.claim`)
@@ -48,6 +48,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import Json, read_sealed, sealed_text, to_text, write_atomically
 from ntkexp.records.claim import (
+    FIXED_POOL,
     PICTURE,
     TIMINGS,
     WHOLE,
@@ -379,6 +380,7 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
         refutes=claim.refutes,
         command=command("claims", [claim.name], [*size_option, *planned.options]),
         looks=judgements,
+        identity=claim.identity,
     )
 
     # Write the record last, so that a folder with a record is complete.
@@ -491,16 +493,16 @@ def pools(sources: Sequence[AbstractSource]) -> str:
 
     >>> from ntkexp.data import Sphere, Wine
     >>> pools([Wine(train=40), Sphere()])
-    ', from the same 178 examples'
+    ', for these 178 examples of wine'
     """
     sizes = []
     for source in sources:
         first, second = (source.examples(examples_stream(seed)).inputs for seed in (0, 1))
         if first.shape == second.shape and bool((first == second).all()):
-            sizes.append(f"{len(first):,}")
+            sizes.append(f"{len(first):,} examples of {source.option}")
     if not sizes:
         return ""
-    return f", from the same {' or '.join(dict.fromkeys(sizes))} examples"
+    return f"{FIXED_POOL}{' or '.join(dict.fromkeys(sizes))}"
 
 
 def draw(picture: AbstractPicture, judged: JudgedClaim) -> None:

@@ -33,10 +33,14 @@ from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.power_law import power_law
 from ntkexp.text import percent, short
 
-LATER_FIELDS = ("each", "within")
+LATER_FIELDS = ("each", "within", "censored")
 """Fields that were added to rules after the first claims were registered. Digests omit them unless
 they are set.
 """
+
+
+EXACT_MARGIN = 1e-9
+"""The largest margin that stands for rounding, and needs no reason."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,14 @@ class Interval:
         log: True if the figure and the range are logarithms. Their exponentials are shown.
         note: A remark on the figure, or the reason why there is no interval.
         doubt: If not empty, the reason why the verdict must be `undecided`.
+        null: The figure that is expected if the claim is false, on the scale of `expected`. None if
+            the verdict cannot be `below minimum`.
     """
 
     estimate: Estimate
     expected: Expected
     strict: bool = False
+    null: float | None = None
     log: bool = False
     note: str = ""
     doubt: str = ""
@@ -114,6 +121,25 @@ class AbstractExpectation(Component, ABC):
     @abstractmethod
     def contains(self, figure: float) -> bool:
         """Return whether a figure lies strictly inside the expected range."""
+
+    def scaled(self, value: float) -> float:
+        """Return a number of the configuration on the scale of the expected range."""
+        return value
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """The finite edges of the expected range, on its scale. An identity has none."""
+        return ()
+
+    @property
+    def one_sided(self) -> bool:
+        """True if the rule states a direction and a least size: a bound or an order."""
+        return False
+
+    @property
+    def needs_reason(self) -> bool:
+        """True if the rule has a margin or a threshold that somebody must argue for."""
+        return True
 
     @property
     @abstractmethod
@@ -181,6 +207,11 @@ class Identity(AbstractExpectation):
     null: ClassVar[float | None] = math.inf
     tolerance: float = Field(1e-12, gt=0)
 
+    @property
+    def needs_reason(self) -> bool:
+        """False, because the bound is the rounding error."""
+        return False
+
     def contains(self, figure: float) -> bool:
         return abs(figure) < self.tolerance
 
@@ -209,6 +240,10 @@ class AbstractAverage(AbstractExpectation):
 
     The figure of a seed is the mean, the least or the largest value of its rows. If `within` gives
     the possible range of the figures, such as [0, 1] for shares, the interval stays in this range.
+
+    A measurement that ended early may yield only a bound of its value. Its row then has a 1 in the
+    column `censored`, and the bound as its value. `censored` declares on which side of the bound
+    the true value lies, `below` or `above` (see `ntkexp.claim.judge.judge_rows`).
     """
 
     strict: ClassVar[bool] = False  # True if the edges do not belong to the range
@@ -216,6 +251,7 @@ class AbstractAverage(AbstractExpectation):
     scale: Literal["linear", "log"] = "linear"
     rows: Literal["mean", "least", "largest"] = "mean"
     within: tuple[float, float] | None = None
+    censored: Literal["below", "above"] | None = None
 
     @model_validator(mode="after")
     def refuse_ends(self) -> Self:
@@ -234,6 +270,15 @@ class AbstractAverage(AbstractExpectation):
     @abstractmethod
     def expected(self) -> Expected:
         """The expected range; for `scale: log`, its logarithm."""
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        ends = (self.expected.low, self.expected.high)
+        return tuple(end for end in ends if math.isfinite(end))
+
+    @property
+    def one_sided(self) -> bool:
+        return self.expected.bound is not None
 
     @property
     def margin_words(self) -> str:
@@ -308,6 +353,11 @@ class Bound(AbstractAverage):
         return Expected(self.scaled(self.limit), self.scaled_margin, self.side)
 
     @property
+    def needs_reason(self) -> bool:
+        """False if the rule states only the sign of the figure."""
+        return bool(self.limit or self.margin)
+
+    @property
     def words(self) -> str:
         sign = "≤" if self.side == "upper" else "≥"
         return f"{sign} {short(self.limit)} ± {self.margin_words}"
@@ -328,6 +378,10 @@ class Equality(AbstractAverage):
     @property
     def expected(self) -> Expected:
         return Expected(self.scaled(self.value), self.scaled_margin)
+
+    @property
+    def needs_reason(self) -> bool:
+        return self.margin > EXACT_MARGIN
 
     @property
     def words(self) -> str:
@@ -361,6 +415,11 @@ class Order(AbstractAverage):
     @property
     def expected(self) -> Expected:
         return Expected(self.scaled_margin, 0.0, "lower")
+
+    @property
+    def needs_reason(self) -> bool:
+        """False if the rule states only the direction of the difference."""
+        return self.margin > 0
 
     @property
     def words(self) -> str:
@@ -407,6 +466,11 @@ class Slope(AbstractExpectation):
 
     def contains(self, figure: float) -> bool:
         return self.expected.low < figure < self.expected.high
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        ends = (self.expected.low, self.expected.high)
+        return tuple(end for end in ends if math.isfinite(end))
 
     @property
     def expected(self) -> Expected:

@@ -5,9 +5,11 @@
 
        interval = m ± t_{ν, 97.5 %} s/√n,  ν = n − 1      range = value ± margin, or one-sided
 
-   supported   the interval lies inside the range (equivalence: two one-sided tests, each at 2.5 %)
-   refuted     the interval lies entirely outside the range
-   undecided   the interval crosses an edge of the range, or there is no interval
+   supported      the interval lies inside the range (equivalence: two one-sided tests at 2.5 %)
+   refuted        the interval lies entirely outside the range
+   below minimum  refuted, but the interval excludes the null value on the side of the range: the
+                  direction is significant, and the effect is smaller than the stated minimum
+   undecided      the interval crosses an edge of the range, or there is no interval
 
    p is the probability of a figure at least as far from the edge, if the true value lies at the
    edge (`analysis.estimate.compare`). An identity has neither interval nor p: one error above its
@@ -16,14 +18,18 @@
 
 2. The m parts of a look, which must all hold:
 
-   supported   every part is supported; p = max p_k (an intersection needs no correction)
-   refuted     a part has p_k ≤ 2.5 %/m (Bonferroni); p = m min p_k
-   undecided   otherwise
+   supported      every part is supported; p = max p_k (an intersection needs no correction)
+   refuted        a part is refuted with p_k ≤ 2.5 %/m (Bonferroni); p = m min p_k
+   below minimum  the same, if each such part is below its minimum
+   undecided      otherwise
+
+   The shown figure, interval and p belong to the part with this p_k.
 
 3. The looks. A look may be judged at several planned stages with growing numbers of seeds, until it
    is decided. The stages share an error probability of 5 % (`Look.level`), and p is multiplied by
-   5 %/level. If the control is supported, the main look is undecided. A claim is supported if both
-   the main look and the second look are supported.
+   5 %/level. If the control is supported, has no numbers or lies far from its null value, the main
+   look is undecided. A claim is supported, refuted or below minimum if both looks agree
+   (`records.claim.pair_verdict`).
 
 4. All claims. `ntkexp.report.claims.holm_rejections` applies Holm's correction to their p.
 """
@@ -40,18 +46,25 @@ import pandas as pd
 
 from ntkexp.claim.expectation import (
     AbstractExpectation,
+    Bound,
     Errors,
     Identity,
     Interval,
     select_rows,
 )
-from ntkexp.claim.look import CONTROL, MAIN, Look, Protocol
+from ntkexp.claim.look import CONTROL, MAIN, SECOND, Look, Protocol
 from ntkexp.claim.quantity import Measured
 from ntkexp.mistake import Mistake
 from ntkexp.report.analysis.estimate import LEVEL, MAX_REPETITIONS, ONE_SIDED_LEVEL, compare
 from ntkexp.text import short
 
-Word: TypeAlias = Literal["supported", "refuted", "undecided"]
+Word: TypeAlias = Literal["supported", "refuted", "below minimum", "undecided"]
+REFUSALS: tuple[Word, ...] = ("refuted", "below minimum")
+DIRECTION_ONLY = "direction significant, size below the stated minimum"
+UNARGUED = "nobody argued for the margin"
+FAR_FROM_NULL = 10.0
+"""A control is far from its null value if the distance exceeds this multiple of the distance from
+the null value to the expected range."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,8 @@ class Finding:
     Attributes:
         more: If undecided, the number of further seeds that would probably suffice to decide.
         part: The index of the deciding part of a look. The figure, interval and p belong to it.
+        missing: The number of rows without a number.
+        parts: The findings on the parts of a look.
     """
 
     verdict: Word
@@ -72,6 +87,8 @@ class Finding:
     more: int | None = None
     note: str = ""
     part: int = 0
+    missing: int = 0
+    parts: tuple[Finding, ...] = ()
 
     def noting(self, *notes: str) -> Finding:
         """Return the finding with its note replaced by these notes. Empty notes are omitted."""
@@ -85,12 +102,19 @@ class Finding:
 # --- 1. One part of the expectation.
 
 
-def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LEVEL) -> Finding:
+def judge_part(
+    part: AbstractExpectation,
+    table: pd.DataFrame,
+    level: float = LEVEL,
+    null: float | None = None,
+) -> Finding:
     """Judge the rows that one part (rule) of the expectation selects. With `each`, the rule must
-    hold at every level.
+    hold at every level. `null` is the null value of a minimal effect (`Look.direction_null`).
     """
     rows = select_rows(table, part.where)
-    findings = {name: judge_rows(part, group, level) for name, group in part.levels(rows).items()}
+    findings = {
+        name: judge_rows(part, group, level, null) for name, group in part.levels(rows).items()
+    }
     if not part.each:
         return findings[""]
     joined = join_parts([*findings.values()])
@@ -99,32 +123,77 @@ def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LE
         note = f"figure of {deciding}"
     else:
         supported = [name for name in findings if findings[name].verdict == "supported"]
-        note = f"fails at {deciding}" if joined.verdict == "refuted" else f"undecided at {deciding}"
+        word = "undecided" if joined.verdict == "undecided" else "fails"
+        note = f"{word} at {deciding}"
         if supported:
             note += f", holds at {', '.join(supported)}"
     return replace(joined, part=0).noting(note, joined.note)
 
 
-def judge_rows(part: AbstractExpectation, rows: pd.DataFrame, level: float = LEVEL) -> Finding:
+def judge_rows(
+    part: AbstractExpectation,
+    rows: pd.DataFrame,
+    level: float = LEVEL,
+    null: float | None = None,
+) -> Finding:
     """Judge rows by one part (rule) of the expectation. If a row has no finite number, the part is
     undecided.
+
+    A rule that declares no censoring treats censored rows as missing.
     """
     finite = np.isfinite(rows["value"].to_numpy(dtype=float))
+    censored = np.zeros(len(rows), dtype=bool)
+    if "censored" in rows:
+        censored = rows["censored"].fillna(0).to_numpy() == 1
+    declared = getattr(part, "censored", None)
+    if declared is None:
+        finite &= ~censored
     try:
-        finding = judge_evidence(part.evidence(rows[finite]), level)
+        finding = judge_evidence(part.evidence(rows[finite]), level, null)
     except Mistake:
         if finite.all():
             raise
         # The missing rows may be the reason for the error, so the part is undecided.
         finding = Finding("undecided", math.nan)
     missing = int((~finite).sum())
-    return finding.doubted(f"{missing} of {len(rows)} rows have no number") if missing else finding
+    if missing:
+        count = f"{missing} of {len(rows)} rows have no number"
+        reason = first_reason(rows[~finite])
+        return replace(finding.doubted(": ".join(filter(None, (count, reason)))), missing=missing)
+    if censored.any():
+        note = f"{int(censored.sum())} of {len(rows)} rows are bounds: the measurement ended there"
+        return weigh_censored(part, finding, note)
+    return finding
 
 
-def judge_evidence(evidence: Interval | Errors, level: float) -> Finding:
+SAFE_SIDES = {"below": "upper", "above": "lower"}
+"""The side of a true value relative to its bound → the side of a limit that needs no more."""
+
+
+def weigh_censored(part: AbstractExpectation, finding: Finding, note: str) -> Finding:
+    """Set the finding to `undecided` if it depends on censored values. Add the note.
+
+    Censored rows counted at their bounds. If the true values lie below the bounds, the true mean is
+    at most the mean of the rows, so a supported upper limit holds. Every other verdict depends on
+    the unknown values.
+    """
+    is_safe = isinstance(part, Bound) and SAFE_SIDES.get(str(part.censored)) == part.side
+    if is_safe and finding.verdict == "supported":
+        return finding.noting(finding.note, note)
+    return finding.doubted(note)
+
+
+def first_reason(rows: pd.DataFrame) -> str:
+    """Return the first reason that a trial gives for a missing number, or ""."""
+    if "reason" not in rows:
+        return ""
+    return next((str(reason) for reason in rows["reason"].dropna() if reason), "")
+
+
+def judge_evidence(evidence: Interval | Errors, level: float, null: float | None = None) -> Finding:
     if isinstance(evidence, Errors):
         return judge_errors(evidence)
-    return judge_interval(evidence, level)
+    return judge_interval(replace(evidence, null=null), level)
 
 
 def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
@@ -154,12 +223,24 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
         verdict: Word = "supported" if comparison.where == "inside" else "refuted"
         p = None if comparison.p is None else min(1.0, comparison.p * LEVEL / level)
         finding = replace(finding, verdict=verdict, p=p)
+        if verdict == "refuted" and shows_direction(evidence, low, high):
+            finding = replace(finding, verdict="below minimum")
+            finding = finding.noting(DIRECTION_ONLY, evidence.note)
 
     # Convert logarithms back to figures.
     if evidence.log:
         low, figure, high = np.exp([finding.low, finding.figure, finding.high]).tolist()
         finding = replace(finding, low=low, figure=figure, high=high)
     return finding.doubted(evidence.doubt) if evidence.doubt else finding
+
+
+def shows_direction(evidence: Interval, low: float, high: float) -> bool:
+    """Return whether an interval excludes the null value on the side of the expected range."""
+    if evidence.null is None:
+        return False
+    if evidence.expected.bound == "lower":
+        return low > evidence.null
+    return high < evidence.null
 
 
 def judge_errors(errors: Errors) -> Finding:
@@ -176,20 +257,23 @@ def judge_errors(errors: Errors) -> Finding:
 def join_parts(findings: Sequence[Finding]) -> Finding:
     """Combine the findings on the m parts (rules) of a look.
 
-    Return the finding of the deciding part: the first refuted part, else the first undecided part,
-    else the first part. `more` is the largest `more` of the undecided parts.
+    Return the finding of the deciding part: the refuted part with the smallest p, else the first
+    undecided part, else the supported part with the largest p. `more` is the largest `more` of the
+    undecided parts, and `missing` is the sum over all parts.
     """
-    parts = [replace(finding, part=part) for part, finding in enumerate(findings)]
-    refuted = [finding for finding in parts if finding.verdict == "refuted"]
+    missing = sum(finding.missing for finding in findings)
+    parts = [replace(finding, part=part, missing=missing) for part, finding in enumerate(findings)]
+    refuted = [finding for finding in parts if finding.verdict in REFUSALS]
 
     # Refuted: a refuted part has p_k ≤ 2.5 %/m, or is an identity (no p). Then p = m min p_k.
     level = ONE_SIDED_LEVEL / len(parts)
     significant = [finding for finding in refuted if finding.p is None or finding.p <= level]
     if significant:
-        chances = [finding.p for finding in significant if finding.p is not None]
-        if len(chances) < len(significant):
-            return replace(significant[0], p=None)
-        return replace(significant[0], p=min(1.0, len(parts) * min(chances)))
+        clear = [finding for finding in significant if finding.verdict == "refuted"]
+        deciding = min(clear or significant, key=lambda finding: finding.p or 0.0)
+        if deciding.p is None:
+            return deciding
+        return replace(deciding, p=min(1.0, len(parts) * deciding.p))
 
     # Undecided: a part is undecided, or is refuted but has p_k > 2.5 %/m.
     undecided = [finding.doubted("refuted only without correction") for finding in refuted]
@@ -199,8 +283,8 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
         return replace(undecided[0], more=max(needed) if len(needed) == len(undecided) else None)
 
     # Supported: every part is supported. Then p = max p_k.
-    chances = [finding.p for finding in parts if finding.p is not None]
-    return replace(parts[0], p=max(chances) if chances else None)
+    tested = [finding for finding in parts if finding.p is not None]
+    return max(tested, key=lambda finding: finding.p or 0.0, default=parts[0])
 
 
 # --- 3. The three statistical tests (looks): main, control and second.
@@ -225,8 +309,12 @@ def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
 
 def judge_table(look: Look, table: pd.DataFrame) -> Finding:
     """Judge all parts (rules) of a look, with the error probability of its current stage."""
-    parts = [judge_part(part, table, look.level) for part in look.expectation]
+    parts = [
+        judge_part(rule, table, look.level, look.direction_null(part))
+        for part, rule in enumerate(look.expectation)
+    ]
     finding = note_supported_parts(join_parts(parts), look.expectation, parts)
+    finding = replace(finding, parts=tuple(parts))
     if not look.planned:
         return finding
     seeds = f"judged with {len(look.seeds_now)} of {len(look.seeds)} seeds"
@@ -268,35 +356,78 @@ def judge_protocol(
     findings: dict[str, Finding] = {}
     for name, look in protocol.looks.items():
         tables[name], findings[name] = judge_look(look, measured[name])
-    return tables, weigh_control(findings, protocol)
+    return tables, weigh(findings, protocol)
+
+
+def weigh(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
+    """Note verdicts that depend on an unargued margin, and weigh the control."""
+    weighed = dict(findings)
+    for name in (MAIN, SECOND):
+        finding = findings[name]
+        if finding.verdict != "undecided" and protocol.looks[name].unargued(finding.part):
+            weighed[name] = finding.noting(finding.note, UNARGUED)
+    return weigh_control(weighed, protocol)
 
 
 def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
-    """Set the finding on the main look (test) to `undecided` if the control is supported as well.
+    """Set the finding on the main look (test) to `undecided` if the control shows nothing: it is
+    supported as well, has rows without a number, or lies far from its null value.
 
     Add a note to the control if its interval excludes the figure to be expected if the claim is
     false.
     """
+    if protocol.control is None:
+        return dict(findings)
     control = findings[CONTROL]
-    weighed = {**findings, CONTROL: note_missed_null(control, protocol)}
+    weighed = {**findings, CONTROL: note_missed_null(control, protocol.control, protocol.main)}
+    reason = ""
     if control.verdict == "supported":
-        reason = "the control is supported too, so this look decides nothing"
-        weighed[MAIN] = findings[MAIN].doubted(reason)
+        reason = "the control is supported too"
+    elif control.missing:
+        reason = "the control has rows without a number"
+    elif far := far_from_null(control, protocol.control, protocol.main):
+        reason = f"the control is far from its null value: {far}"
+    if reason:
+        weighed[MAIN] = findings[MAIN].doubted(f"{reason}, so this look decides nothing")
     return weighed
 
 
-def note_missed_null(control: Finding, protocol: Protocol) -> Finding:
+def far_from_null(finding: Finding, control: Look, main: Look) -> str:
+    """Describe the first part of the control that lies far from its null value. Return "" if none
+    does, or if the parts of the control differ in number from those of the main look.
+
+        distance(null, interval) > 10 distance(null, expected range)
+    """
+    if not len(main.nulls) == len(control.expectation) == len(finding.parts):
+        return ""
+    for rule, null, part in zip(control.expectation, main.nulls, finding.parts, strict=True):
+        if null is None or not rule.edges or math.isnan(part.low):
+            continue
+        try:
+            at_null = rule.scaled(null)
+            low = rule.scaled(part.low)
+            high = rule.scaled(part.high)
+        except Mistake:  # no logarithm
+            continue
+        to_range = min(abs(edge - at_null) for edge in rule.edges)
+        to_interval = max(0.0, low - at_null, at_null - high)
+        if to_interval > FAR_FROM_NULL * to_range > 0:
+            return f"{short(part.figure)} instead of {short(null)}"
+    return ""
+
+
+def note_missed_null(control: Finding, look: Look, main: Look) -> Finding:
     """Add a note to the finding on the control if its interval excludes the figure that the main
     look states for a false claim (`Look.nulls`), at the control's deciding part.
 
     Return the control unchanged if its number of parts differs from the main look's.
     """
-    nulls = protocol.main.nulls
-    if len(nulls) != len(protocol.control.expectation) or math.isnan(control.low):
+    nulls = main.nulls
+    if len(nulls) != len(look.expectation) or math.isnan(control.low):
         return control
     null = nulls[control.part]
     if null is None or control.low <= null <= control.high:
         return control
-    if isinstance(protocol.control.expectation[control.part], Identity):
+    if isinstance(look.expectation[control.part], Identity):
         return control  # the null of an identity is any error above its bound
     return control.noting(control.note, f"the interval misses the null, {short(null)}")

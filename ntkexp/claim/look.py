@@ -2,9 +2,11 @@
 measured.
 
 Look        the runs or the trial, the seeds, the measured quantity, the expected range of the
-            quantity, the null value that this range excludes, and the planned numbers of seeds
+            quantity, the null value that this range excludes, the reasons of its margins, and the
+            planned numbers of seeds
 Protocol    the main look; a control, which must not be supported; and a second look (replication)
-            with different seeds and usually different data
+            with different seeds and usually different data. A control changes the world: data,
+            labels or parametrisation. A claim may lack a control, for a stated reason.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from ntkexp.claim.expectation import AbstractExpectation
 from ntkexp.claim.quantity import AbstractQuantity
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.config.compose import split
+from ntkexp.mistake import Mistake
 from ntkexp.records.folder import CIRCUMSTANCES
 from ntkexp.report.analysis.estimate import LEVEL
 from ntkexp.sweep.definition import Definition
 
 MAIN, CONTROL, SECOND = "main", "control", "second"
+SOURCE, MINIMUM = "source", "minimum"
+"""The origins of a margin: a number of the paper, or a stated minimal effect of interest."""
 PAPERS = "ntkexp.claim.papers"
 
 
@@ -39,6 +44,9 @@ class Look:
         quantity: The measured quantity.
         expectation: The rules for the quantity, which must all hold. A rule is also called a part.
         nulls: For each rule, the figure to be expected if the claim is false.
+        margins: For each rule, the reason of its margin as {origin: reason}, or {} if nobody argued
+            for it. Empty if the file argues for no margin. The fields of a look omit the reasons,
+            because they do not change the measurement.
         planned: Numbers of seeds, one per stage. The look is judged at each stage until it is
             decided. If empty, it is judged once, with all seeds.
         stage: The index of the current number in `planned`.
@@ -50,6 +58,7 @@ class Look:
     quantity: AbstractQuantity
     expectation: tuple[AbstractExpectation, ...]
     nulls: tuple[float | None, ...] = ()
+    margins: tuple[Mapping[str, str], ...] = ()
     planned: tuple[int, ...] = ()
     stage: int = -1
 
@@ -101,6 +110,27 @@ class Look:
         last = self.stage in {-1, len(self.sizes) - 1}
         return self if last or verdict != "undecided" else self.at(self.stage + 1)
 
+    def direction_null(self, part: int) -> float | None:
+        """Return the null value of a part whose margin is a minimal effect, on the part's scale.
+
+        An interval that excludes this value shows a direction, even if the effect is smaller than
+        the margin. Return None if the margin is a number of the paper: a smaller effect then
+        refutes the paper. Return None also for rules without a direction.
+        """
+        rule = self.expectation[part]
+        origins = self.margins[part] if self.margins else {}
+        null = self.nulls[part] if self.nulls else rule.null
+        if SOURCE in origins or null is None or not rule.one_sided:
+            return None
+        try:
+            return rule.scaled(null)
+        except Mistake:  # no logarithm
+            return None
+
+    def unargued(self, part: int) -> bool:
+        """Return whether the margin of a part needs a reason, and its claim gives none."""
+        return self.expectation[part].needs_reason and not (self.margins and self.margins[part])
+
     def words(self, first: int) -> str:
         """Describe the parts (rules) of the expectation as text, beginning with part number
         `first`.
@@ -133,14 +163,16 @@ def sweep_fields(definition: Definition) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The three statistical tests (looks) that decide a claim."""
+    """The statistical tests (looks) that decide a claim. The control may be missing."""
 
     main: Look
-    control: Look
     second: Look
+    control: Look | None = None
 
     @property
     def looks(self) -> dict[str, Look]:
+        if self.control is None:
+            return {MAIN: self.main, SECOND: self.second}
         return {MAIN: self.main, CONTROL: self.control, SECOND: self.second}
 
 

@@ -1,6 +1,6 @@
 """Read and write the folder of published claims: tables, pictures, verdicts and digests.
 
-docs/claims/README.md               a line for each claim
+docs/claims/README.md               a line for each claim (without a control, no control.csv)
             verdicts.json           [{"name": …, "verdict": …, "figure": …, "interval": [LOW, HIGH],
                                       "control": {…}, "second": {…}, "entry": DIGEST, …}, …]
             <name>/<look>.csv       the judged table of a look: the rows and columns that rules read
@@ -33,14 +33,14 @@ from ntkexp.text import printable, short
 
 VERDICTS_FILE, PAGE, SUMS = "verdicts.json", "README.md", "SHA256SUMS"
 TABLES = tuple(f"{look}.csv" for look in (MAIN, CONTROL, SECOND))
-ALWAYS = ("runs", "seed", "value", "bound")
+ALWAYS = ("runs", "seed", "value", "bound", "reason")
 """Columns that every rule may use."""
 
 # --- The schema of verdicts.json.
 
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-Verdict = Literal["supported", "refuted", "undecided"]
+Verdict = Literal["supported", "refuted", "below minimum", "undecided"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Ends = Annotated[list[float | None], Field(min_length=2, max_length=2)]
 
@@ -70,9 +70,10 @@ class PublishedVerdict(BaseModel):
     interval: Ends
     p: Probability | None
     expected: str
-    control: PublishedLook
+    control: PublishedLook | None
     second: PublishedLook
     main: PublishedLook
+    identity: bool = False
     entry: str
     statement: str
     source: str
@@ -148,10 +149,20 @@ def read_digests(folder: Path) -> dict[str, str]:
     return digests
 
 
-def files_of(names: Iterable[str]) -> list[str]:
-    """Return the names of all files in a folder that publishes these claims."""
-    claim_files = [f"{name}/{file}" for name in names for file in (*TABLES, PICTURE)]
+def files_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of all files in a folder that publishes these verdicts."""
+    claim_files = [file for row in rows for file in files_of_claim(row["name"], looks_of(row))]
     return [PAGE, VERDICTS_FILE, *claim_files]
+
+
+def files_of_claim(name: str, looks: Iterable[str]) -> list[str]:
+    """Return the names of a claim's tables and picture; the picture is last."""
+    return [*[f"{name}/{look}.csv" for look in looks], f"{name}/{PICTURE}"]
+
+
+def looks_of(row: Mapping[str, Any]) -> list[str]:
+    """Return the looks of a published verdict. A claim may lack a control."""
+    return [look for look in (MAIN, CONTROL, SECOND) if row[look] is not None]
 
 
 def read_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -> dict[str, bytes]:

@@ -18,6 +18,7 @@ import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ import numpy as np
 import pandas as pd
 
 from ntkexp.claim.claim import Claim
-from ntkexp.claim.conduct import drawn_by
+from ntkexp.claim.conduct import drawn_by, judgement
 from ntkexp.claim.expectation import select_rows
-from ntkexp.claim.judge import Finding, judge_table, weigh_control
+from ntkexp.claim.judge import Finding, judge_table, weigh
 from ntkexp.claim.look import Look
 from ntkexp.claim.publication import (
     ALWAYS,
@@ -36,6 +37,8 @@ from ntkexp.claim.publication import (
     TABLES,
     VERDICTS_FILE,
     files_of,
+    files_of_claim,
+    looks_of,
     parse_verdicts,
     read_digests,
     read_files,
@@ -54,7 +57,13 @@ from ntkexp.records.atomic import finite_json, make_folder, read_bytes, to_text,
 from ntkexp.records.claim import PICTURE, ClaimRecord, Judgement, pair_verdict
 from ntkexp.records.folder import package_version
 from ntkexp.records.own_files import remove_files
-from ntkexp.records.register import RegisterEntry, same_outcome
+from ntkexp.records.register import (
+    RegisterEntry,
+    fields_of_look,
+    merged_fields,
+    refuse_second_choice,
+    same_outcome,
+)
 from ntkexp.report.claims import summarise_claims, tabulate_claims
 from ntkexp.report.tables import escaped, format_csv, format_markdown
 from ntkexp.text import counted, printable
@@ -97,7 +106,7 @@ def publish(
             "run `ntkexp claims` first"
         )
     rows: dict[str, dict[str, Any]] = {
-        record.name: verdict_fields(record, standing[record.name]) for record in judged
+        record.name: verdict_fields(record, entries[record.name]) for record in judged
     }
     known = set(claim_names(builder.choices))
 
@@ -117,6 +126,7 @@ def publish(
         rows[name] = row
 
     for record in judged:
+        remove_tables(folder / record.name, keep=[*record.looks])
         write_tables(folder / record.name, record, read_claim(record.name, builder))
     for name in outdated:
         remove_tables(folder / name)
@@ -129,8 +139,101 @@ def publish(
     write_atomically(folder / VERDICTS_FILE, to_text([rows[name] for name in names]))
     shown = [published_record(folder, rows[name]) for name in names]
     write_atomically(folder / PAGE, page(shown, len(standing)))
-    write_digests(folder, [file for file in files_of(names) if (folder / file).is_file()])
+    files = files_of([rows[name] for name in names])
+    write_digests(folder, [file for file in files if (folder / file).is_file()])
     return names
+
+
+def judge_again(
+    folder: Path, composer: Composer, entries: Entries
+) -> list[tuple[ClaimRecord, str]]:
+    """Judge the published tables by the present rules of judging and the present claims.
+
+    Return the records, and the dates of the looks whose tables were judged. Leave out claims with a
+    look whose specification has changed since: they have to be run again.
+    """
+    if not (folder / VERDICTS_FILE).is_file():
+        return []
+    known = claim_names(composer.builder.choices)
+    records = []
+    for row in read_verdicts(folder):
+        name = row["name"]
+        if name not in known or name not in entries:
+            continue
+        claim = read_claim(name, composer.builder)
+        if not looks_unchanged(claim, row, entries[name]):
+            continue
+        tables = published_tables(folder, claim)
+        looks = {look: stage_of(claim.looks[look], table) for look, table in tables.items()}
+        findings = weigh(
+            {look: judge_table(looks[look], table) for look, table in tables.items()},
+            claim.protocol,
+        )
+        judgements = {
+            look: judgement(looks[look], finding, row[look]["draws"])
+            for look, finding in findings.items()
+        }
+        record = replace(
+            published_record(folder, row),
+            digest=claim.digest,
+            statement=claim.statement,
+            source=claim.source.words,
+            refutes=claim.refutes,
+            looks=judgements,
+            identity=claim.identity,
+        )
+        records.append((record, row["date"]))
+    return records
+
+
+def looks_unchanged(
+    claim: Claim, row: Mapping[str, Any], attempts: Sequence[RegisterEntry]
+) -> bool:
+    """Return whether the claim is registered, and has only looks whose specifications are those of
+    the published verdict.
+    """
+    versions = merged_fields(attempts)
+    published = [
+        fields
+        for fields, attempt in zip(versions, attempts, strict=True)
+        if attempt.digest == row["entry"]
+    ]
+    if not published or attempts[-1].digest != claim.digest:
+        return False
+    return all(
+        row[look] is not None
+        and fields_of_look(versions[-1], look) == fields_of_look(published[-1], look)
+        for look in claim.looks
+    )
+
+
+def published_tables(
+    folder: Path, claim: Claim, contents: Mapping[str, bytes] | None = None
+) -> dict[str, pd.DataFrame]:
+    """Read the published tables of a claim. Raise if the digest of a file does not match.
+
+    Without `contents`, read the files, and compare their digests if SHA256SUMS exists.
+    """
+    files = files_of_claim(claim.name, claim.looks)
+    if contents is None and (folder / SUMS).is_file():
+        contents = read_files(folder, files, read_digests(folder))
+    if contents is None:  # without SHA256SUMS, as in old publications
+        contents = {file: read_bytes(folder / file) for file in files}
+    refuse_active_picture(contents[files[-1]], folder / files[-1])
+    tables = {}
+    for name, look in claim.looks.items():
+        file = f"{claim.name}/{name}.csv"
+        tables[name] = read_table(folder / file, contents[file])
+        refuse_odd_table(tables[name], columns_of(look), folder / file)
+    return tables
+
+
+def stage_of(look: Look, table: pd.DataFrame) -> Look:
+    """Return a look at the stage whose seeds are in the table. Raise if it plans no such stage."""
+    seeds = sorted({*table["seed"].tolist()})
+    if len(seeds) not in look.sizes or seeds != sorted(look.seeds[: len(seeds)]):
+        raise Mistake("a table has seeds that the claim did not plan")
+    return look.at(look.sizes.index(len(seeds)))
 
 
 def write_tables(folder: Path, record: ClaimRecord, claim: Claim) -> None:
@@ -142,13 +245,21 @@ def write_tables(folder: Path, record: ClaimRecord, claim: Claim) -> None:
         table = read_table(record.path / f"{name}.csv")
         columns = [column for column in table if column in columns_of(look)]
         deciding = table.loc[deciding_rows(look, table), columns]
+        if "reason" in deciding and deciding["reason"].isna().all():
+            deciding = deciding.drop(columns="reason")
         write_atomically(folder / f"{name}.csv", format_csv(deciding))
     write_atomically(folder / PICTURE, read_bytes(record.path / PICTURE))
 
 
-def remove_tables(folder: Path) -> None:
-    """Remove the published files of a claim, and their folder if it is then empty."""
-    remove_files(folder.parent, [f"{folder.name}/{file}" for file in (*TABLES, PICTURE)])
+def remove_tables(folder: Path, keep: Sequence[str] = ()) -> None:
+    """Remove the published files of a claim, and their folder if it is then empty.
+
+    If looks are given in `keep`, remove only the tables of other looks.
+    """
+    files = [file for file in TABLES if file.removesuffix(".csv") not in keep]
+    if not keep:
+        files.append(PICTURE)
+    remove_files(folder.parent, [f"{folder.name}/{file}" for file in files])
 
 
 def deciding_rows(look: Look, table: pd.DataFrame) -> list[Any]:
@@ -160,6 +271,8 @@ def deciding_rows(look: Look, table: pd.DataFrame) -> list[Any]:
 def columns_of(look: Look) -> set[str]:
     """Return the columns of the table that the rules of a look (statistical test) use."""
     columns = {*ALWAYS}
+    if any(getattr(rule, "censored", None) for rule in look.expectation):
+        columns.add("censored")
     for rule in look.expectation:
         columns |= {*rule.where, *rule.each, getattr(rule, "along", "")}
     return columns
@@ -195,26 +308,31 @@ def published_record(folder: Path, row: Mapping[str, Any]) -> ClaimRecord:
         source=row["source"],
         refutes="",  # published only in the file of the claim
         command=row["command"],
-        looks={name: Judgement.of_fields(row[name]) for name in ("main", "control", "second")},
+        looks={name: Judgement.of_fields(row[name]) for name in looks_of(row)},
+        identity=row.get("identity", False),
     )
 
 
-def verdict_fields(record: ClaimRecord, entry: RegisterEntry) -> dict[str, Any]:
+def verdict_fields(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> dict[str, Any]:
     """Return the published fields of a claim, with date, version and commit from the register.
 
-    Raise if no recorded outcome in the register equals the outcome of this record.
+    Raise if no recorded outcome in the register equals the outcome of this record, or if an earlier
+    look at the same specification of the main look came to another verdict.
     """
+    entry = attempts[-1]
     fields: dict[str, Any] = {key: finite_json(value) for key, value in record.json_fields.items()}
-    recorded = look_on_record({look: fields[look] for look in record.looks}, entry)
+    recorded = look_on_record(record.looks_fields, entry)
     if recorded is None:
         raise Mistake(
             f"{record.path}: no look on record in the register found this; "
             f"run `ntkexp claims {record.name}`"
         )
+    refuse_second_choice(attempts, recorded)
     own_fields = ("name", "verdict", "figure", "interval", "p", "expected")
     return {
         **{key: fields[key] for key in own_fields},
-        "control": fields["control"],
+        "identity": record.identity,
+        "control": fields.get("control"),
         "second": fields["second"],
         "main": fields["main"],
         "entry": entry.digest,
@@ -255,7 +373,7 @@ def look_on_record(
 
 
 PAGE_COLUMNS = (
-    *("claim", "verdict", "stands", "figure", "95 % interval", "expected", "control"),
+    *("claim", "verdict", "figure", "95 % interval", "pool", "expected", "control"),
     *("second look", "digest"),
 )
 
@@ -320,8 +438,8 @@ def check(
     for row in rows:
         refuse_other_entry(folder, row, builder, entries)
     refuse_other_set(folder, published, required_claims(published, builder, entries, names))
-    refuse_other_files(folder, files_of(published), digests)
-    contents = read_files(folder, files_of(published), digests)
+    refuse_other_files(folder, files_of(rows), digests)
+    contents = read_files(folder, files_of(rows), digests)
     for row in rows:
         claim = read_claim(row["name"], builder)
         refuse_changed(folder, row, claim, entries[claim.name], contents)
@@ -423,17 +541,9 @@ def refuse_changed(
     Without `contents`, read the files of the claim, and compare their digests if SHA256SUMS exists.
     """
     where = place_of(folder, row)
-    files = [f"{claim.name}/{file}" for file in (*TABLES, PICTURE)]
-    if contents is None and (folder / SUMS).is_file():
-        contents = read_files(folder, files, read_digests(folder))
-    if contents is None:  # without SHA256SUMS, as in old publications
-        contents = {file: read_bytes(folder / file) for file in files}
-    refuse_active_picture(contents[files[-1]], folder / files[-1])
-    tables = {}
-    for name, look in claim.looks.items():
-        file = f"{claim.name}/{name}.csv"
-        tables[name] = read_table(folder / file, contents[file])
-        refuse_odd_table(tables[name], columns_of(look), folder / file)
+    if [*claim.looks] != looks_of(row):
+        raise Mistake(f"{where} has the looks {', '.join(looks_of(row))}, other than its claim")
+    tables = published_tables(folder, claim, contents)
     try:
         with np.errstate(all="ignore"):
             difference = next(differences(claim, tables, row), None)
@@ -443,7 +553,10 @@ def refuse_changed(
         raise Mistake(f"{where}: {printable(difference)}")
     looks = {name: row[name] for name in claim.looks}
     circumstances = {key: row[key] for key in ("date", "version", "commit")}
-    if look_on_record(looks, attempts[-1], **circumstances) is None:
+    recorded = look_on_record(looks, attempts[-1], **circumstances)
+    if recorded is not None:
+        refuse_second_choice(attempts, recorded)
+    else:
         raise Mistake(
             f"{where}: no look on record in the register found this, then and by that version"
         )
@@ -457,14 +570,15 @@ def differences(
     looks: dict[str, Look] = {}
     for name, look in claim.looks.items():
         table = tables[name]
-        seeds = sorted({*table["seed"].tolist()})
-        if len(seeds) not in look.sizes or seeds != sorted(look.seeds[: len(seeds)]):
+        try:
+            looks[name] = stage_of(look, table)
+        except Mistake:
             yield f"{name}.csv has seeds that the claim did not plan"
-        looks[name] = look.at(look.sizes.index(len(seeds)))
+            return
         if len(deciding_rows(look, table)) < len(table):
             yield f"{name}.csv has rows that decide nothing"
         findings[name] = judge_table(looks[name], table)
-    findings = weigh_control(findings, claim.protocol)
+    findings = weigh(findings, claim.protocol)
 
     # Compare the verdict on the claim, which follows from the main and the second look
     verdict = pair_verdict(findings["main"].verdict, findings["second"].verdict)
@@ -485,8 +599,9 @@ def differences(
     repeated["statement"] = claim.statement
     repeated["source"] = claim.source.words
     repeated["command"] = f"ntkexp claims {claim.name}"
+    repeated["identity"] = claim.identity
     for key, value in repeated.items():
-        if row[key] != value:
+        if row.get(key) != value:
             yield f"{key} is {row[key]}, and should be {value}"
 
 

@@ -10,9 +10,14 @@ looks: [6, 24]                             stages: judge with 6 seeds, then with
 quantity: kernel_change                    a column of the runs, or a component
 expectation:                               a rule, or a list of rules that must all hold
   {_target_: ntkexp.claim.expectation.Slope, along: model.width, value: -0.5, margin: 0.1}
+margins: {source: theorem 2}               the reason of each margin, or a list, one per rule:
+                                           {source: …}, a number of the paper, or
+                                           {minimum: …}, the smallest effect that would matter
 refutes: A slope above −0.4.
 null: 0                                    the figure if the claim is false, or a list, one per rule
-control: {base: [init=mean_field]}         changes for the control, which must not be supported
+kind: identity                             if the claim is exact by construction, and only checked
+control: {base: [init=mean_field]}         changes for the control, which must not be supported; or
+                                           {without: REASON} if the claim has no control
 second: {base: [data=teacher], seeds: 20}  changes for the second look, which has other seeds
 quick: {seeds: 3}                          changes for a smaller size; `full` for a larger one
 picture: {_target_: ntkexp.claim.picture.JudgedRows}    the default
@@ -22,6 +27,7 @@ A control, a second look or a size lists only its differences from the fields ab
 base: [data=teacher]                       added to the base of all runs
 axes: {model.width: [32, 64]}              new values of an axis, for the runs that have this axis
 runs: {mlp: {base: […], axes: {…}}}        changes of base and axes for the sweep with this name
+margins: {source: …}                       the reasons of changed rules
 seeds: 3, looks: [3]                       without `looks`, changed seeds are judged in one stage
 quantity, expectation, trial               with _target_ a new component, else changed fields
 """
@@ -35,10 +41,16 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
-from ntkexp.claim.claim import Claim, Published
-from ntkexp.claim.expectation import AbstractExpectation
+from ntkexp.claim.claim import IDENTITY, Claim, Published
+from ntkexp.claim.expectation import (
+    EXACT_MARGIN,
+    AbstractAverage,
+    AbstractExpectation,
+    Identity,
+    Order,
+)
 from ntkexp.claim.judged import AbstractPicture
-from ntkexp.claim.look import CONTROL, MAIN, SECOND, Look, Protocol
+from ntkexp.claim.look import CONTROL, MAIN, MINIMUM, SECOND, SOURCE, Look, Protocol
 from ntkexp.claim.picture import JudgedRows
 from ntkexp.claim.quantity import AbstractQuantity
 from ntkexp.claim.trial import AbstractTrial
@@ -55,8 +67,16 @@ Size: TypeAlias = Literal["quick", "default", "full"]
 Tree: TypeAlias = Mapping[str, Any]
 
 NEEDED = ("statement", "source", "seeds", "quantity", "expectation", "refutes", "control", "second")
-CLAIM_KEYS = ("base", "runs", "trial", "looks", *NEEDED, "null", "quick", "full", "picture")
-CHANGES = ("base", "axes", "runs", "seeds", "looks", "quantity", "expectation", "null", "trial")
+CLAIM_KEYS = (
+    *("base", "runs", "trial", "looks", *NEEDED, "null", "margins", "kind"),
+    *("quick", "full", "picture"),
+)
+CHANGES = (
+    *("base", "axes", "runs", "seeds", "looks", "quantity", "expectation", "null", "margins"),
+    "trial",
+)
+WITHOUT = "without"
+MIN_REASON_WORDS = 4
 COLUMN = "ntkexp.claim.quantity.Column"
 SECOND_SEED_OFFSET = 1000
 """The offset between the seeds of the second look (test) and the seeds of the main look."""
@@ -99,7 +119,11 @@ def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") ->
     }
     sized = sizes[size]
     main = build_look(sized, MAIN, builder)
-    control = build_look(with_changes(sized, tree["control"], CONTROL), CONTROL, builder)
+    without_control = read_reason_without_control(tree["control"])
+    control = None
+    if not without_control:
+        control = build_look(with_changes(sized, tree["control"], CONTROL), CONTROL, builder)
+        refuse_arithmetic(control, main)
     second = build_second_look(sized, tree["second"], main, size, builder)
 
     picture: AbstractPicture = JudgedRows()
@@ -110,8 +134,10 @@ def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") ->
         statement=str(tree["statement"]),
         source=build_source(tree["source"]),
         refutes=str(tree["refutes"]),
-        protocol=Protocol(main, control, second),
+        protocol=Protocol(main, second, control),
         picture=picture,
+        identity=is_identity(tree.get("kind"), main),
+        without_control=without_control,
     )
 
 
@@ -127,6 +153,50 @@ def refuse_keys(tree: Tree) -> None:
     for key in NEEDED:
         if tree.get(key) is None:
             raise Mistake(f"{key} is missing: a claim says it before it is measured")
+
+
+def read_reason_without_control(control: object) -> str:
+    """Return the reason why a claim has no control, or "" if it has one."""
+    if not isinstance(control, Mapping) or WITHOUT not in control:
+        return ""
+    reason = str(control[WITHOUT])
+    if len(control) > 1 or len(reason.split()) < MIN_REASON_WORDS:
+        raise Mistake(
+            f"control={spell_value(control)}: without a control, give only a reason of at least "
+            f"{MIN_REASON_WORDS} words, such as {{without: exact by construction}}"
+        )
+    return reason
+
+
+def refuse_arithmetic(control: Look, main: Look) -> None:
+    """Raise if the control measures the same world as the main look, so that it differs only in
+    the rule, the column or the range.
+    """
+    if all(control.fields[key] == main.fields[key] for key in ("runs", "trial", "seeds")):
+        raise Mistake(
+            "control: it judges the same runs by another rule or column, which is arithmetic; "
+            "change the data, the labels or the parametrisation, or give {without: REASON}"
+        )
+
+
+def is_identity(kind: object, main: Look) -> bool:
+    """Read the field `kind`. Raise if a claim of kind identity has a rule with chance in it."""
+    if kind is None:
+        return False
+    if kind != IDENTITY:
+        raise Mistake(f"kind={spell_value(kind)}: it takes {IDENTITY}, or leave it out")
+    for rule in main.expectation:
+        exact = isinstance(rule, Identity) or (
+            isinstance(rule, AbstractAverage)
+            and not isinstance(rule, Order)
+            and rule.margin <= EXACT_MARGIN
+        )
+        if not exact:
+            raise Mistake(
+                f"kind: {IDENTITY}: `{rule.words}` leaves room for chance; an identity takes rules "
+                f"with margins of at most {EXACT_MARGIN}"
+            )
+    return True
 
 
 def named_runs(tree: Tree) -> dict[str, Any]:
@@ -188,7 +258,7 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
         changed.pop("looks", None)  # the planned stages do not match the new number of seeds
-    for key in ("looks", "null"):
+    for key in ("looks", "null", "margins"):
         if key in change:
             changed[key] = change[key]
     for key in ("quantity", "trial"):
@@ -271,6 +341,7 @@ def build_look(tree: Tree, name: str, builder: Builder) -> Look:
             quantity=build_part(builder, quantity, AbstractQuantity, "quantity"),
             expectation=rules,
             nulls=() if name == CONTROL else named_nulls(tree.get("null"), rules),
+            margins=() if name == CONTROL else read_margins(tree.get("margins"), rules),
             planned=planned_sizes(tree.get("looks"), len(seeds)),
         )
 
@@ -318,6 +389,37 @@ def named_nulls(
     if given is None:
         return ()
     return tuple(None if null is None else float(null) for null in nulls)
+
+
+def read_margins(
+    given: object, expectation: Sequence[AbstractExpectation]
+) -> tuple[Mapping[str, str], ...]:
+    """Read the reason of each rule's margin. Return () if the claim's file gives none.
+
+    >>> from ntkexp.claim.expectation import Slope
+    >>> read_margins({"source": "theorem 2"}, [Slope(along="width", value=-0.5, margin=0.1)])
+    ({'source': 'theorem 2'},)
+    """
+    if given is None:
+        return ()
+    margins: list[Any] = given if isinstance(given, list) else [given] * len(expectation)
+    if len(margins) != len(expectation):
+        raise Mistake(
+            f"margins: {len(margins)} reasons for {len(expectation)} rules; give one, or one each"
+        )
+    reasons: list[Mapping[str, str]] = []
+    for margin in margins:
+        reason = margin or {}
+        is_reason = isinstance(reason, Mapping) and all(
+            origin in (SOURCE, MINIMUM) and str(text).strip() for origin, text in reason.items()
+        )
+        if not is_reason or len(reason) > 1:
+            raise Mistake(
+                f"margins={spell_value(margin)}: a reason is {{{SOURCE}: TEXT}}, a number of the "
+                f"paper, or {{{MINIMUM}: TEXT}}, the smallest effect that would matter"
+            )
+        reasons.append({origin: str(text) for origin, text in reason.items()})
+    return tuple(reasons)
 
 
 def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:

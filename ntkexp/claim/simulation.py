@@ -8,7 +8,7 @@ a pair of looks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 
 import numpy as np
@@ -26,10 +26,10 @@ from ntkexp.claim.expectation import (
     Slope,
 )
 from ntkexp.claim.judge import judge_part, judge_table
-from ntkexp.claim.look import Look
+from ntkexp.claim.look import MINIMUM, Look
 from ntkexp.claim.quantity import Column
 from ntkexp.records.atomic import Json
-from ntkexp.records.claim import pair_verdict
+from ntkexp.records.claim import BELOW_MINIMUM, pair_verdict
 
 # --- Random tables.
 
@@ -171,7 +171,8 @@ class Tried:
     Attributes:
         false: The rate of wrong verdicts, for the worst position of the true value.
         support: The rate of `supported` for a true value inside the range.
-        refute: The rate of `refuted` for a true value outside the range.
+        refute: The rate of `refuted` for a true value outside the range; for a minimal effect, the
+            rate of `below minimum` for a true value between its null value and its edge.
     """
 
     rule: str
@@ -259,13 +260,22 @@ class JudgingDesign:
             look = following
 
 
-def look_of(*parts: AbstractExpectation, planned: tuple[int, ...] = (5,)) -> Look:
-    """Return a test (look) of random tables, whose parts (rules) each select other rows."""
+def look_of(
+    *parts: AbstractExpectation, planned: tuple[int, ...] = (5,), null: float | None = None
+) -> Look:
+    """Return a test (look) of random tables, whose parts (rules) each select other rows.
+
+    With `null`, the margins are minimal effects, and the effects are 0 at this figure.
+    """
     placed = tuple(
         part.model_copy(update={"where": {"quantity": index}}) for index, part in enumerate(parts)
     )
     seeds = tuple(range(planned[-1]))
-    return Look({}, None, seeds, Column(column="value"), placed, planned=planned)
+    look = Look({}, None, seeds, Column(column="value"), placed, planned=planned)
+    if null is None:
+        return look
+    minimum = {MINIMUM: "a minimal effect"}
+    return replace(look, nulls=(null,) * len(parts), margins=(minimum,) * len(parts))
 
 
 EQUAL = Equality(value=1.0, margin=0.1)
@@ -282,35 +292,54 @@ DESIGNS = (
         look_of(EQUAL, FALLS, planned=(6, 24)),
         pair=True,
     ),
+    JudgingDesign(
+        "a pair of looks at a minimal effect", look_of(ABOVE, planned=(12,), null=0.0), pair=True
+    ),
 )
+
+
+INSIDE, EDGE, HALFWAY, OUTSIDE = -1.0, 0.0, 0.5, 1.0
+"""Positions of a true value. A minimal effect lies between its null value and its edge at HALFWAY,
+and is 0 at OUTSIDE."""
+REJECTED = ("refuted", BELOW_MINIMUM)
 
 
 def try_design(design: JudgingDesign, tables: int = TABLES_PER_DESIGN, seed: int = 0) -> Tried:
     """Simulate a design for true values where the judge is most likely to err.
 
-    In the main look, the true values of one part or of all parts lie at the edge. The verdicts
-    `supported` and `refuted` are then wrong. If only the second look has a part at the edge, `supported` is wrong.
+    In the main look, the true values of one part or of all parts lie at the edge. Every decision is
+    then wrong. In a pair, the second look may have its true value at the edge instead, or the
+    second look alone may lie outside the range. A minimal effect may be absent in both looks; it
+    has no direction then.
     """
     generator = np.random.default_rng(seed)
-    parts = len(design.look.expectation)
-    inside = [-1.0] * parts
-    all_edges = [0.0] * parts
-    one_edge = [0.0] + [-1.0] * (parts - 1)
-    one_outside = [1.0] + [-1.0] * (parts - 1)
+
+    def at(position: float) -> list[float]:
+        """Place the first part there, and the others inside their ranges."""
+        return [position] + [INSIDE] * (len(design.look.expectation) - 1)
 
     def rate(main: Sequence[float], second: Sequence[float], *words: str) -> float:
         return sum(design.judge(main, second, generator) in words for _ in range(tables)) / tables
 
+    minimal = bool(design.look.margins)
+    all_edges = [EDGE] * len(design.look.expectation)
     wrong = [
-        rate(all_edges, inside, "supported", "refuted"),
-        rate(one_edge, inside, "supported", "refuted"),
+        rate(all_edges, at(INSIDE), "supported", *REJECTED),
+        rate(at(EDGE), at(INSIDE), "supported", *REJECTED),
     ]
     if design.pair:
-        wrong.append(rate(inside, one_edge, "supported"))
+        wrong.append(rate(at(INSIDE), at(EDGE), "supported"))
+        wrong.append(rate(at(EDGE), at(OUTSIDE), *REJECTED))
+        wrong.append(rate(at(OUTSIDE), at(EDGE), *REJECTED))
+    if minimal:
+        wrong.append(rate(at(OUTSIDE), at(OUTSIDE), BELOW_MINIMUM))
+    refuted = rate(at(OUTSIDE), at(OUTSIDE), "refuted")
+    if minimal:
+        refuted = rate(at(HALFWAY), at(HALFWAY), BELOW_MINIMUM)
     return Tried(
         rule=design.name,
         tables=tables,
         false=max(wrong),
-        support=rate(inside, inside, "supported"),
-        refute=rate(one_outside, inside, "refuted"),
+        support=rate(at(INSIDE), at(INSIDE), "supported"),
+        refute=refuted,
     )

@@ -91,7 +91,10 @@ def claims(
         typer.Option(
             "--reason",
             metavar="TEXT",
-            help="With register: the reason for the change, in a sentence.",
+            help=(
+                "With register: why the claim was changed. With publish: why the published tables "
+                "are judged again."
+            ),
         ),
     ] = "",
     as_json: Annotated[
@@ -109,7 +112,7 @@ def claims(
         raise WrongArgument(
             "--attempts goes with list: `ntkexp claims list --attempts`", "attempts"
         )
-    if reason and names[:1] != ["register"]:
+    if reason and names[:1] not in (["register"], ["publish"]):
         raise WrongArgument(
             "--reason goes with register: `ntkexp claims register NAME --reason=TEXT`", "reason"
         )
@@ -121,7 +124,7 @@ def claims(
         show_list(config_dir, as_json=as_json)
         return
     if names[:1] in (["publish"], ["check"]):
-        publish_or_check(names, config_dir, trust, claims_folder)
+        publish_or_check(names, config_dir, trust, claims_folder, reason)
         return
     if names[:1] == ["register"]:
         register(names[1:], config_dir, trust, claims_folder, reason)
@@ -207,7 +210,19 @@ def judged(
             continue
         if not quiet and len(read) > 1:
             sys.stderr.write(f"{line(record)}\n")
+        if size == "default":
+            warn_of_second_choice(register.attempts(claim.name))
         yield record
+
+
+def warn_of_second_choice(attempts: Sequence[RegisterEntry]) -> None:
+    """Warn if the last look does not count, because an earlier one came to another verdict."""
+    from ntkexp.records.register import refuse_second_choice
+
+    try:
+        refuse_second_choice(attempts, attempts[-1].looks[-1])
+    except Mistake as mistake:
+        sys.stderr.write(f"{mistake}\n")
 
 
 # --- The register: every version of every claim, with all its test results.
@@ -231,7 +246,11 @@ def register(
 
 
 def publish_or_check(
-    names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path
+    names: Sequence[str],
+    config_dir: Path | None,
+    trust: list[str],
+    out: Path,
+    reason: str,
 ) -> None:
     """Publish the tables and verdicts in a folder, or check a publication by judging its tables
     again.
@@ -245,17 +264,61 @@ def publish_or_check(
             f"{names[0]}: name the folder, such as `ntkexp claims {names[0]} docs/claims`"
         )
     folder, builder_source = Path(names[1]).expanduser(), composer(config_dir, trust)
-    entries = registered(builder_source.builder.choices, out)
     if names[0] == "publish":
-        claim_names = publish(folder, builder_source, claim_records(out), entries, trust)
+        records = claim_records(out)
+        if reason:
+            records += judged_again(folder, builder_source, out, records, reason)
+        entries = registered(builder_source.builder.choices, out)
+        claim_names = publish(folder, builder_source, records, entries, trust)
+        publish_registers(builder_source.builder.choices, out, claim_names)
         sys.stdout.write(
             f"{folder}: {counted(len(claim_names), 'claim')} of {len(entries)} in the register\n"
         )
     else:
+        entries = registered(builder_source.builder.choices, out)
         claim_names = check(folder, builder_source, entries, trust, names[2:])
         sys.stdout.write(
             f"{folder}: {counted(len(claim_names), 'claim')} judged again, with the same verdicts\n"
         )
+
+
+def judged_again(
+    folder: Path, composer: Composer, out: Path, records: Sequence[ClaimRecord], reason: str
+) -> list[ClaimRecord]:
+    """Judge the published tables again, except those of claims with a current record in `out`, and
+    enter outcomes that have changed into the register.
+    """
+    from ntkexp.claim.conduct import circumstances
+    from ntkexp.claim.publish import judge_again
+    from ntkexp.records.register import Register
+
+    choices = composer.builder.choices
+    entries = registered(choices, out)
+    current = {
+        record.name
+        for record in records
+        if record.size == "default" and is_current(record, entries.get(record.name, []))
+    }
+    found = []
+    for record, date in judge_again(folder, composer, entries):
+        if record.name not in current:
+            register = Register.of_claim_file(choices.file("claim", record.name), out)
+            register.record(record, circumstances(), date, reason)
+            found.append(record)
+    return found
+
+
+def publish_registers(choices: Choices, out: Path, names: Sequence[str]) -> None:
+    """Append the lines of published claims in the register in `out` to the registers beside the
+    claims' files.
+    """
+    from ntkexp.records.register import REGISTER, Register
+
+    names_by_folder: dict[Path, set[str]] = {}
+    for name in names:
+        names_by_folder.setdefault(choices.file("claim", name).parent, set()).add(name)
+    for folder, own in names_by_folder.items():
+        Register.read(out / REGISTER).publish(folder, own)
 
 
 def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:

@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import Json, read_sealed, sealed_text, write_atomically
+from ntkexp.records.atomic import Json, finite_json, read_sealed, sealed_text, write_atomically
 from ntkexp.records.folder import results_version
 from ntkexp.records.results import Seconds, read_timings
 
 # --- claims/<name>-<digest>/verdict.json: the verdict on a claim. It is byte-identical each time.
 #
 # {"name": …, "digest": …, "size": …, "statement": …, "source": …, "refutes": …, "command": …,
+#  "identity": true or false,
 #  "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH], "p": …, "more_seeds": …,
 #                     "expected": …, "seeds": […], "draws": …, "note": …},
 #            "control": …, "second": …},
 #  "seal": the seal of all other keys}
+#
+# A claim without a control lacks its key.
 #
 # A look is a test of the claim. If a look tests several expectations, `figure` is the estimate for
 # the expectation that decides the verdict.
@@ -28,6 +31,13 @@ from ntkexp.records.results import Seconds, read_timings
 
 VERDICT, PICTURE, TIMINGS = "verdict.json", "picture.svg", "timings.csv"
 NOT_REPLICATED = "not replicated"
+BELOW_MINIMUM = "below minimum"
+"""The verdict on an effect whose direction is significant, and whose size is significantly below
+the stated minimum."""
+DECIDED = ("supported", "refuted", BELOW_MINIMUM)
+"""The verdicts that need two looks, and that Holm's correction may reject."""
+EXACT = "exact"
+"""The word for an identity (exact by construction) that both looks confirm."""
 WHOLE = "runs"
 """The part of timings.csv that covers all runs. The other parts are named after looks."""
 
@@ -97,6 +107,7 @@ class ClaimRecord:
     refutes: str
     command: str
     looks: Mapping[str, Judgement]
+    identity: bool = False
 
     @property
     def cpu_minutes(self) -> float:
@@ -118,15 +129,14 @@ class ClaimRecord:
 
     @property
     def p(self) -> float | None:
-        """The p-value of the verdict.
+        """The p-value of the verdict: the larger p-value of the main and the second look.
 
-        If the claim is supported, this is the larger p-value of the main and the second look. If it
-        is refuted, this is the p-value of the main look. It is None if both looks are
-        deterministic, and 1 otherwise.
+        It is None if both looks are deterministic, and 1 if the claim is undecided or not
+        replicated.
         """
-        if self.verdict not in {"supported", "refuted"}:
+        if self.verdict not in DECIDED:
             return 1.0
-        looks = [self.main, self.looks["second"]] if self.verdict == "supported" else [self.main]
+        looks = (self.main, self.looks["second"])
         return max((look.p for look in looks if look.p is not None), default=None)
 
     @property
@@ -139,7 +149,16 @@ class ClaimRecord:
             "source": self.source,
             "refutes": self.refutes,
             "command": self.command,
+            "identity": self.identity,
             "looks": {name: look.fields for name, look in self.looks.items()},
+        }
+
+    @property
+    def looks_fields(self) -> dict[str, dict[str, Json]]:
+        """The fields of each look, with null in place of NaN."""
+        return {
+            name: {key: finite_json(value) for key, value in look.fields.items()}
+            for name, look in self.looks.items()
         }
 
     @property
@@ -160,16 +179,41 @@ class ClaimRecord:
         }
 
 
+FIXED_POOL = ", for these "
+"""In the description of what a seed draws, the words before a fixed pool of examples."""
+
+
+def pool_of(draws: str) -> str:
+    """Return the pool to which an interval generalises, from the description of what a seed draws.
+
+    >>> pool_of("each drawing data, for these 357 examples of digits")
+    '357 examples of digits'
+    >>> pool_of("each drawing data"), pool_of("")
+    ('generated data', '')
+    """
+    if not draws:
+        return ""
+    return draws.partition(FIXED_POOL)[2] or "generated data"
+
+
 def pair_verdict(main: str, second: str) -> str:
     """Return the verdict on a claim, given the verdicts on its main look and its second look.
 
-    The claim is not replicated if only the main look supports it. (The function is defined here,
-    because the reports of claims must not import `ntkexp.claim`.)
+    A claim needs both looks to be supported, and both looks to be refuted. It is not replicated if
+    the second look does not repeat the decision of the main look. A look below the minimum refutes
+    the claim as well, so the pair is refuted if only one look shows the direction. (The function is
+    defined here, because the reports of claims must not import `ntkexp.claim`.)
 
-    >>> pair_verdict("supported", "refuted"), pair_verdict("refuted", "supported")
-    ('not replicated', 'refuted')
+    >>> [pair_verdict(main, "supported") for main in ("supported", "refuted", "undecided")]
+    ['supported', 'not replicated', 'undecided']
+    >>> pair_verdict("below minimum", "refuted"), pair_verdict("refuted", "undecided")
+    ('refuted', 'not replicated')
     """
-    return NOT_REPLICATED if main == "supported" != second else main
+    if main == second or main not in DECIDED:
+        return main
+    if {main, second} == {"refuted", BELOW_MINIMUM}:
+        return "refuted"
+    return NOT_REPLICATED
 
 
 def of_claim(path: Path, name: str) -> str:

@@ -1,6 +1,10 @@
-"""claim/register.jsonl: a log of all versions of the claims, and of the result of each test.
+"""register.jsonl: a log of all versions of the claims, and of the result of each test.
 
-The log is in the folder of the claims' files. It only grows. Each line is a JSON object: an entry
+The published log is in the folder of the claims' files. Only `publish` adds lines to it. New
+entries and looks are written to a log of their own in the folder of the outputs, and follow the
+published lines when the register is read. So judging changes no file of a checkout.
+
+A log only grows. Each line is a JSON object: an entry
 (a version of a claim), or a look (a test of a claim).
 
     entry    {"entry": NAME, "date": …, "version": …, "commit": …, "digest": …,
@@ -8,7 +12,10 @@ The log is in the folder of the claims' files. It only grows. Each line is a JSO
               "changed": {FIELD: VALUE, …}, "removed": [FIELD, …], "previous": …}
     look     {"look": NAME, "date": …, "version": …, "commit": …, "digest": …, "size": …,
               "verdict": …, "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH],
-              "p": …, "seeds": …}, …}, "previous": …}
+              "p": …, "seeds": …}, …}, "again": DATE, "reason": …, "previous": …}
+
+`again` is present if the look was not measured anew: the tables of the look of that date were
+judged again, for this reason, such as an amendment of the rules of judging.
 
 The first entry of a claim contains all fields of the claim. A later entry contains the fields that
 differ from the entry before. To read an entry, merge its line over the earlier lines of the same
@@ -28,7 +35,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -96,12 +103,17 @@ class RegisterEntry:
 
 @dataclass
 class Register:
-    """The log of the claims. Each line is checked when the log is read."""
+    """The log of the claims. Each line is checked when the log is read.
+
+    `lines` are the lines of the file `path`. `published` are the lines of another log that precede
+    them.
+    """
 
     path: Path
     lines: list[dict[str, Any]]
     last: str = ""  # the SHA-256 digest of the last line
     size: int = 0  # number of bytes of all complete lines
+    published: Sequence[dict[str, Any]] = ()
 
     @classmethod
     def read(cls, path: Path) -> Register:
@@ -112,20 +124,41 @@ class Register:
 
     @classmethod
     def of_claim_file(cls, claim_file: Path, out: Path) -> Register:
-        """Read the log in the folder of a claim's file.
-
-        If this folder belongs to the installed package or is not writable, continue the log in
-        `out`, the folder of the claims' outputs.
+        """Read the log in `out`, the folder of the claims' outputs, which continues the published
+        log in the folder of a claim's file.
         """
-        register = claim_file.parent / REGISTER
+        register = cls.read(out / REGISTER)
+        register.published = cls.read(claim_file.parent / REGISTER).lines
+        return register
+
+    def publish(self, folder: Path, names: Collection[str]) -> int:
+        """Append the lines of these claims to the published log in `folder`, the folder of their
+        files. Return the number of new lines.
+
+        Do nothing if the folder belongs to the installed package or is not writable.
+        """
         package = Path(__file__).resolve().parents[1]
-        is_packaged = claim_file.resolve().is_relative_to(package)
-        if os.access(claim_file.parent, os.W_OK) and not is_packaged:
-            return cls.read(register)
-        if register.is_file() and not (out / REGISTER).is_file():
-            for name in (REGISTER_SEAL, REGISTER):
-                write_atomically(out / name, read_bytes(register.with_name(name)))
-        return cls.read(out / REGISTER)
+        if folder.resolve().is_relative_to(package) or not os.access(folder, os.W_OK):
+            return 0
+        published = Register.read(folder / REGISTER)
+        with waited_for(published.path):
+            published.reload()
+            continued = Register(self.path, self.lines, published=published.lines)
+            lines = [line for line in continued.new_lines if claim_of_line(line) in names]
+            for line in lines:
+                published.append(without_chain(line))
+        return len(lines)
+
+    @property
+    def new_lines(self) -> list[dict[str, Any]]:
+        """The lines of the file that the published log lacks."""
+        known = [without_chain(line) for line in self.published]
+        return [line for line in self.lines if without_chain(line) not in known]
+
+    @property
+    def all_lines(self) -> list[dict[str, Any]]:
+        """The published lines, followed by the new lines."""
+        return [*self.published, *self.new_lines]
 
     def reload(self) -> None:
         """Read all lines again. Raise if the chain is broken."""
@@ -180,7 +213,7 @@ class Register:
     def attempts(self, name: str | None = None) -> list[RegisterEntry]:
         """Return all entries, or all entries of one claim, with the results of their tests."""
         entries: list[RegisterEntry] = []
-        for line in self.lines:
+        for line in self.all_lines:
             if "entry" in line and name in {None, line["entry"]}:
                 entries.append(entry_of_line(line))
             elif "look" in line:
@@ -188,7 +221,9 @@ class Register:
                 key = (line["look"], line["digest"])
                 matching = [entry for entry in entries if (entry.name, entry.digest) == key]
                 if matching:
-                    matching[-1].looks.append({field: line[field] for field in LOOK_FIELDS})
+                    look = {field: line[field] for field in LOOK_FIELDS}
+                    again = {key: line[key] for key in ("again", "reason") if key in line}
+                    matching[-1].looks.append(look | again)
         return entries
 
     def latest_entry(self, name: str) -> RegisterEntry | None:
@@ -197,12 +232,8 @@ class Register:
 
     def fields_of(self, name: str) -> dict[str, Json]:
         """Return all fields of the last entry of a claim, merged from all its lines."""
-        fields: dict[str, Json] = {}
-        for attempt in self.attempts(name):
-            for key in attempt.removed:
-                fields.pop(key, None)
-            fields |= attempt.changed
-        return fields
+        versions = merged_fields(self.attempts(name))
+        return versions[-1] if versions else {}
 
     # --- Adding versions of claims (entries) and test results (looks).
 
@@ -242,10 +273,14 @@ class Register:
                     f"{', '.join(parts[:4])}{more} changed; give `ntkexp claims register {name}` "
                     f"a reason of at least {MIN_REASON_WORDS} words, or put it back"
                 )
-            if latest is not None and latest.looks:
-                refuse_used_seeds(
-                    name, {key: new_fields.get(key) for key in [*changed, *removed]}, old_fields
-                )
+            attempts = self.attempts(name)
+            versions = zip(attempts, merged_fields(attempts), strict=True)
+            looked = [
+                version
+                for attempt, version in versions
+                if any(look["size"] == "default" for look in attempt.looks)
+            ]
+            refuse_used_seeds(name, new_fields, looked)
             line: dict[str, Json] = {
                 "entry": name,
                 **about,
@@ -259,9 +294,14 @@ class Register:
             self.append(line)
             return self.attempts(name)[-1]
 
-    def record(self, claim: ClaimRecord, about: Mapping[str, Json]) -> None:
+    def record(
+        self, claim: ClaimRecord, about: Mapping[str, Json], again: str = "", reason: str = ""
+    ) -> None:
         """Add the results of a claim's statistical tests (looks), unless an equal line already
         exists.
+
+        If the tables of an earlier look were judged again, `again` is the date of that look, and
+        `reason` tells why.
         """
         with waited_for(self.path):
             self.reload()
@@ -295,7 +335,29 @@ class Register:
                 "verdict": claim.verdict,
                 "looks": looks,
             }
+            if again:
+                line |= {"again": measured_date(entry.looks, again), "reason": reason}
             self.append(line)
+
+
+def without_chain(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line without its link to the previous line."""
+    return {key: value for key, value in line.items() if key != "previous"}
+
+
+def claim_of_line(line: Mapping[str, Any]) -> str:
+    return str(line.get("entry", line.get("look")))
+
+
+def merged_fields(attempts: Sequence[RegisterEntry]) -> list[dict[str, Json]]:
+    """Return all fields of each entry of one claim, merged from the lines before it."""
+    versions: list[dict[str, Json]] = []
+    fields: dict[str, Json] = {}
+    for attempt in attempts:
+        fields = {key: value for key, value in fields.items() if key not in attempt.removed}
+        fields |= attempt.changed
+        versions.append(fields)
+    return versions
 
 
 ENTRY_FIELDS = ("date", "version", "commit", "digest", "sizes", "reason", "replaces", "changed")
@@ -311,25 +373,110 @@ def entry_of_line(line: Mapping[str, Any]) -> RegisterEntry:
     )
 
 
-def refuse_used_seeds(
-    name: str, changed: Mapping[str, Json], old_fields: Mapping[str, Json]
-) -> None:
-    """Raise if only the seeds of a claim have changed since it was tested, and the new version uses
-    one of the tested seeds again.
+def fields_of_look(fields: Mapping[str, Json], look: str) -> dict[str, Json]:
+    """Return the fields of the main or the second look. The second look lists only its differences
+    from the main look.
+
+    >>> fields_of_look({"statement": "…", "main.seeds": [0, 1], "second.seeds": [8, 9]}, "second")
+    {'seeds': [8, 9]}
     """
-    if any(key.rpartition(".")[2] not in {"seeds", "planned"} for key in changed):
-        return  # other fields changed, so this is a different claim
-    for key, seeds in changed.items():
-        old_seeds = old_fields.get(key)
-        if isinstance(seeds, list) and isinstance(old_seeds, list) and key.endswith("seeds"):
-            reused = [seed for seed in seeds if seed in old_seeds]
-            if reused:
-                raise Mistake(
-                    f"{name}: seed {reused[0]} of {key} was already tested; seeds that are added "
-                    "after a test must be new, such as "
-                    f"{max(old_seeds) + 1}..{max(old_seeds) + len(seeds)}; to continue with the "
-                    "same seeds, plan the tests beforehand: `looks: [6, 24]`"
-                )
+    names = dict.fromkeys(("main", look))
+    merged: dict[str, Json] = {}
+    for name in names:
+        prefix = f"{name}."
+        merged |= {
+            key.removeprefix(prefix): value
+            for key, value in fields.items()
+            if key.startswith(prefix)
+        }
+    return merged
+
+
+def refuse_used_seeds(
+    name: str, now: Mapping[str, Json], seen: Sequence[Mapping[str, Json]]
+) -> None:
+    """Raise if a changed look would judge data again that an earlier look has seen.
+
+    The runs or the trial of a look, and its seeds, determine its data. A look that equals an
+    earlier one keeps its outcome. If a look has changed, in its rules for example, but not in its
+    runs or trial, it needs fresh seeds. `seen` are the fields of all versions that were looked at.
+    """
+    for look in ("main", "second"):
+        after = fields_of_look(now, look)
+        versions = [fields_of_look(fields, look) for fields in seen]
+        if after in versions:
+            continue
+        for before in versions:
+            if data_fields(before) == data_fields(after):
+                refuse_common_seeds(f"{name}: the {look} look", before["seeds"], after["seeds"])
+
+
+def data_fields(fields: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the fields of a look that determine its data, except the seeds."""
+    return {
+        key: value for key, value in fields.items() if key.partition(".")[0] in ("runs", "trial")
+    }
+
+
+def refuse_common_seeds(where: str, before: Json, after: Json) -> None:
+    assert isinstance(before, list)
+    assert isinstance(after, list)
+    spent = [seed for seed in after if seed in before]
+    if spent:
+        first = max(before) + 1
+        raise Mistake(
+            f"{where} has seed {spent[0]}, which was looked at already; a look that is changed "
+            f"after it was looked at takes fresh seeds, such as {first}..{first + len(after) - 1}; "
+            "to go on with the same seeds, plan it beforehand: `looks: [6, 24]`"
+        )
+
+
+def refuse_second_choice(attempts: Sequence[RegisterEntry], recorded: Mapping[str, Any]) -> None:
+    """Raise if the main look of an outcome was looked at before, and came to other numbers and
+    another verdict.
+
+    A main look with the same specification and as many seeds is the same look. A change of the
+    control, the statement or the second look does not license another one: the first outcome
+    counts. With the same numbers, a verdict may differ because of the control. `recorded` is an
+    outcome of the last entry.
+    """
+    versions = [fields_of_look(fields, "main") for fields in merged_fields(attempts)]
+    looks = [
+        look
+        for attempt, version in zip(attempts, versions, strict=True)
+        if version == versions[-1]
+        for look in attempt.looks
+        if look["size"] == "default" and "again" not in look
+    ]
+    measured = measured_look(looks, recorded)
+    seeds = measured["looks"]["main"]["seeds"]
+    first = next((look for look in looks if look["looks"]["main"]["seeds"] == seeds), measured)
+    outcomes = [look["looks"]["main"] for look in (first, measured)]
+    verdicts = [outcome["verdict"] for outcome in outcomes]
+    numbers = [(outcome["figure"], *outcome["interval"]) for outcome in outcomes]
+    if verdicts[0] != verdicts[1] and not same_outcome([*numbers[0]], [*numbers[1]]):
+        raise Mistake(
+            f"{attempts[-1].name}: the main look of {measured['date'][:10]} was {verdicts[1]}, but "
+            f"the first look at the same specification, of {first['date'][:10]}, was "
+            f"{verdicts[0]}; the first one counts"
+        )
+
+
+def measured_date(looks: Sequence[Mapping[str, Any]], date: str) -> str:
+    """Return the date of the measured look, given the date of a look that was judged again."""
+    for look in looks:
+        if look["date"] == date and "again" in look:
+            return str(look["again"])
+    return date
+
+
+def measured_look(
+    looks: Sequence[Mapping[str, Any]], recorded: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the measured look whose tables an outcome judges: itself, unless it was judged
+    again."""
+    date = recorded.get("again")
+    return next((look for look in looks if look["date"] == date), recorded)
 
 
 def same_outcome(first: Any, second: Any) -> bool:

@@ -3,9 +3,10 @@
     p₍₁₎ ≤ p₍₂₎ ≤ …        the k-th verdict survives if 2 p₍ⱼ₎ ≤ 5 %/(m − j + 1) for all j ≤ k
 
 The verdict on a claim combines its main test and its second test (`ClaimRecord.verdict`). The m
-registered claims of one size form a family, including claims that were not judged yet.
-Deterministic claims have no p, and always survive. Undecided and unreplicated claims have p = 1. p
-is doubled, because a verdict may support or refute a claim.
+registered claims of one size form a family, including claims that were not judged yet. Identities
+are exact by construction, and are counted apart. Deterministic claims have no p, and always
+survive. Undecided and unreplicated claims have p = 1. p is doubled, because a verdict may support
+or refute a claim.
 
 >>> holm_rejections([0.001, None, 0.02, 0.5])
 [True, True, False, False]
@@ -16,13 +17,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ntkexp.records.claim import NOT_REPLICATED, ClaimRecord, Judgement
+from ntkexp.records.claim import (
+    BELOW_MINIMUM,
+    DECIDED,
+    EXACT,
+    NOT_REPLICATED,
+    ClaimRecord,
+    Judgement,
+    pool_of,
+)
 from ntkexp.records.register import RegisterEntry
 from ntkexp.report.tables import Column, Table, format_text, text_column
 from ntkexp.text import MISSING, counted, listed, short
 
 FAMILY_LEVEL = 0.05
-VERDICTS = ("supported", NOT_REPLICATED, "refuted", "undecided")
+VERDICTS = ("supported", "refuted", BELOW_MINIMUM, NOT_REPLICATED, "undecided")
+UNCORRECTED = "not after correction"
 SIZES = ("default", "quick", "full")
 
 ON_TERMINAL = (
@@ -34,7 +44,8 @@ ON_TERMINAL = (
 def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Table:
     """Return a row for each claim.
 
-    The column `stands` tells if the verdict survives Holm's correction.
+    The column `stands` tells if the verdict survives Holm's correction. A verdict that does not is
+    called `not after correction`.
 
     `registered` is the number of claims in the register. It can exceed the number of records.
     """
@@ -46,6 +57,7 @@ def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Tabl
         Column("low"),
         Column("high"),
         Column("95 % interval"),
+        text_column("pool"),
         text_column("control"),
         text_column("second look"),
         Column("CPU minutes", spell=format_minutes),
@@ -58,15 +70,17 @@ def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Tabl
     rows = []
     for record, stands in zip(records, standing_verdicts(records, registered), strict=True):
         main = record.main
+        control = record.looks.get("control")
         row = (
             record.name,
-            record.verdict,
+            verdict_words(record, stands),
             {None: MISSING, True: "yes", False: "no"}[stands],
             main.figure,
             main.low,
             main.high,
             interval(main),
-            record.looks["control"].verdict,
+            pool_of(main.draws) or MISSING,
+            MISSING if control is None else control.verdict,
             record.looks["second"].verdict,
             record.cpu_minutes,
             record.size,
@@ -77,6 +91,19 @@ def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Tabl
         )
         rows.append(row)
     return Table(columns, tuple(rows))
+
+
+def verdict_words(record: ClaimRecord, stands: bool | None) -> str:
+    """Return the verdict in words: identities are exact, and other verdicts need correction.
+
+    >>> from types import SimpleNamespace
+    >>> claim = SimpleNamespace(verdict="supported", identity=False)
+    >>> verdict_words(claim, True), verdict_words(claim, False)
+    ('supported', 'supported, not after correction')
+    """
+    if record.identity and record.verdict == "supported":
+        return EXACT
+    return f"{record.verdict}, {UNCORRECTED}" if stands is False else record.verdict
 
 
 def format_minutes(minutes: float) -> str:
@@ -122,7 +149,9 @@ def shortened(expected: str) -> str:
 
 
 def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
-    """Count the verdicts of each size, and the verdicts that survive Holm's correction.
+    """Count the verdicts of each size that survive Holm's correction, and name the others.
+
+    Identities are counted apart.
 
     >>> summarise_claims([])
     'No claim was judged.'
@@ -130,20 +159,48 @@ def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str
     sentences = []
     for size in SIZES:
         sized = [record for record in records if record.size == size]
-        if not sized:
-            continue
-        counts = {word: sum(record.verdict == word for record in sized) for word in VERDICTS}
-        words = listed([f"{count} {word}" for word, count in counts.items() if count])
+        identities = [record for record in sized if record.identity]
+        empirical = [record for record in sized if not record.identity]
         where = "" if size == "default" else f" at the {size} size"
-        sentences.append(f"{counted(len(sized), 'claim')}{where}: {words}.")
-        verdicts = standing_verdicts(sized, registered)
-        stands = [survives for survives in verdicts if survives is not None]
-        if len(sized) > 1 and stands:
-            family = max(len(sized), registered)
+        if empirical:
             sentences.append(
-                f"By Holm's correction over all {family}, {sum(stands)} of {len(stands)} verdicts stand at 5 %."
+                f"{counted(len(empirical), 'claim')}{where}: {counts_of(sized, registered)}."
             )
+        uncorrected = uncorrected_names(sized, registered)
+        if uncorrected:
+            family = max(len(empirical), registered - len(identities))
+            names = listed([name.replace("_", " ") for name in uncorrected])
+            sentences.append(f"Not after Holm's correction over all {family}, at 5 %: {names}.")
+        if identities:
+            sentences.append(f"{identity_sentence(identities, where)}")
     return " ".join(sentences) or "No claim was judged."
+
+
+def counts_of(records: Sequence[ClaimRecord], registered: int) -> str:
+    """Count the verdicts on empirical claims of one size, after correction.
+
+    The records include identities, which are not counted.
+    """
+    counts = dict.fromkeys((*VERDICTS[:-2], UNCORRECTED, *VERDICTS[-2:]), 0)
+    for record, stands in zip(records, standing_verdicts(records, registered), strict=True):
+        if not record.identity:
+            counts[UNCORRECTED if stands is False else record.verdict] += 1
+    return listed([f"{count} {word}" for word, count in counts.items() if count])
+
+
+def uncorrected_names(records: Sequence[ClaimRecord], registered: int) -> list[str]:
+    """Return the names of the claims whose verdicts do not survive the correction."""
+    verdicts = standing_verdicts(records, registered)
+    return [
+        record.name for record, stands in zip(records, verdicts, strict=True) if stands is False
+    ]
+
+
+def identity_sentence(identities: Sequence[ClaimRecord], where: str) -> str:
+    """Count the identities that were confirmed."""
+    exact = sum(record.verdict == "supported" for record in identities)
+    names = "identity" if len(identities) == 1 else "identities"
+    return f"{len(identities)} {names}{where} (exact by construction): {exact} checked."
 
 
 def outlook(record: ClaimRecord, look: str = "main") -> str:
@@ -171,20 +228,25 @@ def outlook(record: ClaimRecord, look: str = "main") -> str:
 
 
 def standing_verdicts(records: Sequence[ClaimRecord], registered: int = 0) -> list[bool | None]:
-    """Apply Holm's correction over all claims of the same size.
+    """Apply Holm's correction over all empirical claims of the same size.
 
     Return True for each verdict that survives.
 
-    The entry of an undecided or unreplicated claim is None. Registered claims without a record
-    count as undecided.
+    The entry of an identity, of an undecided or unreplicated claim, and of the only claim of a
+    size is None. Registered claims without a record count as undecided. `registered` includes the
+    identities among the records.
     """
     survives: dict[int, bool] = {}
     for size in {record.size for record in records}:
-        places = [place for place, record in enumerate(records) if record.size == size]
-        chances = [records[place].p for place in places] + [1.0] * (registered - len(places))
+        sized = [place for place, record in enumerate(records) if record.size == size]
+        places = [place for place in sized if not records[place].identity]
+        if len(places) == 1:
+            continue
+        unjudged = registered - len(sized)
+        chances = [records[place].p for place in places] + [1.0] * unjudged
         survives |= dict(zip(places, holm_rejections(chances), strict=False))
     return [
-        survives[place] if record.verdict in ("supported", "refuted") else None
+        survives.get(place) if record.verdict in DECIDED else None
         for place, record in enumerate(records)
     ]
 
@@ -248,7 +310,8 @@ def describe_attempt(attempt: RegisterEntry, stands: bool) -> str:
     for look in attempt.looks:
         main = look["looks"]["main"]
         low, high = main["interval"]
-        sentence += f" Looked at on {look['date'][:10]} ({look['size']}): {look['verdict']}, {short(main['figure'])}"
+        judged = "Judged again" if "again" in look else "Looked at"
+        sentence += f" {judged} on {look['date'][:10]} ({look['size']}): {look['verdict']}, {short(main['figure'])}"
         sentence += "." if low is None else f" ({short(low)} to {short(high)})."
     if attempt.looks:
         return sentence

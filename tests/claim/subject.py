@@ -30,7 +30,7 @@ CLAIM: dict[str, Any] = {
     "expectation": SLOPE,
     "null": 10,
     "refutes": "another slope",
-    "control": {"expectation": {"value": 50.0}},
+    "control": {"base": ["init=mean_field"], "expectation": {"value": 50.0}},
     "second": {"base": ["data=sphere"]},
     "quick": {"axes": {"model.width": [4, 8]}},
 }
@@ -57,7 +57,7 @@ OF_LINES = changed_claim(
     trial={"_target_": "tests.claim.subject.Line"},
     quantity="height",
     expectation={"_target_": "ntkexp.claim.expectation.Slope", "along": "width", "value": -1.0, "margin": 0.2},
-    control={"expectation": {"value": 1.0}},
+    control={"trial": {"slope": 0.0}},
     second={"trial": {"slope": -1.05}},
     quick=None,
     seeds=4,

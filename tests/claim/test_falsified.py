@@ -307,7 +307,7 @@ def test_there_are_enough_falsifications() -> None:
 
 def test_a_publication_is_certified(published: Published) -> None:
     assert published.check(published.folder) == ["other", "tiny"]
-    assert sorted(files_of(["other", "tiny"])) == sorted(
+    assert sorted(files_of(rows_of(published.folder))) == sorted(
         str(path.relative_to(published.folder)) for path in published.folder.rglob("*.*")
     )
 
@@ -352,7 +352,7 @@ def test_a_falsified_publication_is_refused(
 def test_a_part_of_the_claims_is_certified_by_name(published: Published, tmp_path: Path) -> None:
     folder = shutil.copytree(published.folder, tmp_path / "docs")
     remove_claim(folder)
-    write_digests(folder, files_of(["tiny"]))
+    write_digests(folder, files_of(rows_of(folder)))
     assert published.check(folder, "tiny") == ["tiny"]
     with pytest.raises(Mistake, match="lacks 1 claim that must be there, such as other"):
         published.check(folder, "other", "tiny")

@@ -17,7 +17,7 @@ from ntkexp.claim.conduct import measure
 from ntkexp.claim.expectation import AbstractExpectation, Bound, Equality, Identity, Interval, Location, Order, Slope
 from ntkexp.claim.judge import Finding, join_parts, judge_interval, judge_look, judge_part, judge_table
 from ntkexp.claim.look import Look
-from ntkexp.claim.papers import FiniteSteps, ScalarCurve
+from ntkexp.claim.papers import FiniteStepPeaks, FiniteSteps, ScalarCurve
 from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
 from ntkexp.claim.simulation import DESIGNS, SIMULATED_RULES, JudgingDesign, invent, look_of, try_design, try_judging
 from ntkexp.data.synthetic import Integers
@@ -30,7 +30,7 @@ from ntkexp.records.sweep import Expected
 from ntkexp.report.analysis.estimate import ONE_SIDED_LEVEL, Estimate, student
 from ntkexp.report.claims import format_claims
 from ntkexp.run.environment import processor_seconds
-from tests.claim.subject import CLAIM, OF_LINES, judged, planned
+from tests.claim.subject import CLAIM, OF_LINES, Line, judged, planned
 
 ONE = Finding("supported", 1.0, low=0.9, high=1.1, p=0.001)
 
@@ -115,13 +115,70 @@ def test_the_verdict_is_that_of_the_interval(value: float, bound: None) -> None:
 
 def test_all_parts_must_hold_and_one_refutes() -> None:
     refuted, open_ = replace(ONE, verdict="refuted", p=0.001), replace(ONE, verdict="undecided", p=None)
-    assert join_parts([ONE, replace(ONE, p=0.02)]) == replace(ONE, p=0.02)
+    assert join_parts([ONE, replace(ONE, p=0.02)]) == replace(ONE, p=0.02, part=1)
     assert join_parts([ONE, open_]).verdict == "undecided"
     assert join_parts([open_, refuted]).verdict == "refuted"
     assert join_parts([open_, refuted]).p == pytest.approx(0.002)
     assert join_parts([ONE, replace(refuted, p=0.02)]).verdict == "undecided"  # Holm's correction for two parts
-    decided = ([ONE, ONE], [open_, refuted], [ONE, open_], [refuted, open_])
-    assert [join_parts(parts).part for parts in decided] == [0, 1, 1, 0]
+    exact = replace(refuted, p=None)
+    below = replace(refuted, verdict="below minimum", p=1e-6)
+    assert [join_parts(parts).verdict for parts in ([below, ONE], [below, refuted])] == ["below minimum", "refuted"]
+    decided = ([ONE, ONE], [open_, refuted], [ONE, open_], [refuted, open_], [refuted, exact])
+    assert [join_parts(parts).part for parts in decided] == [0, 1, 1, 0, 1]
+
+
+def test_the_shown_figure_has_the_shown_p() -> None:
+    """The largest p of supported parts, m times the smallest p of refuted parts."""
+    parts = [replace(ONE, figure=float(k), p=p) for k, p in enumerate((0.002, 0.02, 0.001))]
+    assert (join_parts(parts).figure, join_parts(parts).p) == (1.0, 0.02)
+    refuted = [replace(part, verdict="refuted") for part in parts]
+    assert (join_parts(refuted).figure, join_parts(refuted).p) == (2.0, pytest.approx(0.003))
+
+
+@pytest.mark.parametrize(
+    ("origin", "figure", "verdict"),
+    [
+        ("minimum", 0.05, "below minimum"),  # the interval excludes 0 and the minimum 0.1
+        ("minimum", 0.0, "refuted"),  # there is no direction
+        ("minimum", -0.05, "refuted"),
+        ("source", 0.05, "refuted"),  # the paper says 0.1
+        ("minimum", 0.1, "undecided"),
+        ("minimum", 0.2, "supported"),
+    ],
+)
+def test_a_direction_below_the_minimum_is_neither_support_nor_refutation(
+    origin: str, figure: float, verdict: str
+) -> None:
+    rows = rows_of([figure + spread for spread in (-0.01, 0.0, 0.01, 0.0)], seed=[0, 1, 2, 3])
+    for side, sign in (("lower", 1), ("upper", -1)):
+        rule = Bound(limit=0.1 * sign, side=side, margin=0)
+        look = Look({}, None, (0, 1, 2, 3), Column(column="x"), (rule,), (0.0,), ({origin: "a reason"},))
+        found = judge_table(look, rows.assign(value=sign * rows["value"]))
+        assert found.verdict == verdict
+        assert ("direction significant, size below" in found.note) == (verdict == "below minimum")
+
+
+def test_a_missing_number_has_its_reason() -> None:
+    rows = rows_of([0.4, math.nan, 0.6], seed=[0, 1, 2], reason=["", "all points are pinned", ""])
+    found = judge_part(Bound(limit=1, side="upper", margin=0), rows)
+    assert (found.verdict, found.note) == ("undecided", "1 of 3 rows have no number: all points are pinned")
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        (Bound(limit=1, side="upper", margin=0, censored="below"), "supported"),
+        (Bound(limit=0.1, side="upper", margin=0, censored="below"), "undecided"),  # the true values are lower
+        (Bound(limit=1, side="upper", margin=0, censored="above"), "undecided"),
+        (Bound(limit=0.1, side="lower", margin=0, censored="above"), "supported"),
+        (Equality(value=0.5, margin=0.5, censored="below"), "undecided"),
+        (Bound(limit=1, side="upper", margin=0), "undecided"),  # not declared: no number
+    ],
+)
+def test_a_censored_value_counts_at_its_bound_if_the_verdict_is_safe(rule: AbstractExpectation, verdict: str) -> None:
+    rows = rows_of([0.4, 0.5, 0.6, 0.5], seed=[0, 1, 2, 3], censored=[0, 1, 0, 0])
+    assert judge_part(rule, rows).verdict == verdict
+    assert judge_part(rule, rows.assign(censored=0)).verdict != "undecided"
 
 
 def rows_of(value: Sequence[float], **columns: Sequence[object]) -> pd.DataFrame:
@@ -296,7 +353,7 @@ def test_trials_side_by_side_have_names(tmp_path: Path) -> None:
             | {
                 "trial": {**both, "trials": [line, line | {"slope": 1.0}]},
                 "expectation": [slope | {"where": {"runs": "falls"}}, slope | {"where": {"runs": "rises"}, "value": 1}],
-                "control": {"expectation": {"value": 5.0}},
+                "control": {"trial": {"trials": [line | {"slope": 0.0}] * 2}},
                 "second": {"trial": {"names": ["rises", "falls"]}},
             },
             tmp_path,
@@ -333,11 +390,34 @@ def test_a_control_away_from_the_null_is_noted(tmp_path: Path) -> None:
     assert (at_null.looks["control"].verdict, at_null.looks["control"].note) == ("refuted", "")
 
 
-def test_a_claim_whose_control_is_supported_is_undecided(tmp_path: Path) -> None:
-    record = judged(planned(OF_LINES | {"control": {"expectation": {"margin": 0.3}}}, tmp_path))
-    assert record.looks["control"].verdict == "supported"
+class BrokenLine(Line):
+    """A line, which has no number at width 4 for some seeds."""
+
+    def rows(self, seed: int) -> Sequence[dict[str, float]]:
+        return [
+            row | {"height": math.nan if seed == row["width"] == 1 else row["height"]} for row in super().rows(seed)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("control", "reason"),
+    [
+        ({"trial": {"slope": -1.01}}, "the control is supported too"),
+        ({"trial": {"_target_": f"{__name__}.BrokenLine", "slope": 0.0}}, "the control has rows without a number"),
+        ({"trial": {"slope": 20.0}}, "the control is far from its null value: 20 instead of 0"),
+    ],
+)
+def test_a_control_that_shows_nothing_blocks_the_verdict(tmp_path: Path, control: Any, reason: str) -> None:
+    record = judged(planned(OF_LINES | {"null": 0, "control": control}, tmp_path))
     assert (record.main.verdict, record.main.p) == ("undecided", None)
-    assert "the control is supported too" in record.main.note
+    assert reason in record.main.note
+
+
+def test_a_claim_without_a_control_has_two_looks(tmp_path: Path) -> None:
+    record = judged(planned(OF_LINES | {"control": {"without": "It is exact by construction."}}, tmp_path))
+    assert [*record.looks] == ["main", "second"]
+    assert record.verdict == "supported"
+    assert read_claim_record(record.path) == record
 
 
 @pytest.mark.slow
@@ -351,7 +431,7 @@ def test_a_claim_of_runs_is_judged_from_their_numbers(tmp_path: Path) -> None:
     assert record.main.figure == pytest.approx(np.mean(slopes))
     assert record.looks["control"].verdict != "supported"
     assert 0 < record.cpu_minutes < math.inf
-    assert len(list((tmp_path / "runs").iterdir())) == 8  # the control has the runs of the claim
+    assert len(list((tmp_path / "runs").iterdir())) == 12  # two widths and two seeds for each of three looks
     assert (record.path / "picture.svg").read_text().startswith("<?xml")
 
 
@@ -423,6 +503,15 @@ def test_scalar_curves_agree_with_hand_computations() -> None:
     assert line.loc[("given", 0, 0), "before"] == 1.0 != line.loc[("drawn", 0, 0), "before"]
     with pytest.raises(Mistake, match=r"trial\.observed=30 is not in -10 … 20"):
         curve(model=ScalarLinear(), observed=30)
+
+
+def test_the_maximum_of_a_finite_step_depends_on_its_size() -> None:
+    """A small step has the maximum of the tangent kernel."""
+    rows = pd.DataFrame(FiniteStepPeaks(model=RadialBasis(), etas=(1e-6, 1.0)).rows(0))
+    given = rows[rows["start"] == "given"]
+    peaks = given.dropna(subset=["eta"]).set_index("eta")["peak_at"]
+    assert peaks.tolist() == [given["largest_at"].max(), given["finite_largest_at"].max()]
+    assert peaks[1e-6] != peaks[1.0]
 
 
 @pytest.mark.parametrize(("column", "order"), [("error", 1), ("centred_error", 2)])

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from ntkexp.claim.conduct import circumstances, register_claim
-from ntkexp.claim.publication import VERDICTS_FILE
-from ntkexp.claim.publish import check, publish
+from ntkexp.claim.publication import VERDICTS_FILE, files_of, write_digests
+from ntkexp.claim.publish import check, judge_again, publish
 from ntkexp.cli.claims import registered
 from ntkexp.config.compose import Composer, composer
 from ntkexp.data import CIFAR10
@@ -87,6 +87,38 @@ def test_the_note_on_seeds_is_written_again(tmp_path: Path) -> None:
     publish(folder, made, [older], mine)
     (row,) = json.loads((folder / VERDICTS_FILE).read_text())
     assert row["main"]["draws"] == record.main.draws != older.main.draws
+
+
+def test_published_tables_are_judged_again_by_the_present_rules(tmp_path: Path) -> None:
+    """The outcome is recorded as that of the same look, and the earlier outcome stays on record."""
+    (made, (record,), entries), folder = looked_at(tmp_path), tmp_path / "docs"
+    publish(folder, made, [record], entries)
+    (first,) = json.loads((folder / VERDICTS_FILE).read_text())
+
+    # the second look is judged with a margin that its slope exceeds
+    looks = {**record.looks, "second": replace(record.looks["second"], verdict="undecided", p=None)}
+    rows = [first | {"verdict": "not replicated", "second": first["second"] | {"verdict": "undecided", "p": None}}]
+    (folder / VERDICTS_FILE).write_text(json.dumps(rows))
+    write_digests(folder, files_of(rows))
+    register = register_claim("tiny", made.builder, tmp_path / "out" / "claims")
+    register.record(replace(record, looks=looks), circumstances() | {"date": "2026-11-30T00:00:00+00:00"})
+    entries = {"tiny": register.attempts("tiny")}
+
+    ((again, date),) = judge_again(folder, made, entries)
+    assert (again.verdict, again.looks, date) == ("supported", record.looks, first["date"])
+    register.record(again, circumstances(), date, "The rules of judging were amended.")
+    assert [look["verdict"] for look in register.attempts("tiny")[-1].looks] == ["supported", "not replicated"]
+    assert publish(folder, made, [again], {"tiny": register.attempts("tiny")}) == ["tiny"]
+    assert json.loads((folder / VERDICTS_FILE).read_text())[0]["verdict"] == "supported"
+
+
+def test_tables_of_a_changed_look_are_not_judged_again(tmp_path: Path) -> None:
+    (made, records, entries), folder = looked_at(tmp_path), tmp_path / "docs"
+    publish(folder, made, records, entries)
+    for changes, count in (({"refutes": "nothing else"}, 1), ({"trial": TREE["trial"] | {"slope": -1.01}}, 0)):
+        made = written(tmp_path, TREE | changes)
+        register = register_claim("tiny", made.builder, tmp_path / "out" / "claims", "It was not clear before.")
+        assert len(judge_again(folder, made, {"tiny": register.attempts("tiny")})) == count
 
 
 @dataclass

@@ -53,7 +53,7 @@ def test_a_changed_claim_needs_a_reason_and_its_first_outcome_stays_visible(tmp_
     register_claim("tiny", made.builder, out)
     record = judged(planned(TINY | {"second": {"trial": {"slope": -2.0}}}, out, made=made))
     assert (record.main.verdict, record.verdict, record.p) == ("supported", "not replicated", 1.0)
-    register = Register.read(tmp_path / "claim" / REGISTER)
+    register = Register.of_claim_file(tmp_path / "claim" / "tiny.yaml", out)
     register.record(record, circumstances())
 
     made = written(tmp_path, TINY | {"second": {"trial": {"slope": -1.05}}})
@@ -115,9 +115,7 @@ LOCATION = {"_target_": f"{RULES}Location", "along": "width", "value": 8.0, "mar
     ],
 )
 def test_a_claim_that_holds_at_its_null_is_refused(tmp_path: Path, expectation: Any, null: Any, reason: str) -> None:
-    made = written(
-        tmp_path, TINY | {"expectation": expectation, None: null, "control": {}}
-    )  # YAML reads the key null as None
+    made = written(tmp_path, TINY | {"expectation": expectation, None: null})  # YAML reads the key null as None
     with pytest.raises(Mistake, match=reason):
         read_claim("tiny", made.builder)
 
@@ -127,7 +125,7 @@ def test_a_claim_that_holds_at_its_null_is_refused(tmp_path: Path, expectation: 
     [(SLOPE, 5), (BOUND, 0.6), (RATIO, 3.1), (RATIO, 0), (IDENTITY, 0.1), (LOCATION, 13), (LOCATION, 0)],
 )
 def test_a_claim_that_excludes_its_null_is_read(tmp_path: Path, expectation: Any, null: float) -> None:
-    made = written(tmp_path, TINY | {"expectation": expectation, None: null, "control": {}})
+    made = written(tmp_path, TINY | {"expectation": expectation, None: null})
     claim = read_claim("tiny", made.builder)
     assert [look.nulls for look in claim.looks.values()] == [(null,), (), (null,)]
     assert claim.fields["looks"]["main"]["null"] == [null]
@@ -151,11 +149,28 @@ def test_other_seeds_are_judged_once(tmp_path: Path) -> None:
     assert read_claim("tiny", made.builder, "quick").looks["main"].sizes == (2,)
 
 
-def test_a_read_only_folder_has_its_register_in_the_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = written(tmp_path, TINY)
-    beside = register_claim("tiny", made.builder, tmp_path / "out")
+def test_only_a_publication_changes_the_register_beside_the_claims(tmp_path: Path) -> None:
+    """The new lines stay in the outputs until then, and are published once."""
+    made, out = written(tmp_path, TINY), tmp_path / "out"
+    register = register_claim("tiny", made.builder, out)
+    assert register.path == out / REGISTER
+    assert sorted(path.name for path in (tmp_path / "claim").iterdir()) == ["tiny.yaml"]
+    published = tmp_path / "claim" / REGISTER
+    assert [register.publish(tmp_path / "claim", {"tiny"}) for _ in range(2)] == [1, 0]
+    assert Register.read(published).attempts() == register.attempts()
+    assert published.with_name(REGISTER_SEAL).is_file()
+
+    # the lines of the outputs follow the published lines
+    register_claim("tiny", written(tmp_path, TINY | {"refutes": "nothing"}).builder, out, "It was not clear before.")
+    assert [attempt.reason for attempt in registered(made.builder.choices, out)["tiny"]] == [
+        "first version that was registered",
+        "It was not clear before.",
+    ]
+    assert len(Register.read(published).lines) == 1
+
+
+def test_a_package_keeps_its_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register = register_claim("tiny", written(tmp_path, TINY).builder, tmp_path / "out")
     monkeypatch.setattr("os.access", lambda *_: False)
-    elsewhere = register_claim("tiny", made.builder, tmp_path / "out")
-    assert elsewhere.path == tmp_path / "out" / REGISTER
-    assert (elsewhere.lines, elsewhere.last) == (beside.lines, beside.last)
-    assert (tmp_path / "out" / REGISTER_SEAL).read_bytes() == (tmp_path / "claim" / REGISTER_SEAL).read_bytes()
+    assert register.publish(tmp_path / "claim", {"tiny"}) == 0
+    assert not (tmp_path / "claim" / REGISTER).exists()

@@ -159,8 +159,8 @@ def test_a_trial_names_the_pool_of_its_seeds() -> None:
     by_words = LeftOutKernel(base=("data=wine",))
     both = SideBySide(names=("a", "b"), trials=(by_data, by_words))
     of_trials = [drawn((), trial) for trial in (by_data, by_words, both)]
-    pool = "each drawing data, from the same"
-    assert of_trials == [f"{pool} 357 examples", f"{pool} 178 examples", f"{pool} 357 or 178 examples"]
+    digits, wine = "357 examples of digits", "178 examples of wine"
+    assert of_trials == [f"each drawing data, for these {pool}" for pool in (digits, wine, f"{digits} or {wine}")]
     assert drawn((), LeftOutKernel(base=("data=wine", "data.seed=0"))) == ""
     assert drawn((), LeftOutKernel(base=("data=circle",))) == "each drawing data"
 
@@ -254,7 +254,8 @@ def test_operations_of_a_linear_network_are_counted() -> None:
     kernel = pairs * (inputs + 40 * layers) + 40**3 / 3 + 30 * 40 * 2
     assert row["operations"] * 128 * (3 * 40 * row["steps"] + 30) == pytest.approx(kernel)
     never = pd.DataFrame([*trial.model_copy(update={"allowed": 0.0, "steps": 1, "step_size": 1e-9}).rows(0)]).loc[0]
-    assert never.isna()["operations"]
+    assert (row["censored"], never["censored"], never["steps"]) == (0, 1, 1)
+    assert never["operations"] * 128 * (3 * 40 + 30) == pytest.approx(kernel)  # as if it stopped after its only step
     assert never["reached"] < 0
 
 

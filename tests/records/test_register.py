@@ -11,10 +11,17 @@ import pytest
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import ClaimRecord, Judgement
-from ntkexp.records.register import FIRST_REASON, REGISTER, REGISTER_SEAL, Register
+from ntkexp.records.register import FIRST_REASON, REGISTER, REGISTER_SEAL, Register, refuse_second_choice
 
 ABOUT = {"date": "2026-11-24T12:00:00+00:00", "version": "0.1.0", "commit": None}
-SAID = {"seeds": [0, 1], "margin": 0.1}
+SAID = {"main": {"trial": "lines", "seeds": [0, 1], "margin": 0.1}}
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    """The fields of a claim with changes of its main look."""
+    return {"main": SAID["main"] | fields}
+
+
 BECAUSE = "The first margin was that of another paper."
 
 
@@ -50,8 +57,8 @@ def register(tmp_path: Path) -> Register:
     """Three lines: a claim, a look at it that refuted it, and the claim with another margin."""
     register = Register.read(tmp_path / REGISTER)
     register.enter("mine", sizes("a"), SAID, "", ABOUT)
-    register.record(look("a", main="refuted"), ABOUT)
-    register.enter("mine", sizes("b"), SAID | {"margin": 0.2}, BECAUSE, ABOUT)
+    register.record(look("a", main="refuted", second="refuted"), ABOUT)
+    register.enter("mine", sizes("b"), said(margin=0.2, seeds=[2, 3]), BECAUSE, ABOUT)
     return register
 
 
@@ -60,19 +67,24 @@ def test_a_change_is_a_new_entry_and_the_looks_at_the_old_one_stay(register: Reg
     assert (first.reason, first.replaces) == (FIRST_REASON, None)
     assert [look["verdict"] for look in first.looks] == ["refuted"]
     assert (second.reason, second.replaces, second.looks) == (BECAUSE, "a", [])
-    assert (second.changed, second.differs) == ({"margin": 0.2}, ["margin"])
-    assert register.fields_of("mine") == {"seeds": [0, 1], "margin": 0.2}
+    assert (second.changed, second.differs) == (
+        {"main.margin": 0.2, "main.seeds": [2, 3]},
+        ["main.margin", "main.seeds"],
+    )
+    assert register.fields_of("mine") == {"main.trial": "lines", "main.seeds": [2, 3], "main.margin": 0.2}
 
 
 @pytest.mark.parametrize("reason", ["", "better"])
 def test_a_change_without_a_reason_is_refused(register: Register, reason: str) -> None:
-    with pytest.raises(Mistake, match=r"registered on 2026-11-24 as b: margin changed; give .* a reason"):
-        register.enter("mine", sizes("c"), SAID | {"margin": 0.3}, reason, ABOUT)
+    with pytest.raises(
+        Mistake, match=r"registered on 2026-11-24 as b: main.seeds, main.margin changed; give .* a reason"
+    ):
+        register.enter("mine", sizes("c"), said(margin=0.3, seeds=[4]), reason, ABOUT)
     assert len(Register.read(register.path).lines) == 3
 
 
 def test_the_same_is_entered_once_and_the_same_outcome_recorded_once(register: Register) -> None:
-    register.enter("mine", sizes("b"), SAID | {"margin": 0.2}, "", ABOUT)
+    register.enter("mine", sizes("b"), said(margin=0.2, seeds=[2, 3]), "", ABOUT)
     for found in (look("b"), look("b", figure=1.0 + 1e-9), look("b", figure=1.1), look("bq", "quick")):
         register.record(found, ABOUT)
     assert [each["size"] for each in register.attempts("mine")[-1].looks] == ["default", "default", "quick"]
@@ -80,18 +92,54 @@ def test_the_same_is_entered_once_and_the_same_outcome_recorded_once(register: R
         register.record(look("z"), ABOUT)
 
 
-@pytest.mark.parametrize(("seeds", "refused"), [([*range(1, 9)], True), ([2, 3, 4], False)])
-def test_a_number_of_seeds_that_is_chosen_after_a_look_takes_fresh_ones(
-    register: Register, seeds: list[int], refused: bool
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"seeds": [*range(1, 9)]}, True),
+        ({"seeds": [4, 5, 6]}, False),
+        ({"margin": 0.3, "seeds": [2, 3]}, True),  # another rule for data that were looked at
+        ({"margin": 0.3, "seeds": [0, 1]}, True),  # data of the first version
+        ({"margin": 0.3, "seeds": [4, 5]}, False),
+        ({"margin": 0.3, "seeds": [2, 3], "trial": "curves"}, False),  # other data
+    ],
+)
+def test_a_look_that_is_changed_after_it_was_looked_at_takes_fresh_seeds(
+    register: Register, changes: dict[str, Any], refused: bool
 ) -> None:
     register.record(look("b"), ABOUT)
-    said = SAID | {"margin": 0.2, "seeds": seeds}
+    changed = said(**{"margin": 0.2} | changes)
     if refused:
-        with pytest.raises(Mistake, match=r"seed 1 of seeds was already tested.* such as 2\.\.9"):
-            register.enter("mine", sizes("c"), said, BECAUSE, ABOUT)
+        with pytest.raises(Mistake, match=r"the main look has seed \d, which was looked at already.* such as"):
+            register.enter("mine", sizes("c"), changed, BECAUSE, ABOUT)
     else:
-        register.enter("mine", sizes("c"), said, BECAUSE, ABOUT)
+        register.enter("mine", sizes("c"), changed, BECAUSE, ABOUT)
         assert register.latest_entry("mine") == register.attempts("mine")[2]
+
+
+@pytest.mark.parametrize(
+    ("found", "again", "counts"),
+    [
+        ({"main": "supported", "figure": 2.0}, False, False),
+        ({"main": "supported"}, False, True),  # the numbers are the same: the control blocks no longer
+        ({"main": "refuted", "figure": 2.0}, False, True),
+        ({"main": "supported", "figure": 2.0}, True, True),  # the same tables
+    ],
+)
+def test_the_first_look_at_an_unchanged_specification_counts(
+    register: Register, found: dict[str, Any], again: bool, counts: bool
+) -> None:
+    """Another statement licenses no further look."""
+    register.record(look("b", main="refuted"), ABOUT)
+    first = register.attempts("mine")[-1].looks[0]["date"]
+    register.enter("mine", sizes("c"), said(margin=0.2, seeds=[2, 3]) | {"statement": "s"}, BECAUSE, ABOUT)
+    later = ABOUT | {"date": "2026-11-25T12:00:00+00:00"}
+    register.record(look("c", **found), later, first if again else "")
+    attempts = register.attempts("mine")
+    if counts:
+        refuse_second_choice(attempts, attempts[-1].looks[-1])
+    else:
+        with pytest.raises(Mistake, match="was refuted; the first one counts"):
+            refuse_second_choice(attempts, attempts[-1].looks[-1])
 
 
 def test_an_earlier_version_that_comes_back_is_a_new_entry(register: Register) -> None:

@@ -151,4 +151,4 @@ def test_killed_claims_end_with_the_same_verdicts(tmp_path: Path) -> None:
     found = sweeps.ended(claims(tmp_path, out))
     assert told(found.out, out) == told(expected.out, undisturbed)
     assert kept(out) == kept(undisturbed)
-    assert len(list((out / "claims" / "runs").iterdir())) == 8
+    assert len(list((out / "claims" / "runs").iterdir())) == 12

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.path_kernel import SymmetryDefect as SymmetryDefect
     from ntkexp.claim.papers.path_kernel import TimeShare as TimeShare
     from ntkexp.claim.papers.path_kernel import WeightRank as WeightRank
+    from ntkexp.claim.papers.scalar_functions import FiniteStepPeaks as FiniteStepPeaks
     from ntkexp.claim.papers.scalar_functions import FiniteSteps as FiniteSteps
     from ntkexp.claim.papers.scalar_functions import Reparametrised as Reparametrised
     from ntkexp.claim.papers.scalar_functions import ScalarCurve as ScalarCurve

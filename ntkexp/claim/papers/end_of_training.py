@@ -265,6 +265,8 @@ class Operations(AbstractTrial):
     """The cost of kernel regression at infinite width, relative to training a network.
 
         operations    number of operations of regression / number of operations of training
+        censored      1 if the network was not accurate enough after `steps` steps; the true number
+                      of operations then lies below `operations`
         reached       the best accuracy of the network minus the accuracy of the kernel
 
     The network is trained by full-batch Adam until its accuracy is at least the accuracy of the
@@ -313,8 +315,12 @@ class Operations(AbstractTrial):
             right = max(right, share_right(outputs, data.test.target))
             if right >= wanted - self.allowed:
                 operations = by_kernel / (weights * (3 * n * taken + len(new)))
-                return [{"operations": operations, "reached": right - wanted, "steps": taken}]
-        return [{"operations": float("nan"), "reached": right - wanted, "steps": self.steps}]
+                found = {"operations": operations, "reached": right - wanted, "steps": taken}
+                return [{**found, "censored": 0}]
+        bound = by_kernel / (weights * (3 * n * self.steps + len(new)))
+        return [
+            {"operations": bound, "reached": right - wanted, "steps": self.steps, "censored": 1}
+        ]
 
     def course(
         self, module: nn.Module, x: Tensor, y: Tensor, new: Tensor

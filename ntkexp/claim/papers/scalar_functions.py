@@ -162,6 +162,26 @@ class ScalarCurve(AbstractTrial):
             }
 
 
+class FiniteStepPeaks(ScalarCurve):
+    """A scalar function, with the positions of the maxima of its finite-step kernels.
+
+    In addition to the rows of `ScalarCurve`, there is a row for each step size `eta`:
+
+        peak_at    the x of the maximum of k̃(x, x′) for a step with η = `eta`
+    """
+
+    etas: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
+
+    def curve(
+        self, module: nn.Module, weights: Weights, x: Tensor, here: int
+    ) -> Iterator[dict[str, Level]]:
+        yield from super().curve(module, weights, x, here)
+        point = x[here : here + 1]
+        for eta in self.etas:
+            finite = finite_step_kernel(module, x, point, eta, weights=weights)[:, 0, 0, 0]
+            yield {"eta": eta, "peak_at": x[finite.argmax()].item()}
+
+
 def noise_like(weight: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
 

@@ -495,7 +495,9 @@ class EnsembleBesideProcesses(AbstractTrial):
     """Ensembles of trained networks compared with the Gaussian processes at infinite width.
 
     `words` are the settings of the experiment, as for `ntkexp train`. The columns `networks` (all
-    layers or only the readout trained) and `process` label the rows (`ntkexp.ensemble`).
+    layers or only the readout trained) and `process` label the rows (`ntkexp.ensemble`). Points at
+    which the process has lost nine tenths of its spread are pinned by the examples, and are left
+    out. If all points are pinned, there is no number, and `reason` says so.
 
         mean         the rms difference between the means of ensemble and process, in standard
                      errors; 1 if they are equal
@@ -518,6 +520,7 @@ class EnsembleBesideProcesses(AbstractTrial):
                 "process": row.process,
                 "mean": row.mean,
                 "deviation": row.deviation,
+                "reason": "" if row.points else f"all {row.among} points are pinned by examples",
             }
             for row in found
         ]

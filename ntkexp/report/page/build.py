@@ -494,6 +494,7 @@ CLAIM_COLUMNS = (
     "figure",
     "low",
     "high",
+    "pool",
     "control",
     "second look",
     "CPU minutes",
@@ -505,11 +506,13 @@ CLAIM_COLUMNS = (
 LOOK_COLUMNS = ("look", "verdict", "figure", "low", "high", "seeds", "a seed draws", "expected")
 LOOK_NAMES = {"main": "the claim", "second": "second look"}
 CLAIM_RULE = (
-    "Each claim states beforehand what would support it. Supported: the whole 95 % interval over seeds lies in what "
-    "was expected, in the claim's own look and in the second; not replicated: in its own alone; refuted: its own "
-    "interval lies outside; undecided: anything else, and also where the control is supported too. CPU minutes are "
-    "those of one core that does all runs of a claim by itself: two idle cores need half as long, and what else a "
-    "machine is doing does not count. Runs that claims share are counted for each."
+    "Each claim states beforehand what would support it. Supported: the whole 95 % interval over seeds lies in the "
+    "expected range, in the claim's own look and in the second look. Refuted: both intervals lie outside. Below "
+    "minimum: the direction is significant in both, and the size lies below the stated minimum. Not replicated: the "
+    "second look does not repeat the decision of the first. Undecided: anything else, also if the control is "
+    "supported, has no numbers or lies far from its null value. Exact: an identity, which both looks confirm. CPU "
+    "minutes are those of one core that does all runs of a claim by itself: two idle cores need half as long, and "
+    "other work on the machine does not count. Runs that claims share are counted for each."
 )
 
 

@@ -32,7 +32,7 @@ from ntkexp.records.contributions import LeaveOut, LeftOut
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import Seconds, write_timings
 from ntkexp.records.sweep import read_sweep, write_sweep
-from ntkexp.report.claims import holm_rejections, outlook, summarise_claims
+from ntkexp.report.claims import holm_rejections, outlook, summarise_claims, tabulate_claims
 from ntkexp.report.comparison import GROUPING_KEYS, describe_loop, grouped
 from ntkexp.report.explain import explain, worst_points
 from ntkexp.report.inventory import flatten_config
@@ -563,7 +563,7 @@ def judgement(verdict: str = "supported", p: float | None = 0.001) -> Judgement:
 
 def record(folder: Path, name: str, verdict: str = "supported", p: float | None = 0.001) -> ClaimRecord:
     """Write a judged claim."""
-    looks = {"main": judgement(verdict, p), "control": judgement("refuted"), "second": judgement()}
+    looks = {"main": judgement(verdict, p), "control": judgement("refuted"), "second": judgement(verdict)}
     said = {"statement": HOSTILE, "source": HOSTILE, "refutes": HOSTILE, "command": f"ntkexp claims {name}"}
     found = ClaimRecord(path=folder / f"{name}-0", name=name, digest="0", size="default", looks=looks, **said)
     write_claim(found)
@@ -605,13 +605,24 @@ def test_the_second_look_shows_its_fresh_seeds(tmp_path: Path) -> None:
 def test_every_claim_is_shown_and_nothing_is_run(tmp_path: Path) -> None:
     for name, verdict in (("one", "supported"), ("two", "refuted"), ("three", "undecided")):
         record(tmp_path / "claims", name, verdict)
+    record(tmp_path / "claims", "four", p=0.02)
     page = write_claims(claim_records(tmp_path / "claims"), tmp_path / "report", "ntkexp claims")
     links = assert_links_lead_somewhere(page)
     assert links.scripts == 1
     assert {"claim-one-0", "claim-two-0", "claim-three-0"} <= set(links.names)
     text = page.read_text(encoding="utf-8")
-    assert "3 claims: 1 supported, 1 refuted and 1 undecided." in text
-    assert "By Holm&#39;s correction over all 3, 2 of 2 verdicts stand at 5 %." in text
+    assert "4 claims: 1 supported, 1 refuted, 1 not after correction and 1 undecided." in text
+    assert "Not after Holm&#39;s correction over all 4, at 5 %: four." in text
+
+
+def test_identities_count_apart(tmp_path: Path) -> None:
+    """They are no tests, so they belong to no family of tests."""
+    claims = [record(tmp_path, name, p=0.012) for name in ("one", "two")]
+    identity = replace(record(tmp_path, "exact", p=None), identity=True)
+    summary = "2 claims: 2 supported. 1 identity (exact by construction): 1 checked."
+    assert summarise_claims([*claims, identity], registered=3) == summary
+    assert [row[1] for row in tabulate_claims([*claims, identity], 3).rows] == ["supported", "supported", "exact"]
+    assert "2 not after correction" in summarise_claims(claims, registered=3)
 
 
 def test_damaged_records_are_skipped(tmp_path: Path) -> None:
