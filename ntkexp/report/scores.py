@@ -131,7 +131,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         """
         from ntkexp.report.plots.examples import AttributionPlots  # noqa: PLC0415  loads matplotlib
 
-        return AttributionPlots(self)
+        return AttributionPlots(self, getattr(self, "_find", lambda axis, place: None))
 
     def explain(self, query: int = 0, *, out: str | int | None = None) -> Explanation:
         """Explain one output at one query: the terms that add up to it, and the strongest examples.

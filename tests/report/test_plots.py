@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,13 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import rc_context, rcParams, rcParamsDefault
 from matplotlib.figure import Figure
 
 from ntkexp.cli.ensemble import describe_comparison as of_ensemble
 from ntkexp.config.compose import compose
 from ntkexp.ensemble import Comparison
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.records.results import Result, at_points
 from ntkexp.records.sweep import Fit, Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.laws import Fitted
@@ -28,12 +29,13 @@ from ntkexp.report.analysis.tables import analyse
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import sweep_extent, tabulate_points
 from ntkexp.report.page.picture import inline
+from ntkexp.report.plots.canvas import STRIP, Canvas
 from ntkexp.report.plots.examples import image, pixel_axes
 from ntkexp.report.plots.figures import loss_and_kernel_change, spectrum
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.rendering import svg
-from ntkexp.report.plots.run_plots import gallery, save
-from ntkexp.report.plots.style import NARROW, WIDE, house_style, spread
+from ntkexp.report.plots.run_plots import figure_of, gallery, save
+from ntkexp.report.plots.style import END_LABEL, LONGEST_TITLE, NARROW, WIDE, house_style, spread
 from ntkexp.report.plots.together.errors import errors_title
 from ntkexp.report.plots.together.laws import draw_law
 from ntkexp.report.plots.together.over_steps import courses_title
@@ -60,12 +62,29 @@ DRAWN = [  # each picture for four kinds, two of them fast, including pictures t
 @pytest.mark.parametrize(("name", "kind"), DRAWN)
 def test_every_picture_fits_its_page_or_does_not_apply(finished: dict[str, Path], kind: str, name: str) -> None:
     with house_style():
-        figure = PICTURES[name](load_run(finished[kind]))
+        figure = figure_of(load_run(finished[kind]), PICTURES[name])
         without = OF_A_NETWORK if kind == "diverged" else OF_TRAINING if kind == "nothing read in training" else set()
         assert (figure is None) == (name in without | OF_PHASES)
         if figure is not None:
             assert figure.get_figwidth() in (NARROW, WIDE)
             assert_inside(figure)
+            assert_readable(figure)
+
+
+def assert_readable(figure: Figure) -> None:
+    """Assert that the title is short, that log axes have two labelled ticks, and that end labels do not overlap."""
+    assert len(figure.get_suptitle().replace("\n", " ")) <= LONGEST_TITLE
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log" and axes.get_label() != STRIP:
+                low, high = sorted(axis.get_view_interval())
+                ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+                labelled = {tick.get_loc() for tick in ticks if tick.label1.get_text() or tick.label2.get_text()}
+                assert sum(low <= place <= high for place in labelled) >= 2
+                assert high / low < 1e10
+        boxes = [text.get_window_extent() for text in axes.texts if text.get_gid() == END_LABEL]
+        for box, other in combinations(boxes, 2):
+            assert box.y1 <= other.y0 + 1 or other.y1 <= box.y0 + 1  # a pixel of 1/200 inch
 
 
 def assert_inside(figure: Figure) -> None:
@@ -99,6 +118,35 @@ def test_a_run_gives_the_axes_of_its_pictures(finished: dict[str, Path]) -> None
         run.plot.laddr()
     with pytest.raises(Mistake, match="nothing of which 'tasks' could be drawn"):
         run.plot.tasks()
+
+
+@pytest.mark.parametrize("name", ["ladder", "spectrum", "loss_and_kernel_change", "contributions", "predictions"])
+def test_a_picture_is_drawn_where_and_how_the_user_says(finished: dict[str, Path], name: str) -> None:
+    """It is drawn on axes of the user, alone or as panels in their place, with a title and a style of the user."""
+    draw = getattr(load_run(finished["two classes"]).plot, name)
+    figure = Figure()
+    other, ours = figure.subplots(1, 2)
+    drawn = draw(ax=ours, title="Mine")
+    panels = drawn if isinstance(drawn, list) else [drawn]
+    assert ours.get_title() == "Mine"
+    assert {axes.figure for axes in panels} == {figure}
+    assert drawn is ours or len(figure.axes) > 2
+    assert not other.lines
+    assert name in draw.__doc__
+    styled = draw(style={"font.size": 21.0})
+    assert (styled[0] if isinstance(styled, list) else styled).title.get_fontsize() == 21.0
+    with rc_context({"font.size": 11.0, "text.color": "#ff0000"}):
+        theirs = draw()
+        first = theirs[0] if isinstance(theirs, list) else theirs
+    assert first.title.get_fontsize() == 11.0
+    assert first.title.get_color() == "#ff0000"
+    assert rcParams["font.size"] == rcParamsDefault["font.size"]
+
+
+def test_pictures_with_panels_refuse_axes_without_a_place_in_a_grid(finished: dict[str, Path]) -> None:
+    plots = load_run(finished["two classes"]).plot
+    with pytest.raises(WrongArgument, match=r"divides axes of `plt\.subplots` only"):
+        plots.loss_and_kernel_change(ax=Figure().add_axes((0, 0, 1, 1)))
 
 
 def test_points_and_bars_have_tooltips() -> None:
@@ -167,8 +215,7 @@ def test_tenths_make_a_whole(steps: list[tuple[float, float]]) -> None:
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 5, 9), (1, 200, 200)])
 def test_images_stand_on_whole_pixels(shape: tuple[int, int, int]) -> None:
     with house_style():
-        figure = Figure(figsize=(WIDE, 2))
-        box = image(pixel_axes(figure), np.zeros(shape), 12, 20).get_window_extent()
+        box = image(pixel_axes(Canvas(), 400), np.zeros(shape), 12, 20).get_window_extent()
     _, tall, wide = shape
     times = round(box.width / wide)
     assert times >= 1
@@ -186,6 +233,7 @@ def run(**metrics: Sequence[float]) -> Run:
 
 NAN = math.nan
 LEVELS = pd.DataFrame({"width": [64, 8, 8, 16], "left.test": [NAN, 0.4, 0.1, 0.5]})
+LEFT = LEVELS, "width", {"left": "left.test"}, [64, 8, 16]
 COURSES = {
     "width 8": run(kernel_change=[0, 0.5]),
     "width 16": run(kernel_change=[0, 0.2]),
@@ -209,22 +257,21 @@ UNSORTED = Sweep(
     [
         (
             loss_and_kernel_change.answer(run(loss=[1.0, 0.5], kernel_change=[0.0, 0.1])),
-            "The kernel moves by 10 % while the loss falls 2-fold",
+            "The kernel changes by 10 %; the loss falls 2-fold",
         ),
         (
-            loss_and_kernel_change.answer(run(loss=[1.0, 0.5, 0.5], kernel_change=[0.0, 0.1, NAN])),
-            "The kernel moves by 10 % until step 1, where it is last a number, while the loss falls 2-fold",
+            loss_and_kernel_change.caption(run(loss=[1.0, 0.5, 0.5], kernel_change=[0.0, 0.1, NAN])),
+            "The kernel is last a number at step 1.",
         ),
         (
             loss_and_kernel_change.answer(run(loss=[1.0, NAN, 0.5], kernel_change=[0.0, 0.0, 0.0])),
-            "Training diverges: at step 1 the loss is not a number",
+            "Training diverges: the loss is not a number at step 1",
         ),
-        (spectrum.answer(np.array([1.0, 9.0, 1.0]), np.array([])), "goes from 1 to 1, through 9"),
-        (courses_title(COURSES), "at width 8, and 20 % at width 16; 1 of 3 runs end in no number"),
-        (
-            errors_title(LEVELS, "width", {"left": "left.test"}, [64, 8, 16]),
-            "The error of left goes from 0.2 at width=8 to 0.5 at 16 (geometric means, 3 of 4 runs)",
-        ),
+        (spectrum.answer(np.array([1.0, 9.0, 1.0])), "goes from 1 to 1, through 9"),
+        (": ".join(courses_title(COURSES)), "from 50 % to 20 %: "),
+        (courses_title(COURSES)[1], "at width 8 and at width 16. 1 of 3 runs end in no number."),
+        (": ".join(errors_title(*LEFT)), "The error of left goes from 0.25 to 0.5: "),
+        (errors_title(*LEFT)[1], "left from width=8 to 16 (3 of 4 runs). Lines are arithmetic means"),
         (sweep_extent(UNSORTED), "width 3 values from 1 to 20; 2 of 3 runs done"),
     ],
 )

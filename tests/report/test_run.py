@@ -221,12 +221,12 @@ LINEAR = {"left": 0.3, "linearised": 0.2}
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [
-        ([run_of({"left": 0.1, "linearised": 0.2, "mine": 1e-15}, controls=("mine",))], "to the network is left"),
-        ([run_of({"secant": 4e-15, "gauss": 5e-15, "left": 0.1})], "to the network are secant and gauss"),
-        ([run_of(LINEAR | {"left": 0.1}), *[run_of(LINEAR)] * 2], "to the network is linearised in 2 of 3 runs"),
+        ([run_of({"left": 0.1, "linearised": 0.2, "mine": 1e-15}, controls=("mine",))], "to the network: left"),
+        ([run_of({"secant": 4e-15, "gauss": 5e-15, "left": 0.1})], "to the network: secant and gauss"),
+        ([run_of(LINEAR | {"left": 0.1}), *[run_of(LINEAR)] * 2], "to the network: linearised in 2 of 3 runs"),
         (
             [run_of(LINEAR | {"left": math.nan}), run_of({"left": 0.1})],
-            "to the network are linearised and left in 1 of 2 runs",
+            "to the network: linearised and left in 1 of 2 runs",
         ),
         (
             [run_of({"left": math.inf, "mine": 0.1}, controls=("mine",))],
