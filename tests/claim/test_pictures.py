@@ -39,6 +39,7 @@ from ntkexp.claim.read import claim_names, claim_of, read_claim
 from ntkexp.config.build import Builder
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import ClaimRecord, Exhibit, Judgement, read_exhibit
+from ntkexp.report.plots.style import caption_of
 from ntkexp.report.run import Run
 from tests.claim.subject import CLAIM, SLOPE, changed_claim, planned
 
@@ -79,7 +80,7 @@ def test_the_title_of_a_step_counts_all_values(name: str, said: str) -> None:
     found = of_scalars(name)
     look = found.looks[MAIN]
     assert moved(given(found), look.trial).endswith(said)  # type: ignore[arg-type]
-    assert read_claim(name, Builder()).picture.figure(found).get_suptitle().replace("\n", " ").endswith(said)
+    assert f"{said}." in caption_of(read_claim(name, Builder()).picture.figure(found))
 
 
 def test_the_caption_of_two_bumps_has_their_extremes() -> None:
@@ -110,7 +111,7 @@ def test_captions_have_the_powers_of_the_width(power: float, nearer: str) -> Non
     picture = ChangeByWidth(
         where={"depth": 3}, panels={"weights": {"all": "kernel_change"}, "kernel": {"kernel": "kernel_change"}}
     )
-    assert nearer in picture.figure(found).get_suptitle().replace("\n", " ")
+    assert nearer in caption_of(picture.figure(found))
     assert f"all −{-power:.2g}" in picture.here(found)
 
 

@@ -279,7 +279,8 @@ def test_tensorboard_has_metrics_errors_and_pictures(logged_run: Path) -> None:
     figures = {name: figure_of(load_run(logged_run), draw) for name, draw in gallery()}
     drawn = {f"plots/{name}": png(figure) for name, figure in figures.items() if figure is not None}
     assert {tag: events.Images(tag)[0].encoded_image_string for tag in events.Tags()["images"]} == drawn
-    assert drawn.keys() == {f"plots/{path.stem}" for path in (logged_run / "plots").glob("*.svg")}
+    stored = {f"plots/{path.stem}" for path in (logged_run / "plots").glob("*.svg")}
+    assert drawn.keys() == stored | {"plots/cost"}  # timings are not known before the run is finished
 
 
 @pytest.mark.slow

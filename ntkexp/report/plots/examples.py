@@ -386,7 +386,7 @@ def sums_so_far(by_step: Array, last_step: NDArray[np.int64] | None) -> pd.DataF
 def draw_when(axes: Axes, table: pd.DataFrame) -> None:
     axes.plot([0, *table["step"]], [0.0, *table["so_far"]], color=BLUE)
     axes.axhline(0, color=GREY, linewidth=0.5)
-    axes.set(xlabel="step", ylabel="added so far")
+    axes.set(xlabel="step", ylabel="cumulative contribution")
 
 
 def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
@@ -524,16 +524,16 @@ class AttributionPlots:
         labels = [str(label) for label in parts["example"].to_numpy()]
         names = []
         for place, shown in zip(order, examples, strict=True):
-            words = "" if shown is None else f" {shown.text or ''}"
-            name = f"{numbered(place, labels[place])}{words}".strip()
-            names.append(fitting(name, MAX_BAR_LETTERS))
+            is_text = shown is not None and shown.text and shown.shown.dtype.kind not in "fc"
+            words = f" {shown.text}" if shown is not None and is_text else ""
+            names.append(fitting(f"{numbered(place, labels[place])}{words}", MAX_BAR_LETTERS))
         canvas = Canvas(ax, title)
         with style_of_user(style, is_house=ax is None):
             height = bars_height(len(order))
             if any(pixels is not None for pixels in images):
                 height += (ROW_INCHES - BAR_INCHES) * len(order)
             axes: Axes = canvas.panels((NARROW, height))[0, 0]
-            named_bars(axes, names, values, "added on the way")
+            named_bars(axes, names, values, "contribution to the output")
             draw_thumbnails(axes, images)
             canvas.finish(f"What made {self.name_of(query)}", COLOURS_IN_WORDS)
         return axes
@@ -560,7 +560,7 @@ class AttributionPlots:
         canvas = Canvas(ax, title)
         with style_of_user(style, is_house=ax is None):
             axes: Axes = canvas.panels((NARROW, bars_height(len(names))))[0, 0]
-            named_bars(axes, names, parts.to_numpy(), "examples and decay did")
+            named_bars(axes, names, parts.to_numpy(), "change of the output")
             canvas.finish(f"Through which components {self.name_of(query)} moved")
         return axes
 
@@ -585,7 +585,7 @@ class AttributionPlots:
         with style_of_user(style, is_house=ax is None):
             axes: Axes = canvas.panels((NARROW, 2.0))[0, 0]
             draw_when(axes, sums_so_far(by_step.to_numpy(), last))
-            canvas.finish(f"When {self.name_of(query)} came")
+            canvas.finish(f"When {self.name_of(query)} moved")
         return axes
 
     def array(self, name: str, query: int | np.integer[Any], out: str | int | None) -> xr.DataArray:

@@ -92,9 +92,9 @@ def scatter(
             rasterized=network.size > MAX_VECTOR_POINTS,
         )
     axes.set(xlim=limits, ylim=limits, aspect="equal")
-    inside = (outputs >= limits[0]) & (outputs <= limits[1])
-    if not inside.all():
-        text = f"{(~inside).sum()} outside"
+    outside = (outputs < limits[0]) | (outputs > limits[1])  # False where there is no output
+    if outside.any():
+        text = f"{outside.sum()} outside"
         axes.text(
             0.97, 0.03, text, transform=axes.transAxes, ha="right", fontsize="small", color=GREY
         )
