@@ -21,26 +21,27 @@ from ntkexp.cli.ensemble import describe_comparison as of_ensemble
 from ntkexp.config.compose import compose
 from ntkexp.ensemble import Comparison
 from ntkexp.mistake import Mistake, WrongArgument
-from ntkexp.records.results import Result, at_points
+from ntkexp.records.results import MACHINE, Result, Seconds, at_points, write_timings
 from ntkexp.records.sweep import Fit, Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.power_law import power_law
-from ntkexp.report.analysis.tables import analyse
+from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import sweep_extent, tabulate_points
 from ntkexp.report.page.picture import inline
-from ntkexp.report.plots.canvas import STRIP, Canvas
+from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.examples import image, pixel_axes
-from ntkexp.report.plots.figures import loss_and_kernel_change, spectrum
+from ntkexp.report.plots.figures import cost, eigenvalues, loss_and_kernel_change, spectrum
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.rendering import svg
-from ntkexp.report.plots.run_plots import figure_of, gallery, save
-from ntkexp.report.plots.style import END_LABEL, LONGEST_TITLE, NARROW, WIDE, house_style, spread
+from ntkexp.report.plots.run_plots import exhibition, figure_of, gallery, save
+from ntkexp.report.plots.style import END_LABEL, LONGEST_TITLE, NARROW, WIDE, caption_of, house_style, spread
 from ntkexp.report.plots.together.errors import errors_title
 from ntkexp.report.plots.together.laws import draw_law
 from ntkexp.report.plots.together.over_steps import courses_title
 from ntkexp.report.run import Run, load_tables
 from ntkexp.report.sentence import format_ladder, ladder_notes
+from ntkexp.text import spoken
 from tests.report.conftest import PROBLEMS
 from tests.report.synthetic import write_sweep
 
@@ -75,8 +76,10 @@ def assert_readable(figure: Figure) -> None:
     """Assert that the title is short, that log axes have two labelled ticks, and that end labels do not overlap."""
     assert len(figure.get_suptitle().replace("\n", " ")) <= LONGEST_TITLE
     for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            if axis.get_scale() == "log" and axes.get_label() != STRIP:
+        place = axes.get_subplotspec()
+        shown = [axes.yaxis, *([axes.xaxis] if place is None or place.is_last_row() else [])]
+        for axis in shown:
+            if axis.get_scale() == "log" and len(axis.get_majorticklocs()):  # the strip of exact errors has no ticks
                 low, high = sorted(axis.get_view_interval())
                 ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
                 labelled = {tick.get_loc() for tick in ticks if tick.label1.get_text() or tick.label2.get_text()}
@@ -331,3 +334,92 @@ def test_a_mean_has_its_number_of_runs(tmp_path: Path) -> None:
     (found,) = (run for run in runs.values() if run.path == metrics.parent)
     runs[found.path] = replace(found, metrics=found.metrics.drop(columns="kernel_change"))
     assert tabulate_points(analyse(sweep, runs))["runs"].tolist() == ["2", "2 to 3", "3", "3"]
+
+
+# Pictures of a sweep.
+
+
+def analysis_of(record: Path) -> tuple[Analysis, dict[Path, Run]]:
+    sweep = read_sweep(record)
+    runs = {place.folder: load_tables(place.folder) for place in sweep.runs if place.state == "done"}
+    return analyse(sweep, runs), runs
+
+
+def heights(figure: Figure) -> list[list[float]]:
+    """Return the y values of all lines of a picture."""
+    return [np.asarray(line.get_ydata()).tolist() for axes in figure.axes for line in axes.get_lines()]
+
+
+def test_files_pages_and_pictures_have_one_mean(tmp_path: Path) -> None:
+    """The CSV of the sweep, the table of its page and its pictures have the arithmetic mean over seeds."""
+    analysis, runs = analysis_of(write_sweep(tmp_path))
+    means = analysis.runs.groupby("model.width", sort=False).mean(numeric_only=True)
+    page, pictures = tabulate_points(analysis), {shown.name: shown for shown in exhibition(analysis, runs)}
+    for name in analysis.quantities:
+        np.testing.assert_allclose(analysis.points[f"{name}.mean"], means[name], rtol=1e-12)
+    (split,) = {name.rpartition("-")[2] for name in pictures if name.startswith("errors")}
+    drawn = heights(pictures[f"errors-{split}"].figure)
+    hidden = caption_of(pictures[f"errors-{split}"].figure).partition("Exact to rounding in all runs")[2]
+    for name in [name for name in page if str(name).endswith(f".{split}") and "95 %" not in str(name)]:
+        np.testing.assert_allclose(page[name], means[name], rtol=1e-12)
+        machine = str(name).partition(".")[0]
+        assert any(line == pytest.approx(means[name].tolist()) for line in drawn) != (spoken(machine) in hidden)
+    for rank, fitted in enumerate(analysis.laws, start=1):
+        dots = means[fitted.fit.quantity].tolist()
+        assert any(line == pytest.approx(dots) for line in heights(pictures[f"laws-{rank}"].figure))
+    for picture in pictures.values():
+        with house_style():
+            assert_inside(picture.figure)
+            assert_readable(picture.figure)
+
+
+TWO_KEYS: dict[str, Sequence[int | str]] = {"model.width": (16, 64), "model.activation": ("relu", "tanh", "linear")}
+
+
+def test_a_heat_map_has_the_mean_of_each_cell_and_marks_runs_that_did_not_train(tmp_path: Path) -> None:
+    analysis, runs = analysis_of(write_sweep(tmp_path, axes=TWO_KEYS, failed=[0]))
+    stuck = analysis.sweep.runs[-1].folder
+    runs[stuck] = replace(runs[stuck], metrics=runs[stuck].metrics.assign(loss=1.0))
+    (picture,) = (shown for shown in exhibition(analysis, runs) if shown.name == "heat_map")
+    cells = picture.table.set_index(["model.width", "model.activation"])
+    means = analysis.runs.groupby(["model.width", "model.activation"])["kernel_change"].mean()
+    np.testing.assert_allclose(cells["kernel_change"], means[cells.index], rtol=1e-12)
+    untrained = {cell: count for cell, count in cells["untrained"].items() if count}
+    assert {(16, "relu"): 1, (64, "linear"): 1}.items() <= untrained.items()
+    texts = [text.get_text() for text in picture.figure.axes[0].texts]
+    assert sum("×" in text for text in texts) == len(untrained)
+    assert f"× in {len(untrained)} of 6 cells" in caption_of(picture.figure)
+
+
+def test_the_spectrum_has_the_eigenvalues_of_the_metrics(finished: dict[str, Path]) -> None:
+    """The ten largest eigenvalues of a snapshot are in metrics.csv too."""
+    run = load_run(finished["two classes"])
+    spectra = eigenvalues.table(run)
+    assert spectra["step"].nunique() > 1
+    metrics = run.metrics.set_index("step")
+    for step, values in spectra.groupby("step"):
+        for rank, value in zip(values["rank"][:10], values["eigenvalue"], strict=False):
+            assert value == pytest.approx(metrics.loc[step, f"eigenvalue_{rank}"], rel=1e-8)
+
+
+def test_the_front_of_error_and_time_has_every_machine_that_none_dominates(finished: dict[str, Path]) -> None:
+    run = load_run(finished["two classes"])
+    names = [row.machine for row in run.ladder if row.split == "query"]
+    seconds = {name: 1.0 + (7 * k) % 5 for k, name in enumerate(names)}
+    write_timings(run.path / "timings.csv", {f"{MACHINE}{name}": Seconds(time) for name, time in seconds.items()})
+    try:
+        machines = cost.table(run)
+        figure = figure_of(run, cost.draw)
+    finally:
+        (run.path / "timings.csv").unlink()
+    assert figure is not None
+    assert_inside(figure)
+    assert_readable(figure)
+    assert machines["seconds"].tolist() == [seconds[name] for name in machines["machine"]]
+    for row in machines.itertuples():
+        better = machines["exact"] | (~machines["exact"] & (machines["relative_error"] <= row.relative_error))
+        if row.exact:
+            better = machines["exact"]
+        dominated = bool((better & (machines["seconds"] < row.seconds)).any())
+        assert row.on_front != dominated
+    assert figure_of(run, cost.draw) is None  # without timings
