@@ -86,6 +86,8 @@ def answer(run: Run) -> str:
 def caption(run: Run) -> str:
     kernel = run.kernels["tangent"]
     words = "All eigenvalues of the kernel between training examples that exceed rounding"
-    if kernel.sizes["out"] > 1 and kernel.sizes["train"] * kernel.sizes["out"] > MAX_SIDE:
+    is_stored_as_trace = kernel.sizes["out"] < run.outputs
+    is_too_large = kernel.sizes["train"] * kernel.sizes["out"] > MAX_SIDE
+    if run.outputs > 1 and (is_stored_as_trace or is_too_large):
         return f"{words}, traced over outputs."
     return f"{words}."
