@@ -33,7 +33,7 @@ from ntkexp.claim.papers import (
     WeightRank,
 )
 from ntkexp.claim.papers.scalar_functions import ascents, changed_range, given, moved
-from ntkexp.claim.picture import JudgedRows, drawable_groups
+from ntkexp.claim.picture import JudgedRows, draw_change_by_width, drawable_groups
 from ntkexp.claim.quantity import AbstractQuantity, Column, Measured, Together
 from ntkexp.claim.read import claim_names, claim_of, read_claim
 from ntkexp.config.build import Builder
@@ -113,6 +113,21 @@ def test_captions_have_the_powers_of_the_width(power: float, nearer: str) -> Non
     )
     assert nearer in caption_of(picture.figure(found))
     assert f"all −{-power:.2g}" in picture.here(found)
+
+
+def test_every_line_of_a_panel_is_drawn_and_looks_different() -> None:
+    """Eight lines of arithmetic means, two more than there are colours, each with its name."""
+    names = {f"layer {k}": f"change_{k}" for k in range(8)}
+    rows = pd.DataFrame([
+        {"width": w, "seed": seed} | {column: (1 + seed) * (k + 1) / w for k, column in enumerate(names.values())}
+        for w in (4, 16, 64) for seed in (0, 1)
+    ])  # fmt: skip
+    (axes,) = draw_change_by_width(rows, "width", {"weights": names}, "They fall").axes
+    means = [line for line in axes.get_lines() if line.get_marker() == "o"]
+    for line, column in zip(means, names.values(), strict=True):
+        np.testing.assert_allclose(line.get_ydata(), rows.groupby("width")[column].mean())
+    assert len({(str(line.get_color()), line.get_linestyle()) for line in means}) == 8
+    assert {*names} <= {text.get_text() for text in axes.texts}
 
 
 def test_a_peak_at_the_end_does_not_fall() -> None:
