@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from numpy.typing import NDArray
 
 from ntkexp.mistake import WrongArgument
@@ -28,6 +28,8 @@ class Canvas:
     title: str | None = None
     """A title of the user, instead of that of the picture."""
     grid: NDArray[Any] = field(default_factory=lambda: np.empty((0, 0), dtype=object))
+    subfigure: SubFigure | None = None
+    """The place of the axes of the user, if several panels divide it."""
 
     @property
     def is_new(self) -> bool:
@@ -66,28 +68,30 @@ class Canvas:
         elif rows * columns == 1:
             self.grid = np.array([[self.ax]], dtype=object)
         else:
-            self.grid = divided(self.ax, rows, columns, layout)
+            self.subfigure = subfigure_of(self.ax)
+            self.grid = self.subfigure.subplots(rows, columns, squeeze=False, **layout)
         return self.grid
 
     def finish(self, title: str, caption: str = "") -> Figure:
         """Write the title and the caption. Axes of the user get no caption."""
         if self.ax is None:
             heading(self.figure, self.title or title, caption)
+        elif self.subfigure is not None:
+            self.subfigure.suptitle(self.title or title)
         else:
             self.ax.set_title(self.title or title)
         return self.figure
 
 
-def divided(ax: Axes, rows: int, columns: int, layout: dict[str, Any]) -> NDArray[Any]:
-    """Divide the place of axes into panels. The axes stay as the owner of the title."""
+def subfigure_of(ax: Axes) -> SubFigure:
+    """Return a figure in the place of axes, which are hidden."""
     place = ax.get_subplotspec()
     if place is None:
         raise WrongArgument(
             "ax: this picture has several panels, and divides axes of `plt.subplots` only", "ax"
         )
     ax.set_axis_off()
-    ratios = {
-        name: layout.pop(name) for name in ("width_ratios", "height_ratios") if name in layout
-    }
-    grid = place.subgridspec(rows, columns, **ratios)
-    return np.asarray(grid.subplots(squeeze=False, **layout))
+    ax.set_in_layout(False)
+    figure = ax.get_figure(root=False)
+    assert figure is not None
+    return figure.add_subfigure(place)

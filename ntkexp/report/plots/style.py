@@ -287,13 +287,16 @@ def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
 
 
 LONGEST_TITLE = 60  # letters; numbers and remarks belong into the caption
-CAPTION_LINE_INCHES = 0.125
 CAPTION_MARGIN_INCHES = 0.06
+POINTS_PER_INCH = 72
+BOLD_LETTER, SMALL_LETTER = 0.643, 0.54  # mean width of a letter, relative to the size of the font
+CAPTION_SPACING = 1.35  # distance of lines, relative to the size of the font
 
 
 def heading(figure: Figure, title: str, caption: str = "") -> None:
     """Write the title above a picture and the caption below it, wrapped to the width."""
-    lines = wrapped(title.rstrip("."), int(14 * figure.get_figwidth()))
+    letters = letters_per_line(figure, "medium", BOLD_LETTER)
+    lines = wrapped(title.rstrip("."), letters)
     figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize="medium", fontweight="bold")
     if caption:
         write_caption(figure, caption)
@@ -301,11 +304,11 @@ def heading(figure: Figure, title: str, caption: str = "") -> None:
 
 def write_caption(figure: Figure, caption: str) -> None:
     """Write a text below a picture. The figure becomes higher; its axes keep their sizes."""
-    lines = textwrap.wrap(
-        caption.replace(" %", "\N{NO-BREAK SPACE}%"), int(20 * figure.get_figwidth())
-    )
+    letters = letters_per_line(figure, "small", SMALL_LETTER)
+    lines = textwrap.wrap(caption.replace(" %", "\N{NO-BREAK SPACE}%"), letters)
     above = figure.get_figheight()
-    below = CAPTION_MARGIN_INCHES + CAPTION_LINE_INCHES * len(lines)
+    line_inches = CAPTION_SPACING * size_in_points("small") / POINTS_PER_INCH
+    below = CAPTION_MARGIN_INCHES + line_inches * len(lines)
     height = above + below
     figure.set_figheight(height)
     engine = figure.get_layout_engine()
@@ -321,6 +324,15 @@ def write_caption(figure: Figure, caption: str) -> None:
     figure.text(
         0.01, CAPTION_MARGIN_INCHES / 2 / height, text, fontsize="small", va="bottom", gid=CAPTION
     )
+
+
+def letters_per_line(figure: Figure, size: str, letter: float) -> int:
+    """Return the number of letters that fit into the width of a figure."""
+    return int(POINTS_PER_INCH * figure.get_figwidth() / (letter * size_in_points(size)))
+
+
+def size_in_points(size: str) -> float:
+    return FontProperties(size=size).get_size_in_points()
 
 
 CAPTION = "caption"
@@ -446,8 +458,7 @@ def gap_of_labels(axes: Axes) -> float:
     figure = axes.get_figure(root=True)
     assert figure is not None
     points = 72 / figure.dpi * axes.get_window_extent().height
-    size = FontProperties(size="small").get_size_in_points()
-    return LINE_SPACING * size / (LAYOUT_SHARE * points)
+    return LINE_SPACING * size_in_points("small") / (LAYOUT_SHARE * points)
 
 
 def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
