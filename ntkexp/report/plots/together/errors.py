@@ -76,7 +76,7 @@ def draw_errors(
     """
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
     axes = figure.subplots()
-    axes.set(xlabel=axis, ylabel=f"relative error ({split}), mean")
+    axes.set(xlabel=axis, ylabel=f"relative error ({split})")
     positions = level_positions(axes, levels)
     drawn = {name: column for name, column in columns.items() if name not in exact}
     drawn = drawn or dict(columns)
