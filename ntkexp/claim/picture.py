@@ -57,11 +57,12 @@ class JudgedRows(AbstractPicture):
                 lines = style.wrapped(main_part.whole_words, 44 // len(pairs) * 2)
                 axes.set_title("\n".join(lines))
 
-        # The title consists of the name, the verdict, and the figure with its interval
+        # the title has the name and the verdict, the caption the figure with its interval
         record = judged.record
         name = record.name.replace("_", " ").capitalize()
-        interval = f"95 % {short(record.main.low)} to {short(record.main.high)}"
-        style.heading(figure, f"{name}: {record.verdict} ({short(record.main.figure)}, {interval})")
+        interval = f"95 % interval {short(record.main.low)} to {short(record.main.high)}"
+        caption = f"Main look: {short(record.main.figure)}, {interval}."
+        style.heading(figure, f"{name}: {record.verdict}", caption)
         return figure
 
     def here(self, judged: JudgedClaim) -> str:
@@ -115,14 +116,13 @@ def draw_change_by_width(
     """Draw relative changes during training against width n, with guide lines 1/√n and 1/n.
 
     `panels` maps the title of each panel to its lines, a mapping of names to columns. `along` is
-    the column of widths, and `answer` is the heading. Single seeds are faint; dots are geometric
+    the column of widths, and `answer` is the caption. Single seeds are faint; dots are arithmetic
     means over seeds.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
     from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
 
-    colours = (style.BLUE, style.GREEN, style.ORANGE, style.VERMILION, style.BLACK)
     figure = Figure(figsize=(style.WIDE, 2.7), layout="constrained")
     for axes, (title, lines) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
@@ -130,16 +130,13 @@ def draw_change_by_width(
         style.log_axis(axes, "x")
         style.log_axis(axes, "y")
         ends = []
-        for (name, column), colour in zip(lines.items(), colours, strict=False):
+        for k, (name, column) in enumerate(lines.items()):
+            look = style.line_look(k)
             for _, seed in rows.sort_values(along).groupby("seed"):
-                axes.plot(
-                    seed[along], seed[column], color=colour, alpha=0.2, linewidth=0.7, zorder=1
-                )
-            means = (
-                rows[column].astype(float).map(math.log).groupby(rows[along]).mean().map(math.exp)
-            )
-            axes.plot(means.index, means, "o-", color=colour, zorder=3)
-            ends.append(style.End(name, float(means.iloc[-1]), colour))
+                axes.plot(seed[along], seed[column], alpha=0.2, linewidth=0.7, zorder=1, **look)
+            means = rows[column].astype(float).groupby(rows[along]).mean()
+            axes.plot(means.index, means, marker="o", zorder=3, **look)
+            ends.append(style.End(name, float(means.iloc[-1]), look["color"]))
         # Draw guide lines that start above the highest measured line.
         height = max(rows.loc[rows[along] == rows[along].min(), list(lines.values())].mean())
         widths = np.array([rows[along].min(), rows[along].max()], dtype=float)
@@ -157,8 +154,9 @@ def draw_change_by_width(
             )
         style.tick(axes, sorted(rows[along].unique().tolist()))
         style.name_ends(axes, ends)
-        axes.set(xlabel="width n", title=title)
-    style.heading(figure, answer)
+        axes.set(xlabel="width n", ylabel="relative change, mean", title=title)
+    caption = f"{answer}. Dots are arithmetic means over seeds."
+    style.heading(figure, "Changes during training, and the width", caption)
     return figure
 
 
@@ -184,10 +182,10 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
             )
         left.plot(means.index, means[name], "o-", color=colour, zorder=3)
         ends.append(style.End(name.partition("_")[0], float(means[name].iloc[-1]), colour))
-    left.set(ylim=(0, HEADROOM * means.to_numpy().max()), ylabel="squared error / variance")
+    left.set(ylim=(0, HEADROOM * means.to_numpy().max()), ylabel="squared error / variance, mean")
     # With fewer parameters, the kernel is singular.
     full = rows[rows["parameters"] >= threshold]
-    middle = full["condition"].map(math.log).groupby(full["parameters"]).mean().map(math.exp)
+    middle = full.groupby("parameters")["condition"].median()  # near the threshold, no mean exists
     right.plot(
         full["parameters"],
         full["condition"],
@@ -198,7 +196,7 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
         zorder=1,
     )
     right.plot(middle.index, middle, "o-", color=style.GREEN, zorder=3)
-    right.set(ylabel="condition number of the kernel")
+    right.set(ylabel="condition number of the kernel, median")
     for axes in (left, right):
         axes.set_xscale("log")
         axes.set(
@@ -214,7 +212,7 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
         color=style.GREY,
     )  # fmt: skip
     style.name_ends(left, ends)
-    style.heading(figure, answer)
+    style.heading(figure, "Errors around the interpolation threshold", f"{answer}.")
     return figure
 
 
@@ -258,7 +256,7 @@ def draw_accuracies(
     style.log_axis(axes, "x")
     axes.set(xlabel="number of training examples", ylabel="accuracy, %")
     style.name_ends(axes, ends)
-    style.heading(figure, answer)
+    style.heading(figure, "Accuracy against the number of training examples", f"{answer}.")
     return figure
 
 
@@ -304,7 +302,7 @@ def draw_scalar_step(
         ends.append(style.End(name, share.iloc[-1], colour))
     if len(kernels) > 1:
         style.name_ends(right, ends)
-    style.heading(figure, answer)
+    style.heading(figure, "One step on one observation", f"{answer}.")
     return figure
 
 
@@ -339,7 +337,7 @@ def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Fi
             axes, [style.End(f"{end['ascended']} steps", end[name], colour) for end in ends]
         )
     left.set(xlabel="x", ylabel="f(x)")
-    style.heading(figure, answer)
+    style.heading(figure, "A scalar function and its kernel during training", f"{answer}.")
     return figure
 
 

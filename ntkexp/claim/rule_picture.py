@@ -95,8 +95,8 @@ def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None
 def _(rule: Slope, axes: Axes, table: pd.DataFrame, colour: str) -> None:
     draw_seeds(axes, table, rule.along, colour)
     positive = table[table["value"] > 0]
-    logs = positive["value"].astype(float).map(math.log).groupby(positive[rule.along]).mean()
-    axes.plot(logs.index, logs.map(math.exp), "o", color=colour, zorder=3)
+    means = positive["value"].astype(float).groupby(positive[rule.along]).mean()
+    axes.plot(means.index, means, "o", color=colour, zorder=3)
 
 
 @mark_range.register(Slope)

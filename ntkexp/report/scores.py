@@ -36,7 +36,7 @@ from ntkexp.report.top_examples import FindExample, html_table
 from ntkexp.text import counted, listed, percent, short
 
 if TYPE_CHECKING:
-    from ntkexp.report.plots.examples import AttributionPlots
+    from ntkexp.report.plots.attribution_plots import AttributionPlots
 
 Layout: TypeAlias = Literal["train,test", "test,train"]
 LAYOUTS: dict[str, tuple[str, str]] = {
@@ -129,9 +129,9 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         """Plots of one query as matplotlib axes: `.plot.contributions(query=0)`, `.timeline()`,
         `.components()`.
         """
-        from ntkexp.report.plots.examples import AttributionPlots  # noqa: PLC0415  loads matplotlib
+        from ntkexp.report.plots.attribution_plots import AttributionPlots  # noqa: PLC0415  loads matplotlib
 
-        return AttributionPlots(self)
+        return AttributionPlots(self, getattr(self, "_find", lambda axis, place: None))
 
     def explain(self, query: int = 0, *, out: str | int | None = None) -> Explanation:
         """Explain one output at one query: the terms that add up to it, and the strongest examples.

@@ -30,8 +30,8 @@ SHOWN_QUERIES = 5
 SHOWN_EXAMPLES = 5  # examples per query
 MAX_LETTERS = 90  # longer texts are shortened
 PICTURE_PIXELS = 64  # maximum side of a picture; larger images are subsampled
-RAISED_COLOUR = "#0072b2"  # blue and vermilion, as in the pictures of a run
-LOWERED_COLOUR = "#d55e00"
+RAISED_COLOUR = "#0060e0"  # blue and vermilion, as in the pictures of a run
+LOWERED_COLOUR = "#b83820"
 
 FindExample: TypeAlias = Callable[[str, int], Example | None]
 """A function (axis, index) → example at an index of the axis `query` or `example`, or None."""
@@ -85,7 +85,7 @@ def html_table(arrays: xr.Dataset, find: FindExample) -> str:
     shown = len(rows)
     points = arrays.sizes["query"]
     which = "" if shown == points else f" The first {shown} of {counted(points, 'point')}."
-    caption = f"Largest contributions: blue raised the output, orange lowered it.{which}"
+    caption = f"Largest contributions: blue raised the output, red lowered it.{which}"
     return f'<table><caption style="text-align:left">{caption}</caption>{"".join(rows)}</table>'
 
 

@@ -33,12 +33,13 @@ from ntkexp.claim.papers import (
     WeightRank,
 )
 from ntkexp.claim.papers.scalar_functions import ascents, changed_range, given, moved
-from ntkexp.claim.picture import JudgedRows, drawable_groups
+from ntkexp.claim.picture import JudgedRows, draw_change_by_width, drawable_groups
 from ntkexp.claim.quantity import AbstractQuantity, Column, Measured, Together
 from ntkexp.claim.read import claim_names, claim_of, read_claim
 from ntkexp.config.build import Builder
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import ClaimRecord, Exhibit, Judgement, read_exhibit
+from ntkexp.report.plots.style import caption_of
 from ntkexp.report.run import Run
 from tests.claim.subject import CLAIM, SLOPE, changed_claim, planned
 
@@ -79,7 +80,7 @@ def test_the_title_of_a_step_counts_all_values(name: str, said: str) -> None:
     found = of_scalars(name)
     look = found.looks[MAIN]
     assert moved(given(found), look.trial).endswith(said)  # type: ignore[arg-type]
-    assert read_claim(name, Builder()).picture.figure(found).get_suptitle().replace("\n", " ").endswith(said)
+    assert f"{said}." in caption_of(read_claim(name, Builder()).picture.figure(found))
 
 
 def test_the_caption_of_two_bumps_has_their_extremes() -> None:
@@ -110,8 +111,23 @@ def test_captions_have_the_powers_of_the_width(power: float, nearer: str) -> Non
     picture = ChangeByWidth(
         where={"depth": 3}, panels={"weights": {"all": "kernel_change"}, "kernel": {"kernel": "kernel_change"}}
     )
-    assert nearer in picture.figure(found).get_suptitle().replace("\n", " ")
+    assert nearer in caption_of(picture.figure(found))
     assert f"all −{-power:.2g}" in picture.here(found)
+
+
+def test_every_line_of_a_panel_is_drawn_and_looks_different() -> None:
+    """Eight lines of arithmetic means, two more than there are colours, each with its name."""
+    names = {f"layer {k}": f"change_{k}" for k in range(8)}
+    rows = pd.DataFrame([
+        {"width": w, "seed": seed} | {column: (1 + seed) * (k + 1) / w for k, column in enumerate(names.values())}
+        for w in (4, 16, 64) for seed in (0, 1)
+    ])  # fmt: skip
+    (axes,) = draw_change_by_width(rows, "width", {"weights": names}, "They fall").axes
+    means = [line for line in axes.get_lines() if line.get_marker() == "o"]
+    for line, column in zip(means, names.values(), strict=True):
+        np.testing.assert_allclose(line.get_ydata(), rows.groupby("width")[column].mean())
+    assert len({(str(line.get_color()), line.get_linestyle()) for line in means}) == 8
+    assert {*names} <= {text.get_text() for text in axes.texts}
 
 
 def test_a_peak_at_the_end_does_not_fall() -> None:

@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import ntkexp
 from ntkexp.report.examples import Example
 from ntkexp.report.loaded_run import LoadedRun
-from ntkexp.report.plots.examples import Explained, draw
+from ntkexp.report.plots.canvas import Canvas
+from ntkexp.report.plots.examples import COLOURS_IN_WORDS, Explained, draw
 from ntkexp.report.plots.figures import ladder
 from ntkexp.report.plots.rendering import write
 from ntkexp.report.plots.style import heading, house_style
@@ -33,7 +34,7 @@ QUERY, CLASS = 1, 5  # a handwritten 5 among the queries
 def draw_ladder(run: LoadedRun) -> None:
     few = tuple(row for row in run.ladder if row.machine in SHOWN)
     with house_style():
-        figure = ladder.draw(replace(run, ladder=few))
+        figure = ladder.draw(replace(run, ladder=few), Canvas())
         assert figure is not None
         write(figure, DOCS / "ladder.png", "png")
 
@@ -78,7 +79,7 @@ def draw_explanation() -> None:
     )
     with house_style():
         figure = draw([row])
-        heading(figure, f"These images made this a {CLASS}")
+        heading(figure, f"These images made this a {CLASS}", COLOURS_IN_WORDS)
         write(figure, DOCS / "explain.png", "png")
 
 

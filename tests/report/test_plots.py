@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -14,31 +14,34 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import rc_context, rcParams, rcParamsDefault
 from matplotlib.figure import Figure
 
 from ntkexp.cli.ensemble import describe_comparison as of_ensemble
 from ntkexp.config.compose import compose
 from ntkexp.ensemble import Comparison
-from ntkexp.mistake import Mistake
-from ntkexp.records.results import Result, at_points
+from ntkexp.mistake import Mistake, WrongArgument
+from ntkexp.records.results import MACHINE, Result, Seconds, at_points, write_timings
 from ntkexp.records.sweep import Fit, Sweep, SweepRun, read_sweep
 from ntkexp.report.analysis.laws import Fitted
 from ntkexp.report.analysis.power_law import power_law
-from ntkexp.report.analysis.tables import analyse
+from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import sweep_extent, tabulate_points
 from ntkexp.report.page.picture import inline
+from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.examples import image, pixel_axes
-from ntkexp.report.plots.figures import loss_and_kernel_change, spectrum
+from ntkexp.report.plots.figures import cost, eigenvalues, loss_and_kernel_change, spectrum
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.rendering import svg
-from ntkexp.report.plots.run_plots import gallery, save
-from ntkexp.report.plots.style import NARROW, WIDE, house_style, spread
+from ntkexp.report.plots.run_plots import exhibition, figure_of, gallery, save
+from ntkexp.report.plots.style import END_LABEL, LONGEST_TITLE, NARROW, WIDE, caption_of, house_style, spread
 from ntkexp.report.plots.together.errors import errors_title
 from ntkexp.report.plots.together.laws import draw_law
 from ntkexp.report.plots.together.over_steps import courses_title
 from ntkexp.report.run import Run, load_tables
 from ntkexp.report.sentence import format_ladder, ladder_notes
+from ntkexp.text import spoken
 from tests.report.conftest import PROBLEMS
 from tests.report.synthetic import write_sweep
 
@@ -47,7 +50,7 @@ ALL = set(PICTURES)
 OF_A_NETWORK = {"predictions", "contributions", "ladder", "time_profile"}  # a diverged run lacks them
 
 OF_TRAINING = {"path_kernel", "gradients"}  # a run that reads no training examples lacks them
-OF_PHASES = {"tasks"}  # none of these runs has it; tests/run/test_sequence.py draws it
+OF_OTHERS = {"tasks", "diagnostics", "cost"}  # these runs have no phases, no diagnostics and no timings
 
 DRAWN = [  # each picture for four kinds, two of them fast, including pictures that do not apply
     pytest.param(name, kind, marks=() if (column - row) % len(PROBLEMS) in {3, 5} else pytest.mark.slow)
@@ -60,12 +63,31 @@ DRAWN = [  # each picture for four kinds, two of them fast, including pictures t
 @pytest.mark.parametrize(("name", "kind"), DRAWN)
 def test_every_picture_fits_its_page_or_does_not_apply(finished: dict[str, Path], kind: str, name: str) -> None:
     with house_style():
-        figure = PICTURES[name](load_run(finished[kind]))
+        figure = figure_of(load_run(finished[kind]), PICTURES[name])
         without = OF_A_NETWORK if kind == "diverged" else OF_TRAINING if kind == "nothing read in training" else set()
-        assert (figure is None) == (name in without | OF_PHASES)
+        assert (figure is None) == (name in without | OF_OTHERS)
         if figure is not None:
             assert figure.get_figwidth() in (NARROW, WIDE)
             assert_inside(figure)
+            assert_readable(figure, longest_axis=math.inf if kind == "diverged" else 1e10)
+
+
+def assert_readable(figure: Figure, longest_axis: float = 1e10) -> None:
+    """Assert that the title is short, that log axes have two labelled ticks, and that end labels do not overlap."""
+    assert len(figure.get_suptitle().replace("\n", " ")) <= LONGEST_TITLE
+    for axes in figure.axes:
+        place = axes.get_subplotspec()
+        shown = [axes.yaxis, *([axes.xaxis] if place is None or place.is_last_row() else [])]
+        for axis in shown:
+            if axis.get_scale() == "log" and len(axis.get_majorticklocs()):  # the strip of exact errors has no ticks
+                low, high = sorted(axis.get_view_interval())
+                ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+                labelled = {tick.get_loc() for tick in ticks if tick.label1.get_text() or tick.label2.get_text()}
+                assert sum(low <= place <= high for place in labelled) >= 2
+                assert high / low < longest_axis
+        boxes = [text.get_window_extent() for text in axes.texts if text.get_gid() == END_LABEL]
+        for box, other in combinations(boxes, 2):
+            assert box.y1 <= other.y0 + 1 or other.y1 <= box.y0 + 1  # a pixel of 1/200 inch
 
 
 def assert_inside(figure: Figure) -> None:
@@ -101,6 +123,36 @@ def test_a_run_gives_the_axes_of_its_pictures(finished: dict[str, Path]) -> None
         run.plot.tasks()
 
 
+@pytest.mark.parametrize("name", ["ladder", "spectrum", "loss_and_kernel_change", "contributions", "predictions"])
+def test_a_picture_is_drawn_where_and_how_the_user_says(finished: dict[str, Path], name: str) -> None:
+    """It is drawn on axes of the user, alone or as panels in their place, with a title and a style of the user."""
+    draw = getattr(load_run(finished["two classes"]).plot, name)
+    figure = Figure()
+    other, ours = figure.subplots(1, 2)
+    drawn = draw(ax=ours, title="Mine")
+    panels = drawn if isinstance(drawn, list) else [drawn]
+    place = panels[0].get_figure(root=False)
+    assert (ours.get_title() if drawn is ours else place.get_suptitle()) == "Mine"
+    assert {axes.get_figure(root=True) for axes in panels} == {figure}
+    assert drawn is ours or len(figure.axes) > 2
+    assert not other.lines
+    assert name in draw.__doc__
+    styled = draw(style={"font.size": 21.0})
+    assert (styled[0] if isinstance(styled, list) else styled).title.get_fontsize() == 21.0
+    with rc_context({"font.size": 11.0, "text.color": "#ff0000"}):
+        theirs = draw()
+        first = theirs[0] if isinstance(theirs, list) else theirs
+    assert first.title.get_fontsize() == 11.0
+    assert first.title.get_color() == "#ff0000"
+    assert rcParams["font.size"] == rcParamsDefault["font.size"]
+
+
+def test_pictures_with_panels_refuse_axes_without_a_place_in_a_grid(finished: dict[str, Path]) -> None:
+    plots = load_run(finished["two classes"]).plot
+    with pytest.raises(WrongArgument, match=r"divides axes of `plt\.subplots` only"):
+        plots.loss_and_kernel_change(ax=Figure().add_axes((0, 0, 1, 1)))
+
+
 def test_points_and_bars_have_tooltips() -> None:
     """The tooltip has the names of ticks, or the labels of axes. Curves without dots have no tooltip."""
     figure = Figure(layout="constrained")
@@ -124,7 +176,7 @@ def test_the_same_bytes_each_time(finished: dict[str, Path], tmp_path: Path) -> 
     run, again = load_run(finished["ten classes"]), load_run(finished["ten classes"])
     written = save(run, tmp_path / "one")
     save(again, tmp_path / "two")
-    assert {path.name for path in written} == {f"{name}.{kind}" for name in ALL - OF_PHASES for kind in ("svg", "csv")}
+    assert {path.name for path in written} == {f"{name}.{kind}" for name in ALL - OF_OTHERS for kind in ("svg", "csv")}
     for path in written:
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
         assert path.stat().st_size < 500_000
@@ -167,8 +219,7 @@ def test_tenths_make_a_whole(steps: list[tuple[float, float]]) -> None:
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 5, 9), (1, 200, 200)])
 def test_images_stand_on_whole_pixels(shape: tuple[int, int, int]) -> None:
     with house_style():
-        figure = Figure(figsize=(WIDE, 2))
-        box = image(pixel_axes(figure), np.zeros(shape), 12, 20).get_window_extent()
+        box = image(pixel_axes(Canvas(), 400), np.zeros(shape), 12, 20).get_window_extent()
     _, tall, wide = shape
     times = round(box.width / wide)
     assert times >= 1
@@ -186,6 +237,7 @@ def run(**metrics: Sequence[float]) -> Run:
 
 NAN = math.nan
 LEVELS = pd.DataFrame({"width": [64, 8, 8, 16], "left.test": [NAN, 0.4, 0.1, 0.5]})
+LEFT = LEVELS, "width", {"left": "left.test"}, [64, 8, 16]
 COURSES = {
     "width 8": run(kernel_change=[0, 0.5]),
     "width 16": run(kernel_change=[0, 0.2]),
@@ -209,22 +261,21 @@ UNSORTED = Sweep(
     [
         (
             loss_and_kernel_change.answer(run(loss=[1.0, 0.5], kernel_change=[0.0, 0.1])),
-            "The kernel moves by 10 % while the loss falls 2-fold",
+            "The kernel changes by 10 %; the loss falls 2-fold",
         ),
         (
-            loss_and_kernel_change.answer(run(loss=[1.0, 0.5, 0.5], kernel_change=[0.0, 0.1, NAN])),
-            "The kernel moves by 10 % until step 1, where it is last a number, while the loss falls 2-fold",
+            loss_and_kernel_change.caption(run(loss=[1.0, 0.5, 0.5], kernel_change=[0.0, 0.1, NAN])),
+            "The kernel is last a number at step 1.",
         ),
         (
             loss_and_kernel_change.answer(run(loss=[1.0, NAN, 0.5], kernel_change=[0.0, 0.0, 0.0])),
-            "Training diverges: at step 1 the loss is not a number",
+            "Training diverges: the loss is not a number at step 1",
         ),
-        (spectrum.answer(np.array([1.0, 9.0, 1.0]), np.array([])), "goes from 1 to 1, through 9"),
-        (courses_title(COURSES), "at width 8, and 20 % at width 16; 1 of 3 runs end in no number"),
-        (
-            errors_title(LEVELS, "width", {"left": "left.test"}, [64, 8, 16]),
-            "The error of left goes from 0.2 at width=8 to 0.5 at 16 (geometric means, 3 of 4 runs)",
-        ),
+        (spectrum.answer(np.array([1.0, 9.0, 1.0])), "goes from 1 to 1, through 9"),
+        (": ".join(courses_title(COURSES)), "from 50 % to 20 %: "),
+        (courses_title(COURSES)[1], "at width 8 and at width 16. 1 of 3 runs end in no number."),
+        (": ".join(errors_title(*LEFT)), "The error of left goes from 0.25 to 0.5: "),
+        (errors_title(*LEFT)[1], "left from width=8 to 16 (3 of 4 runs). Lines are arithmetic means"),
         (sweep_extent(UNSORTED), "width 3 values from 1 to 20; 2 of 3 runs done"),
     ],
 )
@@ -284,3 +335,92 @@ def test_a_mean_has_its_number_of_runs(tmp_path: Path) -> None:
     (found,) = (run for run in runs.values() if run.path == metrics.parent)
     runs[found.path] = replace(found, metrics=found.metrics.drop(columns="kernel_change"))
     assert tabulate_points(analyse(sweep, runs))["runs"].tolist() == ["2", "2 to 3", "3", "3"]
+
+
+# Pictures of a sweep.
+
+
+def analysis_of(record: Path) -> tuple[Analysis, dict[Path, Run]]:
+    sweep = read_sweep(record)
+    runs = {place.folder: load_tables(place.folder) for place in sweep.runs if place.state == "done"}
+    return analyse(sweep, runs), runs
+
+
+def heights(figure: Figure) -> list[list[float]]:
+    """Return the y values of all lines of a picture."""
+    return [np.asarray(line.get_ydata()).tolist() for axes in figure.axes for line in axes.get_lines()]
+
+
+def test_files_pages_and_pictures_have_one_mean(tmp_path: Path) -> None:
+    """The CSV of the sweep, the table of its page and its pictures have the arithmetic mean over seeds."""
+    analysis, runs = analysis_of(write_sweep(tmp_path))
+    means = analysis.runs.groupby("model.width", sort=False).mean(numeric_only=True)
+    page, pictures = tabulate_points(analysis), {shown.name: shown for shown in exhibition(analysis, runs)}
+    for name in analysis.quantities:
+        np.testing.assert_allclose(analysis.points[f"{name}.mean"], means[name], rtol=1e-12)
+    (split,) = {name.rpartition("-")[2] for name in pictures if name.startswith("errors")}
+    drawn = heights(pictures[f"errors-{split}"].figure)
+    hidden = caption_of(pictures[f"errors-{split}"].figure).partition("Exact to rounding in all runs")[2]
+    for name in [name for name in page if str(name).endswith(f".{split}") and "95 %" not in str(name)]:
+        np.testing.assert_allclose(page[name], means[name], rtol=1e-12)
+        machine = str(name).partition(".")[0]
+        assert any(line == pytest.approx(means[name].tolist()) for line in drawn) != (spoken(machine) in hidden)
+    for rank, fitted in enumerate(analysis.laws, start=1):
+        dots = means[fitted.fit.quantity].tolist()
+        assert any(line == pytest.approx(dots) for line in heights(pictures[f"laws-{rank}"].figure))
+    for picture in pictures.values():
+        with house_style():
+            assert_inside(picture.figure)
+            assert_readable(picture.figure)
+
+
+TWO_KEYS: dict[str, Sequence[int | str]] = {"model.width": (16, 64), "model.activation": ("relu", "tanh", "linear")}
+
+
+def test_a_heat_map_has_the_mean_of_each_cell_and_marks_runs_that_did_not_train(tmp_path: Path) -> None:
+    analysis, runs = analysis_of(write_sweep(tmp_path, axes=TWO_KEYS, failed=[0]))
+    stuck = analysis.sweep.runs[-1].folder
+    runs[stuck] = replace(runs[stuck], metrics=runs[stuck].metrics.assign(loss=1.0))
+    (picture,) = (shown for shown in exhibition(analysis, runs) if shown.name == "heat_map")
+    cells = picture.table.set_index(["model.width", "model.activation"])
+    means = analysis.runs.groupby(["model.width", "model.activation"])["kernel_change"].mean()
+    np.testing.assert_allclose(cells["kernel_change"], means[cells.index], rtol=1e-12)
+    untrained = {cell: count for cell, count in cells["untrained"].items() if count}
+    assert {(16, "relu"): 1, (64, "linear"): 1}.items() <= untrained.items()
+    texts = [text.get_text() for text in picture.figure.axes[0].texts]
+    assert sum("×" in text for text in texts) == len(untrained)
+    assert f"× in {len(untrained)} of 6 cells" in caption_of(picture.figure)
+
+
+def test_the_spectrum_has_the_eigenvalues_of_the_metrics(finished: dict[str, Path]) -> None:
+    """The ten largest eigenvalues of a snapshot are in metrics.csv too."""
+    run = load_run(finished["two classes"])
+    spectra = eigenvalues.table(run)
+    assert spectra["step"].nunique() > 1
+    metrics = run.metrics.set_index("step")
+    for step, values in spectra.groupby("step"):
+        for rank, value in zip(values["rank"][:10], values["eigenvalue"], strict=False):
+            assert value == pytest.approx(metrics.loc[step, f"eigenvalue_{rank}"], rel=1e-8)
+
+
+def test_the_front_of_error_and_time_has_every_machine_that_none_dominates(finished: dict[str, Path]) -> None:
+    run = load_run(finished["two classes"])
+    names = [row.machine for row in run.ladder if row.split == "query"]
+    seconds = {name: 1.0 + (7 * k) % 5 for k, name in enumerate(names)}
+    write_timings(run.path / "timings.csv", {f"{MACHINE}{name}": Seconds(time) for name, time in seconds.items()})
+    try:
+        machines = cost.table(run)
+        figure = figure_of(run, cost.draw)
+    finally:
+        (run.path / "timings.csv").unlink()
+    assert figure is not None
+    assert_inside(figure)
+    assert_readable(figure)
+    assert machines["seconds"].tolist() == [seconds[name] for name in machines["machine"]]
+    for row in machines.itertuples():
+        better = machines["exact"] | (~machines["exact"] & (machines["relative_error"] <= row.relative_error))
+        if row.exact:
+            better = machines["exact"]
+        dominated = bool((better & (machines["seconds"] < row.seconds)).any())
+        assert row.on_front != dominated
+    assert figure_of(run, cost.draw) is None  # without timings

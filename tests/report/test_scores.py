@@ -19,12 +19,13 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Rectangle
 
 import ntkexp
 from ntkexp.mistake import WrongArgument
 from ntkexp.records.contributions import DIMS
-from ntkexp.report.examples import Example
+from ntkexp.report.examples import Example, named_example
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.scores import Attribution
 from ntkexp.report.tables import format_signed
@@ -185,6 +186,27 @@ def test_pictures_are_drawn_on_the_axes_of_the_user(kind: str) -> None:
     assert widths_of(ours) == widths_of(theirs)
     for one, other in zip(ours.get_lines(), theirs.get_lines(), strict=True):
         np.testing.assert_array_equal(np.asarray(one.get_ydata()), np.asarray(other.get_ydata()))
+
+
+def test_examples_are_shown_as_images_or_texts_with_their_names() -> None:
+    """A bar has the image or the text of its example; an example without either has its name or number."""
+    parts = xr.DataArray(np.array([[[1.0, -2.0, 0.5]]]), dims=("query", "out", "example"))
+    arrays = {"contribution": parts}
+    names = ["0123456789abcdef", "ankle", "boot"]  # the first is a digest
+
+    def find(axis: str, place: int) -> Example | None:
+        rows = (np.eye(4), np.array([3, 1, 4]), np.array([0.5, 0.25]))
+        words = (None, "a dog ran", None)
+        return named_example(place, names[place], rows[place], words[place]) if axis == "example" else None
+
+    found = Attribution(arrays, {"example": names, "query": [0]}).showing(find)
+    axes = found.plot.contributions(0)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["ankle a dog ran", "#0", "boot"]
+    boxes = [box for box in axes.artists if isinstance(box, AnnotationBbox)]
+    assert [box.xy for box in boxes] == [(0, 1)]
+    (image,) = (box.offsetbox for box in boxes)
+    assert isinstance(image, OffsetImage)
+    np.testing.assert_array_equal(image.get_data(), np.eye(4))
 
 
 # The page in a notebook.

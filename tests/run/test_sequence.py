@@ -24,12 +24,13 @@ from ntkexp.report.forgetting import Forgetting, forgetting_sentence, forgetting
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.page.build import write_explanations
 from ntkexp.report.plots.figures import tasks
+from ntkexp.report.plots.run_plots import figure_of
 from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.shapes import Weights
-from tests.report.test_plots import assert_inside
+from tests.report.test_plots import assert_inside, assert_readable
 from tests.run.small import Memory, Ran, execute_in, ran, small
 
 ROUNDING = 1e-12  # sums over 20 steps of numbers near 1
@@ -232,11 +233,12 @@ def test_what_examples_did_is_what_happened(name: str, tmp_path: Path) -> None:
     assert ("the optimizer remembered" in said) == (name in {"remembered", "classes"})
     assert ("the loss of" in said) == (name == "values")
     assert len(tasks.switches(run)) == phases - 1
-    assert tasks.answer(run).startswith(("After its phase, ", "No task"))
+    assert tasks.answer(run)[1].startswith(("After its phase, ", "No task"))
+    figure = figure_of(run, tasks.draw)
+    assert figure is not None
     with house_style():
-        figure = tasks.draw(run)
-        assert figure is not None
         assert_inside(figure)
+        assert_readable(figure)
 
 
 def test_parts_are_read_some_points_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +302,7 @@ def test_the_sentence_says_who_did_it_and_the_worst_come_first() -> None:
 def test_runs_without_phases_tell_nothing(tmp_path: Path) -> None:
     run = load_run(execute_in(tmp_path, small("ladder.machine=[]", "steps=2"), ()))
     assert format_tasks(run, 3) == ""
-    assert tasks.draw(run) is None
+    assert figure_of(run, tasks.draw) is None
 
 
 # Effects of whole runs: what a run says leaving an example out would change, against trainings without.

@@ -1,5 +1,16 @@
 """Pictures of runs. Each file in `figures/` draws one picture, whose title answers one question.
 
+Each module imports only from the modules listed before it:
+
+style                colours, sizes, settings, labels, titles and captions
+canvas               the place of a picture: a new figure, or axes of the user
+error_panels         axes for relative errors, with a strip for exact kernel machines
+rendering            SVG and PNG files
+examples             pictures of explanations
+attribution_plots    the pictures of `found.plot`
+figures, together    the pictures of a run, of a sweep, a file each
+run_plots            the pictures of `run.plot`, of many runs and of ensembles
+
 This module imports matplotlib before any other file does, without the settings of the user:
 `matplotlibrc` files, MATPLOTLIBRC and MPLBACKEND are ignored, because an invalid backend would make
 the import fail.

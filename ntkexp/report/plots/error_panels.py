@@ -12,11 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from ntkexp.report.plots.style import BLACK, GREY, LEAST, PALE, log_axis, machine_rows, write_beside
+from ntkexp.report.plots.canvas import STRIP, Canvas
+from ntkexp.report.plots.style import (
+    BLACK,
+    DASHED,
+    GREY,
+    LEAST,
+    PALE,
+    log_axis,
+    machine_rows,
+    write_beside,
+)
+from ntkexp.text import spoken
 
-STRIP = "strip"  # the label of the strip's axes
+CONTROLS = "controls"  # the label of the empty row above the controls
 STRIP_WIDTH = 0.22  # width of the strip, relative to the log axis
 FEWEST_DECADES = 2  # least length of the log axis, so that at least two ticks have labels
 
@@ -29,19 +39,28 @@ class ErrorPanels:
     axes: Axes
 
     @classmethod
-    def of(cls, figure: Figure, errors: Sequence[float], *, has_exact: bool) -> ErrorPanels:
-        """Add both panels to a figure.
+    def of(
+        cls,
+        canvas: Canvas,
+        size: tuple[float, float],
+        errors: Sequence[float],
+        *,
+        has_exact: bool,
+    ) -> ErrorPanels:
+        """Add both panels to a canvas.
 
         Args:
-            figure: An empty figure.
+            canvas: An empty canvas.
+            size: The width and height of a new figure, in inches.
             errors: The errors that are larger than rounding.
             has_exact: True if other errors are only rounding.
         """
         if not has_exact:
-            axes = figure.subplots()
+            axes = canvas.panels(size)[0, 0]
             strip = None
         else:
-            strip, axes = figure.subplots(1, 2, sharey=True, width_ratios=[STRIP_WIDTH, 1])
+            panels = canvas.panels(size, 1, 2, sharey=True, width_ratios=[STRIP_WIDTH, 1])
+            strip, axes = panels[0]
             strip.set_label(STRIP)
             log_axis(strip, "x")
             strip.set_facecolor(PALE)
@@ -69,16 +88,41 @@ class ErrorPanels:
     def panel(self, is_exact: bool) -> Axes:
         return self.strip if is_exact and self.strip is not None else self.axes
 
-    def name_rows(self, machines: Sequence[str], numbers: Sequence[str], heading: str) -> None:
+    def name_rows(
+        self, machines: Sequence[str], rows: Sequence[int], numbers: Sequence[str], heading: str
+    ) -> None:
         """Label the rows on the left, and write a column of numbers with a heading on the right."""
-        machine_rows(self.axes, machines)
+        self.label_rows(self.axes, machines, rows)
         if self.strip is not None:
-            machine_rows(self.strip, machines)
+            self.label_rows(self.strip, machines, rows)
             self.strip.set_xticks([])
             self.axes.tick_params(labelleft=False)
-        for row, number in enumerate(numbers):
+        for row, number in zip(rows, numbers, strict=True):
             write_beside(self.axes, number, row)
         write_beside(self.axes, heading, -1, color=GREY)
+
+    def label_rows(self, axes: Axes, machines: Sequence[str], rows: Sequence[int]) -> None:
+        """Label the rows, and draw a line above the controls."""
+        labels = {row: spoken(machine) for row, machine in zip(rows, machines, strict=True)}
+        gaps = {*range(max(rows))} - labels.keys()
+        for gap in gaps:
+            labels[gap] = CONTROLS
+            axes.axhline(gap, color=GREY, linewidth=0.5, linestyle=DASHED)
+        machine_rows(axes, labels)
+        for label in axes.get_yticklabels():
+            if label.get_text() == CONTROLS:
+                label.set_color(GREY)
+
+
+def rows_of(controls: Sequence[bool]) -> list[int]:
+    """Return the row of each kernel machine. An empty row separates the controls, which come last.
+
+    >>> rows_of([False, False, True]), rows_of([True, True])
+    ([0, 1, 3], [0, 1])
+    """
+    if all(controls):
+        return list(range(len(controls)))
+    return [k + is_control for k, is_control in enumerate(controls)]
 
 
 def log_range(errors: Sequence[float]) -> tuple[float, float]:

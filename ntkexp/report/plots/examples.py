@@ -13,29 +13,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from ntkexp.mistake import WrongArgument
 from ntkexp.records.contributions import (
-    BY_COMPONENT,
-    BY_STEP,
-    COMPONENT,
-    CONTRIBUTION,
-    DECAY_BY_COMPONENT,
-    LAST_STEP,
     LeaveOut,
 )
 from ntkexp.report.breakdown import BreakdownEntry
 from ntkexp.report.examples import Example, image_pixels
 from ntkexp.report.explain import Explanation
 from ntkexp.report.leave_out import Agreement
-from ntkexp.report.outputs import one_output, refuse_query
 from ntkexp.report.parts import ComponentPart, strongest_first
+from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.rendering import Picture, write
 from ntkexp.report.plots.style import (
     BLACK,
@@ -52,7 +44,7 @@ from ntkexp.report.plots.style import (
     house_style,
     name_ends,
 )
-from ntkexp.text import numbered, percent, short
+from ntkexp.text import percent, short
 
 # --- Queries, each with the training examples of the largest contributions.
 
@@ -63,7 +55,7 @@ MAX_QUERY_LETTERS = 16  # length of a label below a query
 DPI = 200  # resolution for the pixel sizes below
 IMAGE_PIXELS = 108
 ROW_PIXELS = 196  # height of an image with its labels
-TITLE_PIXELS = 112
+TITLE_PIXELS = 86
 QUERY_X = 24
 EXAMPLES_X = 180
 EXAMPLE_SPACING = 147
@@ -80,11 +72,17 @@ class Explained:
     shares: NDArray[np.float64]  # the contribution 𝒮(x, xᵢ) of each example
 
 
-def draw(rows: list[Explained]) -> Figure:
+COLOURS_IN_WORDS = "Blue raised the output, red lowered it."
+
+
+def draw(rows: list[Explained], canvas: Canvas | None = None) -> Figure:
     """Draw queries and examples as images if the examples are images, else as bars."""
+    canvas = canvas or Canvas()
     if image_pixels(rows[0].point.shown) is None:
-        return bars(rows)
-    return pictures(rows)
+        bars(rows, canvas)
+    else:
+        pictures(rows, canvas)
+    return canvas.figure
 
 
 def fitting(name: str, longest: int = MAX_LABEL_LETTERS) -> str:
@@ -98,17 +96,12 @@ def fitting(name: str, longest: int = MAX_LABEL_LETTERS) -> str:
     return f"{name[: longest - 1]}…"
 
 
-def pictures(rows: list[Explained]) -> Figure:
+def pictures(rows: list[Explained], canvas: Canvas) -> None:
     """Draw a row for each query: its image, then its top examples with their contributions."""
     height = TITLE_PIXELS + ROW_PIXELS * len(rows)
-    figure = Figure(figsize=(WIDE, height / DPI))
-    remark(figure, QUERY_X, "query")
-    remark(
-        figure,
-        EXAMPLES_X,
-        "training examples: class, and what they added to the output (blue: raised, orange: lowered)",
-    )
-    page = pixel_axes(figure)
+    page = pixel_axes(canvas, height)
+    remark(page, QUERY_X, "query")
+    remark(page, EXAMPLES_X, "training examples: name, and what they added to the output")
     for down, row in enumerate(rows):
         bottom = height - TITLE_PIXELS - ROW_PIXELS * (down + 1) + ROW_PIXELS - IMAGE_PIXELS
         # label: the class (with its phase if that fits), the role of the query, and its output
@@ -124,26 +117,24 @@ def pictures(rows: list[Explained]) -> Figure:
                 lines.append(f"phase {shown.phase}")
             lines.append(f"+{short(value)}" if value >= 0 else minus(value))
             label(page, axes_image, "\n".join(lines), ink(value))
-    return figure
 
 
-def pixel_axes(figure: Figure) -> Axes:
-    """Add axes over the whole figure, in pixels. Separate axes for each image would be slow."""
-    axes = figure.add_axes((0, 0, 1, 1))
+def pixel_axes(canvas: Canvas, height: int) -> Axes:
+    """Return axes over the whole figure, in pixels. Separate axes for each image would be slow."""
+    axes: Axes = canvas.panels((WIDE, height / DPI))[0, 0]
+    if canvas.is_new:
+        canvas.figure.set_layout_engine("none")
+        axes.set_position((0, 0, 1, 1))
+    else:
+        axes.set_aspect("equal")
     axes.set_axis_off()
-    axes.set(
-        xlim=(0, figure.get_figwidth() * DPI),
-        ylim=(0, figure.get_figheight() * DPI),
-        autoscale_on=False,
-    )
+    axes.set(xlim=(0, WIDE * DPI), ylim=(0, height), autoscale_on=False)
     return axes
 
 
-def remark(figure: Figure, x: int, text: str) -> None:
+def remark(page: Axes, x: int, text: str) -> None:
     """Write the heading of a column of images."""
-    width = figure.get_figwidth() * DPI
-    height = figure.get_figheight() * DPI
-    figure.text(x / width, 1 - (TITLE_PIXELS - 14) / height, text, fontsize=7, color=GREY)
+    page.text(x, page.get_ylim()[1] - TITLE_PIXELS + 14, text, fontsize="small", color=GREY)
 
 
 def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
@@ -153,12 +144,9 @@ def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
     scale = max(1, IMAGE_PIXELS // max(pixels.shape[:2]))
     height = scale * pixels.shape[0]
     width = scale * pixels.shape[1]
-    low = float(pixels.min())
-    high = float(pixels.max())
-    scaled = (pixels - low) / (high - low or 1.0)
     page.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=GREY, linewidth=0.6))
     return page.imshow(
-        scaled,
+        unit_range(pixels),
         cmap="gray_r",
         vmin=0,
         vmax=1,
@@ -168,21 +156,27 @@ def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
     )
 
 
+def unit_range(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Scale pixel values to the range from 0 to 1."""
+    low = float(pixels.min())
+    high = float(pixels.max())
+    return np.asarray((pixels - low) / (high - low or 1.0))
+
+
 def label(page: Axes, image: AxesImage, text: str, colour: str) -> None:
     left, right, bottom, _ = image.get_extent()
     page.annotate(
         text, ((left + right) / 2, bottom), xytext=(0, -2), textcoords="offset points",
-        ha="center", va="top", fontsize=7, color=colour,
+        ha="center", va="top", fontsize="small", color=colour,
     )  # fmt: skip
 
 
-def bars(rows: list[Explained]) -> Figure:
+def bars(rows: list[Explained], canvas: Canvas) -> None:
     """Draw a panel for each query, with a bar for each example.
 
     Bars are labelled by class or target.
     """
-    figure = Figure(figsize=(WIDE, 2.1), layout="constrained")
-    panels = figure.subplots(1, len(rows), squeeze=False)[0]
+    panels = canvas.panels((WIDE, 2.1), 1, len(rows))[0]
     for axes, row in zip(panels, rows, strict=True):
         places = range(len(row.top))
         axes.barh(places, row.shares, color=[ink(value) for value in row.shares], height=0.7)
@@ -194,8 +188,7 @@ def bars(rows: list[Explained]) -> Figure:
             f"{row.role}, {row.prediction}\ntarget {row.point.label}  #{row.point.index}"
         )
         axes.set_xlabel("contribution")
-    figure.supylabel("training example", fontsize=8)
-    return figure
+    panels[0].set_ylabel("training example")
 
 
 def ink(value: float) -> str:
@@ -231,7 +224,7 @@ def save(explanations: Sequence[Explanation], path: Path) -> None:
     rows = [row(explanation) for explanation in explanations]
     with house_style():
         figure = draw(rows)
-        heading(figure, answer(explanations))
+        heading(figure, *answer(explanations))
         write(figure, path, path.suffix.removeprefix("."))
 
 
@@ -252,17 +245,19 @@ def labelled(example: Example) -> Example:
     return replace(example, name=fitting(example.text or example.name))
 
 
-def answer(explanations: Sequence[Explanation]) -> str:
+def answer(explanations: Sequence[Explanation]) -> tuple[str, str]:
+    """Return the title, the share of the shown examples, and the caption."""
     mass = 0.0
     shown = 0.0
     for explanation in explanations:
         mass += explanation.mass
         shown += sum(abs(part.added) for part in explanation.parts[:TOP])
     share = percent(shown / mass) if mass else "0 %"
-    where = "this point"
+    where = "the query"
     if len(explanations) > 1:
-        where = f"these {len(explanations)} points, taken together"
-    return f"The examples shown make {share} of the contributions to {where}"
+        where = f"{len(explanations)} queries"
+    sums = f"The share is that of Σ|contributions|, summed over {where}."
+    return f"The examples shown make {share} of contributions", f"{COLOURS_IN_WORDS} {sums}"
 
 
 # --- The pictures of one query on a page.
@@ -295,7 +290,7 @@ def picture_beside(explanation: Explanation) -> Picture:
             changes = table["if_left_out"].to_numpy(dtype=float)
             named_bars(panels[1], names, changes, "change of the output, if left out")
             title += ", and what would change it"
-        heading(figure, title)
+        heading(figure, title, COLOURS_IN_WORDS)
     return Picture("beside", figure, table)
 
 
@@ -304,15 +299,15 @@ def shares(entry: BreakdownEntry) -> Picture:
     order = strongest_first(entry.shares)[:MAX_BARS]
     names = [*(fitting(entry.names[k]) for k in order), "all of them"]
     values = np.array([*(float(entry.shares[k]) for k in order), entry.actual])
-    title = f"What leaving them out changed: {short(entry.actual)}"
+    caption = ""
     with house_style():
         figure = Figure(figsize=(NARROW, bars_height(len(names))), layout="constrained")
         axes = figure.subplots()
         named_bars(axes, names, values, "share of the change")
         if entry.predicted is not None:
             axes.plot([entry.predicted], [len(names) - 1], "|", color=BLACK, markersize=10)
-            title += "; the mark: as predicted"
-        heading(figure, title)
+            caption = "The mark is the predicted change."
+        heading(figure, f"What leaving them out changed: {short(entry.actual)}", caption)
     return Picture("shares", figure, pd.DataFrame({"left_out": names, "share": values}))
 
 
@@ -384,7 +379,7 @@ def sums_so_far(by_step: Array, last_step: NDArray[np.int64] | None) -> pd.DataF
 def draw_when(axes: Axes, table: pd.DataFrame) -> None:
     axes.plot([0, *table["step"]], [0.0, *table["so_far"]], color=BLUE)
     axes.axhline(0, color=GREY, linewidth=0.5)
-    axes.set(xlabel="step", ylabel="added so far")
+    axes.set(xlabel="step", ylabel="cumulative contribution")
 
 
 def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
@@ -424,31 +419,28 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
         axes.set_xlabel("change that came, trained again without them")
         axes.set_ylabel("change that was predicted")
         axes.legend()
-        heading(figure, agreement.sentence)
+        title = "Predicted changes are too uncertain to be shown"
+        if agreement.believed:
+            title = "Predicted changes agree with retrainings"
+        heading(figure, title, f"{agreement.sentence}.")
     return Picture("checked", figure, table)
+
+
+BAR_INCHES = 0.17  # height of a bar
 
 
 def bars_height(bars: int) -> float:
     """Return the height of a figure of bars in inches."""
-    return 0.8 + 0.17 * bars
+    return 0.8 + BAR_INCHES * bars
 
 
 def bar_figure(names: Sequence[str], values: Array, label: str, title: str) -> Figure:
     """Draw a figure with a bar for each name."""
     with house_style():
-        figure = Figure(figsize=(NARROW, bars_height(len(names))), layout="constrained")
-        named_bars(figure.subplots(), names, values, label)
-        heading(figure, title)
-    return figure
-
-
-def bars_on(axes: Axes | None, names: Sequence[str], values: Array, label: str, title: str) -> Axes:
-    """Draw a bar for each name on the user's axes, or in a new figure."""
-    if axes is None:
-        return bar_figure(names, values, label, title).axes[0]
-    named_bars(axes, names, values, label)
-    axes.set_title(title)
-    return axes
+        canvas = Canvas()
+        axes = canvas.panels((NARROW, bars_height(len(names))))[0, 0]
+        named_bars(axes, names, values, label)
+        return canvas.finish(title)
 
 
 def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:
@@ -458,99 +450,3 @@ def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> N
     axes.set_ylim(len(values) - 0.5, -0.5)
     axes.axvline(0, color=BLACK, linewidth=0.5)
     axes.set_xlabel(label)
-
-
-# --- Pictures of the data set that `attribute` and `load_run(…).contributions` return.
-
-
-@dataclass(frozen=True)
-class AttributionPlots:
-    """Plots of one query. Each method returns matplotlib axes.
-
-    Each method takes `query`, the index of the query along its axis, and `out`, the name or index
-    of an output, which is required if there are several. All other names are looked up in
-    `xarray.Dataset.plot`.
-    """
-
-    arrays: xr.Dataset
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(xr.Dataset(self.arrays.data_vars, self.arrays.coords).plot, name)
-
-    def contributions(
-        self,
-        query: int | np.integer[Any] = 0,
-        *,
-        out: str | int | None = None,
-        top: int = MAX_BARS,
-        ax: Axes | None = None,
-        title: str | None = None,
-    ) -> Axes:
-        """Draw the examples with the largest contributions.
-
-        Args:
-            query: Index of the query.
-            out: Name or index of the output.
-            top: Number of examples.
-            ax: Axes to draw on, in the style of `rcParams`. By default, a new figure is drawn.
-            title: The title. By default, it names the query.
-        """
-        parts = self.array(CONTRIBUTION, query, out)
-        order = strongest_first(parts.to_numpy())[:top]
-        labels = [str(label) for label in parts["example"].to_numpy()]
-        names = [fitting(numbered(place, labels[place]), MAX_BAR_LETTERS) for place in order]
-        title = title or f"What made {self.name_of(query)}"
-        values = parts.to_numpy()[order]
-        return bars_on(ax, names, values, "added on the way", title)
-
-    def components(
-        self,
-        query: int | np.integer[Any] = 0,
-        *,
-        out: str | int | None = None,
-        ax: Axes | None = None,
-        title: str | None = None,
-    ) -> Axes:
-        """Draw the change of the output through each component, including weight decay. Requires
-        `attribute(by=…)`. For the arguments, see `contributions`.
-        """
-        parts = self.array(BY_COMPONENT, query, out).sum("example")
-        if DECAY_BY_COMPONENT in self.arrays:
-            parts = parts + self.array(DECAY_BY_COMPONENT, query, out)
-        names = [fitting(str(name), MAX_BAR_LETTERS) for name in parts[COMPONENT].to_numpy()]
-        title = title or f"Through which components {self.name_of(query)} moved"
-        return bars_on(ax, names, parts.to_numpy(), "examples and decay did", title)
-
-    def timeline(
-        self,
-        query: int | np.integer[Any] = 0,
-        *,
-        out: str | int | None = None,
-        ax: Axes | None = None,
-        title: str | None = None,
-    ) -> Axes:
-        """Draw the cumulative change of the output over the steps. For the arguments, see
-        `contributions`.
-        """
-        by_step = self.array(BY_STEP, query, out)
-        last = by_step[LAST_STEP].to_numpy() if LAST_STEP in by_step.coords else None
-        title = title or f"When {self.name_of(query)} came"
-        if ax is None:
-            return when(by_step.to_numpy(), title, last).figure.axes[0]
-        draw_when(ax, sums_so_far(by_step.to_numpy(), last))
-        ax.set_title(title)
-        return ax
-
-    def array(self, name: str, query: int | np.integer[Any], out: str | int | None) -> xr.DataArray:
-        """Return an array at one query and output. Raise if it is missing or was not attributed."""
-        if name not in self.arrays:
-            advice = "; attribute with by=" if "component" in name else ""
-            raise WrongArgument(f"there is no '{name}' here to draw{advice}", "plot")
-        refuse_query(self.arrays, query)
-        parts = one_output(self.arrays[name], out).isel(query=query)
-        if not bool(np.isfinite(parts).all()):
-            raise WrongArgument(f"query={query}: this point was not attributed", "query")
-        return parts
-
-    def name_of(self, query: int | np.integer[Any]) -> str:
-        return f"point {self.arrays['query'].to_numpy()[query]}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -19,23 +19,27 @@ from ntkexp.naming import module_names
 from ntkexp.records.atomic import write_atomically
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots import figures, together
-from ntkexp.report.plots.error_panels import STRIP, ErrorPanels
+from ntkexp.report.plots.canvas import Canvas
+from ntkexp.report.plots.error_panels import ErrorPanels, rows_of
 from ntkexp.report.plots.rendering import Picture, svg
 from ntkexp.report.plots.style import (
     BLACK,
     GREY,
     NARROW,
     WIDE,
+    Style,
+    brief,
     colour,
     heading,
     house_style,
+    style_of_user,
 )
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import Likeness, likeness, main_split
 from ntkexp.report.tables import format_csv
-from ntkexp.text import counted, listed, short, spoken
+from ntkexp.text import listed, short, spoken
 
-Draw: TypeAlias = Callable[[Run], Figure | None]
+Draw: TypeAlias = Callable[[Run, Canvas], Figure | None]
 
 
 def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
@@ -57,7 +61,15 @@ def gallery() -> Iterator[tuple[str, Draw]]:
 
 @dataclass(frozen=True)
 class RunPlots:
-    """The plots of a run, as methods that return matplotlib axes, such as `.ladder()`.
+    """The plots of a run, as methods that return matplotlib axes, or a list if there are several.
+
+    `dir(run.plot)` lists them. Each method takes:
+
+    - `ax`, axes to draw on. By default, a new figure is drawn. Pictures with several panels divide
+      the place of axes of `plt.subplots`,
+    - `title`, instead of the title of the picture,
+    - `style`, a style as `matplotlib.style.context` takes it, such as "ggplot" or
+      `{"font.size": 10}`. Settings that you change in `matplotlib.rcParams` apply as well.
 
     Show `axes.figure` in a notebook, or call `axes.figure.savefig`.
     """
@@ -67,26 +79,50 @@ class RunPlots:
     def __dir__(self) -> list[str]:
         return [name for name, _ in gallery()]
 
-    def __getattr__(self, name: str) -> Callable[[], Axes | list[Axes]]:
+    def __getattr__(self, name: str) -> Plot:
         draw = dict(gallery()).get(name)
         if draw is None:
             raise AttributeError(f"there is no picture '{name}' of a run{nearest(name, dir(self))}")
 
-        def drawn() -> Axes | list[Axes]:
-            figure = figure_of(self.run, draw)
-            if figure is None:
-                raise Mistake(f"{self.run.name} has nothing of which '{name}' could be drawn")
-            panels = [axes for axes in figure.axes if axes.get_label() != STRIP]
-            if len(panels) == 1:
-                return panels[0]
-            return panels
+        def plot(
+            *, ax: Axes | None = None, title: str | None = None, style: Style | None = None
+        ) -> Axes | list[Axes]:
+            canvas = Canvas(ax, title)
+            with style_of_user(style, is_house=ax is None):
+                if draw(self.run, canvas) is None:
+                    raise Mistake(f"{self.run.name} has nothing of which '{name}' could be drawn")
+            return canvas.axes
 
-        return drawn
+        plot.__name__ = name
+        plot.__doc__ = f"{import_module(draw.__module__).__doc__}\n{PLOT_ARGUMENTS.format(name)}"
+        return plot
+
+
+class Plot(Protocol):
+    """A method of `RunPlots`."""
+
+    def __call__(
+        self, *, ax: Axes | None = None, title: str | None = None, style: Style | None = None
+    ) -> Axes | list[Axes]: ...
+
+
+PLOT_ARGUMENTS = """Args:
+    ax: Axes to draw on. By default, a new figure is drawn.
+    title: A title, instead of that of the picture.
+    style: A style of matplotlib, such as "ggplot".
+
+Returns:
+    The axes, or a list of axes if the picture has several panels.
+
+Example:
+    `run.plot.{}(title="My network").figure.savefig("mine.pdf")`
+"""
 
 
 def figure_of(run: Run, draw: Draw) -> Figure | None:
+    """Draw a picture in the style of this package, whatever the settings of the user."""
     with house_style():
-        return draw(run)
+        return draw(run, Canvas())
 
 
 def files_of(run: Run, name: str, draw: Draw) -> Iterator[tuple[str, str]]:
@@ -136,19 +172,21 @@ def strip(runs: Sequence[Run]) -> Picture | None:
     if not np.isfinite(table["relative_error"].to_numpy(dtype=float)).any():
         return None
     with house_style():
-        return Picture("machines", draw_strip(table, len(runs)), table)
+        return Picture("machines", draw_strip(table, len(runs), Canvas()), table)
 
 
-def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
+def draw_strip(table: pd.DataFrame, runs: int, canvas: Canvas) -> Figure:
     """Draw a row for each kernel machine."""
-    names = list(dict.fromkeys(table["machine"]))
+    controls = dict(zip(table["machine"], table["control"].astype(bool), strict=True))
+    names = sorted(controls, key=controls.__getitem__)  # controls last
+    heights = rows_of([controls[name] for name in names])
     finite = table[np.isfinite(table["relative_error"])]
     is_exact = finite["exact"].astype(bool)
     width = NARROW if runs == 1 else WIDE
-    figure = Figure(figsize=(width, 1.1 + 0.19 * len(names)), layout="constrained")
+    size = (width, 1.3 + 0.19 * len(names))
     others = finite.loc[~is_exact, "relative_error"].tolist()
-    panels = ErrorPanels.of(figure, others, has_exact=bool(is_exact.any()))
-    for height, name in enumerate(names):
+    panels = ErrorPanels.of(canvas, size, others, has_exact=bool(is_exact.any()))
+    for height, name in zip(heights, names, strict=True):
         of_machine = finite[finite["machine"] == name]
         for error, exact in zip(of_machine["relative_error"], of_machine["exact"], strict=True):
             alpha = 1.0 if runs == 1 else 0.4
@@ -160,9 +198,12 @@ def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
     texts = [
         errors_in_words(table.loc[table["machine"] == name, "relative_error"]) for name in names
     ]
-    panels.name_rows(names, texts, ", ".join(dict.fromkeys(table["split"])))
-    heading(figure, strip_title(table, runs))
-    return figure
+    split = ", ".join(dict.fromkeys(table["split"]))
+    panels.name_rows(names, heights, texts, f"{split} error")
+    words = f"Relative errors, {split}."
+    if runs > 1:
+        words += " Dots are runs; bars and the first number are medians over runs."
+    return canvas.finish(strip_title(table, runs), words)
 
 
 def errors_in_words(errors: pd.Series[float]) -> str:
@@ -195,13 +236,11 @@ def strip_title(table: pd.DataFrame, runs: int) -> str:
     least = ranks.groupby(level=0).transform("min")
     times = own.loc[(ranks == least).to_numpy(), "machine"].value_counts(sort=False)
     if not len(times):
-        return f"No machine that knows the network has a finite error in {counted(runs, 'run')}"
+        return "No machine that knows the network has a finite error"
     first = [spoken(str(name)) for name in times.index[times == times.max()]]
-    verb = "is" if len(first) == 1 else "are"
-    title = f"Nearest to the network {verb} {listed(first)}"
-    if runs == 1:
-        return title
-    return f"{title} in {times.max()} of {runs} runs"
+    where = "" if runs == 1 else f" in {times.max()} of {runs} runs"
+    title = f"Nearest to the network: {listed(first)}{where}"
+    return brief(title, f"Nearest to the network: {len(first)} machines{where}")
 
 
 # --- Which Gaussian process do trained networks follow? One panel for each kind of networks:
@@ -215,7 +254,7 @@ def strip_title(table: pd.DataFrame, runs: int) -> str:
 
 Curve: TypeAlias = NDArray[np.float64]
 LINES = 25  # largest number of drawn networks
-PROCESSES = {"ntk": ("NTK process", "frozen_limit"), "nngp": ("NNGP process", "nngp")}
+PROCESSES = {"ntk": "frozen_limit", "nngp": "nngp"}  # kernel machines with the same colour
 
 
 @dataclass(frozen=True)
@@ -251,11 +290,12 @@ def draw_ensemble(
         axes.set(xlabel=axis, xlim=(places.min(), places.max()))
         axes.set_title(panel.title)
     figure.axes[0].set_ylabel("output")
-    first, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(
-        first, labels, loc="outside lower center", ncols=len(labels), fontsize=6.5, handlelength=1.8
+    curves = (
+        "Mean ± 2 standard deviations: orange of the NTK process, purple of the NNGP process, black "
+        f"dashes of {len(panels[0].networks)} networks. The band is the process that theory predicts."
     )
-    heading(figure, answer)
+    title = "Trained networks, and the Gaussian processes of theory"
+    heading(figure, title, f"{curves} {answer}.")
     return figure
 
 
@@ -265,25 +305,24 @@ def draw_panel(axes: Axes, places: Curve, panel: Panel) -> None:
         axes.plot(places, network, color=GREY, linewidth=0.4, alpha=0.35, zorder=1)
 
     # draw the process that theory predicts for these networks as a band
-    name, machine = PROCESSES[panel.own.process]
+    machine = PROCESSES[panel.own.process]
     mean = panel.own.mean
     low = mean - 2 * panel.own.deviation
     high = mean + 2 * panel.own.deviation
     own = colour(machine)
     axes.fill_between(places, low, high, color=own, alpha=0.35, linewidth=0, zorder=2)
-    axes.plot(places, mean, color=own, linewidth=1.6, zorder=3, label=f"{name}, mean ± 2 sd")
+    axes.plot(places, mean, color=own, linewidth=1.6, zorder=3)
 
-    def three_lines(name: str, mean: Curve, deviation: Curve, look: dict[str, Any]) -> None:
-        axes.plot(places, mean, label=f"{name}, mean ± 2 sd", **look)
+    def three_lines(mean: Curve, deviation: Curve, look: dict[str, Any]) -> None:
+        axes.plot(places, mean, **look)
         axes.plot(places, mean - 2 * deviation, **look)
         axes.plot(places, mean + 2 * deviation, **look)
 
     # draw the other processes as thin lines, and the statistics of the networks as dashed lines
     for other in panel.others:
-        name, machine = PROCESSES[other.process]
-        thin = {"color": colour(machine), "linewidth": 0.9, "zorder": 3.5}
-        three_lines(name, other.mean, other.deviation, thin)
+        thin = {"color": colour(PROCESSES[other.process]), "linewidth": 0.9, "zorder": 3.5}
+        three_lines(other.mean, other.deviation, thin)
     networks = panel.networks
-    dashes = {"color": BLACK, "linewidth": 0.8, "linestyle": (0, (4, 2)), "zorder": 4}
+    broken = {"color": BLACK, "linewidth": 0.8, "linestyle": (0, (4, 2)), "zorder": 4}
     deviation = networks.std(axis=0, ddof=1)
-    three_lines(f"{len(networks)} networks", networks.mean(axis=0), deviation, dashes)
+    three_lines(networks.mean(axis=0), deviation, broken)

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import colorsys
-import re
+import math
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from colorsys import hls_to_rgb
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from math import dist
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from matplotlib import RcParams, rc_context, rcParams, rcParamsDefault
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    LogFormatterSciNotation,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-)
+from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from ntkexp.text import short, spoken
+from ntkexp.text import short
 
 # --- Settings of matplotlib, sizes and colours. Files are reproducible byte by byte.
 
 
-EXPONENT = re.compile(r"\^\{(.*?)\}")
 SUPERSCRIPTS = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
 LEAST = 1e-17  # smaller errors, also 0, are drawn here on a log axis
@@ -40,14 +36,14 @@ RC = RcParams(
     {
         "font.family": "DejaVu Sans",  # comes with matplotlib, so files are reproducible
         "font.size": 8,
-        "axes.titlesize": 8,
+        "axes.titlesize": "medium",
         "axes.titlelocation": "left",
-        "axes.labelsize": 8,
+        "axes.labelsize": "medium",
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.linewidth": 0.6,
-        "xtick.labelsize": 7,
-        "ytick.labelsize": 7,
+        "xtick.labelsize": "small",
+        "ytick.labelsize": "small",
         "xtick.major.width": 0.6,
         "ytick.major.width": 0.6,
         "xtick.minor.width": 0.4,
@@ -55,7 +51,7 @@ RC = RcParams(
         "lines.linewidth": 1.2,
         "lines.markersize": 3,
         "legend.frameon": False,
-        "legend.fontsize": 7,
+        "legend.fontsize": "small",
         "image.composite_image": False,  # do not merge the images of examples
         "savefig.dpi": 200,
         "figure.dpi": 200,
@@ -69,32 +65,53 @@ HOUSE = {key: value for key, value in (rcParamsDefault | RC).items() if key != "
 
 BLACK, GREY, PALE = "#000000", "#808080", "#d9d9d9"
 BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE = (
-    "#0072b2",
-    "#56b4e9",
-    "#009e73",
-    "#e69f00",
-    "#d55e00",
-    "#cc79a7",
+    "#0060e0",
+    "#0898f8",
+    "#209850",
+    "#d07808",
+    "#b83820",
+    "#c038b0",
 )
+COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
+"""Colours of lines, in the order of their use.
 
-# The palette of Okabe & Ito. Kernel machines of one family share a hue. The network is black.
+They and grey have a contrast of at least 3 on white and on a dark page. Readers with normal vision,
+protanopia or deuteranopia see a distance of at least 20 in CIELAB between any two, with tritanopia
+of at least 18.
+"""
+
+Dashes: TypeAlias = str | tuple[float, tuple[float, ...]]
+SOLID, DASHED, DOTTED = "-", (0, (4, 1.5)), (0, (1, 1.2))
+DASHES: tuple[Dashes, ...] = (SOLID, DASHED, DOTTED, (0, (5, 1, 1, 1)))
+
+# Kernel machines of one family share a colour, and their lines differ in dashes. The network is
+# black.
 COLOUR = {
     "secant": BLUE,
     "gauss": SKY,
     "left": VERMILION,
     "fixed_coefficients": GREEN,
-    "kernel_regression": "#66c5ab",
+    "kernel_regression": GREEN,
     "frozen_start": ORANGE,
-    "frozen_end": "#8a5f00",
-    "frozen_limit": "#f0c566",
+    "frozen_end": ORANGE,
+    "frozen_limit": ORANGE,
     "linearised": PURPLE,
-    "nngp": "#b3a800",
-    "rbf_identity": "#999999",
-    "rbf_regression": "#666666",
+    "nngp": PURPLE,
+    "rbf_identity": GREY,
+    "rbf_regression": GREY,
+}
+LINE = {
+    "kernel_regression": DASHED,
+    "frozen_end": DASHED,
+    "frozen_limit": DOTTED,
+    "nngp": DOTTED,
+    "rbf_regression": DASHED,
 }
 APART = 0.25
 """Readers can distinguish two colours with at least this distance in RGB (each channel in [0, 1]).
 """
+LUMINANCE = 0.2
+"""The luminance of other colours. Their contrast is 4.2 on white and on a dark page."""
 
 
 def colour(machine: str) -> str:
@@ -105,22 +122,76 @@ def colour(machine: str) -> str:
     return COLOUR.get(machine) or hashed_colour(machine)
 
 
+def dashes(machine: str) -> Dashes:
+    """Return the line style of a kernel machine."""
+    return LINE.get(machine, SOLID)
+
+
+def line_look(k: int) -> dict[str, Any]:
+    """Return the colour and dashes of the k-th line. The first 24 lines differ.
+
+    >>> line_look(0)["color"] == line_look(6)["color"], line_look(6)["linestyle"]
+    (True, (0, (4, 1.5)))
+    """
+    dash = DASHES[k // len(COLOURS) % len(DASHES)]
+    return {"color": COLOURS[k % len(COLOURS)], "linestyle": dash}
+
+
+SEQUENCE = LinearSegmentedColormap.from_list(
+    "sequence", [BLUE, "#8c50d8", PURPLE, "#c83858", ORANGE]
+)
+
+
+def shade(k: int, count: int) -> str:
+    """Return the colour of the k-th of several lines that have an order, from blue to orange.
+
+    >>> shade(0, 3), shade(2, 3)
+    ('#0060e0', '#d07808')
+    """
+    return to_hex(SEQUENCE(k / max(1, count - 1)))
+
+
 def hashed_colour(name: str) -> str:
-    """Choose a colour from the digest of a name. It differs visibly from all fixed colours.
+    """Choose a hue from the digest of a name. The colour differs visibly from all fixed colours.
 
     >>> hashed_colour("my_machine") == hashed_colour("my_machine") != hashed_colour("your_machine")
     True
     """
     taken = [to_rgb(other) for other in (*COLOUR.values(), BLACK, PALE)]
-    digest = sha256(name.encode()).digest()
     colours = []
-    for hue, light in zip(digest[::2], digest[1::2], strict=True):
-        colours.append(colorsys.hls_to_rgb(hue / 256, 0.3 + light / 800, 0.8))
+    for hue, saturation in zip(*[iter(sha256(name.encode()).digest())] * 2, strict=True):
+        colours.append(with_luminance(hue / 256, 0.5 + saturation / 512))
 
     def distance(colour: tuple[float, float, float]) -> float:
         return min(APART, *(dist(colour, other) for other in taken))
 
     return to_hex(max(colours, key=distance))
+
+
+def with_luminance(hue: float, saturation: float) -> tuple[float, float, float]:
+    """Return the colour of this hue and saturation whose luminance is `LUMINANCE`.
+
+    >>> round(luminance(with_luminance(0.1, 0.8)), 3)
+    0.2
+    """
+    low, high = 0.0, 1.0
+    for _ in range(20):  # bisection: luminance grows with lightness
+        middle = (low + high) / 2
+        if luminance(hls_to_rgb(hue, middle, saturation)) < LUMINANCE:
+            low = middle
+        else:
+            high = middle
+    return hls_to_rgb(hue, high, saturation)
+
+
+def luminance(rgb: tuple[float, float, float]) -> float:
+    """Return the relative luminance of an sRGB colour (WCAG 2)."""
+    linear = []
+    for channel in rgb:
+        is_dark = channel <= 0.04045
+        linear.append(channel / 12.92 if is_dark else ((channel + 0.055) / 1.055) ** 2.4)
+    red, green, blue = linear
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 @contextmanager
@@ -136,30 +207,152 @@ def house_style() -> Iterator[None]:
         yield
 
 
-class PowersOfTen(LogFormatterSciNotation):
-    """Format powers of ten as text with superscripts, which is much faster to draw than a formula.
+Style: TypeAlias = str | dict[str, Any] | Sequence[str | Path | dict[str, Any]]
+"""A style as `matplotlib.style.context` takes it: a name, settings, or several of these."""
 
-    >>> PowersOfTen()(1e-15), PowersOfTen(labelOnlyBase=False)(0.3)
-    ('10⁻¹⁵', '3×10⁻¹')
+
+@contextmanager
+def style_of_user(style: Style | None, *, is_house: bool) -> Iterator[None]:
+    """Use the settings of the user inside the block, and then those of `style`.
+
+    If `is_house` is True, the style of this package replaces the settings that the user has not
+    changed.
+    """
+    changed = {key: rcParams[key] for key in HOUSE if rcParams[key] != rcParamsDefault[key]}
+    with ExitStack() as stack:
+        if is_house:
+            stack.enter_context(house_style())
+            stack.enter_context(rc_context(RcParams(changed)))
+        if style is not None:
+            from matplotlib import style as styles  # noqa: PLC0415  reads the files of all styles
+
+            stack.enter_context(styles.context(style))
+        yield
+
+
+class LogLabels(Formatter):
+    """Labels of a log axis: powers of ten, or 1, 2 and 5 times these if fewer than two are in view.
+
+    >>> labels = LogLabels()
+    >>> labels.axis = Figure().subplots().xaxis
+    >>> labels.axis.set_view_interval(1e-16, 1.0, ignore=True)
+    >>> labels(1e-15), labels(2e-15)
+    ('10⁻¹⁵', '')
+    >>> labels.axis.set_view_interval(0.15, 0.7, ignore=True)
+    >>> [labels(value) for value in (0.2, 0.3, 0.5)]
+    ['0.2', '', '0.5']
     """
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        formula = str(super().__call__(x, pos)).removeprefix(r"$\mathdefault{").removesuffix("}$")
-        formula = formula.replace(r"\times", "×")
-        return EXPONENT.sub(lambda match: match[1].translate(SUPERSCRIPTS), formula)
+        assert self.axis is not None
+        low, high = sorted(self.axis.get_view_interval())
+        if x <= 0 or low <= 0:
+            return ""
+        exponent = math.floor(math.log10(x) + 1e-9)
+        factor = x / 10**exponent
+        factors = labelled_factors(low, high)
+        if factors and not any(math.isclose(factor, one, rel_tol=1e-6) for one in factors):
+            return ""
+        power = f"10{str(exponent).translate(SUPERSCRIPTS)}"
+        if factors == (1,):
+            return power
+        if low >= PLAIN[0] and high <= PLAIN[1]:
+            return short(x)
+        return f"{short(factor)}×{power}"
+
+
+PLAIN = 1e-3, 1e4
+"""Labels of numbers in this range have no exponent, if multiples of powers are labelled."""
+
+
+def labelled_factors(low: float, high: float) -> tuple[int, ...]:
+    """Return the multiples of powers of ten that get a label. () means that all ticks get one.
+
+    >>> labelled_factors(0.05, 20), labelled_factors(0.3, 3), labelled_factors(0.3, 0.45)
+    ((1,), (1, 2, 5), ())
+    """
+    for factors in ((1,), (1, 2, 5)):
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        ticks = [factor * 10.0**power for power in powers for factor in factors]
+        if sum(low * (1 - 1e-9) <= tick <= high * (1 + 1e-9) for tick in ticks) > 1:
+            return factors
+    return ()
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_formatter(PowersOfTen())
-    axis.set_minor_formatter(PowersOfTen(labelOnlyBase=False))
+    axis.set_major_formatter(LogLabels())
+    axis.set_minor_formatter(LogLabels())
 
 
-def heading(figure: Figure, text: str) -> None:
-    """Write the title of a picture, wrapped to the width of the figure."""
-    lines = wrapped(text.rstrip("."), int(14 * figure.get_figwidth()))
-    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=8, fontweight="bold")
+LONGEST_TITLE = 60  # letters; numbers and remarks belong into the caption
+CAPTION_MARGIN_INCHES = 0.06
+POINTS_PER_INCH = 72
+BOLD_LETTER, SMALL_LETTER = 0.643, 0.54  # mean width of a letter, relative to the size of the font
+CAPTION_SPACING = 1.35  # distance of lines, relative to the size of the font
+
+
+def heading(figure: Figure, title: str, caption: str = "") -> None:
+    """Write the title above a picture and the caption below it, wrapped to the width."""
+    letters = letters_per_line(figure, "medium", BOLD_LETTER)
+    lines = wrapped(title.rstrip("."), letters)
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize="medium", fontweight="bold")
+    if caption:
+        write_caption(figure, caption)
+
+
+def write_caption(figure: Figure, caption: str) -> None:
+    """Write a text below a picture. The figure becomes higher; its axes keep their sizes."""
+    letters = letters_per_line(figure, "small", SMALL_LETTER)
+    lines = textwrap.wrap(caption.replace(" %", "\N{NO-BREAK SPACE}%"), letters)
+    above = figure.get_figheight()
+    line_inches = CAPTION_SPACING * size_in_points("small") / POINTS_PER_INCH
+    below = CAPTION_MARGIN_INCHES + line_inches * len(lines)
+    height = above + below
+    figure.set_figheight(height)
+    engine = figure.get_layout_engine()
+    if isinstance(engine, ConstrainedLayoutEngine):
+        left, _, width, _ = engine.get()["rect"]
+        engine.set(rect=(left, below / height, width, above / height))
+    else:
+        for axes in figure.axes:
+            place = axes.get_position()
+            bottom = (place.y0 * above + below) / height
+            axes.set_position((place.x0, bottom, place.width, place.height * above / height))
+    text = "\n".join(lines)
+    figure.text(
+        0.01, CAPTION_MARGIN_INCHES / 2 / height, text, fontsize="small", va="bottom", gid=CAPTION
+    )
+
+
+def letters_per_line(figure: Figure, size: str, letter: float) -> int:
+    """Return the number of letters that fit into the width of a figure."""
+    return int(POINTS_PER_INCH * figure.get_figwidth() / (letter * size_in_points(size)))
+
+
+def size_in_points(size: str) -> float:
+    return FontProperties(size=size).get_size_in_points()
+
+
+CAPTION = "caption"
+
+
+def caption_of(figure: Figure) -> str:
+    """Return the caption of a picture as one line."""
+    texts = [text.get_text() for text in figure.texts if text.get_gid() == CAPTION]
+    return " ".join(texts).replace("\n", " ").replace("\N{NO-BREAK SPACE}", " ")
+
+
+def brief(title: str, otherwise: str) -> str:
+    """Return the title, or another one if it is too long.
+
+    >>> brief("Exact to rounding: secant", "One is exact"), brief("long " * 20, "One is exact")
+    ('Exact to rounding: secant', 'One is exact')
+    """
+    if len(title) <= LONGEST_TITLE:
+        return title
+    return otherwise
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -200,19 +393,19 @@ def step_axis(axes: Axes, last: int) -> None:
     axes.set_xlabel("step")
 
 
-def machine_rows(axes: Axes, machines: Sequence[str]) -> None:
-    """Label a row for each kernel machine, from top to bottom, and set ticks at powers of ten."""
+def machine_rows(axes: Axes, labels: Mapping[int, str]) -> None:
+    """Label rows from top to bottom, and set ticks at powers of ten."""
     axes.xaxis.set_major_locator(LogLocator(numticks=6))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_yticks(range(len(machines)), [spoken(machine) for machine in machines])
-    axes.set_ylim(len(machines) - 0.5, -0.5)
+    axes.set_yticks(list(labels), list(labels.values()))
+    axes.set_ylim(max(labels) + 0.5, -0.5)
 
 
 def write_beside(axes: Axes, text: str, height: float, color: str = BLACK) -> None:
     """Write a text to the right of the axes."""
     axes.annotate(
         text, (1, height), xytext=(3, 0), xycoords=("axes fraction", "data"), color=color,
-        textcoords="offset points", va="center", fontsize=7, annotation_clip=False,
+        textcoords="offset points", va="center", fontsize="small", annotation_clip=False,
     )  # fmt: skip
 
 
@@ -221,9 +414,6 @@ def tick(axes: Axes, positions: list[float]) -> None:
     every = -(-len(positions) // 7)
     axes.set_xticks(positions[::every], [short(position) for position in positions[::every]])
     axes.xaxis.set_minor_locator(NullLocator())
-    # use text, because formulas are slow to draw
-    axes.yaxis.set_major_formatter(lambda value, _: short(value))
-    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 # --- Labels at the ends of lines, in the colours of the lines, instead of a legend.
@@ -235,22 +425,40 @@ class End(NamedTuple):
     text: str
     height: float
     colour: str
+    start: float | None = None  # if given, draw a thin line from this x to the label
 
 
-def name_ends(axes: Axes, ends: Sequence[End], gap: float = 0.11) -> None:
-    """Write labels to the right of the axes.
-
-    Their distance is at least `gap`, in units of the axes' height.
-    """
+def name_ends(axes: Axes, ends: Sequence[End]) -> None:
+    """Write labels to the right of the axes, apart from each other."""
     heights = np.array([end.height for end in ends])
     axes.autoscale_view()  # compute the automatic limits now
     points = np.column_stack([np.ones_like(heights), heights])
     positions = axes.transLimits.transform(axes.transScale.transform(points))
-    for end, height in zip(ends, spread(positions[:, 1], gap), strict=True):
+    apart = spread(positions[:, 1], gap_of_labels(axes))
+    for end, height in zip(ends, apart, strict=True):
+        if end.start is not None:
+            axes.annotate(
+                "", (end.start, end.height), xytext=(1, height), textcoords="axes fraction",
+                arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6}, zorder=0,
+            )  # fmt: skip
         axes.annotate(
             end.text, (1, height), xytext=(3, 0), xycoords="axes fraction", textcoords="offset points",
-            color=end.colour, va="center", fontsize=7, annotation_clip=False,
+            color=end.colour, va="center", fontsize="small", annotation_clip=False, gid=END_LABEL,
         )  # fmt: skip
+
+
+END_LABEL = "end-label"
+LINE_SPACING = 1.25
+LAYOUT_SHARE = 0.8
+"""Axes are at least this fraction of their default height, after titles and labels have a place."""
+
+
+def gap_of_labels(axes: Axes) -> float:
+    """Return the distance of two labels of one line, in units of the axes' height."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    points = 72 / figure.dpi * axes.get_window_extent().height
+    return LINE_SPACING * size_in_points("small") / (LAYOUT_SHARE * points)
 
 
 def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:

@@ -55,6 +55,7 @@ from ntkexp.report.page.picture import drawings_of, inline, link, pictures_of_ru
 from ntkexp.report.page.run_table import MAX_CURVE_POINTS, curve_of
 from ntkexp.report.plots.examples import checked
 from ntkexp.report.plots.run_plots import save
+from ntkexp.report.plots.style import caption_of
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import main_split
 from ntkexp.report.tables import PageTable
@@ -688,7 +689,7 @@ def test_the_check_shows_what_is_known() -> None:
     assert (agreement.correlation, agreement.size) == pytest.approx((1.0, 1.0))
     drawn = checked(found, agreement)
     assert drawn.table["actual"].tolist() == [1.0, 2.0, 3.0]
-    assert "2 retrainings" in drawn.figure.get_suptitle().replace("\n", " ")
+    assert "2 retrainings" in caption_of(drawn.figure)
 
 
 @pytest.mark.slow

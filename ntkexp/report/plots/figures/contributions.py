@@ -23,8 +23,8 @@ from ntkexp.report.parts import (
     strongest_first,
 )
 from ntkexp.report.plots import examples
+from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.examples import TOP, Explained, fitting, spell_prediction
-from ntkexp.report.plots.style import heading
 from ntkexp.report.run import Run, blocks
 from ntkexp.text import percent, short
 
@@ -58,14 +58,14 @@ def read(run: Run) -> SplitParts | None:
     return SplitParts(rule, split, known, parts, outputs)
 
 
-def draw(run: Run) -> Figure | None:
+def draw(run: Run, canvas: Canvas) -> Figure | None:
     read_parts = read(run)
     if read_parts is None:
         return None
-    figure = examples.draw(explain(run, read_parts))
+    examples.draw(explain(run, read_parts), canvas)
     attributes = run.parts(read_parts.rule).attrs
-    heading(figure, answer(read_parts.parts.isel(query=read_parts.known), attributes))
-    return figure
+    title, caption = answer(read_parts.parts.isel(query=read_parts.known), attributes)
+    return canvas.finish(title, caption)
 
 
 def table(run: Run) -> pd.DataFrame:
@@ -131,10 +131,8 @@ def labelled(run: Run, split: str, k: int) -> Example:
     return replace(shown, name=fitting(name))
 
 
-def answer(parts: xr.DataArray, attributes: dict[str, Any]) -> str:
-    """Return the title: the share of the ten largest contributions, their error bar, and their
-    cancellation.
-    """
+def answer(parts: xr.DataArray, attributes: dict[str, Any]) -> tuple[str, str]:
+    """Return the title, the share of the ten largest contributions, and the caption."""
     top = min(10, parts.shape[-1])
     total = 0.0
     largest = 0.0
@@ -144,17 +142,12 @@ def answer(parts: xr.DataArray, attributes: dict[str, Any]) -> str:
         total += sizes.sum()
         largest += sizes[:, -top:].sum()
     share = percent(largest / total) if total > 0 else "0 %"
-    where = f"each of {len(parts)} points" if len(parts) > 1 else "a point"
-    accuracy = []
+    title = f"The top {top} of {parts.shape[-1]} examples make {share} of contributions"
+    words = f"The share is that of Σ|contributions|, summed over {len(parts)} queries."
     error = attributes.get("error_bar")
     if error is not None and np.isfinite(error):
-        accuracy.append(f"each is known to {percent(error)}")
+        words += f" Each contribution is known to {percent(error)}."
     cancellation = attributes.get("cancellation")
     if cancellation is not None and np.isfinite(cancellation):
-        accuracy.append(f"they cancel {short(cancellation)}-fold")
-    title = (
-        f"The top {top} of {parts.shape[-1]} examples for {where} make {share} of its contributions"
-    )
-    if not accuracy:
-        return title
-    return f"{title}; {', and '.join(accuracy)}"
+        words += f" Contributions cancel {short(cancellation)}-fold."
+    return title, f"{examples.COLOURS_IN_WORDS} {words}"

@@ -1,38 +1,35 @@
 """The numbers that diagnostics measured during training. Each panel shows one quantity.
 
-If a diagnostic measures a quantity for each layer, the panel has one line for each layer. Later
-layers are lighter.
+If a diagnostic measures a quantity for each layer, the panel has one line for each layer, from blue
+for the first layer to orange for the last.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ntkexp.report.plots.style import NARROW, End, heading, name_ends
+from ntkexp.report.plots.canvas import Canvas
+from ntkexp.report.plots.style import NARROW, End, name_ends, shade
 from ntkexp.report.run import Run
 
 COLUMN = "diagnostics."
 """The prefix of the columns of metrics.csv that contain diagnostics."""
 
 
-def draw(run: Run) -> Figure | None:
+def draw(run: Run, canvas: Canvas) -> Figure | None:
     panels = by_quantity(run)
     if not panels:
         return None
-    figure = Figure(figsize=(NARROW, 0.7 + 1.3 * len(panels)), layout="constrained")
-    rows = np.atleast_1d(figure.subplots(len(panels), 1, sharex=True))
+    size = (NARROW, 0.7 + 1.3 * len(panels))
+    rows = canvas.panels(size, len(panels), 1, sharex=True)[:, 0]
     for axes, (quantity, columns) in zip(rows, panels.items(), strict=True):
         draw_quantity(axes, run, quantity, columns)
     rows[-1].set_xlabel("step")
     rows[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    heading(figure, "Diagnostics during training")
-    return figure
+    return canvas.finish("Diagnostics during training")
 
 
 def table(run: Run) -> pd.DataFrame:
@@ -58,10 +55,10 @@ def draw_quantity(axes: Axes, run: Run, quantity: str, columns: list[str]) -> No
     ends = []
     for number, column in enumerate(columns):
         series = run.series(column)
-        shade = to_hex(colormaps["viridis"](0.85 * number / len(columns)))
-        axes.plot(series["step"], series[column], ".-", color=shade, linewidth=1)
+        ink = shade(number, len(columns))
+        axes.plot(series["step"], series[column], ".-", color=ink, linewidth=1)
         name = column.removeprefix(f"{COLUMN}{quantity}").removeprefix(".")
-        ends.append(End(name, float(series[column].iloc[-1]), shade))
+        ends.append(End(name, float(series[column].iloc[-1]), ink))
     if len(ends) > 1:
         name_ends(axes, ends)
     axes.set_title(quantity.replace(".", ": ").replace("_", " "), loc="left", fontsize="medium")

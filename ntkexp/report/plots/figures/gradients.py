@@ -21,9 +21,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ntkexp.report.examples import example
+from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.examples import fitting
 from ntkexp.report.plots.figures.path_kernel import read as read_path_kernel
-from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, End, heading, name_ends
+from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, End, name_ends
 from ntkexp.report.run import Run
 from ntkexp.text import short
 
@@ -90,19 +91,18 @@ def read(run: Run) -> Course | None:
     return Course((pair[0], pair[1]), moved[known], lengths, kernels[known, 0, 1])
 
 
-def draw(run: Run) -> Figure | None:
+def draw(run: Run, canvas: Canvas) -> Figure | None:
     course = read(run)
     if course is None:
         return None
     names = [fitting(name_of(run, place), MAX_PARAMETER_LETTERS) for place in course.pair]
-    figure = Figure(figsize=(NARROW, 3.0), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    size = (NARROW, 3.0)
+    above, below = canvas.panels(size, 2, 1, sharex=True, height_ratios=(3, 2))[:, 0]
     draw_pairs(above, course, names)
     below.plot(course.moved, course.kernel, "o-", color=BLACK, markersize=2.5)
     below.axhline(0, color=GREY, linewidth=0.5)
     below.set(xlabel="relative change of the weights ‖θ − θ₀‖/‖θ₀‖", ylabel="K(x, x′)")
-    heading(figure, answer(course, names))
-    return figure
+    return canvas.finish(answer(course), caption(course, names))
 
 
 def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
@@ -163,9 +163,13 @@ def table(run: Run) -> pd.DataFrame:
     })  # fmt: skip
 
 
-def answer(course: Course, names: list[str]) -> str:
-    """Return the title: the angles at start and end, and the growth of the gradients' lengths."""
+def answer(course: Course) -> str:
     start, end = course.angles[[0, -1]]
+    return f"The angle between two gradients: {start:.0f}° at first, {end:.0f}° at last"
+
+
+def caption(course: Course, names: list[str]) -> str:
+    """Name the examples, and state the growth of the gradients' lengths."""
     grown = course.lengths[-1].mean() / course.lengths[0].mean()
-    turned = f"are {end:.0f}° apart at the end, {start:.0f}° at the start"
-    return f"The gradients at {names[0]} and {names[1]} {turned}, and {short(grown)} times as long"
+    pair = f"Training examples {names[0]} and {names[1]}, the pair with the largest path kernel."
+    return f"{pair} At the end, the gradients are {short(grown)} times as long as at the start."

@@ -6,19 +6,20 @@ import math
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from ntkexp.records.results import Result
-from ntkexp.report.plots.error_panels import ErrorPanels
-from ntkexp.report.plots.style import GREY, NARROW, colour, heading
+from ntkexp.report.plots.canvas import Canvas
+from ntkexp.report.plots.error_panels import ErrorPanels, rows_of
+from ntkexp.report.plots.style import GREY, NARROW, brief, colour
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import Likeness, exact_machines, likeness, main_split
 from ntkexp.text import listed, short, spoken
 
 MARKER = {"train": "^", "query": "o", "test": "s"}
+MARK = {"train": "▲", "query": "●", "test": "■"}  # the markers in captions
 
 
-def draw(run: Run) -> Figure | None:
+def draw(run: Run, canvas: Canvas) -> Figure | None:
     rows = [row for row in run.ladder if row.relative_error is not None]
     rows = [row for row in rows if math.isfinite(row.relative_error or 0.0)]
     if not rows:
@@ -26,13 +27,15 @@ def draw(run: Run) -> Figure | None:
     rows.sort(key=lambda row: row.control)  # controls last; a stable sort keeps the other order
     names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
     exact = {id(row): likeness(row) is Likeness.EXACT for row in rows}
-    figure = Figure(figsize=(NARROW, 1.35 + 0.19 * len(names)), layout="constrained")
+    controls = {row.machine for row in rows if row.control}
+    heights = dict(zip(names, rows_of([machine in controls for machine, _ in names]), strict=True))
+    size = (NARROW, 1.55 + 0.19 * len(names))
     others = [row.relative_error or 0.0 for row in rows if not exact[id(row)]]
-    panels = ErrorPanels.of(figure, others, has_exact=any(exact.values()))
+    panels = ErrorPanels.of(canvas, size, others, has_exact=any(exact.values()))
     for row in rows:
         panels.plot(
             row.relative_error or 0.0,
-            names.index((row.machine, row.detail)),
+            heights[row.machine, row.detail],
             MARKER.get(row.split, "o"),
             is_exact=exact[id(row)],
             color=colour(row.machine),
@@ -44,33 +47,34 @@ def draw(run: Run) -> Figure | None:
     main = main_split(rows)
     on_main = {(row.machine, row.detail): row.relative_error for row in rows if row.split == main}
     numbers = [short(on_main.get(name)) for name in names]
-    controls = {row.machine for row in rows if row.control}
-    panels.name_rows([machine for machine, _ in names], numbers, main)
-    mark_controls(panels, [machine in controls for machine, _ in names])
+    machines = [machine for machine, _ in names]
+    panels.name_rows(machines, list(heights.values()), numbers, f"{main} error")
+    for row in rows:
+        if row.control and row.split == main and exact[id(row)]:
+            note_exact_control(panels, heights[row.machine, row.detail])
 
-    # a legend for the markers
     splits = [split for split in MARKER if any(row.split == split for row in rows)]
-    marks = [
-        Line2D([], [], linestyle="", marker=MARKER[split], color=GREY, markersize=4)
-        for split in splits
-    ]
-    figure.legend(marks, splits, loc="outside lower center", ncols=3, handletextpad=0.1)
-    heading(figure, title(run.ladder))
-    return figure
+    if not canvas.is_new:  # the caption of a new figure explains the markers
+        for split in splits:
+            panels.axes.plot([], [], MARKER[split], color=GREY, markersize=4, label=split)
+        panels.axes.legend()
+    return canvas.finish(title(run.ladder), caption(splits, main, has_controls=bool(controls)))
 
 
-def mark_controls(panels: ErrorPanels, controls: list[bool]) -> None:
-    """Draw a line above the controls, which do not know the network."""
-    if not any(controls) or all(controls):
-        return
-    height = controls.index(True) - 0.5
-    for panel in (panels.strip, panels.axes):
-        if panel is not None:
-            panel.axhline(height, color=GREY, linewidth=0.5, linestyle=(0, (3, 3)))
+def note_exact_control(panels: ErrorPanels, row: int) -> None:
+    """Explain in the row of a control why it equals the network."""
     panels.axes.annotate(
-        "controls", (1, height), xytext=(-2, -1), xycoords=("axes fraction", "data"),
-        textcoords="offset points", ha="right", va="top", fontsize=6, color=GREY,
+        "by construction", (0, row), xytext=(3, 0), xycoords=("axes fraction", "data"),
+        textcoords="offset points", va="center", fontsize="small", color=GREY,
     )  # fmt: skip
+
+
+def caption(splits: list[str], main: str, *, has_controls: bool) -> str:
+    marks = ", ".join(f"{MARK[split]} {split}" for split in splits)
+    words = f"‖f̂ − f_T‖/‖f_T − f_0‖ on {marks}; numbers: {main}."
+    if not has_controls:
+        return words
+    return f"{words} Controls do not know the network."
 
 
 def title(results: tuple[Result, ...]) -> str:
@@ -82,7 +86,8 @@ def title(results: tuple[Result, ...]) -> str:
     controls = {row.machine for row in results if row.control}
     exact = [spoken(name) for name in exact_machines(results) if name not in controls]
     if exact:
-        return f"Exact to rounding: {listed(exact)}"
+        few = f"{len(exact)} kernel machines are exact to rounding"
+        return brief(f"Exact to rounding: {listed(exact)}", few)
     return "No kernel machine equals the trained network"
 
 

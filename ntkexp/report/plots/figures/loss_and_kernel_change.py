@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.style import (
     BLACK,
     BLUE,
@@ -18,7 +19,6 @@ from ntkexp.report.plots.style import (
     NARROW,
     ORANGE,
     End,
-    heading,
     log_axis,
     name_ends,
     step_axis,
@@ -29,12 +29,11 @@ from ntkexp.text import percent, short
 FEW = 40  # lines with at most this many points have markers
 
 
-def draw(run: Run) -> Figure | None:
+def draw(run: Run, canvas: Canvas) -> Figure | None:
     loss = run.series("loss")
     if len(loss) < 2:
         return None
-    figure = Figure(figsize=(NARROW, 3.3), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
+    above, below = canvas.panels((NARROW, 3.3), 2, 1, sharex=True)[:, 0]
     losses = lines(above, run, {"loss": ("train", BLACK), "loss_query": ("query", GREY)})
     above.set(ylabel="loss")
     if (loss["loss"] > 0).all():
@@ -46,8 +45,7 @@ def draw(run: Run) -> Figure | None:
     below.set(ylabel="relative change", ylim=(0, None))
     name_ends(below, changes)
     step_axis(below, int(run.metrics["step"].iloc[-1]))
-    heading(figure, answer(run))
-    return figure
+    return canvas.finish(answer(run), caption(run))
 
 
 def table(run: Run) -> pd.DataFrame:
@@ -74,20 +72,28 @@ def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End
 def answer(run: Run) -> str:
     broken = run.metrics.loc[~np.isfinite(run.metrics["loss"]), "step"]
     if len(broken):
-        return f"Training diverges: at step {int(broken.iloc[0])} the loss is not a number"
+        return f"Training diverges: the loss is not a number at step {int(broken.iloc[0])}"
     first, last = run.metrics["loss"].iloc[[0, -1]]
-    fall = "is that of one task after another"
-    if "phase" not in run.metrics:
-        fall = change(float(first), float(last))
+    fall = change(float(first), float(last))
     changes = run.series("kernel_change")
+    if "phase" in run.metrics:
+        if not len(changes):
+            return "The loss of one task after another"
+        return f"The kernel changes by {percent(changes['kernel_change'].iloc[-1])}"
     if not len(changes):
         return f"The loss {fall}"
-    moved = percent(changes["kernel_change"].iloc[-1])
-    reached = changes["step"].iloc[-1]
-    until = ""
-    if reached != run.metrics["step"].iloc[-1]:
-        until = f" until step {reached}, where it is last a number,"
-    return f"The kernel moves by {moved}{until} while the loss {fall}"
+    return f"The kernel changes by {percent(changes['kernel_change'].iloc[-1])}; the loss {fall}"
+
+
+def caption(run: Run) -> str:
+    """Name the quantities, and the last step of the kernel change if it is not the last step."""
+    words = "Relative changes ‖θ_s − θ_0‖/‖θ_0‖ of the weights and ‖K_s − K_0‖/‖K_0‖ of the kernel."
+    if "phase" in run.metrics:
+        words += " The loss is that of one task after another."
+    changes = run.series("kernel_change")
+    if len(changes) and changes["step"].iloc[-1] != run.metrics["step"].iloc[-1]:
+        words += f" The kernel is last a number at step {changes['step'].iloc[-1]}."
+    return words
 
 
 def change(first: float, last: float) -> str:

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import ScalarFormatter
 from numpy.typing import NDArray
 
 from ntkexp.records.contributions import explained_rule
+from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.examples import fitting
-from ntkexp.report.plots.style import BLACK, NARROW, heading
+from ntkexp.report.plots.style import BLACK, NARROW, brief
 from ntkexp.report.run import Run
 from ntkexp.text import short, shown_name
 
@@ -44,25 +44,28 @@ def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:
     return kernel, np.argsort(target, kind="stable")
 
 
-def draw(run: Run) -> Figure | None:
+def draw(run: Run, canvas: Canvas) -> Figure | None:
     kernel_and_order = read(run)
     if kernel_and_order is None:
         return None
     kernel, order = kernel_and_order
     target = run.data["train_target"]
     classes = [fitting(shown_name(str(name))) for name in run.data["classes"]]
-    # leave a margin, because tick labels of the colour bar may get a digit longer
-    layout = ConstrainedLayoutEngine(rect=(0, 0, 0.98, 1))
-    figure = Figure(figsize=(NARROW, 3.2), layout=layout)
-    axes = figure.subplots()
-    heat(figure, axes, kernel[np.ix_(order, order)])
+    axes = canvas.panels((NARROW, 3.2))[0, 0]
+    if canvas.is_new:
+        # leave a margin, because tick labels of the colour bar may get a digit longer
+        canvas.figure.set_layout_engine("constrained", rect=(0, 0, 0.98, 1))
+    heat(canvas.figure, axes, kernel[np.ix_(order, order)])
+    caption = "The path kernel between training examples"
+    if run.outputs > 1:
+        caption += ", traced over outputs"
     if classes:
         mark_classes(axes, target[order], classes)
-        heading(figure, answer_by_class(kernel, target))
+        title, means = answer_by_class(kernel, target)
     else:
         axes.set(xticks=[], yticks=[], xlabel="training examples, target rising →")
-        heading(figure, answer(kernel))
-    return figure
+        title, means = answer(kernel)
+    return canvas.finish(title, f"{caption}. Arithmetic means over pairs: {means}.")
 
 
 def table(run: Run) -> pd.DataFrame:
@@ -116,23 +119,29 @@ def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
     axes.set(xlabel="training example, by class", ylabel="training example, by class")
 
 
-def answer(kernel: Array) -> str:
-    """Return the title: the mean path kernel of an example with itself and with others."""
+def answer(kernel: Array) -> tuple[str, str]:
+    """Return the title, and the mean path kernel of an example with itself and with others."""
     apart = ~np.eye(len(kernel), dtype=bool)
     itself = short(mean(kernel[~apart]))
     other = short(mean(kernel[apart]))
-    return f"An example has on average a path kernel of {itself} with itself and of {other} with another"
+    return (
+        "The path kernel of training examples",
+        f"{itself} with itself, {other} with another example",
+    )
 
 
-def answer_by_class(kernel: Array, labels: NDArray[Any]) -> str:
-    """Return the title: the mean path kernel within classes and between classes."""
+def answer_by_class(kernel: Array, labels: NDArray[Any]) -> tuple[str, str]:
+    """Return the title, and the mean path kernel within classes and between classes."""
     apart = ~np.eye(len(kernel), dtype=bool)
     alike = labels[:, None] == labels[None, :]
     within = mean(kernel[apart & alike])
     between = mean(kernel[~alike])
+    means = f"{short(within)} within a class, {short(between)} between classes"
+    title = "The path kernel within and between classes"
     if within > 0 and between > 0:
-        return f"The path kernel within a class is on average {short(within / between)} times that between classes"
-    return f"The path kernel is on average {short(within)} within a class and {short(between)} between classes"
+        ratio = short(within / between)
+        title = brief(f"The path kernel is {ratio} times as large within a class", title)
+    return title, means
 
 
 def mean(values: Array) -> float:

@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ntkexp.records.data import OUT_NAME
-from ntkexp.report.plots.style import BLACK, GREY, WIDE, colour, heading
+from ntkexp.report.plots.canvas import Canvas
+from ntkexp.report.plots.figures.ladder import title
+from ntkexp.report.plots.style import BLACK, GREY, WIDE, colour
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
@@ -20,7 +22,7 @@ PANELS_PER_ROW = (4, 5)  # candidates; use the one that leaves fewer empty panel
 MAX_VECTOR_POINTS = 400  # points per panel; more points are rasterized in the SVG
 
 
-def draw(run: Run) -> Figure | None:
+def draw(run: Run, canvas: Canvas) -> Figure | None:
     network = run.predictions.sel(machine="f_T").to_numpy()
     machines = {}
     for name in run.predictions["machine"].values:
@@ -31,8 +33,8 @@ def draw(run: Run) -> Figure | None:
         return None
     across = min(PANELS_PER_ROW, key=lambda columns: -len(machines) % columns)
     down = math.ceil(len(machines) / across)
-    figure = Figure(figsize=(WIDE, 0.6 + (WIDE / across) * down), layout="constrained")
-    panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel()
+    size = (WIDE, 0.6 + (WIDE / across) * down)
+    panels = canvas.panels(size, down, across, sharex=True, sharey=True).ravel()
     split = main_split(run.ladder)
     errors = {row.machine: row.relative_error for row in run.ladder if row.split == split}
     learned = run.points.get("train", slice(0, 0))
@@ -40,17 +42,20 @@ def draw(run: Run) -> Figure | None:
         scatter(axes, network, outputs, learned, colour(name))
         axes.set_title(spoken(name), color=colour(name))
         error = short(errors.get(name))
-        axes.text(0.04, 0.97, error, transform=axes.transAxes, va="top", fontsize=7)
+        axes.text(0.04, 0.97, error, transform=axes.transAxes, va="top", fontsize="small")
     for axes in panels[len(machines) :]:
         axes.set_axis_off()
     for axes in panels[len(machines) - across : len(machines)]:
         axes.tick_params(labelbottom=True)  # the lowest panel of each column has tick labels
     names = [str(name).replace("_", "-") for name in run.data.get(OUT_NAME, ["output"])]
     what = names[0] if len(names) == 1 else "measure"
-    figure.supxlabel(f"{what} of the trained network", fontsize=8)
-    figure.supylabel(f"{what} of the kernel machine", fontsize=8)
-    heading(figure, ladder_sentence(run.ladder, diverged=run.diverged))
-    return figure
+    for axes in panels[len(machines) - across : len(machines)]:
+        axes.set_xlabel("network")
+    for axes in panels[::across]:
+        axes.set_ylabel("kernel machine")
+    sentence = ladder_sentence(run.ladder, diverged=run.diverged).rstrip(".")
+    numbers = f"Dots: {what}, training examples in grey. Numbers: relative error, {split}."
+    return canvas.finish(title(run.ladder), f"{sentence}. {numbers}")
 
 
 def table(run: Run) -> pd.DataFrame:
@@ -87,7 +92,9 @@ def scatter(
             rasterized=network.size > MAX_VECTOR_POINTS,
         )
     axes.set(xlim=limits, ylim=limits, aspect="equal")
-    inside = (outputs >= limits[0]) & (outputs <= limits[1])
-    if not inside.all():
-        text = f"{(~inside).sum()} outside"
-        axes.text(0.97, 0.03, text, transform=axes.transAxes, ha="right", fontsize=6, color=GREY)
+    outside = (outputs < limits[0]) | (outputs > limits[1])  # False where there is no output
+    if outside.any():
+        text = f"{outside.sum()} outside"
+        axes.text(
+            0.97, 0.03, text, transform=axes.transAxes, ha="right", fontsize="small", color=GREY
+        )

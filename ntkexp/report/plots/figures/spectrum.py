@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.style import (
+    BLACK,
     NARROW,
-    VERMILION,
     End,
-    heading,
+    brief,
     log_axis,
     name_ends,
+    shade,
     step_axis,
 )
 from ntkexp.report.run import Run
@@ -29,34 +29,33 @@ TOP = 10
 LOWERED = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
-def draw(run: Run) -> Figure | None:
+def draw(run: Run, canvas: Canvas) -> Figure | None:
     spectra = [positive(run, f"eigenvalue_{k}") for k in range(1, TOP + 1)]
     spectra = [series for series in spectra if len(series)]
     if not spectra:
         return None
-    figure = Figure(figsize=(NARROW, 2.5), layout="constrained")
-    axes = figure.subplots()
+    axes = canvas.panels((NARROW, 2.5))[0, 0]
     ends = []
-    for k, series in enumerate(spectra, start=1):  # larger eigenvalues are darker
-        shade = to_hex(colormaps["viridis"](0.85 * (k - 1) / TOP))
+    for k, series in enumerate(spectra, start=1):
+        ink = shade(k - 1, TOP)
         values = series[f"eigenvalue_{k}"]
-        axes.plot(series["step"], values, ".-", color=shade, linewidth=1)
+        axes.plot(series["step"], values, ".-", color=ink, linewidth=1)
         name = f"λ{k}".translate(LOWERED)
-        ends.append(End(name, float(values.iloc[-1]), shade))
+        ends.append(End(name, float(values.iloc[-1]), ink))
     if len(ends) > 1:
         ends = [ends[0], ends[-1]]
     columns = positive(run, "lambda_max", "stability")
     edge = (columns["lambda_max"] / columns["stability"]).to_numpy()
-    axes.plot(columns["step"], edge, "--", color=VERMILION, linewidth=1)
+    axes.plot(columns["step"], edge, "--", color=BLACK, linewidth=1)
     if len(edge):
-        ends.append(End("edge", float(edge[-1]), VERMILION))
+        ends.append(End("edge", float(edge[-1]), BLACK))
     log_axis(axes, "y")
     axes.set(ylabel="eigenvalues of K(X, X)")
     step_axis(axes, int(run.metrics["step"].iloc[-1]))
     name_ends(axes, ends)
     stability = positive(run, "stability")["stability"].to_numpy(dtype=float)
-    heading(figure, answer(spectra[0]["eigenvalue_1"].to_numpy(dtype=float), stability))
-    return figure
+    largest = spectra[0]["eigenvalue_1"].to_numpy(dtype=float)
+    return canvas.finish(answer(largest), caption(largest, stability))
 
 
 def table(run: Run) -> pd.DataFrame:
@@ -73,14 +72,20 @@ def positive(run: Run, *columns: str) -> pd.DataFrame:
     return series.loc[(series[list(columns)] > 0).all(axis=1)]
 
 
-def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
-    title = f"The largest eigenvalue of the kernel {moved(largest)}"
+def answer(largest: NDArray[np.float64]) -> str:
+    return brief(
+        f"The largest eigenvalue {moved(largest)}", "The largest eigenvalues of the kernel"
+    )
+
+
+def caption(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
+    words = f"The largest eigenvalue of the kernel {moved(largest)}"
     if not len(stability):
-        return title
+        return f"{words}."
     share = float(stability[-1])  # fraction of the edge of stability
     if share < 2:
-        return f"{title}, {percent(share)} of the edge of stability"
-    return f"{title}, {short(share)} times the edge of stability"
+        return f"{words}, {percent(share)} of the edge of stability."
+    return f"{words}, {short(share)} times the edge of stability."
 
 
 def moved(values: NDArray[np.float64]) -> str:

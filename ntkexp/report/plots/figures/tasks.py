@@ -11,41 +11,30 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ntkexp.report.plots.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    NARROW,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    End,
-    heading,
-    log_axis,
-    name_ends,
-)
+from ntkexp.report.plots.canvas import Canvas
+from ntkexp.report.plots.examples import fitting
+from ntkexp.report.plots.style import GREY, NARROW, End, brief, line_look, log_axis, name_ends
 from ntkexp.report.run import Run
 from ntkexp.text import percent, short
 
-COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
+MAX_TASK_LETTERS = 16
 
 
-def draw(run: Run) -> Figure | None:
+def draw(run: Run, canvas: Canvas) -> Figure | None:
     if "phase" not in run.metrics or len(run.metrics) < 2:
         return None
     curves = {measure: tasks(run, measure) for measure in ("accuracy", "loss")}
     shown = {measure: columns for measure, columns in curves.items() if columns}
     if not shown:
         return None
-    figure = Figure(figsize=(NARROW, 0.6 + 1.4 * len(shown)), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(len(shown), 1, sharex=True))
+    size = (NARROW, 0.6 + 1.4 * len(shown))
+    panels = canvas.panels(size, len(shown), 1, sharex=True)[:, 0]
     for axes, (measure, columns) in zip(panels, shown.items(), strict=True):
         lines(axes, run, measure, columns)
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    heading(figure, answer(run))
-    return figure
+    title, sentence = answer(run)
+    return canvas.finish(title, f"{sentence}. Dotted lines: the next task begins.")
 
 
 def table(run: Run) -> pd.DataFrame:
@@ -73,9 +62,10 @@ def lines(axes: Axes, run: Run, measure: str, columns: list[str]) -> None:
     for number, column in enumerate(columns):
         series = run.series(column)
         values = series[column] * scale
-        colour = COLOURS[number % len(COLOURS)]
-        axes.plot(series["step"], values, color=colour)
-        ends.append(End(str(run.data["phases"][number]), float(values.iloc[-1]), colour))
+        look = line_look(number)
+        axes.plot(series["step"], values, **look)
+        name = fitting(str(run.data["phases"][number]), MAX_TASK_LETTERS)
+        ends.append(End(name, float(values.iloc[-1]), look["color"]))
         is_positive = is_positive and bool((values > 0).all())
     where = "query " if "_query" in columns[0] else ""
     axes.set_ylabel(f"{where}{unit}")
@@ -94,8 +84,8 @@ def begins_phase(run: Run) -> pd.Series[bool]:
     return run.metrics["phase"].diff() > 0
 
 
-def answer(run: Run) -> str:
-    """Return the title: the task that is forgotten most after its phase."""
+def answer(run: Run) -> tuple[str, str]:
+    """Return the title and a sentence: the task that is forgotten most after its phase."""
     names = run.data["phases"]
     columns = tasks(run, "accuracy") or tasks(run, "loss")
     is_accuracy = columns[0].startswith("accuracy")
@@ -110,14 +100,17 @@ def answer(run: Run) -> str:
             amount = had - now if is_accuracy else now - had
             lost.append((amount, str(names[number - 1]), had, now))
     if not lost or not all(np.isfinite(amount) for amount, *_ in lost):
-        return f"{len(set(run.metrics['phase']))} of {len(names)} phases were reached"
+        reached = f"{len(set(run.metrics['phase']))} of {len(names)} phases were reached"
+        return reached, reached
     amount, name, had, now = max(lost)
     if is_accuracy:
         if amount <= 0:
-            return "No task loses accuracy after its phase"
-        return (
-            f"After its phase, the accuracy on {name} falls from {percent(had)} to {percent(now)}"
-        )
+            return "No task is forgotten", "No task loses accuracy after its phase"
+        change = f"falls from {percent(had)} to {percent(now)}"
+        title = brief(f"The accuracy on {name} {change}", f"The accuracy on a task {change}")
+        return title, f"After its phase, the accuracy on {name} {change}"
     if amount <= 0:
-        return "No task's loss rises after its phase"
-    return f"After its phase, the loss on {name} rises from {short(had)} to {short(now)}"
+        return "No task is forgotten", "No task's loss rises after its phase"
+    change = f"rises from {short(had)} to {short(now)}"
+    title = brief(f"The loss on {name} {change}", f"The loss on a task {change}")
+    return title, f"After its phase, the loss on {name} {change}"

@@ -12,7 +12,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, End, heading, name_ends
+from ntkexp.report.plots.canvas import Canvas
+from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, End, name_ends
 from ntkexp.report.run import Run
 from ntkexp.text import percent
 
@@ -24,7 +25,7 @@ SHOWN = {
 }
 
 
-def draw(run: Run) -> Figure | None:
+def draw(run: Run, canvas: Canvas) -> Figure | None:
     steps = run.series("step_size", *SHOWN)
     times = steps["step_size"].to_numpy()
     if len(steps) < len(run.metrics) - 1:
@@ -33,8 +34,7 @@ def draw(run: Run) -> Figure | None:
         return None
     if not np.isfinite(run.metrics["loss"]).all():
         return None  # in a diverging run, the last steps would dominate
-    figure = Figure(figsize=(NARROW, 2.3), layout="constrained")
-    axes = figure.subplots()
+    axes = canvas.panels((NARROW, 2.3))[0, 0]
     shares = {}
     ends = []
     for column, (name, colour) in SHOWN.items():
@@ -48,8 +48,7 @@ def draw(run: Run) -> Figure | None:
     axes.set_xlabel("path time, as a share of the whole")
     axes.set_ylabel("share in each tenth (%)")
     name_ends(axes, ends)
-    heading(figure, answer(shares))
-    return figure
+    return canvas.finish(answer(shares), caption(shares))
 
 
 def table(run: Run) -> pd.DataFrame:
@@ -69,7 +68,13 @@ def profile(length: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[n
 
 def answer(shares: dict[str, NDArray[np.float64]]) -> str:
     parts = percent(shares["contribution_mass"][0])
-    title = f"The first tenth of the path makes {parts} of the contributions"
+    return f"The first tenth makes {parts} of the contributions"
+
+
+def caption(shares: dict[str, NDArray[np.float64]]) -> str:
+    words = "Tenths of path time Σ η_s. Parts: sum of |contributions|. Net: their sum."
     if "kernel_mass" not in shares:
-        return title
-    return f"{title} and {percent(shares['kernel_mass'][0])} of the kernel"
+        return words
+    return (
+        f"{words} Kernel: η‖K‖, of which the first tenth makes {percent(shares['kernel_mass'][0])}."
+    )

@@ -1,25 +1,36 @@
-"""The errors of kernel machines along an axis of a sweep: dots, and lines of geometric means.
+"""The errors of kernel machines along an axis of a sweep: dots, and lines of arithmetic means.
 
-Runs without an error, because they diverged or the kernel machine does not apply, have no dot. The
-title states how many runs have an error.
+Means are taken over the runs at each value of the axis, as in the tables of the sweep. Runs without
+an error, because they diverged or the kernel machine does not apply, have no dot. Machines that are
+exact to rounding in every run are listed in the caption: they would stretch the axis by ten decades.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.plots.style import LEAST, WIDE, End, colour, heading, name_ends
+from ntkexp.report.plots.style import (
+    LEAST,
+    WIDE,
+    End,
+    brief,
+    colour,
+    dashes,
+    heading,
+    log_axis,
+    name_ends,
+)
 from ntkexp.report.run import Run
-from ntkexp.text import short, spoken
+from ntkexp.report.sentence import Likeness, likeness
+from ntkexp.text import listed, short, spoken
 
 
 def draw(
@@ -34,46 +45,63 @@ def draw(
         if columns and analysis.sweep.axes:
             axis = max(analysis.sweep.axes, key=lambda key: len(analysis.sweep.axes[key]))
             table = analysis.runs[["run", *analysis.sweep.axes, "seed", *columns.values()]]
-            yield (
-                f"-{split}",
-                draw_errors(table, axis, list(analysis.sweep.axes[axis]), columns, split),
-                table,
-            )
+            levels = list(analysis.sweep.axes[axis])
+            exact = exact_in_all(runs.values(), split)
+            yield f"-{split}", draw_errors(table, axis, levels, columns, split, exact), table
             return
 
 
+def exact_in_all(runs: Iterable[Run], split: str) -> list[str]:
+    """Return the kernel machines whose error on a split is only rounding in every run."""
+    is_exact: dict[str, bool] = {}
+    for run in runs:
+        for row in run.ladder:
+            if row.split == split and row.relative_error is not None:
+                exact = likeness(row) is Likeness.EXACT
+                is_exact[row.machine] = is_exact.get(row.machine, True) and exact
+    return [machine for machine, exact in is_exact.items() if exact]
+
+
 def draw_errors(
-    table: pd.DataFrame, axis: str, levels: list[object], columns: Mapping[str, str], split: str
+    table: pd.DataFrame,
+    axis: str,
+    levels: Sequence[object],
+    columns: Mapping[str, str],
+    split: str,
+    exact: Sequence[str] = (),
 ) -> Figure:
     """Draw the dots and the line of each kernel machine.
 
-    `columns` maps its name to its column of errors.
+    `columns` maps its name to its column of errors. The machines `exact` are not drawn.
     """
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
     axes = figure.subplots()
-    axes.set(yscale="log", xlabel=axis, ylabel=f"relative error ({split})")
+    axes.set(xlabel=axis, ylabel=f"relative error ({split})")
     positions = level_positions(axes, levels)
+    drawn = {name: column for name, column in columns.items() if name not in exact}
+    drawn = drawn or dict(columns)
     ends = []
-    for machine, column in columns.items():
+    for machine, column in drawn.items():
         errors = table[[axis, column]].dropna()
         heights = np.maximum(errors[column].to_numpy(dtype=float), LEAST)
         x = np.array([positions[levels.index(value)] for value in errors[axis]])
-        middle = pd.Series(np.log(heights)).groupby(x).mean().map(math.exp)
-        axes.plot(
-            x, heights, "o", color=colour(machine), alpha=0.35, markersize=2.2, markeredgewidth=0
-        )
-        axes.plot(middle.index, middle, color=colour(machine))
-        ends.append(End(spoken(machine), float(middle.iloc[-1]), colour(machine)))
-    axes.yaxis.set_major_locator(LogLocator(numticks=8))
-    # use text, because formulas are slow to draw
-    axes.yaxis.set_major_formatter(lambda value, position: short(value))
-    axes.yaxis.set_minor_locator(NullLocator())
-    name_ends(axes, ends, gap=0.065)
-    heading(figure, errors_title(table, axis, columns, levels))
+        ink = colour(machine)
+        axes.plot(x, heights, "o", color=ink, alpha=0.35, markersize=2.2, markeredgewidth=0)
+        means = pd.Series(heights).groupby(x).mean()
+        axes.plot(means.index, means, color=ink, linestyle=dashes(machine))
+        if len(means):
+            ends.append(End(spoken(machine), float(means.iloc[-1]), ink))
+    log_axis(axes, "y")
+    name_ends(axes, ends)
+    title, caption = errors_title(table, axis, drawn, levels)
+    hidden = [spoken(name) for name in columns if name not in drawn]
+    if hidden:
+        caption += f" Exact to rounding in all runs: {listed(hidden)}."
+    heading(figure, title, caption)
     return figure
 
 
-def level_positions(axes: Axes, levels: list[object]) -> list[float]:
+def level_positions(axes: Axes, levels: Sequence[object]) -> list[float]:
     """Set up the x axis, and return the positions of the axis values `levels`.
 
     Numbers are drawn to scale. The scale is logarithmic if they are positive and vary more than
@@ -94,9 +122,11 @@ def level_positions(axes: Axes, levels: list[object]) -> list[float]:
 
 
 def errors_title(
-    table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: list[object]
-) -> str:
-    """Return a sentence about the frozen kernel, or else about the machine with the largest error."""
+    table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: Sequence[object]
+) -> tuple[str, str]:
+    """Return the title, about the frozen kernel or else the machine with the largest error, and the
+    caption.
+    """
     name = (
         "frozen_start"
         if "frozen_start" in columns
@@ -106,30 +136,30 @@ def errors_title(
     means = {
         level: mean
         for level in levels
-        if (mean := geometric_mean(table, axis, level, column)) is not None
+        if (mean := arithmetic_mean(table, axis, level, column)) is not None
     }
+    whole = len(table)
+    present = whole - int(table[column].isna().sum())
+    runs = f"{whole} runs" if present == whole else f"{present} of {whole} runs"
+    caption = "Lines are arithmetic means over the runs at each value, dots are runs."
     if len(means) < 2:
-        return "The errors of the kernel machines"
+        return "The errors of the kernel machines", caption
     (first, start), *_, (last, end) = means.items()
-    missing, whole = int(table[column].isna().sum()), len(table)
-    runs = f"{whole} runs" if not missing else f"{whole - missing} of {whole} runs"
-    return (
-        f"The error of {spoken(name)} goes from {short(start)} at {axis}={first} to {short(end)} at {last} (geometric "
-        f"means, {runs})"
-    )
+    change = f"from {short(start)} to {short(end)}"
+    title = brief(f"The error of {spoken(name)} goes {change}", f"An error goes {change}")
+    where = f"{spoken(name)} from {axis}={first} to {last} ({runs})"
+    return title, f"Title: {where}. {caption}"
 
 
-def geometric_mean(table: pd.DataFrame, axis: str, level: object, column: str) -> float | None:
-    """Return the geometric mean of a column at the value `level` of an axis; None without numbers.
+def arithmetic_mean(table: pd.DataFrame, axis: str, level: object, column: str) -> float | None:
+    """Return the mean of a column at the value `level` of an axis; None without numbers.
 
-    >>> table = pd.DataFrame({"width": [1, 1, 2, 3], "error": [1.0, 1.0, 0.0, float("nan")]})
-    >>> [geometric_mean(table, "width", level, "error") for level in (1, 2, 3)]
-    [1.0, 0.0, None]
+    >>> table = pd.DataFrame({"width": [1, 1, 2, 3], "error": [1.0, 2.0, 0.0, float("nan")]})
+    >>> [arithmetic_mean(table, "width", level, "error") for level in (1, 2, 3)]
+    [1.5, 0.0, None]
     """
     here = np.array([value == level for value in table[axis]])
     values = table[column][here].dropna().to_numpy(dtype=float)
     if not len(values):
         return None
-    if values.all():
-        return float(np.exp(np.log(values).mean()))
-    return 0.0
+    return float(values.mean())

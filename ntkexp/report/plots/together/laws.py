@@ -1,7 +1,8 @@
 """Power laws along an axis of a sweep, in log–log plots, with the exponents of theory.
 
-Faint lines are single seeds, and dots are geometric means over seeds. The fit is a line, with a
-wedge for the 95 % interval of its exponent.
+Faint lines are single seeds, and dots are arithmetic means over seeds, as in the tables. The fit of
+the logarithms is a line, with a wedge for the 95 % interval of its exponent. Where seeds scatter, it
+lies below the dots.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from ntkexp.report.plots.style import (
     PALE,
     VERMILION,
     End,
+    brief,
     heading,
+    log_axis,
     name_ends,
     tick,
     wrapped,
@@ -50,11 +53,14 @@ def draw_law(fitted: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(NARROW, 2.9), layout="constrained")
     axes = figure.subplots()
     axes.set(
-        xscale="log", yscale="log", xlabel=axis, ylabel="\n".join(wrapped(describe(quantity), 28))
+        xscale="log",
+        yscale="log",
+        xlabel=axis,
+        ylabel="\n".join(wrapped(f"{describe(quantity)}, mean", 28)),
     )
     for _, seed in table.groupby("seed"):
         axes.plot(seed[axis], seed[quantity], color=PALE, linewidth=0.8, zorder=1)
-    means = np.exp(np.log(table.set_index(axis)[quantity]).groupby(level=0).mean())
+    means = table.groupby(axis)[quantity].mean()
     axes.plot(means.index, means, "o", color=BLUE, zorder=3)
     tick(axes, [float(x) for x in means.index])
 
@@ -77,5 +83,17 @@ def draw_law(fitted: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
         axes.plot(border, heights, "--", color=VERMILION, linewidth=0.7, zorder=2)
         ends.append(End(f"theory {limit(expected)}", float(heights[-1]), VERMILION))
     name_ends(axes, ends)
-    heading(figure, law_in_words(fitted, law))
+    log_axis(axes, "y")
+    heading(figure, title(fitted, law), f"{law_in_words(fitted, law)}. {LEGEND}")
     return figure
+
+
+LEGEND = "Dots are arithmetic means over seeds. The line fits logarithms."
+
+
+def title(fitted: Fitted, law: PowerLaw) -> str:
+    """Name the quantity and its exponent."""
+    axis = fitted.fit.axis.rpartition(".")[2].replace("_", " ")
+    exponent = f"exponent {number(law.exponent.value)} in {axis}"
+    words = describe(fitted.fit.quantity)
+    return brief(f"{words[0].upper()}{words[1:]}: {exponent}", f"A power law: {exponent}")

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.plots.style import WIDE, End, heading, log_axis, name_ends, step_axis
+from ntkexp.report.plots.style import WIDE, End, heading, log_axis, name_ends, shade, step_axis
 from ntkexp.report.run import Run
 from ntkexp.text import percent
 
 COURSES = {"loss": "loss", "kernel_change": "kernel change", "lambda_max": "largest eigenvalue"}
+MOST_NAMES = 8  # maximum number of labelled lines
 MOST = 24  # maximum number of lines; readers could not distinguish more
 
 
@@ -48,17 +47,17 @@ def draw(
 def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
     """Draw a panel for each quantity, with a line for each point.
 
-    If there are more than five lines, label only the first and the last.
+    If there are more than `MOST_NAMES` lines, label only the first and the last.
     """
     figure = Figure(figsize=(WIDE, 2.5), layout="constrained")
     for axes, column in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         ends = []
         for k, (name, run) in enumerate(lines.items()):
             series = run.series(column)
-            shade = to_hex(colormaps["viridis"](0.85 * k / max(1, len(lines) - 1)))
-            axes.plot(series["step"], series[column], color=shade, linewidth=1)
+            ink = shade(k, len(lines))
+            axes.plot(series["step"], series[column], color=ink, linewidth=1)
             if len(series):
-                ends.append(End(name, float(series[column].iloc[-1]), shade))
+                ends.append(End(name, float(series[column].iloc[-1]), ink))
         axes.set(ylabel=COURSES[column])
         if column == "kernel_change":
             axes.set_ylim(0, None)
@@ -66,24 +65,23 @@ def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
             log_axis(axes, "y")
         step_axis(axes, max(int(run.metrics["step"].iloc[-1]) for run in lines.values()))
         if column == shown[-1]:
-            name_ends(axes, ends if len(ends) <= 5 else [ends[0], ends[-1]])
-    heading(figure, courses_title(lines))
+            name_ends(axes, ends if len(ends) <= MOST_NAMES else [ends[0], ends[-1]])
+    heading(figure, *courses_title(lines))
     return figure
 
 
-def courses_title(lines: Mapping[str, Run]) -> str:
-    """Return the title: the kernel change at the first and at the last point."""
+def courses_title(lines: Mapping[str, Run]) -> tuple[str, str]:
+    """Return the title, the kernel change at the first and at the last point, and the caption."""
     ends = {
         name: float(run.metrics.reindex(columns=["kernel_change"])["kernel_change"].iloc[-1])
         for name, run in lines.items()
     }
     known = [(name, end) for name, end in ends.items() if np.isfinite(end)]
+    caption = "One seed per point of the sweep, the first."
     if len(known) < 2:
-        return "How training unfolds at every point"
+        return "How training unfolds at every point", caption
     (first, start), *_, (last, end) = known
-    missing = (
-        f"; {len(lines) - len(known)} of {len(lines)} runs end in no number"
-        if len(known) < len(lines)
-        else ""
-    )
-    return f"The kernel ends {percent(start)} from where it began at {first}, and {percent(end)} at {last}{missing}"
+    caption += f" Title: the kernel change at {first} and at {last}."
+    if len(known) < len(lines):
+        caption += f" {len(lines) - len(known)} of {len(lines)} runs end in no number."
+    return f"The kernel change goes from {percent(start)} to {percent(end)}", caption

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ntkexp.report.plots.style import BLUE, NARROW, heading
+from ntkexp.report.plots.canvas import Canvas
+from ntkexp.report.plots.style import BLUE, NARROW
 from ntkexp.report.run import Run
 
 
-def draw(run: Run) -> Figure | None:
+def draw(run: Run, canvas: Canvas) -> Figure | None:
     gap = table(run)
-    figure = Figure(figsize=(NARROW, 2), layout="constrained")
-    figure.subplots().plot(gap["step"], gap["gap"], color=BLUE)
-    heading(figure, "New points lose as much as old ones")
-    return figure
+    canvas.panels((NARROW, 2))[0, 0].plot(gap["step"], gap["gap"], color=BLUE)
+    return canvas.finish("New points lose as much as old ones")
 
 
 def table(run: Run) -> pd.DataFrame:

@@ -1,0 +1,150 @@
+"""The kernel change and the error of the frozen kernel in a sweep over two keys, as heat maps.
+
+Each cell is the arithmetic mean over the runs at both values. A cross marks cells with runs that did
+not train: their loss is not half as large at the end as at the start, or they have no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, to_rgb
+from matplotlib.figure import Figure
+
+from ntkexp.records.sweep import Level
+from ntkexp.report.analysis.quantities import describe
+from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.plots.style import (
+    BLACK,
+    NARROW,
+    PALE,
+    WIDE,
+    brief,
+    heading,
+    luminance,
+    wrapped,
+)
+from ntkexp.report.run import Run
+from ntkexp.text import short
+
+TRAINED = 0.5
+"""A run has trained if its last loss is at most this fraction of its first loss."""
+ERROR_SPLITS = ("frozen_start.query", "frozen_start.test", "frozen_start.train")
+CELL_INCHES = 0.3
+DARK = 0.18  # text on colours with a smaller luminance is white
+
+
+def draw(
+    analysis: Analysis, runs: Mapping[Path, Run]
+) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+    axes = sorted(analysis.sweep.axes, key=lambda key: -len(analysis.sweep.axes[key]))[:2]
+    if len(axes) < 2 or len(analysis.sweep.axes[axes[1]]) < 2:
+        return
+    names = [*[name for name in ERROR_SPLITS if name in analysis.quantities][:1]]
+    if "kernel_change" in analysis.quantities:
+        names.insert(0, "kernel_change")
+    cells = cells_of(analysis, runs, axes, names)
+    drawn = [name for name in names if (cells[name] > 0).any()]
+    if drawn:
+        levels = [list(analysis.sweep.axes[key]) for key in axes]
+        yield "", draw_cells(cells, axes, levels, drawn), cells
+
+
+def cells_of(
+    analysis: Analysis, runs: Mapping[Path, Run], axes: Sequence[str], names: Sequence[str]
+) -> pd.DataFrame:
+    """Return a row for each pair of values: the mean of each quantity, and the numbers of runs."""
+    trained = [run.folder in runs and has_trained(runs[run.folder]) for run in analysis.sweep.runs]
+    table = analysis.runs.assign(untrained=np.logical_not(trained))
+    groups = table.groupby(list(axes), sort=False, dropna=False)
+    cells = groups[list(names)].mean()
+    cells["runs"] = groups.size()
+    cells["untrained"] = groups["untrained"].sum()
+    return cells.reset_index()
+
+
+def has_trained(run: Run) -> bool:
+    """Return True if the last loss is at most `TRAINED` times the first loss."""
+    losses = run.metrics["loss"].to_numpy(dtype=float)
+    if run.diverged or not len(losses):
+        return False
+    return bool(losses[-1] <= TRAINED * losses[0])
+
+
+def draw_cells(
+    cells: pd.DataFrame,
+    axes: Sequence[str],
+    levels: Sequence[Sequence[Level]],
+    names: Sequence[str],
+) -> Figure:
+    """Draw a panel for each quantity. The longer axis is horizontal."""
+    rows = len(levels[1])
+    width = NARROW if len(names) == 1 else WIDE
+    figure = Figure(figsize=(width, 1.1 + CELL_INCHES * rows), layout="constrained")
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for panel, name in zip(panels, names, strict=True):
+        draw_panel(panel, cells, axes, levels, name)
+        panel.set_title("\n".join(wrapped(describe(name), 40)))
+    crossed = int((cells["untrained"] > 0).sum())
+    caption = "Cells are arithmetic means over runs."
+    if crossed:
+        caption += f" × in {crossed} of {len(cells)} cells: runs whose loss did not fall by half."
+    heading(figure, answer(cells, names[0]), caption)
+    return figure
+
+
+def draw_panel(
+    panel: Axes,
+    cells: pd.DataFrame,
+    axes: Sequence[str],
+    levels: Sequence[Sequence[Level]],
+    name: str,
+) -> None:
+    """Draw the mean of a quantity as the colour and the number of each cell."""
+    shape = (len(levels[1]), len(levels[0]))
+    values = np.full(shape, np.nan)
+    crosses = np.zeros(shape, dtype=bool)
+    for across, up, value, untrained in zip(
+        cells[axes[0]], cells[axes[1]], cells[name], cells["untrained"], strict=True
+    ):
+        place = levels[1].index(up), levels[0].index(across)
+        values[place] = value
+        crosses[place] = untrained > 0
+    positive = values[values > 0]
+    norm = LogNorm(positive.min(), positive.max() * (1 + 1e-9))
+    colours = colormaps["viridis"].with_extremes(bad=PALE)
+    panel.imshow(
+        np.ma.masked_invalid(values), cmap=colours, norm=norm, aspect="auto", origin="lower"
+    )
+    for (row, column), value in np.ndenumerate(values):
+        text = f"{short(value)}" if np.isfinite(value) else ""
+        mark = f"{text} ×".strip() if crosses[row, column] else text
+        is_dark = np.isfinite(value) and luminance(to_rgb(colours(norm(value))[:3])) < DARK
+        ink = "#ffffff" if is_dark else BLACK
+        panel.text(column, row, mark, ha="center", va="center", fontsize="small", color=ink)
+    panel.set_xticks(range(shape[1]), [name_of(level) for level in levels[0]])
+    panel.set_yticks(range(shape[0]), [name_of(level) for level in levels[1]])
+    panel.tick_params(length=0)
+    panel.set(xlabel=axes[0], ylabel=axes[1])
+    for spine in panel.spines.values():
+        spine.set_visible(False)
+
+
+def name_of(level: Level) -> str:
+    if isinstance(level, float):
+        return short(level)
+    return str(level)
+
+
+def answer(cells: pd.DataFrame, name: str) -> str:
+    """Return the title: the range of a quantity over the cells."""
+    low = short(float(cells[name].min()))
+    high = short(float(cells[name].max()))
+    words = describe(name)
+    title = f"{words[0].upper()}{words[1:]} from {low} to {high}"
+    return brief(title, f"Means from {low} to {high}")
