@@ -113,6 +113,7 @@ PREFIX_LETTERS = 10  # hexadecimal digits; two of a thousand pictures collide wi
 PALETTE = frozenset({
     *("000000", "808080", "d9d9d9", "ffffff", "0072b2", "56b4e9", "009e73", "e69f00"),
     *("d55e00", "cc79a7", "66c5ab", "8a5f00", "f0c566", "b3a800", "999999", "666666"),
+    *("0060e0", "0898f8", "209850", "d07808", "b83820", "c038b0"),  # visible on light and dark pages
 })  # fmt: skip
 """Colours that style.css replaces in dark mode."""
 
