@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib import rc_context, rcParams, rcParamsDefault
+from matplotlib import colormaps, rc_context, rcParams, rcParamsDefault
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from ntkexp.cli.ensemble import describe_comparison as of_ensemble
@@ -35,7 +36,18 @@ from ntkexp.report.plots.figures import cost, eigenvalues, loss_and_kernel_chang
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.rendering import svg
 from ntkexp.report.plots.run_plots import exhibition, figure_of, gallery, save
-from ntkexp.report.plots.style import END_LABEL, LONGEST_TITLE, NARROW, WIDE, caption_of, house_style, spread
+from ntkexp.report.plots.style import (
+    END_LABEL,
+    LONGEST_TITLE,
+    NARROW,
+    PALE,
+    WIDE,
+    caption_of,
+    house_style,
+    luminance,
+    spread,
+)
+from ntkexp.report.plots.together import heat_map
 from ntkexp.report.plots.together.errors import errors_title
 from ntkexp.report.plots.together.laws import draw_law
 from ntkexp.report.plots.together.over_steps import courses_title
@@ -361,9 +373,9 @@ def test_files_pages_and_pictures_have_one_mean(tmp_path: Path) -> None:
     (split,) = {name.rpartition("-")[2] for name in pictures if name.startswith("errors")}
     drawn = heights(pictures[f"errors-{split}"].figure)
     hidden = caption_of(pictures[f"errors-{split}"].figure).partition("Exact to rounding in all runs")[2]
-    for name in [name for name in page if str(name).endswith(f".{split}") and "95 %" not in str(name)]:
+    for name in [name for name in map(str, page) if name.endswith(f".{split}") and "95 %" not in name]:
         np.testing.assert_allclose(page[name], means[name], rtol=1e-12)
-        machine = str(name).partition(".")[0]
+        machine = name.partition(".")[0]
         assert any(line == pytest.approx(means[name].tolist()) for line in drawn) != (spoken(machine) in hidden)
     for rank, fitted in enumerate(analysis.laws, start=1):
         dots = means[fitted.fit.quantity].tolist()
@@ -392,6 +404,12 @@ def test_a_heat_map_has_the_mean_of_each_cell_and_marks_runs_that_did_not_train(
     assert f"× in {len(untrained)} of 6 cells" in caption_of(picture.figure)
 
 
+def test_text_on_a_cell_of_a_heat_map_has_a_contrast_of_4_5() -> None:
+    for cell in (*colormaps["viridis"](np.linspace(0, 1, 256))[:, :3], to_rgb(PALE)):
+        low, high = sorted((luminance(tuple(cell)), luminance(to_rgb(heat_map.ink_on(tuple(cell))))))
+        assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
 def test_the_spectrum_has_the_eigenvalues_of_the_metrics(finished: dict[str, Path]) -> None:
     """The ten largest eigenvalues of a snapshot are in metrics.csv too."""
     run = load_run(finished["two classes"])
@@ -399,8 +417,9 @@ def test_the_spectrum_has_the_eigenvalues_of_the_metrics(finished: dict[str, Pat
     assert spectra["step"].nunique() > 1
     metrics = run.metrics.set_index("step")
     for step, values in spectra.groupby("step"):
+        row = metrics.loc[int(str(step))]
         for rank, value in zip(values["rank"][:10], values["eigenvalue"], strict=False):
-            assert value == pytest.approx(metrics.loc[step, f"eigenvalue_{rank}"], rel=1e-8)
+            assert value == pytest.approx(row[f"eigenvalue_{rank}"], rel=1e-8)
 
 
 def test_the_front_of_error_and_time_has_every_machine_that_none_dominates(finished: dict[str, Path]) -> None:

@@ -29,6 +29,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.folder import RunFolder, own_command
 from ntkexp.report.plots.rendering import Picture, svg
+from ntkexp.report.plots.style import ON_DARK, ON_LIGHT
 from ntkexp.report.run import Run
 from ntkexp.report.tables import format_csv
 
@@ -113,9 +114,12 @@ PREFIX_LETTERS = 10  # hexadecimal digits; two of a thousand pictures collide wi
 PALETTE = frozenset({
     *("000000", "808080", "d9d9d9", "ffffff", "0072b2", "56b4e9", "009e73", "e69f00"),
     *("d55e00", "cc79a7", "66c5ab", "8a5f00", "f0c566", "b3a800", "999999", "666666"),
-    *("0060e0", "0898f8", "209850", "d07808", "b83820", "c038b0"),  # visible on light and dark pages
+    *("d55e00", "cc79a7", "66c5ab", "8a5f00", "f0c566", "b3a800", "999999", "666666"),
 })  # fmt: skip
 """Colours that style.css replaces in dark mode."""
+
+VISIBLE_HUES = frozenset({"0060e0", "0898f8", "209850", "d07808", "b83820", "c038b0"})
+"""Colours of `report.plots.style` with contrast 3 on light and dark pages; text needs 4.5."""
 
 
 def inline(svg: str, prefix: str, title: str) -> Markup:
@@ -188,8 +192,12 @@ def themed(match: re.Match[str]) -> str:
         code = colour[2]
         if code in PALETTE:
             return f"{use}: var(--c{code}, #{code})"
+        is_kept = f"#{code}" in (ON_DARK, ON_LIGHT) or (code in VISIBLE_HUES and not is_text)
+        if is_kept:
+            return f"{use}: #{code}"
         if is_text:
-            return f"{use}: color-mix(in srgb, #{code}, var(--c000000) 60%)"
+            share = 35 if code in VISIBLE_HUES else 60
+            return f"{use}: color-mix(in srgb, #{code}, var(--c000000) {share}%)"
         if use == "stroke":
             return f"{use}: color-mix(in srgb, #{code}, #fff var(--lift))"
         return f"{use}: #{code}"

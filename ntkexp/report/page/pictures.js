@@ -3,7 +3,7 @@
 
 const ZOOM_FACTOR = 1.4;
 const VARIABLE = /var\(--c[0-9a-f]{6}, (#[0-9a-f]{6})\)/g;
-const MIXED = /color-mix\(in srgb, (#[0-9a-f]{6}), (?:var\(--c000000\) 60%|#fff var\(--lift\))\)/g;
+const MIXED = /color-mix\(in srgb, (#[0-9a-f]{6}), (?:var\(--c000000\) (?:35|60)%|#fff var\(--lift\))\)/g;
 
 /** A copy of a picture with the colours and font of print, and the size in points. */
 function printed(svg) {

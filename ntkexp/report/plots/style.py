@@ -63,6 +63,8 @@ RC = RcParams(
 HOUSE = {key: value for key, value in (rcParamsDefault | RC).items() if key != "backend"}
 """All settings of matplotlib except the backend, so that no setting of the user has an effect."""
 
+ON_DARK, ON_LIGHT = "#fdfdfd", "#020202"
+"""Text on coloured areas. A page does not change it with its background."""
 BLACK, GREY, PALE = "#000000", "#808080", "#d9d9d9"
 BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE = (
     "#0060e0",

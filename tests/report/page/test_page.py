@@ -566,7 +566,8 @@ def record(folder: Path, name: str, verdict: str = "supported", p: float | None 
     """Write a judged claim."""
     looks = {"main": judgement(verdict, p), "control": judgement("refuted"), "second": judgement(verdict)}
     said = {"statement": HOSTILE, "source": HOSTILE, "refutes": HOSTILE, "command": f"ntkexp claims {name}"}
-    found = ClaimRecord(path=folder / f"{name}-0", name=name, digest="0", size="default", looks=looks, **said)
+    given: dict[str, Any] = {"name": name, "digest": "0", "size": "default", "looks": looks, **said}
+    found = ClaimRecord(path=folder / f"{name}-0", **given)
     write_claim(found)
     return found
 

@@ -20,8 +20,9 @@ from ntkexp.records.sweep import Level
 from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots.style import (
-    BLACK,
     NARROW,
+    ON_DARK,
+    ON_LIGHT,
     PALE,
     WIDE,
     brief,
@@ -36,7 +37,7 @@ TRAINED = 0.5
 """A run has trained if its last loss is at most this fraction of its first loss."""
 ERROR_SPLITS = ("frozen_start.query", "frozen_start.test", "frozen_start.train")
 CELL_INCHES = 0.3
-DARK = 0.18  # text on colours with a smaller luminance is white
+DARK = 0.178  # text on colours with a smaller luminance is white
 
 
 def draw(
@@ -124,8 +125,7 @@ def draw_panel(
     for (row, column), value in np.ndenumerate(values):
         text = f"{short(value)}" if np.isfinite(value) else ""
         mark = f"{text} ×".strip() if crosses[row, column] else text
-        is_dark = np.isfinite(value) and luminance(to_rgb(colours(norm(value))[:3])) < DARK
-        ink = "#ffffff" if is_dark else BLACK
+        ink = ink_on(to_rgb(colours(norm(value))[:3])) if np.isfinite(value) else ON_LIGHT
         panel.text(column, row, mark, ha="center", va="center", fontsize="small", color=ink)
     panel.set_xticks(range(shape[1]), [name_of(level) for level in levels[0]])
     panel.set_yticks(range(shape[0]), [name_of(level) for level in levels[1]])
@@ -133,6 +133,11 @@ def draw_panel(
     panel.set(xlabel=axes[0], ylabel=axes[1])
     for spine in panel.spines.values():
         spine.set_visible(False)
+
+
+def ink_on(cell: tuple[float, float, float]) -> str:
+    """Return the colour of text on a cell of this colour."""
+    return ON_DARK if luminance(cell) < DARK else ON_LIGHT
 
 
 def name_of(level: Level) -> str:
