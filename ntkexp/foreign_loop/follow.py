@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -32,17 +32,17 @@ from ntkexp.foreign_loop.arguments import (
 from ntkexp.foreign_loop.batch_norm import BatchNormMode
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.first_step import FirstStepProof
-from ntkexp.foreign_loop.known_optimizers import KnownOptimizer, known_optimizer
+from ntkexp.foreign_loop.known_optimizers import known_optimizer
 from ntkexp.foreign_loop.measure import Measure, gathered_queries
 from ntkexp.foreign_loop.model_function import CalledModule, evaluate_at_queries
 from ntkexp.foreign_loop.outside import (
-    FrozenTensors,
     memory_kept,
     named_tensors,
     release_memory,
     same_values,
 )
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
+from ntkexp.foreign_loop.running_loop import FollowedLoop, RunningLoop
 from ntkexp.foreign_loop.step import AbstractStore
 from ntkexp.foreign_loop.step_log import LogStep, StepLog
 from ntkexp.foreign_loop.store.chosen import ChosenStore, Steps, chosen_steps
@@ -52,7 +52,7 @@ from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.store.memory import MemoryStore
 from ntkexp.foreign_loop.store.shards import Processes, current_processes
 from ntkexp.foreign_loop.trace import Trace, outputs_at_ends
-from ntkexp.foreign_loop.user_loss import ExampleLoss
+from ntkexp.foreign_loop.user_loss import ExampleLoss, Weighing
 from ntkexp.foreign_loop.watch import Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
 from ntkexp.mistake import Mistake
@@ -192,24 +192,6 @@ def follow(
             yield from watched(loop, called, inputs, options, store, processes, altered)
 
 
-@dataclass(frozen=True)
-class FollowedLoop:
-    """The model and the optimizers of a loop."""
-
-    model: nn.Module  # model that the loop calls
-    inner: nn.Module  # `model` without wrappers
-    module: nn.Module  # a copy of `inner` in evaluation mode
-    optimizers: Sequence[torch.optim.Optimizer]
-    known: Sequence[KnownOptimizer]  # the rule of each optimizer
-    moved: set[str]  # names of the optimizers' parameters
-
-    @property
-    def still(self) -> dict[str, torch.Tensor]:
-        """The parameters and buffers that no optimizer updates."""
-        state = self.inner.state_dict()
-        return {name: part for name, part in state.items() if name not in self.moved}
-
-
 def watched(
     loop: FollowedLoop,
     called: CalledModule,
@@ -220,23 +202,18 @@ def watched(
     altered: AlteredLoop | None,
 ) -> Iterator[Trace]:
     """Register the hooks, yield the trace while the loop runs, and remove the hooks."""
-    watch = Watch(
-        loop.model,
-        loop.optimizers,
-        loop.known,
-        options.output,
-        options.ids,
-        store,
-        FrozenTensors(loop.inner, loop.module),
-    )
+    weighing: Weighing | None = None
+    first: FirstStepProof | None = None
+    log: StepLog | None = None
     if altered is not None:
-        loss = options.loss or altered.weighing.loss
-        watch.weighing = replace(altered.weighing, loss=loss)
+        weighing = replace(altered.weighing, loss=options.loss or altered.weighing.loss)
     else:
         if processes.world == 1:
-            watch.first = FirstStepProof(called, queries)
+            first = FirstStepProof(called, queries)
         if options.log is not None:
-            watch.log = StepLog(options.log, loop.optimizers, options.loss)
+            log = StepLog(options.log, loop.optimizers, options.loss)
+    running = RunningLoop(loop, store)
+    watch = Watch(running, options.output, options.ids, weighing, first, log)
     completed = False
     try:
         watch.begin()
@@ -277,21 +254,25 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
         return evaluate_at_queries(model, trace.output, trace.queries, trace.measured)
 
     # f_0; a continued trace has it already
-    if trace.folder is not None and watch.store.count:
+    if trace.folder is not None and watch.loop.store.count:
         trace.ends.start = outputs_at_ends(trace.folder).start
     else:
         trace.ends.start = evaluate()
     write_outputs_at_ends(trace)
     yield
-    watch.catch_up()
+    watch.steps.catch_up()
 
     # f_T, except if tensors were changed after the last step, because no step explains the change
-    last = {**named_tensors(trace.module), **watch.latest.weights, **watch.statistics.at_step}
+    last = {
+        **named_tensors(trace.module),
+        **watch.loop.latest.weights,
+        **watch.loop.statistics.at_step,
+    }
     if all(
         same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last
     ):
         trace.ends.end = evaluate()
-        trace.ends.steps = watch.store.count
+        trace.ends.steps = watch.loop.store.count
         write_outputs_at_ends(trace)
 
 

@@ -190,7 +190,7 @@ class Trace:
         """
         if self.watch is None:
             raise Mistake("trace.losses: call it in the loop, while the loop is followed")
-        return self.watch.losses(function, batch)
+        return self.watch.calls.losses(function, batch)
 
     # --- Checks
 
