@@ -159,7 +159,7 @@ class CallRecorder:
             weights = self.loop.moved_weights(closely=self.pending.have_gradients)
             self.loop.refuse_changes(moves_statistics=False)
             inputs = copied_batch(batch)
-            self.loop.store.hold_function(function)
+            self.loop.store.store_function(function)
         modes = LayerModes.of(self.loop.inner)
         self.latest_call = LatestCall(generator_states(self.loop.inner), forbidden_kernels())
 

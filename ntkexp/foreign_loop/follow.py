@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -176,40 +176,49 @@ def follow(
             measured = measured_queries(measure, inputs, sizes, ids, called)
             called = replace(called, measured=measured)
 
-        processes = current_processes()
-        altered = altered_loop()
-        store = choose_store(loop, called, inputs, options, processes, altered, chosen)
+        setup = FollowSetup(loop, called, inputs, options, current_processes(), altered_loop())
+        store = choose_store(setup, chosen)
         # Replayed casts must have the bits of the loop's casts only if both use the same kernels. A
         # compiled model, a GPU, or another machine may round differently
-        same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
+        is_alone = setup.processes.world == 1
+        same_kernels = is_alone and not store.count and runs_as_it_is(model)
         called = replace(called, same_kernels=same_kernels)
-        if altered is None:
+        if setup.altered is None:
             refuse_without_rules(called, moved, inputs)
         release_memory(module.parameters())
         with recorded_loading() if ids == DATASET else nullcontext() as loading:
             if loading is not None:
                 options = replace(options, ids=loading.names)
-            yield from watched(loop, called, inputs, options, store, processes, altered)
+            setup = replace(setup, called=called, options=options)
+            yield from watched(setup, store)
 
 
-def watched(
-    loop: FollowedLoop,
-    called: CalledModule,
-    queries: Inputs,
-    options: FollowOptions,
-    store: AbstractStore,
-    processes: Processes,
-    altered: AlteredLoop | None,
-) -> Iterator[Trace]:
+@dataclass(frozen=True)
+class FollowSetup:
+    """A loop, the queries at which its outputs are explained, and the options of `follow`."""
+
+    loop: FollowedLoop
+    called: CalledModule
+    queries: Inputs
+    options: FollowOptions
+    processes: Processes
+    altered: AlteredLoop | None  # weights of examples, if the loop runs again
+
+
+def watched(setup: FollowSetup, store: AbstractStore) -> Iterator[Trace]:
     """Register the hooks, yield the trace while the loop runs, and remove the hooks."""
+    loop = setup.loop
+    options = setup.options
+    called = setup.called
+    altered = setup.altered
     weighing: Weighing | None = None
     first: FirstStepProof | None = None
     log: StepLog | None = None
     if altered is not None:
         weighing = replace(altered.weighing, loss=options.loss or altered.weighing.loss)
     else:
-        if processes.world == 1:
-            first = FirstStepProof(called, queries)
+        if setup.processes.world == 1:
+            first = FirstStepProof(called, setup.queries)
         if options.log is not None:
             log = StepLog(options.log, loop.optimizers, options.loss)
     running = RunningLoop(loop, store)
@@ -221,10 +230,10 @@ def watched(
             store.steps_of(loop.module, same_kernels=called.same_kernels),
             loop.module,
             options.output,
-            queries,
+            setup.queries,
             options.loss,
             store.folder,
-            processes.rank,
+            setup.processes.rank,
             options.budget,
             options.by,
             batch_norm=options.batch_norm,
@@ -234,7 +243,7 @@ def watched(
         evaluated: AbstractContextManager[None] = nullcontext()
         if altered is not None:
             altered.traces.append(trace)
-        elif not processes.rank:
+        elif not setup.processes.rank:
             evaluated = evaluated_at_ends(trace, loop.inner, watch)
         with evaluated:
             try:
@@ -286,35 +295,30 @@ def write_outputs_at_ends(trace: Trace) -> None:
 # --- The store.
 
 
-def choose_store(
-    loop: FollowedLoop,
-    called: CalledModule,
-    queries: Inputs,
-    options: FollowOptions,
-    processes: Processes,
-    altered: AlteredLoop | None,
-    chosen: int | frozenset[int] | None,
-) -> AbstractStore:
+def choose_store(setup: FollowSetup, chosen: int | frozenset[int] | None) -> AbstractStore:
     """Return a store in memory or in a folder.
 
-    A loop that runs again for `again=` stores its weights at both ends. If `altered.place` names a
+    A loop that runs again for `again=` stores its weights at both ends. If `altered.folder` names a
     folder, it stores its steps there.
     """
-    refuse_processes(options, processes, altered)
-    if altered is not None:
-        if altered.place is None:
+    options = setup.options
+    loop = setup.loop
+    refuse_processes(options, setup.processes, setup.altered)
+    if setup.altered is not None:
+        if setup.altered.folder is None:
             return EndpointStore(loop.known)
-        return disk_store(altered.place, loop, called, queries, options, processes)
+        return disk_store(setup.altered.folder, setup)
+    output = setup.called.output
     if chosen is not None:
-        if options.to is not None or processes.world > 1 or len(loop.optimizers) > 1:
+        if options.to is not None or setup.processes.world > 1 or len(loop.optimizers) > 1:
             raise Mistake(
                 "steps=: some steps are held in memory, of one optimizer in one process; leave "
                 "steps= out, or to= and other optimizers"
             )
-        return ChosenStore(loop.known, called.output, options.every, options.budget, chosen)
+        return ChosenStore(loop.known, output, options.every, options.budget, chosen)
     if options.to is None:
-        return MemoryStore(loop.known, called.output, options.every, options.budget)
-    return disk_store(options.to, loop, called, queries, options, processes)
+        return MemoryStore(loop.known, output, options.every, options.budget)
+    return disk_store(options.to, setup)
 
 
 def refuse_processes(
@@ -337,25 +341,25 @@ def refuse_processes(
         )
 
 
-def disk_store(
-    place: Path | str,
-    loop: FollowedLoop,
-    called: CalledModule,
-    queries: Inputs,
-    options: FollowOptions,
-    processes: Processes,
-) -> DiskStore:
+def disk_store(path: Path | str, setup: FollowSetup) -> DiskStore:
     """Return a store in a folder. A loop may continue the trace only if its config is equal."""
+    loop = setup.loop
+    called = setup.called
+    options = setup.options
     kind = type(loop.inner)
     followed: dict[str, Json] = {
         "model": f"{kind.__module__}.{kind.__qualname__}",
         "parameters": sum(weight.numel() for weight in loop.inner.parameters()),
         "optimizers": [known.name for known in loop.known],
-        "processes": processes.world,
+        "processes": setup.processes.world,
         "output": called.output,
-        "queries": digest(tensors(queries)).hex()[:16],
+        "queries": digest(tensors(setup.queries)).hex()[:16],
     }
-    start: dict[str, object] = {"queries": queries, "output": called.output, "still": loop.still}
+    start: dict[str, object] = {
+        "queries": setup.queries,
+        "output": called.output,
+        "still": loop.still,
+    }
     if options.by is not None:
         start["by"] = options.by
     if called.measured is not None:
@@ -364,8 +368,8 @@ def disk_store(
         start["calls"] = called.measured.calls.content
     config: Mapping[str, Json] = {"follow": followed, "path": {"queries": ["query"]}}
     return DiskStore(
-        TraceFolder(RunFolder(Path(place).expanduser()), processes.rank),
-        processes,
+        TraceFolder(RunFolder(Path(path).expanduser()), setup.processes.rank),
+        setup.processes,
         config,
         start,
         loop.known,

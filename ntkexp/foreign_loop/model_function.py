@@ -243,11 +243,11 @@ class CalledModule:
         parameters = self.parameters
         for parameter in parameters.values():
             parameter.grad = None
-        for places in passes(calls, begun):
+        for indices in passes(calls, begun):
             with torch.no_grad():
-                for name, weight in begun[places[0]].items():
+                for name, weight in begun[indices[0]].items():
                     parameters[name].copy_(weight).requires_grad_()
-            self.pull_back([calls[place] for place in places], on_outputs)
+            self.pull_back([calls[index] for index in indices], on_outputs)
         gradients = {
             name: parameter.grad
             for name, parameter in parameters.items()
@@ -398,23 +398,23 @@ def passes(calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Iterator[lis
     same kernels. A call that updates running statistics gets its own pass, because its replay
     writes to buffers that the backward pass reads.
     """
-    places = list[int]()
-    for place, call in enumerate(calls):
-        if places:
-            last = calls[places[-1]]
+    indices = list[int]()
+    for index, call in enumerate(calls):
+        if indices:
+            last = calls[indices[-1]]
             is_joined = (
                 call.backward == last.backward
                 and call.backward >= 0
                 and call.statistics is None
-                and begun[place] is begun[places[-1]]
+                and begun[index] is begun[indices[-1]]
                 and call.how.forbidden == last.how.forbidden
             )
             if not is_joined:
-                yield places
-                places = []
-        places.append(place)
-    if places:
-        yield places
+                yield indices
+                indices = []
+        indices.append(index)
+    if indices:
+        yield indices
 
 
 # --- The user's model at the queries.

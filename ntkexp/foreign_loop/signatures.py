@@ -173,7 +173,7 @@ class OutputsAtEnds:
     end: Tensor | None = None  # None: the model was not evaluated after its last step
     steps: int = -1  # number of steps before `end`
 
-    def hold(
+    def check(
         self,
         began: Sequence[Replayed],
         ended: Sequence[Replayed],
