@@ -13,7 +13,7 @@ running statistics.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -47,7 +47,13 @@ from ntkexp.foreign_loop.step_log import StepLog
 from ntkexp.foreign_loop.store.shards import current_processes
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import Output, choose_output, named_outputs, with_outputs
+from ntkexp.model.functional import (
+    Output,
+    choose_output,
+    named_layers,
+    named_outputs,
+    with_outputs,
+)
 from ntkexp.shapes import Inputs, Weights
 
 
@@ -92,7 +98,9 @@ class CallRecorder:
         """Record the autocast context of a call, which may begin at its first layer or later."""
         call = self.latest_call
         if torch.is_grad_enabled() and call.autocast is None:
-            device = next(layer.parameters()).device.type
+            # `layer.parameters()` would take most of this hook's time
+            own = [weight for weight in layer._parameters.values() if weight is not None]
+            device = next(iter(own or layer.parameters())).device.type
             call.autocast = Autocast.now(device, whole=call.is_at_first_layer)
         call.is_at_first_layer = False
 
@@ -117,13 +125,14 @@ class CallRecorder:
         if not tensors or not output.numel():  # no examples
             return None
         weights = self.loop.moved_weights(closely=self.pending.have_gradients)
-        self.loop.refuse_changes(moves_statistics=statistics is not None)
+        layers = named_layers(self.loop.inner)
+        self.loop.refuse_changes(layers, moves_statistics=statistics is not None)
         inputs = self.copied_inputs(output, args, kwargs)
 
         call = ModelCall(
             at=self.loop.store.count,
             inputs=inputs,
-            how=self.circumstances(),
+            how=self.circumstances(LayerModes.of(layers)),
             given_names=names_of(inputs, self.ids),
             signed=signature(output),
             shape=tuple(output.shape),
@@ -155,12 +164,13 @@ class CallRecorder:
         records = self.loop.store.takes_next and torch.is_grad_enabled()
         inputs: Batch = ()
         weights: Weights | None = None
+        layers = named_layers(self.loop.inner)
         if records:
             weights = self.loop.moved_weights(closely=self.pending.have_gradients)
-            self.loop.refuse_changes(moves_statistics=False)
+            self.loop.refuse_changes(layers, moves_statistics=False)
             inputs = copied_batch(batch)
             self.loop.store.store_function(function)
-        modes = LayerModes.of(self.loop.inner)
+        modes = LayerModes.of(layers)
         self.latest_call = LatestCall(generator_states(self.loop.inner), forbidden_kernels())
 
         self.in_losses = True
@@ -177,7 +187,7 @@ class CallRecorder:
             call = ModelCall(
                 at=self.loop.store.count,
                 inputs=inputs,
-                how=replace(self.circumstances(), modes=modes),
+                how=self.circumstances(modes),
                 given_names=names_of(inputs, self.ids, len(losses)),
                 signed=signature(losses),
                 shape=tuple(losses.shape),
@@ -228,16 +238,25 @@ class CallRecorder:
         step = self.loop.store.count
         if not output.dim():
             raise Mistake(f"step {step}: {ONE_NUMBER}")
-        inputs = map_tensors(torch.clone, as_inputs(call_inputs(args, kwargs)))
-        if len(output) != examples(inputs):
+        inputs: Inputs
+        first = args[0] if len(args) == 1 and not kwargs else None
+        if (
+            isinstance(first, Tensor) and first.dim()
+        ):  # the most frequent case, with the fewest calls
+            inputs = first.detach().clone()
+            rows = len(first)
+        else:
+            inputs = map_tensors(torch.clone, as_inputs(call_inputs(args, kwargs)))
+            rows = examples(inputs)
+        if len(output) != rows:
             raise Mistake(
-                f"step {step}: the model gives {len(output)} rows for {examples(inputs)} examples; "
+                f"step {step}: the model gives {len(output)} rows for {rows} examples; "
                 "follow one whose outputs have the examples as their first axis"
             )
         return inputs
 
-    def circumstances(self) -> Circumstances:
-        """Return the circumstances of the latest call.
+    def circumstances(self, modes: LayerModes) -> Circumstances:
+        """Return the circumstances of the latest call, with these modes of the layers.
 
         They include the random states of those generators that the call used.
         """
@@ -248,7 +267,7 @@ class CallRecorder:
             for device, state in call.generators.items()
             if not torch.equal(state, after[device])
         }
-        return Circumstances(LayerModes.of(self.loop.inner), used, call.autocast, call.forbidden)
+        return Circumstances(modes, used, call.autocast, call.forbidden)
 
 
 IN_AUTOCAST = (

@@ -41,7 +41,14 @@ from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.tape import examples, map_tensors, part
 from ntkexp.kernel.record.taping import record
-from ntkexp.model.functional import Output, arguments, choose_output, copy_module, function_of
+from ntkexp.model.functional import (
+    Output,
+    arguments,
+    choose_output,
+    copy_module,
+    function_of,
+    named_layers,
+)
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
@@ -336,7 +343,7 @@ class CalledModule:
     def modes(self) -> LayerModes:
         """The training or evaluation mode of each layer. Replays with other modes use a copy
         (`twin`)."""
-        return LayerModes.of(self.module)
+        return LayerModes.of(named_layers(self.module))
 
     def twin(self, modes: LayerModes, kind: torch.dtype | None = None) -> nn.Module:
         """Return a copy of the module with its layers in these modes.

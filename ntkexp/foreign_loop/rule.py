@@ -222,10 +222,15 @@ class Signatures:
 
     def signature(self, tensor: Tensor) -> Float[Tensor, " part"]:
         """Return the signature of one tensor, on its device."""
-        flat = tensor.detach().reshape(-1)
-        parts = max(1, min(SIGNATURE_PARTS, flat.numel()))
-        width, rest = divmod(flat.numel(), parts)
-        signature = flat.new_zeros(parts + 1)
+        count = tensor.numel()
+        parts = max(1, min(SIGNATURE_PARTS, count))
+        width, rest = divmod(count, parts)
+        values = tensor.detach()
+        signature = values.new_zeros(parts + 1)
+        if not rest and width <= MAX_SUMMED:  # the most frequent case, with the fewest calls
+            torch.mv(values.reshape(parts, width), self.drawn(width, values), out=signature[:parts])
+            return signature
+        flat = values.reshape(-1)
         rows = flat[: width * parts] if rest else flat
         rows, drawn = rows.view(parts, width), self.drawn(width, flat)
         if width <= MAX_SUMMED:

@@ -8,7 +8,7 @@ the moved weights.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -124,9 +124,9 @@ class RunningLoop:
                 return (weight_before.abs() + average.abs()) * (SWAP_EPS * eps)
         return None
 
-    def refuse_changes(self, *, moves_statistics: bool) -> None:
+    def refuse_changes(self, layers: Mapping[str, nn.Module], *, moves_statistics: bool) -> None:
         """Raise if something other than a followed optimizer or call has changed weights, buffers
-        or normalisation layers.
+        or normalisation layers. `layers` are the present layers of the model.
         """
         step = self.store.count
         if moves_statistics and self.store.chooses:
@@ -134,8 +134,8 @@ class RunningLoop:
                 f"step {step}: BatchNorm in training mode moves statistics at every step, of which "
                 "steps= leaves some out; put it in eval(), or follow all steps"
             )
-        refuse_instance_statistics(step, self.model)
-        self.frozen.refuse_writes(step, self.moving)
+        refuse_instance_statistics(step, layers)
+        self.frozen.refuse_writes(step, self.moving, layers)
 
     def changed_outside(self) -> Outside:
         """Return the changes after the last step, such as a clamp or a loaded average of weights.

@@ -65,6 +65,8 @@ def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
         autocast_off = torch.autocast(kind, enabled=False)
     with autocast_off:
         count = values.shape[-1]
+        if values.dim() == 2:
+            return torch.mv(values, signature_vector(count, values))[:, None]
         return values.reshape(len(values), -1, count) @ signature_vector(count, values)
 
 

@@ -12,7 +12,7 @@ The proof of the first step runs directly after it (`first_step`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import nan
 from numbers import Real
 from typing import Any
@@ -168,14 +168,7 @@ class StepRecorder:
         signed = Signed.of(sign(gradient), sign(moved))
 
         # the linear step of each parameter, and proof (b)
-        step = self.linear_steps(optimizer, gradient, before, signed)
-
-        # the calls whose gradients add up to g
-        followed = replace(
-            step,
-            calls=self.pending.consume(moved.values()),
-            statistics=self.loop.statistics.end_step(),
-        )
+        followed = self.followed_step(optimizer, gradient, before, signed)
 
         # store the step, and run proof (a) of the first step
         which = self.loop.optimizers.index(optimizer)
@@ -190,14 +183,15 @@ class StepRecorder:
         if self.log is not None:
             self.log.add(self.loop.store.count - 1, followed, moved)
 
-    def linear_steps(
+    def followed_step(
         self,
         optimizer: torch.optim.Optimizer,
         gradient: Weights,
         before: Weights,
         signed: Signed,
     ) -> FollowedStep:
-        """Return the linear step of each parameter by the optimizer's rule, and run proof (b).
+        """Return the step of an optimizer: its calls, and the linear step of each parameter by the
+        optimizer's rule. Run proof (b).
 
         `gradient` is the gradient that the optimizer used, `before` are the weights before the
         step, and `signed` are the signatures of the gradient and of the weights after the step.
@@ -240,9 +234,10 @@ class StepRecorder:
                     momentum = rule.momentum_at(group, state, weight.detach())
                 held = self.proof.hold(where, name, step, signatures, step_input, momentum, scratch)
                 proofs.append(held)
+        rule_error = max(self.proof.settle(proofs), default=0.0)
         return FollowedStep(
             index=index,
-            calls=(),
+            calls=self.pending.consume(self.loop.parameters.of(optimizer).values()),
             start=before,
             gradient=gradient,
             linear=linear,
@@ -251,7 +246,8 @@ class StepRecorder:
             settings_before={
                 name: self.settings_before[name] for name in settings if rule.changes_settings
             },
-            rule_error=max(self.proof.settle(proofs), default=0.0),
+            rule_error=rule_error,
+            statistics=self.loop.statistics.end_step(),
         )
 
     def change_mover(
