@@ -60,6 +60,7 @@ from ntkexp.model.functional import Output, copy_module
 from ntkexp.path.components import By, components_of
 from ntkexp.records.atomic import Json
 from ntkexp.records.folder import RunFolder
+from ntkexp.report.progress import quiet_log
 from ntkexp.shapes import Inputs
 
 
@@ -81,6 +82,7 @@ def follow(
     rules: Sequence[AbstractOptimizerRule] = (),
     steps: Steps | None = None,
     log: LogStep | None = None,
+    quiet: bool = False,
 ) -> Iterator[Trace]:
     """Record the steps of an optimizer, or of a list of optimizers, while the loop runs.
 
@@ -122,6 +124,7 @@ def follow(
         log: a function (numbers, step) that is called after each step, such as `run.log` of wandb
             or `mlflow.log_metrics`. `numbers` is a dict with `gradient_norm`, `weight_norm`,
             `learning_rate`, `examples`, `rule_error`, and with `loss=` also the mean `loss`.
+        quiet: log no messages while the loop is followed, such as the size of a trace.
 
     A replay draws the same random numbers as the loop, for example in dropout, and enters the same
     autocast contexts.
@@ -167,7 +170,7 @@ def follow(
     if by is not None:
         components_of(by, sorted(moved))  # raises if a pattern names no parameter
 
-    with memory_kept(module.parameters()):
+    with quiet_log(quiet), memory_kept(module.parameters()):
         loop = FollowedLoop(model, inner, module, optimizers, known, moved)
         inputs, sizes = gathered_queries(queries)
         inputs = checked_queries(inputs, module, options.output)
