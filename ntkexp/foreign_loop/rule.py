@@ -317,15 +317,16 @@ class StepClaim:
     where: str  # parameter and step, for the error message
     name: str
     step: LinearStep
-    weight: Tensor
+    step_input: StepInput
     momentum: Tensor | None  # m that the optimizer stores after the step
 
     @property
     def rounding(self) -> float:
         """The bound on the rounding error of the parameter's signature after the step, relative to
         the sum of the norms of the update's terms."""
-        length = min(self.weight.numel() / SIGNATURE_PARTS, MAX_SUMMED)
-        eps: float = torch.finfo(self.weight.dtype).eps
+        weight = self.step_input.weight
+        length = min(weight.numel() / SIGNATURE_PARTS, MAX_SUMMED)
+        eps: float = torch.finfo(weight.dtype).eps
         return (STEP_EPS + sqrt(length) / LONG_SUM_DIVISOR) * eps
 
 
@@ -371,15 +372,8 @@ class RuleProof:
                     errors[index] = end.value
         return errors
 
-    def hold(
-        self,
-        where: str,
-        name: str,
-        step: LinearStep,
-        seen: tuple[Tensor, Tensor],
-        step_input: StepInput,
-        momentum: Tensor | None,
-        buffer: Tensor,
+    def check(
+        self, claim: StepClaim, signatures: tuple[Tensor, Tensor], buffer: Tensor
     ) -> PendingProof:
         """Return the check of one parameter in a step. `settle` finishes it.
 
@@ -387,15 +381,14 @@ class RuleProof:
         the weight from its value by the rule.
 
         Args:
-            where: parameter and step, for the error message.
-            name: name of the parameter.
-            step: linear step by the rule.
-            seen: signatures of the gradient, and of the weight after the step.
-            step_input: gradient and weight before the step.
-            momentum: m that the optimizer stores after the step.
+            claim: linear step by the rule.
+            signatures: signatures of the gradient, and of the weight after the step.
             buffer: buffer of the parameter's shape. It is free again when this function returns.
         """
-        gradient, after = seen
+        step = claim.step
+        step_input = claim.step_input
+        momentum = claim.momentum
+        gradient, after = signatures
         asked = {"gradient": gradient, "after": after}
         scale = 1.0
         if isinstance(step.momentum_gain, Tensor):
@@ -410,7 +403,6 @@ class RuleProof:
             if momentum is not None:
                 asked["momentum"] = self.read(momentum)
             scale, asked["direction"] = self.read_direction(step, step_input, momentum, buffer)
-        claim = StepClaim(where, name, step, step_input.weight, momentum)
         return self.proved(claim, asked, scale)
 
     def proved(self, claim: StepClaim, asked: dict[str, Tensor], scale: float) -> PendingProof:

@@ -28,6 +28,7 @@ from ntkexp.foreign_loop.rule import (
     PendingProof,
     RuleProof,
     Signed,
+    StepClaim,
     StepInput,
     norm_of,
 )
@@ -232,8 +233,8 @@ class StepRecorder:
                 momentum = None
                 if state:
                     momentum = rule.momentum_at(group, state, weight.detach())
-                held = self.proof.hold(where, name, step, signatures, step_input, momentum, scratch)
-                proofs.append(held)
+                claim = StepClaim(where, name, step, step_input, momentum)
+                proofs.append(self.proof.check(claim, signatures, scratch))
         rule_error = max(self.proof.settle(proofs), default=0.0)
         return FollowedStep(
             index=index,
