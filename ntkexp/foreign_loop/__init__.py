@@ -49,7 +49,12 @@ Each module imports only from the modules listed before it:
     followed_training    the loop as a differentiable training
     problem, step_log    the interface of a trace for effects and reruns; numbers for a log
     first_step           proof (a) of the first step, right after it
-    again, watch         the loop run again with weighted examples; the hooks that record
+    again                the loop run again with weighted examples
+    running_loop         the tensors of a running loop, and who may change them
+    pending_calls        the calls whose gradients a later step may use, and their ∂L/∂f
+    call_recorder        the hooks at the calls of the model
+    step_recorder        the hooks at the steps of the optimizers
+    watch                both recorders, and their hooks from the first step to the last
     gallery, run_folder  examples to be shown; the attribution as a run that `ntkexp report` shows
     loop_sums            sums over steps by example, component and position, and their memory
     attribution, effects the sum over steps, from the last to the first; leave-out effects

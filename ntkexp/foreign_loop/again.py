@@ -42,7 +42,7 @@ class AlteredLoop:
     `follow` have recorded."""
 
     weighing: Weighing
-    place: Path | None  # folder for the steps, or None if they are not stored
+    folder: Path | None  # folder for the steps, or None if they are not stored
     traces: list[LoopProblem] = field(default_factory=list)
 
 
@@ -54,12 +54,12 @@ def altered_loop() -> AlteredLoop | None:
     return UNDER_WAY.get()
 
 
-def trained_again(again: Again, weighing: Weighing, place: Path | None = None) -> LoopProblem:
+def trained_again(again: Again, weighing: Weighing, folder: Path | None = None) -> LoopProblem:
     """Run the loop with these weights of its examples, and return its trace.
 
     Random states are restored at the end. Raise unless the function followed exactly one loop.
     """
-    altered = AlteredLoop(weighing, place)
+    altered = AlteredLoop(weighing, folder)
     devices = (CPU, *device_generators())
     token = UNDER_WAY.set(altered)
     try:
@@ -145,10 +145,10 @@ class LoopAgain(AbstractRetraining):
         with torch.no_grad(), plain_kernels():
             return columns(self.trace.function, self.flat.weights(end), self.trace.queries).detach()
 
-    def train(self, weights: Mapping[str, float], place: Path | None = None) -> LoopProblem:
+    def train(self, weights: Mapping[str, float], folder: Path | None = None) -> LoopProblem:
         """Run the loop with these weights of some examples, and return its trace."""
         weighing = Weighing(weights, self.mean, self.trace.loss)
-        repeated = trained_again(self.again, weighing, place)
+        repeated = trained_again(self.again, weighing, folder)
         self.refuse_other(repeated)
         return repeated
 

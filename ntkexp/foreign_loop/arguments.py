@@ -54,7 +54,10 @@ class ParameterGroups:
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
-    known: dict[int, tuple[list[int], list[Group]]] = field(default_factory=dict)
+    # by optimizer: the ids of its groups and parameters, its groups, and all of its parameters
+    known: dict[int, tuple[list[int], list[Group], dict[str, nn.Parameter]]] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         self.names = {id(weight): name for name, weight in self.model.named_parameters()}
@@ -67,15 +70,26 @@ class ParameterGroups:
         >>> [list(members) for _, members in ParameterGroups(net, [sgd]).groups(sgd)]
         [['weight']]
         """
-        present = list[int]()
+        groups, _ = self.present(optimizer)
+        return groups
+
+    def present(
+        self, optimizer: torch.optim.Optimizer
+    ) -> tuple[list[Group], dict[str, nn.Parameter]]:
+        """Return the groups of an optimizer, and the parameters of all of its groups."""
+        ids = list[int]()
         for group in optimizer.param_groups:
-            present.append(id(group))
-            present.extend(id(weight) for weight in filter(moves, group["params"]))
+            ids.append(id(group))
+            ids += [
+                id(weight) for weight in group["params"] if weight.requires_grad or moves(weight)
+            ]
         known = self.known.get(id(optimizer))
-        if known is None or known[0] != present:
-            known = (present, [self.named_group(group) for group in optimizer.param_groups])
+        if known is None or known[0] != ids:
+            groups = [self.named_group(group) for group in optimizer.param_groups]
+            members = {name: weight for _, named in groups for name, weight in named.items()}
+            known = (ids, groups, members)
             self.known[id(optimizer)] = known
-        return known[1]
+        return known[1:]
 
     def named_group(self, group: dict[str, Any]) -> Group:
         """Return a parameter group with its parameters by name. Raise if a parameter cannot be
@@ -110,11 +124,8 @@ class ParameterGroups:
 
     def of(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
         """Return the parameters of one optimizer."""
-        return {
-            name: weight
-            for _, members in self.groups(optimizer)
-            for name, weight in members.items()
-        }
+        _, members = self.present(optimizer)
+        return members
 
     def __iter__(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the names and parameters of all optimizers."""

@@ -26,7 +26,7 @@ from ntkexp.foreign_loop.call import ModelCall, facts_of, weights_of_calls
 from ntkexp.foreign_loop.clipping import ASK_SAME_LOSSES, Factors, bound_of, multiple
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.host_reads import read_numbers
-from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs
+from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs, StepSummands
 from ntkexp.foreign_loop.outside import is_large, release_memory
 from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
@@ -56,7 +56,7 @@ class LoopBackward:
     calls: CallReaders
     queries: Inputs
     later: Tape  # recorded forward pass of the queries, at the end of the next step to add
-    places: Mapping[str, int]  # index of each example
+    example_rows: Mapping[str, int]  # index of each example
     added: LoopSums  # sums over the steps so far
     steps: Sequence[int]  # indices of the steps
     sum: BackwardSum = field(default_factory=BackwardSum)  # recursion, after the steps so far
@@ -156,8 +156,9 @@ class LoopBackward:
 
         # the sums by example and by step
         rows = self.rows_of(step, terms.contributions)
-        place = self.steps.index(step.index)
-        self.added.add(place, rows, terms, statistics, jumps, proofs, by_component)
+        index = self.steps.index(step.index)
+        summands = StepSummands(index, rows, terms, statistics, jumps, proofs, by_component)
+        self.added.add(summands)
         self.add_positions(step, calls, rows, right.position_kernel(result.terms))
         self.later = ends.before
 
@@ -346,8 +347,8 @@ class LoopBackward:
 
     def rows_of(self, step: FollowedStep, like: Tensor) -> Int[Tensor, " row"]:
         """Return the index of the example of each row of the calls."""
-        places = [self.places[name] for call in step.calls for name in call.names]
-        return torch.tensor(places, dtype=torch.long, device=like.device)
+        rows = [self.example_rows[name] for call in step.calls for name in call.names]
+        return torch.tensor(rows, dtype=torch.long, device=like.device)
 
     def add_positions(
         self,
@@ -359,10 +360,10 @@ class LoopBackward:
         """Add the contributions of single positions, if they are asked for."""
         if self.added.by_position is None:
             return
-        places = torch.split(rows, [len(call.names) for call in step.calls])
+        rows_of_calls = torch.split(rows, [len(call.names) for call in step.calls])
         of_calls = [
-            (call.by_position, place)
-            for call, place in zip(calls, places, strict=True)
+            (call.by_position, call_rows)
+            for call, call_rows in zip(calls, rows_of_calls, strict=True)
             if call.by_position is not None
         ]
         self.added.by_position.add(of_calls, kernel)
@@ -539,14 +540,14 @@ class Chain(Sequence[Jacobian]):
     """Concatenation of several sequences, without reading their elements before they are needed."""
 
     def __init__(self, sequences: Sequence[Sequence[Jacobian]]) -> None:
-        self.places = [(each, place) for each in sequences for place in range(len(each))]
+        self.elements = [(each, index) for each in sequences for index in range(len(each))]
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.elements)
 
     def __getitem__(self, index: Any) -> Any:
-        sequence, place = self.places[index]
-        return sequence[place]
+        sequence, index = self.elements[index]
+        return sequence[index]
 
 
 def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:

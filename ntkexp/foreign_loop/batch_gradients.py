@@ -158,23 +158,23 @@ class TermGradients(Sequence[Jacobian]):
         """True if the gradients of all examples fit into memory and are stored."""
         return self.examples * self.row_bytes <= self.buffer_bytes / 2
 
-    def __getitem__(self, place: Any) -> Any:
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        if place in self.stored:
-            return self.stored[place]
-        jacobian = self.computed(place)
-        if place == self.summed:
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        if index in self.stored:
+            return self.stored[index]
+        jacobian = self.computed(index)
+        if index == self.summed:
             for name, part in jacobian.total(self.coupled.leaves).items():
                 self.total[name] = self.total[name] + part if name in self.total else part
             self.summed += 1
         if self.fits:
-            self.stored[place] = jacobian
+            self.stored[index] = jacobian
         return jacobian
 
-    def computed(self, place: int) -> Jacobian:
+    def computed(self, index: int) -> Jacobian:
         """Compute the gradients of one group, with one cotangent for each example."""
-        chosen = range(self.examples)[place * self.group : (place + 1) * self.group]
+        chosen = range(self.examples)[index * self.group : (index + 1) * self.group]
         outputs = self.coupled.outputs
         cotangents = outputs.new_zeros(len(chosen), *outputs.shape)
         for row, example in enumerate(chosen):
@@ -222,8 +222,8 @@ class SplitGradients(TermGradients):
         graph_bytes = self.coupled.graph_bytes * min(1.0, SPLIT_ROWS / self.examples)
         self.group = self.group_of(SPLIT_ROWS, graph_bytes)
 
-    def computed(self, place: int) -> Jacobian:
-        chosen = slice(place * self.group, (place + 1) * self.group)
+    def computed(self, index: int) -> Jacobian:
+        chosen = slice(index * self.group, (index + 1) * self.group)
         function = self.losses_of_rows(chosen)
         part = CoupledOutputs.of(function, self.weights, (), frozenset(self.coupled.leaves))
         return self.jacobian(part.gradients_of_each(self.output_gradient[chosen].diag()))
@@ -241,9 +241,9 @@ class SplitGradients(TermGradients):
         gap = dict(zip(self.coupled.leaves, whole, strict=True))
         square = 0.0
         try:
-            for place in range(len(self)):
-                rows = shares[place * self.group : (place + 1) * self.group]
-                for block in self[place].blocks:
+            for index in range(len(self)):
+                rows = shares[index * self.group : (index + 1) * self.group]
+                for block in self[index].blocks:
                     assert isinstance(block, Rows)
                     terms = rows[:, None] * block.rows.flatten(1)
                     gap[block.name] = gap[block.name] - terms.sum(0).view_as(gap[block.name])

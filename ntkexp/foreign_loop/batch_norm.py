@@ -97,14 +97,14 @@ def couples(module: nn.Module) -> bool:
     )
 
 
-def refuse_instance_statistics(step: int, model: nn.Module) -> None:
+def refuse_instance_statistics(step: int, layers: Mapping[str, nn.Module]) -> None:
     """Raise if an instance norm updates running statistics, which is not supported.
 
-    >>> refuse_instance_statistics(0, nn.InstanceNorm1d(2, track_running_stats=True))
+    >>> refuse_instance_statistics(0, {"": nn.InstanceNorm1d(2, track_running_stats=True)})
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: step 0: layer '' (InstanceNorm1d) moves running statistics; let it track none, or eval() it
     """
-    for name, layer in named_layers(model).items():
+    for name, layer in layers.items():
         if isinstance(layer, _InstanceNorm) and layer.training and layer.running_mean is not None:
             raise Mistake(
                 f"step {step}: layer '{name}' ({type(layer).__name__}) moves running statistics; "

@@ -24,7 +24,7 @@ from ntkexp.foreign_loop.clipping import StepFacts
 from ntkexp.foreign_loop.example_losses import LossFunction, rows_of_batch
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import Output, as_rows, named_layers
+from ntkexp.model.functional import Output, as_rows
 from ntkexp.shapes import Inputs, Weights
 
 # --- States of torch's random number generators. A state determines the next random numbers.
@@ -201,24 +201,20 @@ def without_kernels(forbidden: frozenset[str]) -> Iterator[None]:
 class LayerModes:
     """The mode of the model, training or evaluation, and the layers in the other mode.
 
-    >>> net = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1))
-    >>> net[1].eval()
-    Dropout(p=0.1, inplace=False)
-    >>> LayerModes.of(net)
-    LayerModes(trains=True, otherwise=frozenset({'1'}))
+    >>> layers = {"": nn.Flatten(), "drop": nn.Dropout(0.1).eval()}
+    >>> LayerModes.of(layers)
+    LayerModes(trains=True, otherwise=frozenset({'drop'}))
     """
 
     trains: bool = False
     otherwise: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, module: nn.Module) -> LayerModes:
-        otherwise = (
-            name
-            for name, layer in named_layers(module).items()
-            if layer.training != module.training
-        )
-        return cls(module.training, frozenset(otherwise))
+    def of(cls, layers: Mapping[str, nn.Module]) -> LayerModes:
+        """Return the modes of a module with these layers (`named_layers`)."""
+        trains = layers[""].training
+        otherwise = [name for name, layer in layers.items() if layer.training != trains]
+        return cls(trains, frozenset(otherwise))
 
     def give(self, module: nn.Module) -> None:
         """Set the layers of a module to the recorded training and evaluation modes."""

@@ -288,9 +288,9 @@ class Multiplied:
     def only(self, names: Iterable[str]) -> Multiplied:
         """Restrict the entry to the parameters `names`."""
         chosen = frozenset(names)
-        places = [place for place, name in enumerate(self.names) if name in chosen]
-        squares = array("d", (self.squares[place] for place in places))
-        return replace(self, names=tuple(self.names[place] for place in places), squares=squares)
+        indices = [index for index, name in enumerate(self.names) if name in chosen]
+        squares = array("d", (self.squares[index] for index in indices))
+        return replace(self, names=tuple(self.names[index] for index in indices), squares=squares)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ class CallReaders:
         statistics: Weights = {} if call.statistics is None else numbers_of(call.statistics[0])
         reader, tape = self.recorded(call, function, weights | statistics)
         output_gradient = call.gradient.to(tape.outputs.dtype)
-        jacobian = reader.weighted(tape, output_gradient, as_copies=True)
+        as_copies = reader.programs is not None
+        jacobian = reader.weighted(tape, output_gradient, as_copies=as_copies)
         replayed = replayed_call(call, function, weights, tape.outputs)
         by_position = None
         if self.positions is not None:
@@ -76,6 +77,9 @@ class CallReaders:
         if key not in self.readers:
             self.readers[key] = Reader(function, self.trained, programs=ProgramCache())
         reader = replace(self.readers[key], function=function, repeats_random=bool(call.how.states))
+        if reader.is_unfaithful:
+            # surrogate gradients need autograd's graph, which the record of a program lacks
+            reader = replace(reader, programs=None)
         return reader, reader.record(weights, call.inputs)
 
     def pulled_through_batch(

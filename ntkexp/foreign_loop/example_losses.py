@@ -137,7 +137,7 @@ def name_of(function: LossFunction) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def hold_function(functions: dict[str, LossFunction], function: LossFunction) -> None:
+def store_function(functions: dict[str, LossFunction], function: LossFunction) -> None:
     """Add a function to `functions`. Raise if another function there has the same name."""
     name = name_of(function)
     if functions.setdefault(name, function) is not function:

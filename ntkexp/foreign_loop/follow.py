@@ -32,17 +32,17 @@ from ntkexp.foreign_loop.arguments import (
 from ntkexp.foreign_loop.batch_norm import BatchNormMode
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.first_step import FirstStepProof
-from ntkexp.foreign_loop.known_optimizers import KnownOptimizer, known_optimizer
+from ntkexp.foreign_loop.known_optimizers import known_optimizer
 from ntkexp.foreign_loop.measure import Measure, gathered_queries
 from ntkexp.foreign_loop.model_function import CalledModule, evaluate_at_queries
 from ntkexp.foreign_loop.outside import (
-    FrozenTensors,
     memory_kept,
     named_tensors,
     release_memory,
     same_values,
 )
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
+from ntkexp.foreign_loop.running_loop import FollowedLoop, RunningLoop
 from ntkexp.foreign_loop.step import AbstractStore
 from ntkexp.foreign_loop.step_log import LogStep, StepLog
 from ntkexp.foreign_loop.store.chosen import ChosenStore, Steps, chosen_steps
@@ -52,7 +52,7 @@ from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.store.memory import MemoryStore
 from ntkexp.foreign_loop.store.shards import Processes, current_processes
 from ntkexp.foreign_loop.trace import Trace, outputs_at_ends
-from ntkexp.foreign_loop.user_loss import ExampleLoss
+from ntkexp.foreign_loop.user_loss import ExampleLoss, Weighing
 from ntkexp.foreign_loop.watch import Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
 from ntkexp.mistake import Mistake
@@ -60,6 +60,7 @@ from ntkexp.model.functional import Output, copy_module
 from ntkexp.path.components import By, components_of
 from ntkexp.records.atomic import Json
 from ntkexp.records.folder import RunFolder
+from ntkexp.report.progress import quiet_log
 from ntkexp.shapes import Inputs
 
 
@@ -81,6 +82,7 @@ def follow(
     rules: Sequence[AbstractOptimizerRule] = (),
     steps: Steps | None = None,
     log: LogStep | None = None,
+    quiet: bool = False,
 ) -> Iterator[Trace]:
     """Record the steps of an optimizer, or of a list of optimizers, while the loop runs.
 
@@ -122,6 +124,7 @@ def follow(
         log: a function (numbers, step) that is called after each step, such as `run.log` of wandb
             or `mlflow.log_metrics`. `numbers` is a dict with `gradient_norm`, `weight_norm`,
             `learning_rate`, `examples`, `rule_error`, and with `loss=` also the mean `loss`.
+        quiet: log no messages while the loop is followed, such as the size of a trace.
 
     A replay draws the same random numbers as the loop, for example in dropout, and enters the same
     autocast contexts.
@@ -167,7 +170,7 @@ def follow(
     if by is not None:
         components_of(by, sorted(moved))  # raises if a pattern names no parameter
 
-    with memory_kept(module.parameters()):
+    with quiet_log(quiet), memory_kept(module.parameters()):
         loop = FollowedLoop(model, inner, module, optimizers, known, moved)
         inputs, sizes = gathered_queries(queries)
         inputs = checked_queries(inputs, module, options.output)
@@ -176,67 +179,53 @@ def follow(
             measured = measured_queries(measure, inputs, sizes, ids, called)
             called = replace(called, measured=measured)
 
-        processes = current_processes()
-        altered = altered_loop()
-        store = choose_store(loop, called, inputs, options, processes, altered, chosen)
+        setup = FollowSetup(loop, called, inputs, options, current_processes(), altered_loop())
+        store = choose_store(setup, chosen)
         # Replayed casts must have the bits of the loop's casts only if both use the same kernels. A
         # compiled model, a GPU, or another machine may round differently
-        same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
+        is_alone = setup.processes.world == 1
+        same_kernels = is_alone and not store.count and runs_as_it_is(model)
         called = replace(called, same_kernels=same_kernels)
-        if altered is None:
+        if setup.altered is None:
             refuse_without_rules(called, moved, inputs)
         release_memory(module.parameters())
         with recorded_loading() if ids == DATASET else nullcontext() as loading:
             if loading is not None:
                 options = replace(options, ids=loading.names)
-            yield from watched(loop, called, inputs, options, store, processes, altered)
+            setup = replace(setup, called=called, options=options)
+            yield from watched(setup, store)
 
 
 @dataclass(frozen=True)
-class FollowedLoop:
-    """The model and the optimizers of a loop."""
+class FollowSetup:
+    """A loop, the queries at which its outputs are explained, and the options of `follow`."""
 
-    model: nn.Module  # model that the loop calls
-    inner: nn.Module  # `model` without wrappers
-    module: nn.Module  # a copy of `inner` in evaluation mode
-    optimizers: Sequence[torch.optim.Optimizer]
-    known: Sequence[KnownOptimizer]  # the rule of each optimizer
-    moved: set[str]  # names of the optimizers' parameters
-
-    @property
-    def still(self) -> dict[str, torch.Tensor]:
-        """The parameters and buffers that no optimizer updates."""
-        state = self.inner.state_dict()
-        return {name: part for name, part in state.items() if name not in self.moved}
+    loop: FollowedLoop
+    called: CalledModule
+    queries: Inputs
+    options: FollowOptions
+    processes: Processes
+    altered: AlteredLoop | None  # weights of examples, if the loop runs again
 
 
-def watched(
-    loop: FollowedLoop,
-    called: CalledModule,
-    queries: Inputs,
-    options: FollowOptions,
-    store: AbstractStore,
-    processes: Processes,
-    altered: AlteredLoop | None,
-) -> Iterator[Trace]:
+def watched(setup: FollowSetup, store: AbstractStore) -> Iterator[Trace]:
     """Register the hooks, yield the trace while the loop runs, and remove the hooks."""
-    watch = Watch(
-        loop.model,
-        loop.optimizers,
-        loop.known,
-        options.output,
-        options.ids,
-        store,
-        FrozenTensors(loop.inner, loop.module),
-    )
+    loop = setup.loop
+    options = setup.options
+    called = setup.called
+    altered = setup.altered
+    weighing: Weighing | None = None
+    first: FirstStepProof | None = None
+    log: StepLog | None = None
     if altered is not None:
-        loss = options.loss or altered.weighing.loss
-        watch.weighing = replace(altered.weighing, loss=loss)
+        weighing = replace(altered.weighing, loss=options.loss or altered.weighing.loss)
     else:
-        if processes.world == 1:
-            watch.first = FirstStepProof(called, queries)
+        if setup.processes.world == 1:
+            first = FirstStepProof(called, setup.queries)
         if options.log is not None:
-            watch.log = StepLog(options.log, loop.optimizers, options.loss)
+            log = StepLog(options.log, loop.optimizers, options.loss)
+    running = RunningLoop(loop, store)
+    watch = Watch(running, options.output, options.ids, weighing, first, log)
     completed = False
     try:
         watch.begin()
@@ -244,10 +233,10 @@ def watched(
             store.steps_of(loop.module, same_kernels=called.same_kernels),
             loop.module,
             options.output,
-            queries,
+            setup.queries,
             options.loss,
             store.folder,
-            processes.rank,
+            setup.processes.rank,
             options.budget,
             options.by,
             batch_norm=options.batch_norm,
@@ -257,7 +246,7 @@ def watched(
         evaluated: AbstractContextManager[None] = nullcontext()
         if altered is not None:
             altered.traces.append(trace)
-        elif not processes.rank:
+        elif not setup.processes.rank:
             evaluated = evaluated_at_ends(trace, loop.inner, watch)
         with evaluated:
             try:
@@ -277,21 +266,25 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
         return evaluate_at_queries(model, trace.output, trace.queries, trace.measured)
 
     # f_0; a continued trace has it already
-    if trace.folder is not None and watch.store.count:
+    if trace.folder is not None and watch.loop.store.count:
         trace.ends.start = outputs_at_ends(trace.folder).start
     else:
         trace.ends.start = evaluate()
     write_outputs_at_ends(trace)
     yield
-    watch.catch_up()
+    watch.steps.catch_up()
 
     # f_T, except if tensors were changed after the last step, because no step explains the change
-    last = {**named_tensors(trace.module), **watch.latest.weights, **watch.statistics.at_step}
+    last = {
+        **named_tensors(trace.module),
+        **watch.loop.latest.weights,
+        **watch.loop.statistics.at_step,
+    }
     if all(
         same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last
     ):
         trace.ends.end = evaluate()
-        trace.ends.steps = watch.store.count
+        trace.ends.steps = watch.loop.store.count
         write_outputs_at_ends(trace)
 
 
@@ -305,35 +298,30 @@ def write_outputs_at_ends(trace: Trace) -> None:
 # --- The store.
 
 
-def choose_store(
-    loop: FollowedLoop,
-    called: CalledModule,
-    queries: Inputs,
-    options: FollowOptions,
-    processes: Processes,
-    altered: AlteredLoop | None,
-    chosen: int | frozenset[int] | None,
-) -> AbstractStore:
+def choose_store(setup: FollowSetup, chosen: int | frozenset[int] | None) -> AbstractStore:
     """Return a store in memory or in a folder.
 
-    A loop that runs again for `again=` stores its weights at both ends. If `altered.place` names a
+    A loop that runs again for `again=` stores its weights at both ends. If `altered.folder` names a
     folder, it stores its steps there.
     """
-    refuse_processes(options, processes, altered)
-    if altered is not None:
-        if altered.place is None:
+    options = setup.options
+    loop = setup.loop
+    refuse_processes(options, setup.processes, setup.altered)
+    if setup.altered is not None:
+        if setup.altered.folder is None:
             return EndpointStore(loop.known)
-        return disk_store(altered.place, loop, called, queries, options, processes)
+        return disk_store(setup.altered.folder, setup)
+    output = setup.called.output
     if chosen is not None:
-        if options.to is not None or processes.world > 1 or len(loop.optimizers) > 1:
+        if options.to is not None or setup.processes.world > 1 or len(loop.optimizers) > 1:
             raise Mistake(
                 "steps=: some steps are held in memory, of one optimizer in one process; leave "
                 "steps= out, or to= and other optimizers"
             )
-        return ChosenStore(loop.known, called.output, options.every, options.budget, chosen)
+        return ChosenStore(loop.known, output, options.every, options.budget, chosen)
     if options.to is None:
-        return MemoryStore(loop.known, called.output, options.every, options.budget)
-    return disk_store(options.to, loop, called, queries, options, processes)
+        return MemoryStore(loop.known, output, options.every, options.budget)
+    return disk_store(options.to, setup)
 
 
 def refuse_processes(
@@ -356,25 +344,25 @@ def refuse_processes(
         )
 
 
-def disk_store(
-    place: Path | str,
-    loop: FollowedLoop,
-    called: CalledModule,
-    queries: Inputs,
-    options: FollowOptions,
-    processes: Processes,
-) -> DiskStore:
+def disk_store(path: Path | str, setup: FollowSetup) -> DiskStore:
     """Return a store in a folder. A loop may continue the trace only if its config is equal."""
+    loop = setup.loop
+    called = setup.called
+    options = setup.options
     kind = type(loop.inner)
     followed: dict[str, Json] = {
         "model": f"{kind.__module__}.{kind.__qualname__}",
         "parameters": sum(weight.numel() for weight in loop.inner.parameters()),
         "optimizers": [known.name for known in loop.known],
-        "processes": processes.world,
+        "processes": setup.processes.world,
         "output": called.output,
-        "queries": digest(tensors(queries)).hex()[:16],
+        "queries": digest(tensors(setup.queries)).hex()[:16],
     }
-    start: dict[str, object] = {"queries": queries, "output": called.output, "still": loop.still}
+    start: dict[str, object] = {
+        "queries": setup.queries,
+        "output": called.output,
+        "still": loop.still,
+    }
     if options.by is not None:
         start["by"] = options.by
     if called.measured is not None:
@@ -383,8 +371,8 @@ def disk_store(
         start["calls"] = called.measured.calls.content
     config: Mapping[str, Json] = {"follow": followed, "path": {"queries": ["query"]}}
     return DiskStore(
-        TraceFolder(RunFolder(Path(place).expanduser()), processes.rank),
-        processes,
+        TraceFolder(RunFolder(Path(path).expanduser()), setup.processes.rank),
+        setup.processes,
         config,
         start,
         loop.known,

@@ -179,14 +179,14 @@ def consumed_share(share: CallShare, after: TakenBatch, before: TakenBatch) -> C
 
 
 @dataclass
-class MeanTaken:
+class MeanCheck:
     """The loss factor κ times Σm, for each kind of count m ("examples", "counts", …) on which all
     calls agree."""
 
     first: tuple[int, CallShare] | None = None
     means: dict[str, float] = field(default_factory=dict)
 
-    def hold(self, step: int, shares: Sequence[CallShare]) -> None:
+    def check(self, step: int, shares: Sequence[CallShare]) -> None:
         """Raise unless the loss of each call is a mean over its examples.
 
         Calls with a single example are not checked, because no other example shares their mean.
@@ -279,16 +279,16 @@ def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
         )
 
 
-def same_scale(one: float, other: float, room: float) -> bool:
+def same_scale(one: float, other: float, tolerance: float) -> bool:
     """True if two means are equal up to a power of two.
 
     >>> same_scale(1.0, 4.0, 1e-9), same_scale(1.0, 3.0, 1e-9)
     (True, False)
     """
-    return other * one > 0 and is_power_of_two(one / other, 2 * room)
+    return other * one > 0 and is_power_of_two(one / other, 2 * tolerance)
 
 
-def is_plain(mean: float, room: float) -> bool:
+def is_plain(mean: float, tolerance: float) -> bool:
     """True if a mean is an integer or the inverse of an integer, times a power of two.
 
     The integer may be a number of calls or outputs, and the power of two the scale of a GradScaler.
@@ -296,9 +296,10 @@ def is_plain(mean: float, room: float) -> bool:
     >>> is_plain(1 / 12, 1e-9), is_plain(-5.0, 1e-9), is_plain(24 / 37.1, 1e-9)
     (True, True, False)
     """
-    parts = range(1, int(min(MAX_WHOLE_NUMBER, max(1.0, 0.01 / room))) + 1, 2)
+    parts = range(1, int(min(MAX_WHOLE_NUMBER, max(1.0, 0.01 / tolerance))) + 1, 2)
     return any(
-        is_power_of_two(abs(mean) * each, 2 * room) or is_power_of_two(abs(mean) / each, 2 * room)
+        is_power_of_two(abs(mean) * each, 2 * tolerance)
+        or is_power_of_two(abs(mean) / each, 2 * tolerance)
         for each in parts
     )
 
@@ -329,7 +330,7 @@ class FollowedTraining(AbstractTrajectory):
     back: Iterator[tuple[FollowedStep, Weights]] = field(default_factory=lambda: iter(()))
     next: int = -1  # index of the next step of `back`
     norm: float | None = None  # clipping norm of the steps so far, None if none was clipped
-    taken: MeanTaken = field(default_factory=MeanTaken)
+    mean_check: MeanCheck = field(default_factory=MeanCheck)
 
     def __post_init__(self) -> None:
         if unknown := next((each for each in self.steps.known if not each.rule.has_effects), None):
@@ -380,7 +381,7 @@ class FollowedTraining(AbstractTrajectory):
                 consumed_share(share, after, before)
                 for after, (before, share) in zip(step.batches, batches_and_shares, strict=True)
             ]
-            self.taken.hold(index, shares)
+            self.mean_check.check(index, shares)
         return step
 
     def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, CallShare]:
@@ -416,9 +417,9 @@ class FollowedTraining(AbstractTrajectory):
         counts = share.counts
         kappa = share.factor / self.steps.processes
         factors = self.weighing.factors(call.names, counts).to(self.end)
-        places = torch.tensor([self.names[name] for name in call.names], device=self.end.device)
+        rows = torch.tensor([self.names[name] for name in call.names], device=self.end.device)
         batch = TakenBatch(
-            examples=places,
+            examples=rows,
             shares=kappa * factors,
             losses=lambda weights: losses.at(self.flat.weights(weights)),
             per_weight=torch.full_like(factors, kappa * self.weighing.shared(call.names, counts)),

@@ -142,18 +142,18 @@ class ShownExamples:
         if stored_bytes > MAX_COPIED_BYTES:
             tops = top_examples_of(attribution)
             query_places = {top.point for top in tops}
-            example_places = {place for top in tops for place in top.places}
+            example_places = {index for top in tops for index in top.places}
 
         known = {
-            ("query", place): copied(f"query {place}", points[place]) for place in query_places
+            ("query", index): copied(f"query {index}", points[index]) for index in query_places
         }
-        for place in example_places:
-            name = names[place]
+        for index in example_places:
+            name = names[index]
             if name in gallery.rows:
-                known["example", place] = copied(name, gallery.rows[name])
+                known["example", index] = copied(name, gallery.rows[name])
         return cls(known)
 
-    def __call__(self, axis: str, place: int) -> Example | None:
-        if (axis, place) not in self.known:
+    def __call__(self, axis: str, index: int) -> Example | None:
+        if (axis, index) not in self.known:
             return None
-        return named_example(place, *self.known[axis, place])
+        return named_example(index, *self.known[axis, index])

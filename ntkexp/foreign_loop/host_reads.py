@@ -25,7 +25,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     copies = list(tensors)
     groups = defaultdict[tuple[torch.device, torch.dtype], list[int]](list)
     for index, tensor in enumerate(tensors):
-        if tensor.device.type == "cpu":
+        if tensor.is_cpu:
             continue
         if tensor.numel() > MAX_JOINED_NUMBERS:
             copies[index] = tensor.cpu()

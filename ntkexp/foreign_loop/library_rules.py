@@ -44,14 +44,14 @@ class LionRule(AbstractLibraryRule):
     remembers = "exp_avg"
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         first, second = (float(beta) for beta in group["betas"])
         if not second:
             raise Mistake("Lion with betas=(…, 0) forgets the momentum of its step; take another")
         of_momentum = first / second
         of_gradient = (1 - first) - of_momentum * (1 - second)
-        gradient = -taken.gradient if group.get("maximize") else taken.gradient
+        gradient = -step_input.gradient if group.get("maximize") else step_input.gradient
         c = of_momentum * state[self.remembers] + of_gradient * gradient
         denominator, residual = sign_denominator(c, float(group["lr"]))
         if group.get("caution"):
@@ -79,10 +79,10 @@ class SignSGDRule(AbstractLibraryRule):
     remembers = "momentum_buffer"
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         momentum = float(group.get("momentum", 0.0))
-        direction = state[self.remembers] if momentum else taken.gradient
+        direction = state[self.remembers] if momentum else step_input.gradient
         denominator, residual = sign_denominator(direction, float(group["lr"]))
         return LinearStep(
             momentum_scale=1.0,
@@ -148,7 +148,7 @@ class LAMBRule(AbstractLibraryRule):
     changes_settings = True
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         rate = float(group["lr"])
         decay = float(group["weight_decay"])
@@ -163,9 +163,9 @@ class LAMBRule(AbstractLibraryRule):
         denominator = (state["exp_avg_sq"] / unbiased_second).sqrt_().add_(group["eps"])
         denominator *= unbiased_first
         if group["caution"]:
-            denominator = denominator / caution(state[self.remembers], taken.gradient)
+            denominator = denominator / caution(state[self.remembers], step_input.gradient)
         update = state[self.remembers] / denominator
-        weight = taken.weight
+        weight = step_input.weight
         decoupled_decay = 0.0
         if group["decoupled_decay"]:
             decoupled_decay = decay_rate(group) * decay
@@ -182,7 +182,7 @@ class LAMBRule(AbstractLibraryRule):
             decoupled_decay = ratio * rate * decay
         clipping = 1.0
         if group["max_grad_norm"] is not None:
-            clipping = max(1.0, taken.gradient_norm / float(group["max_grad_norm"]))
+            clipping = max(1.0, step_input.gradient_norm / float(group["max_grad_norm"]))
         return LinearStep(
             momentum_scale=ratio * rate,
             momentum_decay=first,
@@ -218,34 +218,36 @@ class LARSRule(AbstractLibraryRule):
         return momentum
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         rate = float(group["lr"])
         momentum = float(group["momentum"])
-        ratio, l2 = self.of_matrices(group, taken) if "mu" in state else self.of_all(group, taken)
+        ratio, l2 = (
+            self.of_matrices(group, step_input) if "mu" in state else self.of_all(group, step_input)
+        )
         momentum_scale = rate
         gradient_scale = 0.0
         if group.get("nesterov"):
             momentum_scale = rate * momentum
             gradient_scale = rate * ratio
         gain = ratio
-        if taken.times:
+        if step_input.times:
             gain = ratio * (1 - float(group.get("dampening", 0.0)))
         return LinearStep(
             momentum_scale=momentum_scale,
             gradient_scale=gradient_scale,
-            momentum_decay=momentum if taken.times else 0.0,
+            momentum_decay=momentum if step_input.times else 0.0,
             momentum_gain=gain,
             l2=l2,
         )
 
-    def of_all(self, group: Entries, taken: StepInput) -> tuple[float, float]:
+    def of_all(self, group: Entries, step_input: StepInput) -> tuple[float, float]:
         """Return the trust ratio r and the decay λ as in timm."""
         decay = float(group["weight_decay"])
         if not decay and not group.get("always_adapt"):
             return 1.0, 0.0
-        weight = float(taken.weight.norm())
-        gradient = float(taken.gradient.norm())
+        weight = float(step_input.weight.norm())
+        gradient = float(step_input.gradient.norm())
         ratio = 1.0
         if weight > 0 and gradient > 0:
             ratio = trust_coefficient(group) * weight
@@ -254,13 +256,13 @@ class LARSRule(AbstractLibraryRule):
             ratio = min(ratio / float(group["lr"]), 1.0)
         return ratio, decay
 
-    def of_matrices(self, group: Entries, taken: StepInput) -> tuple[float, float]:
+    def of_matrices(self, group: Entries, step_input: StepInput) -> tuple[float, float]:
         """Return the trust ratio r and the decay λ as in MoCo v3."""
-        if taken.weight.dim() <= 1:
+        if step_input.weight.dim() <= 1:
             return 1.0, 0.0
         decay = float(group["weight_decay"])
-        update = taken.gradient.add(taken.weight, alpha=decay)
-        weight = float(taken.weight.norm())
+        update = step_input.gradient.add(step_input.weight, alpha=decay)
+        weight = float(step_input.weight.norm())
         size = float(update.norm())
         ratio = trust_coefficient(group) * weight / size if weight > 0 and size > 0 else 1.0
         return ratio, decay
@@ -273,7 +275,7 @@ def trust_coefficient(group: Entries) -> float:
 
 
 class ScheduleFreeRule(AbstractLibraryRule):
-    """Schedule-free SGD and AdamW. The weights θ are the points y where gradients are taken.
+    """Schedule-free SGD and AdamW. The weights θ are the points y where gradients are step_input.
 
         y ← (1 − c)y + cz + η(β(1 − c) − 1)u,   z ← z − ηu,   u = (g + λny)/n
 
@@ -295,7 +297,7 @@ class ScheduleFreeRule(AbstractLibraryRule):
         return weight - state["z"] if "z" in state else None
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         rate = float(group["scheduled_lr"])
         weight = float(group["k"]) ** group["r"] * group["lr_max"] ** group["weight_lr_power"]

@@ -56,10 +56,10 @@ def loop_without(
         points: indices of the queries.
         progress: progress display.
     """
-    place = files.folder.path / REMOVAL_FOLDER
-    place.mkdir(exist_ok=True)
+    removals = files.folder.path / REMOVAL_FOLDER
+    removals.mkdir(exist_ok=True)
     try:
-        with TemporaryDirectory(dir=place, prefix="again-") as folder:
+        with TemporaryDirectory(dir=removals, prefix="again-") as folder:
             progress.say(f"carrying the loop out again without {len(group)} of its examples")
             second_place = Path(folder) / "trace"
             pair, first = trained_twice(files, again, Weighing(mean=mean), group, second_place)
@@ -92,16 +92,16 @@ def outputs_at(
 
 
 def trained_twice(
-    files: TraceFolder, again: Again, weighing: Weighing, group: Sequence[int], place: Path
+    files: TraceFolder, again: Again, weighing: Weighing, group: Sequence[int], folder: Path
 ) -> tuple[TrainingPair, Trace]:
     """Return the followed training and the training without the examples in `group`, and the trace
     of the followed training.
 
-    Both trainings use the model of the second one, whose steps are stored in `place`.
+    Both trainings use the model of the second one, whose steps are stored in `folder`.
     """
     names = example_names_in(files)
     without = replace(weighing, weights={names[index]: 0.0 for index in group})
-    second = trained_again(again, without, place)
+    second = trained_again(again, without, folder)
     rules = [known.rule for known in second.steps.known]
     first = load_trace(files, copy_module(second.module), second.measure, rules)
     first.refuse_outside()

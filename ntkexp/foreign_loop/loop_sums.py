@@ -54,6 +54,19 @@ class LoopTerms(NamedTuple):
     coupling: Float[Tensor, "query out"]  # effect of examples on one another in BatchNorm
 
 
+@dataclass(frozen=True)
+class StepSummands:
+    """The summands of one step, and its proofs."""
+
+    index: int  # position of the step in `by_step`
+    rows: Int[Tensor, " row"]  # index of the example of each row of the step's calls
+    terms: LoopTerms
+    statistics: Float[Tensor, "query out"]  # change by BatchNorm's running statistics
+    jumps: Float[Tensor, "query out"]  # change by discrete choices
+    proofs: StepProofs
+    by_component: Sequence[LoopTerms] = ()  # terms of each component
+
+
 @dataclass
 class TermTotals:
     """Sums of terms over the steps so far. With components, the first axis of each tensor is the
@@ -90,7 +103,7 @@ class TermTotals:
 
     def add(
         self,
-        place: int,
+        index: int,
         rows: Int[Tensor, " row"],
         terms: LoopTerms,
         of_no_example: Float[Tensor, "query out"] | None = None,
@@ -98,7 +111,7 @@ class TermTotals:
         """Add one step.
 
         Args:
-            place: position of the step in `by_step`.
+            index: position of the step in `by_step`.
             rows: index of the example of each row of the step's calls.
             terms: terms of the step.
             of_no_example: further change in this step, which is included in `by_step` only.
@@ -111,7 +124,7 @@ class TermTotals:
         change = contributions.sum(2) + terms.decay + terms.rounding
         if of_no_example is not None:
             change = change + of_no_example
-        self.by_step[:, :, place] = change + terms.coupling
+        self.by_step[:, :, index] = change + terms.coupling
 
     def arrays_by_component(self) -> NamedArrays:
         """Return the sums with components as their last axis."""
@@ -144,36 +157,17 @@ class LoopSums:
     by_component: TermTotals | None = None
     by_position: LoopPositions | None = None
 
-    def add(
-        self,
-        place: int,
-        rows: Int[Tensor, " row"],
-        terms: LoopTerms,
-        statistics: Float[Tensor, "query out"],
-        jumps: Float[Tensor, "query out"],
-        proofs: StepProofs,
-        by_component: Sequence[LoopTerms] = (),
-    ) -> None:
-        """Add one step.
-
-        Args:
-            place: position of the step in `by_step`.
-            rows: index of the example of each row of the step's calls.
-            terms: terms of the step.
-            statistics: change by BatchNorm's running statistics in this step.
-            jumps: change by discrete choices in this step.
-            proofs: proofs of the step.
-            by_component: terms of each component.
-        """
+    def add(self, step: StepSummands) -> None:
+        """Add one step."""
         if self.halves is not None:
-            self.halves.add_rows(place, rows, terms.contributions)
-        self.totals.add(place, rows, terms, statistics + jumps)
-        self.statistics += statistics
-        self.jumps += jumps
-        self.proofs[:, place] = torch.tensor(proofs, dtype=torch.float64)
+            self.halves.add_rows(step.index, step.rows, step.terms.contributions)
+        self.totals.add(step.index, step.rows, step.terms, step.statistics + step.jumps)
+        self.statistics += step.statistics
+        self.jumps += step.jumps
+        self.proofs[:, step.index] = torch.tensor(step.proofs, dtype=torch.float64)
         if self.by_component is not None:
-            for component, share in enumerate(by_component):
-                self.by_component.of(component).add(place, rows, share)
+            for component, share in enumerate(step.by_component):
+                self.by_component.of(component).add(step.index, step.rows, share)
 
     @property
     def total(self) -> Float[Tensor, "query out"]:

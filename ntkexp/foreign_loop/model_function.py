@@ -41,7 +41,14 @@ from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.tape import examples, map_tensors, part
 from ntkexp.kernel.record.taping import record
-from ntkexp.model.functional import Output, arguments, choose_output, copy_module, function_of
+from ntkexp.model.functional import (
+    Output,
+    arguments,
+    choose_output,
+    copy_module,
+    function_of,
+    named_layers,
+)
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
@@ -243,11 +250,11 @@ class CalledModule:
         parameters = self.parameters
         for parameter in parameters.values():
             parameter.grad = None
-        for places in passes(calls, begun):
+        for indices in passes(calls, begun):
             with torch.no_grad():
-                for name, weight in begun[places[0]].items():
+                for name, weight in begun[indices[0]].items():
                     parameters[name].copy_(weight).requires_grad_()
-            self.pull_back([calls[place] for place in places], on_outputs)
+            self.pull_back([calls[index] for index in indices], on_outputs)
         gradients = {
             name: parameter.grad
             for name, parameter in parameters.items()
@@ -336,7 +343,7 @@ class CalledModule:
     def modes(self) -> LayerModes:
         """The training or evaluation mode of each layer. Replays with other modes use a copy
         (`twin`)."""
-        return LayerModes.of(self.module)
+        return LayerModes.of(named_layers(self.module))
 
     def twin(self, modes: LayerModes, kind: torch.dtype | None = None) -> nn.Module:
         """Return a copy of the module with its layers in these modes.
@@ -398,23 +405,23 @@ def passes(calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Iterator[lis
     same kernels. A call that updates running statistics gets its own pass, because its replay
     writes to buffers that the backward pass reads.
     """
-    places = list[int]()
-    for place, call in enumerate(calls):
-        if places:
-            last = calls[places[-1]]
+    indices = list[int]()
+    for index, call in enumerate(calls):
+        if indices:
+            last = calls[indices[-1]]
             is_joined = (
                 call.backward == last.backward
                 and call.backward >= 0
                 and call.statistics is None
-                and begun[place] is begun[places[-1]]
+                and begun[index] is begun[indices[-1]]
                 and call.how.forbidden == last.how.forbidden
             )
             if not is_joined:
-                yield places
-                places = []
-        places.append(place)
-    if places:
-        yield places
+                yield indices
+                indices = []
+        indices.append(index)
+    if indices:
+        yield indices
 
 
 # --- The user's model at the queries.

@@ -60,9 +60,12 @@ class FrozenTensors:
         for name, tensor in named_tensors(self.model).items():
             self.checked[name] = (tensor, tensor._version)
 
-    def refuse_writes(self, step: int, moved: Container[str]) -> None:
+    def refuse_writes(
+        self, step: int, moved: Container[str], layers: Mapping[str, nn.Module] | None = None
+    ) -> None:
         """Raise if a tensor that no optimizer updates has changed, or if a parameter was replaced
-        by another tensor. `moved` names the tensors that optimizers and calls update.
+        by another tensor. `moved` names the tensors that optimizers and calls update. `layers` are
+        the present layers of the model (`named_layers`).
 
         A frozen tensor may be replaced by a tensor with equal values.
 
@@ -76,7 +79,7 @@ class FrozenTensors:
         Traceback (most recent call last):
         ntkexp.mistake.Mistake: step 0: 'bias', which no followed optimizer moves, was changed; follow what moves it too
         """
-        now = named_tensors(self.model)
+        now = tensors_of(named_layers(self.model) if layers is None else layers)
         for name, (tensor, _) in self.checked.items():
             if name not in now or (name in moved and now[name] is not tensor):
                 refuse_other_weights(step, name, tensor, now.get(name))
@@ -152,12 +155,16 @@ def refuse_other_weights(step: int, name: str, own: Tensor, now: Tensor | None) 
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by name, in one pass over the layers. Use the first name of a
-    shared tensor."""
+    """Return parameters and buffers by name. Use the first name of a shared tensor."""
+    return tensors_of(named_layers(model))
+
+
+def tensors_of(layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the parameters and buffers of some layers, in one pass. See `named_tensors`."""
     parameters: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
     known = set[int]()
-    for prefix, layer in named_layers(model).items():
+    for prefix, layer in layers.items():
         for named, members in ((parameters, layer._parameters), (buffers, layer._buffers)):
             for name, tensor in members.items():
                 if tensor is not None and id(tensor) not in known:
@@ -268,7 +275,9 @@ class LatestWeights:
 
 def alike(one: Tensor, other: Tensor) -> bool:
     """Return True if two tensors have the same shape, dtype and device."""
-    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return (one.is_cpu and other.is_cpu) or one.device == other.device
 
 
 def same_bits(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
@@ -290,7 +299,7 @@ def have_same_bits(one: Tensor, other: Tensor) -> bool | Tensor:
     """
     if not alike(one, other):
         return False
-    if one.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
+    if one.is_cpu and one.is_contiguous() and other.is_contiguous():
         return not MEMCMP(one.data_ptr(), other.data_ptr(), one.nbytes)
     kind = torch.int64 if one.nbytes % 8 == 0 else torch.uint8
     return (one.reshape(-1).view(kind) == other.reshape(-1).view(kind)).all()

@@ -191,15 +191,15 @@ class PositionGradients(Sequence[Jacobian]):
     def __len__(self) -> int:
         return len(self.present)
 
-    def __getitem__(self, place: Any) -> Any:
-        if place in self.stored:
-            return self.stored[place]
-        position = self.present[place]
+    def __getitem__(self, index: Any) -> Any:
+        if index in self.stored:
+            return self.stored[index]
+        position = self.present[index]
         gradient = torch.zeros_like(self.output_gradient)
         gradient.movedim(self.axis, 0)[position] = self.split[position]
         jacobian = self.reader.weighted(self.tape, gradient.flatten(1), as_copies=True)
         if self.stored_bytes + jacobian.nbytes <= self.buffer_bytes:
-            self.stored[place] = jacobian
+            self.stored[index] = jacobian
             self.stored_bytes += jacobian.nbytes
         return jacobian
 
@@ -239,9 +239,9 @@ class LoopPositions:
                 (position, example) pair of each call.
         """
         start = 0
-        for gradients, places in calls:
+        for gradients, rows in calls:
             for position in gradients.present:
-                end = start + len(places)
+                end = start + len(rows)
                 added = -kernel[:, :, start:end].to(self.parts.dtype)
-                self.parts[..., position].index_add_(2, places, added)
+                self.parts[..., position].index_add_(2, rows, added)
                 start = end

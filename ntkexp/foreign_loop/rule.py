@@ -75,9 +75,9 @@ class AbstractOptimizerRule(ABC):
     >>> class AdoptRule(AbstractOptimizerRule):
     ...     kinds = (Adopt,)
     ...     needs = ("v",)
-    ...     def step(self, group, state, taken, room=None):
+    ...     def step(self, group, state, step_input, buffer=None):
     ...         first, _ = group["betas"]
-    ...         before = taken.state.get("v", torch.ones_like(taken.gradient))
+    ...         before = step_input.state.get("v", torch.ones_like(step_input.gradient))
     ...         return LinearStep(
     ...             momentum_scale=group["lr"],
     ...             momentum_decay=first,
@@ -131,16 +131,16 @@ class AbstractOptimizerRule(ABC):
         self,
         group: Mapping[str, Any],
         state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None = None,
+        step_input: StepInput,
+        buffer: Tensor | None = None,
     ) -> LinearStep:
         """Return the linear step that led to this state.
 
         Args:
             group: settings of the parameter group.
             state: optimizer state of the parameter after the step.
-            taken: gradient, weight and state of the parameter before the step.
-            room: buffer of the parameter's shape. The rule may write into it, and use it as a
+            step_input: gradient, weight and state of the parameter before the step.
+            buffer: buffer of the parameter's shape. The rule may write into it, and use it as a
                 tensor of the returned step, such as the denominator.
         """
 
@@ -160,12 +160,12 @@ class AbstractOptimizerRule(ABC):
         self,
         group: Mapping[str, Any],
         state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         """Return a linear step that suffices for proof (b). Override it if it is cheaper than
         `step`."""
-        return self.step(group, state, taken, room)
+        return self.step(group, state, step_input, buffer)
 
 
 # --- Signatures: random projections of a tensor w, which are compared instead of the tensor.
@@ -222,10 +222,15 @@ class Signatures:
 
     def signature(self, tensor: Tensor) -> Float[Tensor, " part"]:
         """Return the signature of one tensor, on its device."""
-        flat = tensor.detach().reshape(-1)
-        parts = max(1, min(SIGNATURE_PARTS, flat.numel()))
-        width, rest = divmod(flat.numel(), parts)
-        signature = flat.new_zeros(parts + 1)
+        count = tensor.numel()
+        parts = max(1, min(SIGNATURE_PARTS, count))
+        width, rest = divmod(count, parts)
+        values = tensor.detach()
+        signature = values.new_zeros(parts + 1)
+        if not rest and width <= MAX_SUMMED:  # the most frequent case, with the fewest calls
+            torch.mv(values.reshape(parts, width), self.drawn(width, values), out=signature[:parts])
+            return signature
+        flat = values.reshape(-1)
         rows = flat[: width * parts] if rest else flat
         rows, drawn = rows.view(parts, width), self.drawn(width, flat)
         if width <= MAX_SUMMED:
@@ -312,15 +317,16 @@ class StepClaim:
     where: str  # parameter and step, for the error message
     name: str
     step: LinearStep
-    weight: Tensor
+    step_input: StepInput
     momentum: Tensor | None  # m that the optimizer stores after the step
 
     @property
     def rounding(self) -> float:
         """The bound on the rounding error of the parameter's signature after the step, relative to
         the sum of the norms of the update's terms."""
-        length = min(self.weight.numel() / SIGNATURE_PARTS, MAX_SUMMED)
-        eps: float = torch.finfo(self.weight.dtype).eps
+        weight = self.step_input.weight
+        length = min(weight.numel() / SIGNATURE_PARTS, MAX_SUMMED)
+        eps: float = torch.finfo(weight.dtype).eps
         return (STEP_EPS + sqrt(length) / LONG_SUM_DIVISOR) * eps
 
 
@@ -353,28 +359,21 @@ class RuleProof:
         Each round copies all signatures that the checks need to the host, with one transfer.
         """
         errors = [0.0] * len(waiting)
-        asked = {place: next(proof) for place, proof in enumerate(waiting)}
+        asked = {index: next(proof) for index, proof in enumerate(waiting)}
         while asked:
             tensors = [tensor for requests in asked.values() for tensor in requests.values()]
             read = iter(in_doubles(tensors))
-            answers = {place: {key: next(read) for key in asked[place]} for place in asked}
+            answers = {index: {key: next(read) for key in asked[index]} for index in asked}
             asked = {}
-            for place, answer in answers.items():
+            for index, answer in answers.items():
                 try:
-                    asked[place] = waiting[place].send(answer)
+                    asked[index] = waiting[index].send(answer)
                 except StopIteration as end:
-                    errors[place] = end.value
+                    errors[index] = end.value
         return errors
 
-    def hold(
-        self,
-        where: str,
-        name: str,
-        step: LinearStep,
-        seen: tuple[Tensor, Tensor],
-        taken: StepInput,
-        momentum: Tensor | None,
-        room: Tensor,
+    def check(
+        self, claim: StepClaim, signatures: tuple[Tensor, Tensor], buffer: Tensor
     ) -> PendingProof:
         """Return the check of one parameter in a step. `settle` finishes it.
 
@@ -382,30 +381,28 @@ class RuleProof:
         the weight from its value by the rule.
 
         Args:
-            where: parameter and step, for the error message.
-            name: name of the parameter.
-            step: linear step by the rule.
-            seen: signatures of the gradient, and of the weight after the step.
-            taken: gradient and weight before the step.
-            momentum: m that the optimizer stores after the step.
-            room: buffer of the parameter's shape. It is free again when this function returns.
+            claim: linear step by the rule.
+            signatures: signatures of the gradient, and of the weight after the step.
+            buffer: buffer of the parameter's shape. It is free again when this function returns.
         """
-        gradient, after = seen
+        step = claim.step
+        step_input = claim.step_input
+        momentum = claim.momentum
+        gradient, after = signatures
         asked = {"gradient": gradient, "after": after}
         scale = 1.0
         if isinstance(step.momentum_gain, Tensor):
-            asked["α ⊙ p"] = self.read(step.momentum_gain * p_of(step, taken))
+            asked["α ⊙ p"] = self.read(step.momentum_gain * p_of(step, step_input))
         if isinstance(step.l2, Tensor):
-            asked["λθ"] = self.read(step.l2 * taken.weight)
+            asked["λθ"] = self.read(step.l2 * step_input.weight)
         if step.residual is not None:
             asked["residual"] = self.read(step.residual)
         if step.moves_momentum_by_number and isinstance(step.gradient_scale, Tensor):
-            asked["N ⊙ p"] = self.read(step.gradient_scale * p_of(step, taken))
+            asked["N ⊙ p"] = self.read(step.gradient_scale * p_of(step, step_input))
         elif step.moves_in_numbers is None:
             if momentum is not None:
                 asked["momentum"] = self.read(momentum)
-            scale, asked["direction"] = self.read_direction(step, taken, momentum, room)
-        claim = StepClaim(where, name, step, taken.weight, momentum)
+            scale, asked["direction"] = self.read_direction(step, step_input, momentum, buffer)
         return self.proved(claim, asked, scale)
 
     def proved(self, claim: StepClaim, asked: dict[str, Tensor], scale: float) -> PendingProof:
@@ -479,23 +476,23 @@ class RuleProof:
         return missed / terms if missed else 0.0
 
     def read_direction(
-        self, step: LinearStep, taken: StepInput, momentum: Tensor | None, room: Tensor
+        self, step: LinearStep, step_input: StepInput, momentum: Tensor | None, buffer: Tensor
     ) -> tuple[float, Tensor]:
         """Return the signature of the update without decay, σ(M(S ⊙ m + N ⊙ p)), as a scalar and a
         signature to be multiplied by it.
 
         M is the identity unless the step has `mixing`. Without momentum, m = α ⊙ p.
         """
-        m = step.momentum_gain * p_of(step, taken) if momentum is None else momentum
+        m = step.momentum_gain * p_of(step, step_input) if momentum is None else momentum
         if (
             step.denominator is not None
             and not isinstance(step.momentum_scale, Tensor)
             and step.moves_by_momentum
         ):
-            return step.momentum_scale, self.read(torch.div(m, step.denominator, out=room))
+            return step.momentum_scale, self.read(torch.div(m, step.denominator, out=buffer))
         direction = step.momentum_scale * m
         if not step.moves_by_momentum:
-            direction = direction + step.gradient_scale * p_of(step, taken)
+            direction = direction + step.gradient_scale * p_of(step, step_input)
         if step.denominator is not None:
             direction = direction.div_(step.denominator)
         if step.mixing is not None:
@@ -512,11 +509,15 @@ def norm_of(tensors: Iterable[Tensor]) -> float:
     return hypot(*read_numbers([tensor.norm() for tensor in tensors]))
 
 
-def p_of(step: LinearStep, taken: StepInput) -> Tensor:
+def p_of(step: LinearStep, step_input: StepInput) -> Tensor:
     """Return p = g + λθ, the gradient with L2 decay."""
     if isinstance(step.l2, Tensor):
-        return taken.gradient + step.l2 * taken.weight
-    return taken.gradient.add(taken.weight, alpha=step.l2) if step.l2 else taken.gradient
+        return step_input.gradient + step.l2 * step_input.weight
+    return (
+        step_input.gradient.add(step_input.weight, alpha=step.l2)
+        if step.l2
+        else step_input.gradient
+    )
 
 
 def signature_of_l2(step: LinearStep, read: Mapping[str, Numbers], before: Numbers) -> Numbers:

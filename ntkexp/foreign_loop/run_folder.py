@@ -122,7 +122,7 @@ def examples(
 ) -> Mapping[str, NDArray[np.generic]]:
     """Return the arrays of examples and queries for data.npz."""
     names = [str(name) for name in attribution["example"].to_numpy()]
-    query_names = [f"query {place}" for place in range(attribution.sizes["query"])]
+    query_names = [f"query {index}" for index in range(attribution.sizes["query"])]
     rows = gallery.of(names)
     arrays: dict[str, NDArray[Any]] = {"classes": np.array([], dtype=str)}
     if MEASURE in attribution.attrs and attribution["out"].dtype.kind == "U":

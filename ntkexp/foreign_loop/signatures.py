@@ -65,6 +65,8 @@ def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
         autocast_off = torch.autocast(kind, enabled=False)
     with autocast_off:
         count = values.shape[-1]
+        if values.dim() == 2:
+            return torch.mv(values, signature_vector(count, values))[:, None]
         return values.reshape(len(values), -1, count) @ signature_vector(count, values)
 
 
@@ -173,7 +175,7 @@ class OutputsAtEnds:
     end: Tensor | None = None  # None: the model was not evaluated after its last step
     steps: int = -1  # number of steps before `end`
 
-    def hold(
+    def check(
         self,
         began: Sequence[Replayed],
         ended: Sequence[Replayed],

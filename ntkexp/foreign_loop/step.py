@@ -168,7 +168,7 @@ class AbstractStore(ABC):
         """True if the next step is to be stored."""
         return True
 
-    def hold_function(self, function: LossFunction) -> None:
+    def store_function(self, function: LossFunction) -> None:
         """Hold a function of `trace.losses` for replays, if steps are stored with its name only."""
         return
 

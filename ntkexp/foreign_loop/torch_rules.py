@@ -36,14 +36,14 @@ class AbstractTorchRule(AbstractOptimizerRule):
     """The key of the optimizer state that holds the momentum m."""
 
     def step(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None = None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None = None
     ) -> LinearStep:
-        step = self.downwards(group, state, taken, room)
+        step = self.downwards(group, state, step_input, buffer)
         return step.reversed() if group.get("maximize") else step
 
     @abstractmethod
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         """Return the linear step that minimizes, as with `maximize=False`."""
 
@@ -67,7 +67,7 @@ class SGDRule(AbstractTorchRule):
     remembers = "momentum_buffer"
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         rate = float(group["lr"])
         momentum = float(group["momentum"])
@@ -76,7 +76,7 @@ class SGDRule(AbstractTorchRule):
             return step
         if group["nesterov"]:
             step = step.changed(momentum_scale=rate * momentum, gradient_scale=rate)
-        if not taken.times:
+        if not step_input.times:
             return step
         return step.changed(momentum_decay=momentum, momentum_gain=1 - float(group["dampening"]))
 
@@ -95,7 +95,7 @@ class AdamRule(AbstractTorchRule):
     remembers = "exp_avg"  # missing for a parameter that never had a gradient
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         rate, decay = float(group["lr"]), float(group["weight_decay"])
         first, second = group["betas"]
@@ -111,7 +111,7 @@ class AdamRule(AbstractTorchRule):
             momentum_scale=rate * root / (1 - first**count),
             momentum_decay=float(first),
             momentum_gain=1 - float(first),
-            denominator=torch.sqrt(square, out=room).add_(group["eps"] * root),
+            denominator=torch.sqrt(square, out=buffer).add_(group["eps"] * root),
         )
         if group["decoupled_weight_decay"]:
             return step.changed(decoupled_decay=decoupled_decay)
@@ -130,12 +130,12 @@ class RMSpropRule(AbstractTorchRule):
     remembers = "momentum_buffer"
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         square = state["square_avg"]
         if group["centered"]:
             square = square.addcmul(state["grad_avg"], state["grad_avg"], value=-1)
-        denominator = torch.sqrt(square, out=room).add_(group["eps"])
+        denominator = torch.sqrt(square, out=buffer).add_(group["eps"])
         step = LinearStep(float(group["lr"]), l2=float(group["weight_decay"]))
         if group["momentum"] > 0:
             return replace(
@@ -153,10 +153,10 @@ class AdagradRule(AbstractTorchRule):
     kinds = (torch.optim.Adagrad,)
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         rate = float(group["lr"]) / (1 + (float(state["step"]) - 1) * group["lr_decay"])
-        denominator = torch.sqrt(state["sum"], out=room).add_(group["eps"])
+        denominator = torch.sqrt(state["sum"], out=buffer).add_(group["eps"])
         return LinearStep(rate, l2=float(group["weight_decay"]), denominator=denominator)
 
 
@@ -170,11 +170,11 @@ class AdadeltaRule(AbstractTorchRule):
     needs = ("acc_delta",)
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         square, eps = state["square_avg"], group["eps"]
-        moved = taken.state.get("acc_delta", torch.zeros_like(square))
-        denominator = torch.add(square, eps, out=room).sqrt_().div_(moved.add(eps).sqrt_())
+        moved = step_input.state.get("acc_delta", torch.zeros_like(square))
+        denominator = torch.add(square, eps, out=buffer).sqrt_().div_(moved.add(eps).sqrt_())
         return LinearStep(
             float(group["lr"]), l2=float(group["weight_decay"]), denominator=denominator
         )
@@ -187,7 +187,7 @@ class AdamaxRule(AbstractTorchRule):
     remembers = "exp_avg"
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         first = float(group["betas"][0])
         return LinearStep(
@@ -212,7 +212,7 @@ class NAdamRule(AbstractTorchRule):
     remembers = "exp_avg"
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         rate, count = float(group["lr"]), float(state["step"])
         first, second = group["betas"]
@@ -221,7 +221,7 @@ class NAdamRule(AbstractTorchRule):
             for time in (count, count + 1)
         )
         product = float(state["mu_product"])
-        square = torch.div(state["exp_avg_sq"], 1 - second**count, out=room)
+        square = torch.div(state["exp_avg_sq"], 1 - second**count, out=buffer)
         l2, decoupled_decay = decay_of(group)
         return LinearStep(
             momentum_scale=rate * next_ / (1 - product * next_),
@@ -246,7 +246,7 @@ class RAdamRule(AbstractTorchRule):
     remembers = "exp_avg"
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         first, second = group["betas"]
         count = float(state["step"])
@@ -266,7 +266,7 @@ class RAdamRule(AbstractTorchRule):
         if length <= 5.0:
             return step
         shorter = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-        denominator = torch.sqrt(state["exp_avg_sq"], out=room).add_(group["eps"])
+        denominator = torch.sqrt(state["exp_avg_sq"], out=buffer).add_(group["eps"])
         return replace(
             step,
             momentum_scale=float(step.momentum_scale) * sqrt(unbiased * shorter),
@@ -290,10 +290,10 @@ class ASGDRule(AbstractTorchRule):
     needs = ("eta",)
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         first = torch.as_tensor(float(group["lr"]), dtype=state["eta"].dtype)
-        rate = float(taken.state.get("eta", first))
+        rate = float(step_input.state.get("eta", first))
         return LinearStep(
             rate, l2=float(group["weight_decay"]), decoupled_decay=group["lambd"] * rate
         )
@@ -312,11 +312,11 @@ class AdafactorRule(AbstractTorchRule):
     kinds = (torch.optim.Adafactor,)
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         rate, count = float(group["lr"]), float(state["step"])
         least, smallest = group["eps"]
-        least = torch.finfo(taken.weight.dtype).eps if least is None else least
+        least = torch.finfo(step_input.weight.dtype).eps if least is None else least
         if "variance" in state:
             square = state["variance"]
         else:
@@ -325,8 +325,8 @@ class AdafactorRule(AbstractTorchRule):
                 rows.mean(dim=-2, keepdim=True).clamp_(min=least)
             )
         denominator = square.clamp(min=least * least).sqrt_()
-        size = max(smallest, rms(taken.weight)) * min(rate, 1 / sqrt(count))
-        clipped = max(1.0, rms(taken.gradient / denominator) / group["d"])
+        size = max(smallest, rms(step_input.weight)) * min(rate, 1 / sqrt(count))
+        clipped = max(1.0, rms(step_input.gradient / denominator) / group["d"])
         return LinearStep(
             size / clipped,
             decoupled_decay=rate * float(group["weight_decay"]),
@@ -352,7 +352,7 @@ class RpropRule(AbstractTorchRule):
     kinds = (torch.optim.Rprop,)
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         size = state["prev"].abs()
         scale = torch.where(size > 0, state["step_size"] / size, 0.0)
@@ -381,9 +381,9 @@ class MuonRule(AbstractTorchRule):
     remembers = "momentum_buffer"
 
     def downwards(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
-        update = self.update(group, state, taken)
+        update = self.update(group, state, step_input)
         rows, columns = update.shape
         momentum = float(group["momentum"])
 
@@ -399,7 +399,7 @@ class MuonRule(AbstractTorchRule):
             gradient_scale = momentum_scale * (1 - momentum)
             momentum_scale = momentum_scale * momentum
         return replace(
-            self.watched(group, state, taken, None),
+            self.watched(group, state, step_input, None),
             momentum_scale=momentum_scale,
             gradient_scale=gradient_scale,
             mixing=Mixing(matrix / float(first), by_rows=rows > columns),
@@ -407,14 +407,14 @@ class MuonRule(AbstractTorchRule):
         )
 
     def watched(
-        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
+        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
     ) -> LinearStep:
         """Return a linear step with S = N = 0. Its residual is η′X, the whole update except weight
         decay, in bfloat16 as PyTorch computes it.
 
         Proof (b) needs no more, and the matrix L is expensive.
         """
-        update, momentum = self.update(group, state, taken), float(group["momentum"])
+        update, momentum = self.update(group, state, step_input), float(group["momentum"])
         *_, made = newton_schulz(update, group)
         return LinearStep(
             momentum_scale=0.0,
@@ -424,10 +424,10 @@ class MuonRule(AbstractTorchRule):
             residual=made.to(update.dtype) * adjusted_rate(group, *update.shape),
         )
 
-    def update(self, group: Entries, state: Entries, taken: StepInput) -> Tensor:
+    def update(self, group: Entries, state: Entries, step_input: StepInput) -> Tensor:
         """Return the matrix u that Muon orthogonalizes."""
         memory: Tensor = state["momentum_buffer"]
-        return taken.gradient.lerp(memory, group["momentum"]) if group["nesterov"] else memory
+        return step_input.gradient.lerp(memory, group["momentum"]) if group["nesterov"] else memory
 
 
 def newton_schulz(update: Float[Tensor, "row column"], group: Entries) -> Iterator[Tensor]:

@@ -37,7 +37,7 @@ from ntkexp.foreign_loop.closing import rounding_sentence
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects, training_of
 from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
 from ntkexp.foreign_loop.example_gradients import CallReaders
-from ntkexp.foreign_loop.example_losses import LossFunction, hold_function
+from ntkexp.foreign_loop.example_losses import LossFunction, store_function
 from ntkexp.foreign_loop.gallery import Decode, Gallery, ShownExamples, shown, texts
 from ntkexp.foreign_loop.known_optimizers import named
 from ntkexp.foreign_loop.loop_sums import LoopSums, NamedArrays, StepMemory, sums_at_zero
@@ -145,7 +145,7 @@ class Trace:
     @cached_property
     def examples(self) -> dict[str, int]:
         """The index of each example by name, in order of first use."""
-        return {name: place for place, name in enumerate(dict.fromkeys(self.steps.names()))}
+        return {name: index for index, name in enumerate(dict.fromkeys(self.steps.names()))}
 
     def outside(self) -> Float[Tensor, "query out"] | None:
         """Return the change of the outputs caused by weight changes after the last recorded step.
@@ -190,7 +190,7 @@ class Trace:
         """
         if self.watch is None:
             raise Mistake("trace.losses: call it in the loop, while the loop is followed")
-        return self.watch.losses(function, batch)
+        return self.watch.calls.losses(function, batch)
 
     # --- Checks
 
@@ -369,7 +369,9 @@ class Trace:
         self.refuse_empty()
         progress = progress or Silent()
         release_memory(self.module.parameters())
-        places = positions_of(self.steps.calls(), self.called.couples) if positions else None
+        text_positions = (
+            positions_of(self.steps.calls(), self.called.couples) if positions else None
+        )
         steps = self.steps
         end = steps.end | numbers_of(steps.statistics(len(steps)))
 
@@ -389,12 +391,12 @@ class Trace:
         back = LoopBackward(
             reader,
             CallReaders(
-                self.called, reader.trained, self.batch_norm, self.budget.bytes / 2, places
+                self.called, reader.trained, self.batch_norm, self.budget.bytes / 2, text_positions
             ),
             self.queries,
             last,
             self.examples,
-            self.begin_sums(last, components, places),
+            self.begin_sums(last, components, text_positions),
             steps.indices,
             BackwardSum(components=tuple((components or {}).values())),
         )
@@ -405,7 +407,7 @@ class Trace:
         first = numbers_of(steps.statistics(0))
         began = self.replayed(steps.start(0) | first, start)
         ended = self.replayed(end, last.outputs)
-        self.ends.hold(began, ended, steps.count, measured=self.measured is not None)
+        self.ends.check(began, ended, steps.count, measured=self.measured is not None)
 
         # f_T − f_0, including `outside`, the change that no step made
         some_steps = len(steps) < steps.count
@@ -449,7 +451,7 @@ class Trace:
         )
 
     def begin_sums(
-        self, tape: Tape, components: Components | None, places: Positions | None
+        self, tape: Tape, components: Components | None, text_positions: Positions | None
     ) -> LoopSums:
         """Return sums that start at zero. Raise if the sums and one step do not fit into memory."""
         forms_v = any(not known.rule.has_effects for known in self.steps.known)
@@ -460,7 +462,9 @@ class Trace:
             adjoints=3 if forms_v else 1,  # for SGD and Adam, the adjoint V is a multiple of U
         )
         examples = len(self.examples)
-        return sums_at_zero(step, examples, len(self.steps), self.budget, components, places)
+        return sums_at_zero(
+            step, examples, len(self.steps), self.budget, components, text_positions
+        )
 
     def go_back(self, back: LoopBackward, gallery: Gallery, progress: AbstractProgress) -> None:
         """Add all steps to the sums in `back`, and the examples of the steps to `gallery`."""
@@ -610,7 +614,7 @@ def load_trace(
     optimizers = [named(name, rules) for name in files.folder.config["follow"]["optimizers"]]
     functions: dict[str, LossFunction] = {}
     for function in losses:
-        hold_function(functions, function)
+        store_function(functions, function)
     steps = ReplayedSteps(LoopOnDisk(files, functions), module, start["output"], optimizers)
     if not files.ended.exists():
         LOG.warning(

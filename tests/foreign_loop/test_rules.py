@@ -186,7 +186,7 @@ class Scaled(torch.optim.Optimizer):
 class ScaledRule(AbstractOptimizerRule):
     kinds, factor = (Scaled,), 1.0
 
-    def step(self, group, state, taken, room=None):
+    def step(self, group, state, step_input, buffer=None):
         size = self.factor * group["lr"] / state["mean"].square().mean().sqrt()
         return LinearStep(momentum_scale=float(size), momentum_decay=0.9, momentum_gain=0.1)
 

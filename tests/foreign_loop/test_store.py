@@ -492,6 +492,14 @@ def test_the_size_of_a_trace_is_announced(tmp_path: Path, caplog: pytest.LogCapt
     assert "GB are free" in line
 
 
+def test_a_quiet_trace_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "ntkexp.follow"):
+        into(tmp_path / "run", loops.adam, quiet=True)
+        assert not caplog.records
+        into(tmp_path / "other", loops.adam)
+    assert caplog.records
+
+
 # --- Memory.
 
 

@@ -21,9 +21,9 @@ from ntkexp.capacity import MemoryBudget, require_disk
 from ntkexp.foreign_loop.call import Autocast, Circumstances, ModelCall
 from ntkexp.foreign_loop.example_losses import (
     LossFunction,
-    hold_function,
     name_of,
     restored_batch,
+    store_function,
     stored_batch,
 )
 from ntkexp.foreign_loop.example_names import digests
@@ -110,7 +110,7 @@ def find_place(
     gaps.append(distance(here, signature))
 
     # the nearest position; the last one if several are equally near
-    best = min(range(len(places)), key=lambda place: (gaps[place], -place))
+    best = min(range(len(places)), key=lambda index: (gaps[index], -index))
     eps = max(torch.finfo(part.dtype).eps for part in here.values())
     if not gaps[best] <= SAME_WEIGHTS_EPS * eps:
         raise Mistake(
@@ -265,8 +265,8 @@ class DiskStore(AbstractStore):
     def count(self) -> int:
         return self.steps
 
-    def hold_function(self, function: LossFunction) -> None:
-        hold_function(self.functions, function)
+    def store_function(self, function: LossFunction) -> None:
+        store_function(self.functions, function)
 
     # --- Begin a trace, or continue one
 
@@ -538,7 +538,7 @@ class LoopOnDisk:
     @cached_property
     def firsts(self) -> list[int]:
         steps = [event["step"] for event in self.events]
-        return [place for place, step in enumerate(steps) if place == 0 or steps[place - 1] < step]
+        return [index for index, step in enumerate(steps) if index == 0 or steps[index - 1] < step]
 
     @cached_property
     def checkpoints(self) -> list[int]:

@@ -43,12 +43,12 @@ class LoopInMemory:
 
     def add(self, event: Event) -> None:
         """Add an event, and update `firsts`, `checkpoints` and `nbytes`."""
-        place = len(self.events)
+        index = len(self.events)
         begins_step = not self.events or self.events[-1]["step"] < event["step"]
         if begins_step:
-            self.firsts.append(place)
-            if place in self.contents:
-                self.checkpoints.append(place)
+            self.firsts.append(index)
+            if index in self.contents:
+                self.checkpoints.append(index)
         self.events.append(event)
         for key in ("whole", "gradient", "after"):
             self.nbytes += sum(tensor.nbytes for tensor in event[key].values())

@@ -470,9 +470,9 @@ class ReplayedSteps(AbstractSteps):
     def statistics(self, index: int) -> Weights:
         if not self.with_statistics:
             return {}
-        place = bisect_left(self.with_statistics, index, key=lambda event: event["step"])
-        if place < len(self.with_statistics):
-            wanted, _ = self.with_statistics[place]["statistics"]
+        latest = bisect_left(self.with_statistics, index, key=lambda event: event["step"])
+        if latest < len(self.with_statistics):
+            wanted, _ = self.with_statistics[latest]["statistics"]
         else:
             _, wanted = self.with_statistics[-1]["statistics"]
         return {name: value.to(self.device) for name, value in wanted.items()}
@@ -500,21 +500,21 @@ class ReplayedSteps(AbstractSteps):
         return bisect_right(self.loop.checkpoints, self.loop.firsts[index - self.first])
 
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
-        for place in range(len(self.loop.checkpoints)):
-            yield from self.segment(place)
+        for number in range(len(self.loop.checkpoints)):
+            yield from self.segment(number)
 
     def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
         stop = self.first + len(self) if before is None else before
         if stop <= self.first:
             return
-        for place in reversed(range(self.segments_before(stop - 1))):
-            for step, after in reversed(self.segment(place)):
+        for number in reversed(range(self.segments_before(stop - 1))):
+            for step, after in reversed(self.segment(number)):
                 if step.index < stop:
                     yield step, after
 
-    def segment(self, place: int) -> Segment:
+    def segment(self, number: int) -> Segment:
         """Return the steps between checkpoint number `place` and the next one."""
-        begin, stop = [*self.loop.checkpoints, len(self.loop.events)][place : place + 2]
+        begin, stop = [*self.loop.checkpoints, len(self.loop.events)][number : number + 2]
         if (begin, stop) not in self.segments:
             self.segments.clear()  # two segments of a large model would not fit into memory
             self.segments[begin, stop] = self.replayed(begin, stop)

@@ -1,0 +1,329 @@
+"""The hooks at the calls of a followed model. They record the inputs and circumstances of each call.
+
+    begin     the circumstances of the call: the states of random number generators, autocast
+    layer     autocast, if the model enters it
+    end       a copy of the inputs, the index of the step, a signature (random projection) of the
+              outputs, and the weights if the loop has moved them since the latest step, as SAM does
+
+`losses` records a call of the user's function of `trace.losses` in the same way. The hooks raise an
+error if anything but the followed optimizers and calls has changed weights, buffers or BatchNorm's
+running statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ntkexp.foreign_loop.arguments import ONE_NUMBER
+from ntkexp.foreign_loop.batch_norm import couples
+from ntkexp.foreign_loop.call import (
+    Autocast,
+    Circumstances,
+    LayerModes,
+    ModelCall,
+    SeveralOutputs,
+    call_inputs,
+    forbidden_kernels,
+    generator_states,
+)
+from ntkexp.foreign_loop.example_losses import (
+    Batch,
+    LossFunction,
+    copied_batch,
+    refuse_other_losses,
+)
+from ntkexp.foreign_loop.example_names import Ids, names_of
+from ntkexp.foreign_loop.hooks import listen
+from ntkexp.foreign_loop.model_function import shortest
+from ntkexp.foreign_loop.pending_calls import PendingCalls
+from ntkexp.foreign_loop.running_loop import RunningLoop
+from ntkexp.foreign_loop.signatures import signature
+from ntkexp.foreign_loop.step_log import StepLog
+from ntkexp.foreign_loop.store.shards import current_processes
+from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors
+from ntkexp.mistake import Mistake
+from ntkexp.model.functional import (
+    Output,
+    choose_output,
+    named_layers,
+    named_outputs,
+    with_outputs,
+)
+from ntkexp.shapes import Inputs, Weights
+
+
+@dataclass
+class LatestCall:
+    """The circumstances of the latest call, recorded before its first layer runs."""
+
+    generators: Mapping[str, Tensor] = field(default_factory=dict)  # random states before the call
+    forbidden: frozenset[str] = frozenset()  # see `Circumstances`
+    autocast: Autocast | None = None
+    is_at_first_layer: bool = True
+
+
+@dataclass
+class CallRecorder:
+    """Records the calls of a running loop as `PendingCalls`."""
+
+    loop: RunningLoop
+    pending: PendingCalls
+    output: Output
+    ids: Ids
+    log: StepLog | None = None
+    count: int = 0  # number of recorded calls
+    under_way: list[int] = field(default_factory=list)  # `count` at the start of each nested call
+    latest_call: LatestCall = field(default_factory=LatestCall)
+    in_losses: bool = False  # True inside `losses`, where calls of the model are not recorded
+
+    def on_begin(self, *_: object) -> None:
+        """Record the circumstances of a call, before its first layer runs."""
+        if self.in_losses or is_transformed():
+            return
+        self.under_way.append(self.count)
+        if not self.loop.store.takes_next:
+            return
+        self.loop.statistics.begin_call(
+            self.loop.store.count, with_gradients=torch.is_grad_enabled()
+        )
+        if torch.is_grad_enabled():
+            self.latest_call = LatestCall(generator_states(self.loop.inner), forbidden_kernels())
+
+    def on_layer(self, layer: nn.Module, *_: object) -> None:
+        """Record the autocast context of a call, which may begin at its first layer or later."""
+        call = self.latest_call
+        if torch.is_grad_enabled() and call.autocast is None:
+            # `layer.parameters()` would take most of this hook's time
+            own = [weight for weight in layer._parameters.values() if weight is not None]
+            device = next(iter(own or layer.parameters())).device.type
+            call.autocast = Autocast.now(device, whole=call.is_at_first_layer)
+        call.is_at_first_layer = False
+
+    def on_end(
+        self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object
+    ) -> object:
+        """Record a call with gradients enabled.
+
+        If the model returns several tensors, return aliases of them to the loop. Otherwise return
+        None, which leaves the model's answer unchanged.
+        """
+        if self.in_losses or is_transformed():
+            return None
+        contains_calls = self.under_way.pop() < self.count  # for example a library's outer wrapper
+        if not self.loop.store.takes_next:
+            return None
+        statistics = self.loop.statistics.end_call()
+        if contains_calls or not torch.is_grad_enabled():
+            return None
+        output = choose_output(answer, self.output)
+        tensors = differentiable_outputs(answer, output)
+        if not tensors or not output.numel():  # no examples
+            return None
+        weights = self.loop.moved_weights(closely=self.pending.have_gradients)
+        layers = named_layers(self.loop.inner)
+        self.loop.refuse_changes(layers, moves_statistics=statistics is not None)
+        inputs = self.copied_inputs(output, args, kwargs)
+
+        call = ModelCall(
+            at=self.loop.store.count,
+            inputs=inputs,
+            how=self.circumstances(LayerModes.of(layers)),
+            given_names=names_of(inputs, self.ids),
+            signed=signature(output),
+            shape=tuple(output.shape),
+            statistics=statistics,
+            weights=weights,
+        )
+        counts = (
+            None if self.pending.weighing is None else self.pending.weighing.counts(output, call)
+        )
+        if self.log is not None:
+            call.sums_of_loss = self.log.sums_of_loss(output, call)
+        followed = [name for name, tensor in tensors.items() if tensor is output]
+        if followed:
+            past_casts = call.how.autocast is not None
+            listen(output, partial(self.pending.on_gradient, call, counts), past_casts=past_casts)
+        self.pending.calls.append(call)
+        self.count += 1
+        if len(followed) == len(tensors):
+            return None
+        aliases = self.listen_to_several(call, counts, tensors, next(iter(followed), ""))
+        return with_outputs(answer, aliases) if aliases else None
+
+    def losses(self, function: LossFunction, batch: Batch) -> Tensor:
+        """Return the losses `function(model, *batch)`, and record the call if gradients are
+        enabled."""
+        if self.in_losses:
+            return function(self.loop.model, *batch)
+        refuse_unfollowed_losses(self.loop, weighed=self.pending.weighing is not None)
+        records = self.loop.store.takes_next and torch.is_grad_enabled()
+        inputs: Batch = ()
+        weights: Weights | None = None
+        layers = named_layers(self.loop.inner)
+        if records:
+            weights = self.loop.moved_weights(closely=self.pending.have_gradients)
+            self.loop.refuse_changes(layers, moves_statistics=False)
+            inputs = copied_batch(batch)
+            self.loop.store.store_function(function)
+        modes = LayerModes.of(layers)
+        self.latest_call = LatestCall(generator_states(self.loop.inner), forbidden_kernels())
+
+        self.in_losses = True
+        try:
+            losses = function(self.loop.model, *batch)
+        finally:
+            self.in_losses = False
+        if not records:
+            return losses
+        refuse_other_losses(losses, inputs)
+        if self.latest_call.autocast is not None:
+            raise Mistake(f"step {self.loop.store.count}: {IN_AUTOCAST}")
+        if losses.requires_grad:
+            call = ModelCall(
+                at=self.loop.store.count,
+                inputs=inputs,
+                how=self.circumstances(modes),
+                given_names=names_of(inputs, self.ids, len(losses)),
+                signed=signature(losses),
+                shape=tuple(losses.shape),
+                losses=function,
+                weights=weights,
+            )
+            listen(losses, partial(self.pending.on_gradient, call, None), past_casts=False)
+            self.pending.calls.append(call)
+            self.count += 1
+        return losses
+
+    def listen_to_several(
+        self, call: ModelCall, counts: Tensor | None, tensors: Mapping[str, Tensor], followed: str
+    ) -> dict[str, Tensor]:
+        """Register hooks on the gradients of all outputs of a call.
+
+        If the loss may use other outputs than the followed one, return an alias of each output.
+        """
+        rows = examples(call.inputs)
+        with_rows = {
+            name: tensor for name, tensor in tensors.items() if tensor.dim() and len(tensor) == rows
+        }
+        for name in tensors.keys() - with_rows.keys():
+            listen(tensors[name], partial(self.pending.on_inner_loss, call, name), past_casts=False)
+        if list(with_rows) == [followed]:
+            return {}
+
+        signatures = {
+            name: signature(tensor) for name, tensor in with_rows.items() if name != followed
+        }
+        if followed in with_rows and call.signed is not None:
+            signatures[followed] = call.signed
+        shapes = {name: tuple(tensor.shape) for name, tensor in with_rows.items()}
+        call.several = SeveralOutputs(followed, shapes, signatures)
+        aliases = {name: tensor.view_as(tensor) for name, tensor in with_rows.items()}
+        for name, alias in aliases.items():
+            listen(
+                alias,
+                partial(self.pending.on_direct_gradient, call, counts, name),
+                past_casts=False,
+            )
+        return aliases
+
+    def copied_inputs(
+        self, output: Tensor, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Inputs:
+        """Copy the inputs of a call, or raise if its output has no row for each example."""
+        step = self.loop.store.count
+        if not output.dim():
+            raise Mistake(f"step {step}: {ONE_NUMBER}")
+        inputs: Inputs
+        first = args[0] if len(args) == 1 and not kwargs else None
+        if (
+            isinstance(first, Tensor) and first.dim()
+        ):  # the most frequent case, with the fewest calls
+            inputs = first.detach().clone()
+            rows = len(first)
+        else:
+            inputs = map_tensors(torch.clone, as_inputs(call_inputs(args, kwargs)))
+            rows = examples(inputs)
+        if len(output) != rows:
+            raise Mistake(
+                f"step {step}: the model gives {len(output)} rows for {rows} examples; "
+                "follow one whose outputs have the examples as their first axis"
+            )
+        return inputs
+
+    def circumstances(self, modes: LayerModes) -> Circumstances:
+        """Return the circumstances of the latest call, with these modes of the layers.
+
+        They include the random states of those generators that the call used.
+        """
+        call = self.latest_call
+        after = generator_states(self.loop.inner)
+        used = {
+            device: state
+            for device, state in call.generators.items()
+            if not torch.equal(state, after[device])
+        }
+        return Circumstances(modes, used, call.autocast, call.forbidden)
+
+
+IN_AUTOCAST = (
+    "trace.losses: losses under autocast are not followed; compute them with "
+    "torch.autocast(…, enabled=False)"
+)
+
+
+def refuse_unfollowed_losses(loop: RunningLoop, *, weighed: bool) -> None:
+    """Raise if a call of `trace.losses` cannot be followed in this loop.
+
+    `weighed` is True in a loop that runs again with weighted examples.
+    """
+    step = loop.store.count
+    if is_transformed():
+        raise Mistake(
+            f"step {step}: trace.losses: it was called inside a transform of torch.func; call it "
+            "outside, and take the derivatives inside the function"
+        )
+    if weighed:
+        raise Mistake(
+            "again=: trace.losses cannot leave examples out of the loop; run the loop without them"
+        )
+    if current_processes().world > 1:
+        raise Mistake(
+            f"step {step}: trace.losses: losses of several processes are not followed; train in one"
+        )
+    if couples(loop.inner):
+        raise Mistake(
+            f"step {step}: trace.losses: BatchNorm in training mode is not followed there; put "
+            "these layers in eval(), or take another norm"
+        )
+    weight = next(loop.inner.parameters())
+    if torch.is_autocast_enabled(weight.device.type):
+        raise Mistake(f"step {step}: {IN_AUTOCAST}")
+    if shortest(loop.inner) is not None:
+        raise Mistake(
+            f"step {step}: trace.losses: frozen weights in half precision are not followed there; "
+            "convert them to the precision of the trained weights"
+        )
+
+
+def is_transformed() -> bool:
+    """Return True inside a transform of torch.func. Its tensors cannot be recorded.
+
+    >>> torch.func.vmap(lambda x: x * is_transformed())(torch.ones(1)), is_transformed()
+    (tensor([1.]), False)
+    """
+    # torch.compile traces hooks, and the traced call below would always return an object
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def differentiable_outputs(answer: object, followed: Tensor) -> dict[str, Tensor]:
+    """Return the tensors in the model's answer that require gradients, by name."""
+    if isinstance(answer, Tensor):
+        return {"": followed} if followed.requires_grad else {}
+    return {name: tensor for name, tensor in named_outputs(answer).items() if tensor.requires_grad}
