@@ -13,6 +13,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
