@@ -11,6 +11,8 @@ from pathlib import Path
 from posixpath import normpath, relpath
 from typing import TYPE_CHECKING, Any
 
+from docutils import nodes
+
 from ntkexp import __version__
 
 if TYPE_CHECKING:
@@ -18,9 +20,14 @@ if TYPE_CHECKING:
 
 project, author, release = "ntkexp", "the ntkexp authors", __version__
 html_title = f"ntkexp {release}"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-source_suffix = {".md": "markdown"}
+extensions = ["myst_nb", "sphinx_copybutton", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
+nb_execution_mode = "off"  # the stored outputs are shown; CI executes the notebooks by nbmake
+myst_enable_extensions = ["alert"]
+copybutton_exclude = ".linenos, .gp, .go"  # prompts and outputs of doctests
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 autodoc_member_order = "bysource"
@@ -33,6 +40,8 @@ PAGES = {"README.md": "index"} | {
     name: name[:-3].lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 }
 """Files outside docs/ that are pages of the site, by their names there."""
+BELOW = {"reference": "reference/*", "notebooks/README": "*"}
+"""The pages below a page in the navigation. GitHub would show a table of contents in their files as code."""
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -44,6 +53,8 @@ def fill_page(_: Sphinx, name: str, source: list[str]) -> None:
             source[0] = relinked((ROOT / file).read_text("utf-8"), "", folder) + text
             return
     source[0] = relinked(text, folder, folder)
+    if name in BELOW:
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{BELOW[name]}\n```\n"
 
 
 def relinked(text: str, lies_in: str, shown_in: str) -> str:
@@ -67,6 +78,14 @@ def escape_stars(_: Sphinx, *given: Any) -> None:
     lines[:] = [re.sub(r"(?<![`\w*])\*(?=\w+[\],])", r"\\*", line) for line in lines]
 
 
+def widen_meanings(_: Sphinx, doctree: nodes.document, name: str) -> None:
+    """Mark the tables of keys, whose last column is the widest."""
+    for table in doctree.findall(nodes.table):
+        if name.startswith("reference"):
+            table["classes"].append("meanings")
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("doctree-resolved", widen_meanings)
     app.connect("source-read", fill_page)
     app.connect("autodoc-process-docstring", escape_stars)

@@ -138,7 +138,7 @@ def default(value: object) -> str:
 #     text, py                                      does not run
 
 
-PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "reference.md")  # it has its own test
+PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "reference.md")  # it has another test
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w/]+\.(?:py|yaml))\n")
 FEW = "data.train=12 data.query=6 data.test=6"

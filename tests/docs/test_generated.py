@@ -14,7 +14,8 @@ from tests.docs import follow
 from tests.docs import pages as commands
 from tests.docs.architecture import ORDER, PAGE, PICTURE, Part, layers_of, page, picture
 from tests.docs.readme import ROOT
-from tests.docs.reference import CHOICES, FILE, comments, component, reference
+from tests.docs.reference import CHOICES, FOLDER, comments, component
+from tests.docs.reference import pages as reference_pages
 
 PARTS = [part for layer in layers_of(ORDER) for part in layer]
 
@@ -24,13 +25,19 @@ PARTS = [part for layer in layers_of(ORDER) for part in layer]
     [
         (PAGE, page, "architecture"),
         (PICTURE, lambda: picture(layers_of(ORDER)), "architecture"),
-        (FILE, reference, "reference"),
         (follow.PAGE, follow.page, "follow"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_generated_files_are_up_to_date(file: Path, written: Callable[[], str], module: str) -> None:
     assert file.read_text(encoding="utf-8") == written(), f"run `python -m tests.docs.{module}`"
+
+
+def test_the_pages_of_the_reference_are_up_to_date() -> None:
+    written = reference_pages()
+    for file, text in written.items():
+        assert file.read_text(encoding="utf-8") == text, "run `python -m tests.docs.reference`"
+    assert set(FOLDER.iterdir()) <= set(written), "this page belongs to no group; delete it"
 
 
 def test_the_picture_shows_every_part_once_and_in_its_frame() -> None:
