@@ -1,16 +1,20 @@
-"""Generated pages and pictures are up to date, and every part, key and option is described."""
+"""Generated pages and pictures are up to date, and every part, key, option and argument is described."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from inspect import isclass, isfunction
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+import ntkexp
 from ntkexp.config.plain_yaml import read_yaml
-from tests.docs import follow
+from ntkexp.report.plots.examples import AttributionPlots
+from ntkexp.report.plots.run_plots import gallery
+from tests.docs import api, follow
 from tests.docs import pages as commands
 from tests.docs.architecture import ORDER, PAGE, PICTURE, Part, layers_of, page, picture
 from tests.docs.readme import ROOT
@@ -82,3 +86,44 @@ def test_every_key_that_belongs_to_no_group_has_a_meaning() -> None:
 def test_every_option_with_a_value_names_it(path: str) -> None:
     options = filter(commands.is_option, commands.ALL[path].params)
     assert [each.opts[0] for each in options if not each.is_flag and not each.metavar] == []
+
+
+# The page of the Python API.
+
+
+@pytest.mark.parametrize("name", [name for name in api.NAMES if api.is_called(name)])
+def test_a_public_name_documents_its_parameters_and_no_others(name: str) -> None:
+    documented = {entry.lstrip("*") for entry in api.described(name)}
+    assert documented == set(api.parameters(name))
+    assert all(argument.meaning.endswith(".") for argument in api.arguments(name))
+
+
+def test_every_public_name_has_a_description() -> None:
+    exported = {f"ntkexp.{name}" for name in ntkexp.__all__}
+    assert exported <= set(api.NAMES)
+    assert len(set(api.NAMES)) == len(api.NAMES)
+    assert [name for name in api.NAMES if not api.sections(name)[""]] == []
+
+
+def test_functions_that_return_something_say_what() -> None:
+    functions = [name for name in api.NAMES if api.is_called(name) and not isclass(api.place_of(name))]
+    assert [name for name in functions if not {"Returns", "Yields"} & set(api.sections(name))] == []
+
+
+def test_the_page_lists_every_plot_of_a_run_and_of_an_attribution() -> None:
+    text = api.PAGE.read_text(encoding="utf-8")
+    assert set(re.findall(r"`run\.plot\.(\w+)\(\)`", text)) == {name for name, _ in gallery()}
+    shown = {name.rpartition(".")[2] for name in api.NAMES if name.startswith("Attribution.plot.")}
+    plots = {name for name, method in vars(AttributionPlots).items() if returns_axes(method)}
+    assert shown == plots
+
+
+def returns_axes(method: object) -> bool:
+    """Return true for a method that draws."""
+    return isfunction(method) and method.__annotations__.get("return") == "Axes"
+
+
+def test_descriptions_name_no_internal_module() -> None:
+    shown = api.with_objects(api.PAGE.read_text(encoding="utf-8"))
+    modules = set(re.findall(r"ntkexp\.([a-z_]+)[.`]", shown)) - {"bridges", "lightning", "huggingface", "layer"}
+    assert modules - set(ntkexp.__all__) == set()

@@ -490,10 +490,16 @@ class AttributionPlots:
 
         Args:
             query: Index of the query.
-            out: Name or index of the output.
+            out: Name or index of the output. Required if there are several.
             top: Number of examples.
             ax: Axes to draw on, in the style of `rcParams`. By default, a new figure is drawn.
             title: The title. By default, it names the query.
+
+        Returns:
+            The axes. Save the figure with `axes.figure.savefig("picture.svg")`.
+
+        Raises:
+            Mistake: if there is no such query or output, or if the query was not attributed.
         """
         parts = self.array(CONTRIBUTION, query, out)
         order = strongest_first(parts.to_numpy())[:top]
@@ -511,8 +517,19 @@ class AttributionPlots:
         ax: Axes | None = None,
         title: str | None = None,
     ) -> Axes:
-        """Draw the change of the output through each component, including weight decay. Requires
-        `attribute(by=…)`. For the arguments, see `contributions`.
+        """Draw the change of the output through each component, including weight decay.
+
+        Args:
+            query: Index of the query.
+            out: Name or index of the output. Required if there are several.
+            ax: Axes to draw on, in the style of `rcParams`. By default, a new figure is drawn.
+            title: The title. By default, it names the query.
+
+        Returns:
+            The axes. Save the figure with `axes.figure.savefig("picture.svg")`.
+
+        Raises:
+            Mistake: if the loop was attributed without `by=`.
         """
         parts = self.array(BY_COMPONENT, query, out).sum("example")
         if DECAY_BY_COMPONENT in self.arrays:
@@ -529,8 +546,19 @@ class AttributionPlots:
         ax: Axes | None = None,
         title: str | None = None,
     ) -> Axes:
-        """Draw the cumulative change of the output over the steps. For the arguments, see
-        `contributions`.
+        """Draw the cumulative change of the output over the steps.
+
+        Args:
+            query: Index of the query.
+            out: Name or index of the output. Required if there are several.
+            ax: Axes to draw on, in the style of `rcParams`. By default, a new figure is drawn.
+            title: The title. By default, it names the query.
+
+        Returns:
+            The axes. Save the figure with `axes.figure.savefig("picture.svg")`.
+
+        Raises:
+            Mistake: if there is no such query or output.
         """
         by_step = self.array(BY_STEP, query, out)
         last = by_step[LAST_STEP].to_numpy() if LAST_STEP in by_step.coords else None
