@@ -44,6 +44,8 @@ PAGES = {"README.md": "index"} | {
 """Files outside docs/ that are pages of the site, by their names there."""
 BELOW = {"reference": "reference/*", "notebooks/README": "*"}
 """The pages below a page in the navigation. GitHub would show a table of contents in their files as code."""
+SEARCHED = re.compile(r"^<!-- search: (.*) -->$", re.MULTILINE)
+"""Words by which users search for a section. They become entries of the index, which the search shows first."""
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -54,9 +56,15 @@ def fill_page(_: Sphinx, name: str, source: list[str]) -> None:
         if name == page:
             source[0] = relinked((ROOT / file).read_text("utf-8"), "", folder) + text
             return
+    text = SEARCHED.sub(lambda match: entries(match[1].split("; ")), text)
     source[0] = relinked(api.with_objects(text) if name == "api" else text, folder, folder)
     if name in BELOW:
         source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{BELOW[name]}\n```\n"
+
+
+def entries(words: list[str]) -> str:
+    """Return a directive with an entry of the index for each of the words."""
+    return "\n".join(["```{eval-rst}", ".. index::", *(f"   ! {each}" for each in words), "```"])
 
 
 def relinked(text: str, lies_in: str, shown_in: str) -> str:
