@@ -34,6 +34,7 @@ class LoadedRun(Run):
         kernels: Tangent kernels by snapshot, and path kernels by rule, an xarray data set.
         contributions: An `Attribution` with contributions, decay and other parts of the change.
         plot: Pictures as methods, such as `run.plot.ladder()`.
+        diagnostics: The arrays of `diagnostics=` by snapshot, an xarray data set.
         outcome: The result of training in words.
     """
 

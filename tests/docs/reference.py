@@ -34,13 +34,12 @@ HEADINGS = {
     "init": "Initialization of weights",
     "loss": "Losses",
     "machine": "Kernel machines",
-    "measure": "Measures",
     "model": "Networks",
     "optimizer": "Optimizers and step sizes (learning rates)",
     "rule": "Rules for the kernel of a step",
     "schedule": "Schedules of the step size (learning rate)",
 }
-"""The title of the page of each group."""
+"""The titles of pages that are not the plural of the group."""
 INTRODUCTION = """\
 # Configuration keys
 
@@ -93,7 +92,8 @@ def page_of(group: str) -> str:
     usual = CHOICES.defaults().get(group)
     default = f" The default is `{usual}`." if usual else ""
     options = "\n".join(option(group, name) for name in CHOICES.options(group))
-    return f"# {HEADINGS[group]}\n\n{meaning(group)}{default}\n\n{options}\n{WRITTEN}"
+    heading = HEADINGS.get(group, f"{group}s".capitalize())
+    return f"# {heading}\n\n{meaning(group)}{default}\n\n{options}\n{WRITTEN}"
 
 
 def default_of(group: str) -> str:

@@ -67,7 +67,7 @@ def test_every_key_exists(page: Page) -> None:
     said = {word.partition("=")[0] for word in re.findall(r"`([a-z_]+\.\w+(?:=[^`]*)?)`", page.prose)}
     heads = {key.split(".")[0] for key in known}
     assert {
-        key for key in said if key.split(".")[0] in heads and not key.endswith((".yaml", ".json", ".py", ".npz"))
+        key for key in said if key.split(".")[0] in heads and not key.endswith((".yaml", ".json", ".py", ".npz", ".zarr"))
     } <= known
 
 
