@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
 from typing import Any
@@ -80,6 +80,9 @@ ALIASES = {
 """Types of the package in words."""
 
 
+STARS: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
 @dataclass(frozen=True)
 class Argument:
     """A row of the table of arguments."""
@@ -147,7 +150,7 @@ def arguments(name: str) -> Iterator[Argument]:
     """Yield the rows of the table of arguments."""
     texts = described(name)
     for key, parameter in parameters(name).items():
-        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        star = STARS.get(parameter.kind, "")
         shape, meaning = texts.get(f"{star}{key}", texts.get(key, ("", "")))
         yield Argument(f"{star}{key}", shape or in_words(parameter.annotation), default(parameter), meaning)
 
@@ -237,7 +240,7 @@ def tables(name: str, parts: dict[str, str]) -> Iterator[str]:
         yield table(("attribute", "meaning"), [(f"``{entry}``", " ".join(text.split())) for entry, _, text in entries])
 
 
-def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Return a table in reStructuredText."""
     lines = [".. list-table::", "   :header-rows: 1", "   :class: meanings", ""]
     for row in (header, *rows):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
@@ -135,7 +135,7 @@ def draw_followed_loop() -> None:
 
 def draw_optimizers() -> None:
     """Draw the output of one query over the steps of three optimizers, and the strongest example of each."""
-    optimizers = {
+    optimizers: dict[str, Callable[[Any], Any]] = {
         "SGD": lambda weights: torch.optim.SGD(weights, lr=0.05),
         "momentum": lambda weights: torch.optim.SGD(weights, lr=0.02, momentum=0.9),
         "AdamW": lambda weights: torch.optim.AdamW(weights, lr=0.02),
@@ -152,7 +152,7 @@ def draw_optimizers() -> None:
             with ntkexp.follow(model, moved, queries=x[:1]) as trace:
                 for _ in range(60):
                     moved.zero_grad()
-                    (model(x) - y).square().mean().backward()  # type: ignore[no-untyped-call]
+                    (model(x) - y).square().mean().backward()
                     moved.step()
             so_far = trace.attribute(quiet=True)["by_step"][0, 0].cumsum("step").to_numpy()
             axes.plot(np.arange(1, 61), so_far, color=color)
@@ -170,9 +170,11 @@ def draw_effects() -> None:
         values: dict[str, Any] = {}
         exec(Path("my_loop.py").read_text("utf-8"), values)  # the code of the page
         train = values["train"]
-        found = train().attribute(effects=True, again=train, quiet=True)
-        del found
+        train().attribute(effects=True, again=train, quiet=True)
         known = known_effects(ntkexp.load_run("outputs/runs/again"))
+        assert known is not None
+        assert known.check is not None
+        assert known.agreement is not None
     with house_style():
         picture = checked(known.check, known.agreement)
         write(picture.figure, DOCS / "effects.svg", "svg")
