@@ -242,7 +242,7 @@ def tables(name: str, parts: dict[str, str]) -> Iterator[str]:
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Return a table in reStructuredText."""
-    lines = [".. list-table::", "   :header-rows: 1", "   :class: meanings", ""]
+    lines = [".. list-table::", "   :header-rows: 1", "   :class: meanings arguments", ""]
     for row in (header, *rows):
         first, *others = [cell.replace("*", "\\*") if "``" not in cell else cell for cell in row]
         lines += [f"   * - {first}", *(f"     - {cell}".rstrip() for cell in others)]
