@@ -73,7 +73,8 @@ ALIASES = {
     "Steps": "int, or list or range of int",
     "Tensor": "tensor",
     "list[str | int]": "list of them",
-    "nn.Module": "torch.nn.Module",
+    "nn.Module": "Module",
+    "torch.optim.Optimizer": "Optimizer",
     "np.integer[Any]": "int",
     "DataLoader[Any]": "DataLoader",
 }
