@@ -39,7 +39,7 @@ ROWS_AT_ONCE = 256
 class FollowedScores:
     """The scores of a followed training loop at its queries.
 
-    Attributes:
+    Args:
         found: The attribution of the loop.
         queries: The argument `queries=` of `follow`.
         examples: The names of the training examples in the order of the data set, for example
@@ -53,6 +53,9 @@ class FollowedScores:
 
     If the loop was followed with `measure=`, the library's targets are ignored, because the measure
     has its own targets.
+
+    Raises:
+        Mistake: if the number of queries differs from that of the attribution.
     """
 
     found: Attribution
@@ -222,6 +225,17 @@ class QuandaExplainer:
 
     If the model has an output for each class, the scores refer to the output of each target. They
     are positive if an example raised this output.
+
+    Args:
+        model: The trained model.
+        train_dataset: The training data set.
+        task: The task, for quanda.
+        checkpoints: Ignored. quanda passes it.
+        checkpoints_load_func: Ignored. quanda passes it.
+        scores: The scores to look up. Required.
+
+    Raises:
+        Mistake: if `scores` is missing, or if the loop did not use an example of the data set.
     """
 
     model: nn.Module
@@ -244,16 +258,33 @@ class QuandaExplainer:
     def explain(
         self, test_data: Tensor, targets: Sequence[int] | Tensor
     ) -> Float[Tensor, "test train"]:
-        """Return the scores of all training examples at the test points. Each test point must be a
-        query of the followed loop.
+        """Return the scores of all training examples at the test points.
+
+        Args:
+            test_data: The test points, which must be queries of the followed loop.
+            targets: The class of each test point.
+
+        Returns:
+            The scores, [test, train].
+
+        Raises:
+            Mistake: if a test point is not a query, or if the model has other weights.
         """
         assert self.scores is not None
         self.scores.refuse_other_model(self.model, test_data)
         return self.scores.rows(test_data, targets, self.names).to(test_data.device)
 
     def self_influence(self, batch_size: int = 32) -> Float[Tensor, " train"]:
-        """Return the score of each training example at itself. All examples must be queries of the
-        followed loop.
+        """Return the score of each training example at itself.
+
+        Args:
+            batch_size: The number of examples to look up at once.
+
+        Returns:
+            The scores, [train].
+
+        Raises:
+            Mistake: if an example is not a query of the followed loop.
         """
         diagonals: list[Tensor] = []
         for start in range(0, len(self.train_dataset), batch_size):
@@ -268,8 +299,11 @@ class QuandaExplainer:
 class DattriAttributor:
     """An attributor for the metrics of dattri.
 
-    attributor = DattriAttributor(FollowedScores(found, queries=x_query))
-    dattri.metric.lds(attributor.attribute(train_loader, test_loader), ground_truth)
+        attributor = DattriAttributor(FollowedScores(found, queries=x_query))
+        dattri.metric.lds(attributor.attribute(train_loader, test_loader), ground_truth)
+
+    Args:
+        scores: The scores to look up.
     """
 
     scores: FollowedScores
@@ -283,8 +317,16 @@ class DattriAttributor:
         """Return the scores of all training examples at all test points, in the order of the
         loaders.
 
-        If the model has an output for each class, the second item of a test batch must be the
-        targets.
+        Args:
+            train_dataloader: A loader of the training examples that does not shuffle.
+            test_dataloader: A loader of queries of the followed loop that does not shuffle. If the
+                model has an output for each class, the second item of a batch must be the targets.
+
+        Returns:
+            The scores, [train, test].
+
+        Raises:
+            Mistake: if a loader shuffles, or if a test point is not a query.
         """
         for loader in (train_dataloader, test_dataloader):
             is_sequential = isinstance(loader.sampler, SequentialSampler)

@@ -28,7 +28,14 @@ except ImportError as error:
 
 
 class Follow(TrainerCallback):  # type: ignore[misc]  # another library's class
-    """A callback with the options of `ntkexp.follow`."""
+    """A callback for Trainer with the options of `ntkexp.follow`. Its attribute `trace` is the trace.
+
+    Args:
+        **options: The arguments of `ntkexp.follow`, except `model` and `optimizer`.
+
+    Raises:
+        TypeError: if `follow` has no such option.
+    """
 
     def __init__(self, **options: Any) -> None:
         self.session = FollowSession(**options)

@@ -26,10 +26,15 @@ except ImportError as error:
 
 
 class Follow(Callback):  # type: ignore[misc]  # another library's class
-    """A callback with the options of `ntkexp.follow`.
+    """A callback with the options of `ntkexp.follow`. Its attribute `trace` is the trace.
 
-    `model` is the name of the submodule that `training_step` calls, such as 'net' for
-    `self.net(x)`. By default, follow the Lightning module itself, called as `self(x)`.
+    Args:
+        model: The name of the submodule that `training_step` calls, such as 'net' for
+            `self.net(x)`. By default, follow the Lightning module itself, called as `self(x)`.
+        **options: The arguments of `ntkexp.follow`, except `model` and `optimizer`.
+
+    Raises:
+        TypeError: if `follow` has no such option.
     """
 
     def __init__(self, *, model: str = "", **options: Any) -> None:

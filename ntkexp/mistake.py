@@ -44,6 +44,8 @@ def without_secrets(text: str) -> str:
 class Mistake(ValueError):
     r"""An error that the user can correct. Its message is one line and contains advice.
 
+    Functions of the package raise it for invalid arguments, and for loops that cannot be followed.
+
     >>> print(Mistake("data.path=two\nlines"))
     data.path=two\nlines
     """

@@ -495,6 +495,9 @@ def validate(
 
     Returns:
         The LDS and QLD of each method, with the ground truth.
+
+    Raises:
+        Mistake: if `again` is missing or trains another model, or if scores have another shape.
     """
     refuse_arguments(again, split, engine, trust)
     queries = checked_count("queries", queries, 1)

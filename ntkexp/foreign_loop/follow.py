@@ -91,6 +91,8 @@ def follow(
     outputs, as in physics-informed networks, MAML and graphs, call `Trace.losses` in the loop.
 
     Args:
+        model: the module that the loop trains, also compiled or in DistributedDataParallel.
+        optimizer: the optimizer of the loop, or a list of all its optimizers.
         queries: inputs at which the model's outputs are attributed, or a DataLoader that yields
             them in batches. The model is evaluated at the queries when following begins and ends,
             in evaluation mode, without autocast.
@@ -125,6 +127,13 @@ def follow(
             or `mlflow.log_metrics`. `numbers` is a dict with `gradient_norm`, `weight_norm`,
             `learning_rate`, `examples`, `rule_error`, and with `loss=` also the mean `loss`.
         quiet: log no messages while the loop is followed, such as the size of a trace.
+
+    Yields:
+        The trace, which records each step. Call its method `attribute` after the loop.
+
+    Raises:
+        Mistake: if the loop cannot be followed. The page "Which loops are refused" lists the
+            reasons, and when each is found.
 
     A replay draws the same random numbers as the loop, for example in dropout, and enters the same
     autocast contexts.

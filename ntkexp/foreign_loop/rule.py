@@ -142,18 +142,37 @@ class AbstractOptimizerRule(ABC):
             step_input: gradient, weight and state of the parameter before the step.
             buffer: buffer of the parameter's shape. The rule may write into it, and use it as a
                 tensor of the returned step, such as the denominator.
+
+        Returns:
+            The step, with the fields that differ from their defaults.
         """
 
     def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
-        """Return the momentum m after the step, as the optimizer stores it, or None without
-        momentum."""
+        """Return the momentum m after the step, as the optimizer stores it.
+
+        Args:
+            group: settings of the parameter group.
+            state: optimizer state of the parameter after the step.
+
+        Returns:
+            The momentum, or None for an optimizer without momentum.
+        """
         return None
 
     def momentum_at(
         self, group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor
     ) -> Tensor | None:
         """Return the momentum m after the step. Override it if m follows from the state and the
-        weights after the step, and `momentum` returns only the part of m in the state."""
+        weights after the step, and `momentum` returns only the part of m in the state.
+
+        Args:
+            group: settings of the parameter group.
+            state: optimizer state of the parameter after the step.
+            weight: the parameter after the step.
+
+        Returns:
+            The momentum, or None for an optimizer without momentum.
+        """
         return self.momentum(group, state)
 
     def watched(
@@ -164,7 +183,17 @@ class AbstractOptimizerRule(ABC):
         buffer: Tensor | None,
     ) -> LinearStep:
         """Return a linear step that suffices for proof (b). Override it if it is cheaper than
-        `step`."""
+        `step`.
+
+        Args:
+            group: settings of the parameter group.
+            state: optimizer state of the parameter after the step.
+            step_input: gradient, weight and state of the parameter before the step.
+            buffer: buffer of the parameter's shape, as in `step`.
+
+        Returns:
+            The step. It must lead to the same weights and momentum as that of `step`.
+        """
         return self.step(group, state, step_input, buffer)
 
 
@@ -416,8 +445,7 @@ class RuleProof:
         if not isfinite(size_after):
             raise Mistake(
                 f"{claim.where} is no longer finite; training has diverged, follow the steps "
-                "before, or "
-                "smaller ones"
+                "before, or smaller ones"
             )
         rounding = claim.rounding
 
@@ -529,8 +557,7 @@ def astray(where: str, missed: float) -> str:
     """Return the error message for a step that differs from the optimizer's rule."""
     return (
         f"{where} is not where its optimizer's rule leads, by {missed:.2g} or more; was its "
-        "gradient "
-        "changed in the step, or its memory, or the weight before the step was over?"
+        "gradient changed in the step, or its memory, or the weight before the step was over?"
     )
 
 

@@ -77,7 +77,10 @@ LOG = logging.getLogger("ntkexp.follow")
 
 @dataclass(repr=False)
 class Trace:
-    """The recorded steps of a followed loop, and a copy of its model for replays."""
+    """The recorded steps of a followed loop, and a copy of its model for replays.
+
+    `ntkexp.follow` yields it. `print(trace)` shows the number of steps, examples and queries.
+    """
 
     steps: AbstractSteps
     module: nn.Module
@@ -172,8 +175,14 @@ class Trace:
             function: a function of the model and the batch that returns a tensor [examples]. It
                 is called again when the loop is attributed, so it must use the model that it is
                 given, and have no side effects.
-            batch: tensors and numbers. Tensors with as many rows as there are losses name the
+            *batch: tensors and numbers. Tensors with as many rows as there are losses name the
                 examples.
+
+        Returns:
+            The losses, a tensor [examples]. Compute the loss of the loop from them.
+
+        Raises:
+            Mistake: outside of the loop, or if the function cannot be recorded.
 
         >>> from ntkexp import follow
         >>> def losses(model, x):
@@ -303,6 +312,14 @@ class Trace:
                 which takes one backward pass for each example. With 'constant', batch statistics
                 are constants, one pass suffices, and `coupling` is the difference.
             quiet: show no progress.
+
+        Returns:
+            The data set. `found.explain(query)` prints the terms of one prediction, `found.plot`
+            has pictures, and `found.to_scores()` returns a matrix for other libraries.
+
+        Raises:
+            Mistake: if no step was followed, if a proof fails, or if the sums need more memory than
+                `memory_gb`.
 
         If the trace is in a folder, the folder becomes a run, which `ntkexp report` and `ntkexp
         explain` show. In a notebook, the result shows the examples with the largest contributions

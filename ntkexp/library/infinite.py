@@ -68,27 +68,42 @@ def infinite_kernel(
 ) -> InfiniteKernels:
     """Return the NNGP kernel and the tangent kernel as a named tuple (nngp, ntk).
 
-    Examples are [example, channel, *pixel] or [example, feature].
+    Layers are Dense, Conv, PaddedConv, ConvTranspose, ReLU, LeakyReLU, Abs, Erf, GELU, Sin, Cos,
+    Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool, GlobalAvgPool, Flatten, LayerNorm, Dropout,
+    SelfAttention, Residual, Concatenation. The `W_std` and `b_std` of layers may be tensors. Both
+    kernels are differentiable with respect to these and to the inputs.
 
-    `spec` is a list of layers, each a mapping `{"layer": NAME, …}` or a layer of `ntkexp.layer`, or
-    such a list as JSON. Layers are Dense, Conv, PaddedConv, ConvTranspose, ReLU, LeakyReLU, Abs,
-    Erf, GELU, Sin, Cos, Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool, GlobalAvgPool, Flatten,
-    LayerNorm, Dropout, SelfAttention, Residual, Concatenation. Without `x2`, the examples of `x1`
-    are paired with each other, and the correlation of an example with itself is exactly 1. The
-    `W_std` and `b_std` of layers may be tensors. Both kernels are differentiable with respect to
-    these and to the inputs. A call uses memory up to `memory_gb` in addition to its result.
-
-    `spec` may also be an `nn.Sequential`. Its layers are used, but not the values of its weights.
-    By default, weights are assumed to have torch's initialisation, uniform on [−1/√n, 1/√n] for n
+    If `spec` is an `nn.Sequential`, its layers are used, but not the values of its weights. By
+    default, weights are assumed to have torch's initialisation, uniform on [−1/√n, 1/√n] for n
     inputs, which is W_std = 1/√3 and b_std = 1/√(3n) in standard parametrisation.
-    `tangent_kernel(module, x)` then tends to `ntk` as the width grows. `W_std`, `b_std` and `param`
-    ("standard" or "ntk") override this for all layers. Dropout has an effect only in training mode.
+    `tangent_kernel(module, x)` then tends to `ntk` as the width grows. Dropout has an effect only
+    in training mode.
 
-    `method="monte_carlo"` draws `samples` networks of the given width, and returns the means of
-    their kernels over draws and outputs. The attribute `error` holds the standard errors of these
-    means. They do not include the difference between finite and infinite width, which is
-    O(1/width). This method accepts any module whose layers can draw their weights by
-    `reset_parameters`.
+    Args:
+        spec: a list of layers, each a mapping `{"layer": NAME, …}` or a layer of `ntkexp.layer`;
+            such a list as JSON; or an `nn.Sequential`.
+        x1 (tensor [example, feature] or [example, channel, pixel, …]): the examples.
+        x2 (tensor, or None): other examples. Without them, the examples of `x1` are paired with
+            each other, and the correlation of an example with itself is exactly 1.
+        W_std: the scale of the weights in all layers of an `nn.Sequential`.
+        b_std: the scale of the biases in all layers of an `nn.Sequential`.
+        param: the parametrisation of an `nn.Sequential`, "standard" or "ntk".
+        method: "monte_carlo" draws networks of the given width, and returns the means of their
+            kernels over draws and outputs. It accepts any module whose layers can draw their
+            weights by `reset_parameters`. The means do not include the difference between finite
+            and infinite width, which is O(1/width).
+        samples: the number of networks that Monte Carlo draws.
+        seed: the seed of these networks.
+        memory_gb: the memory in addition to the result.
+        engine: "torch", or "fused" for a compiled engine on CPUs, or "auto".
+        threads: the number of CPU threads. By default, all.
+
+    Returns:
+        The kernels `nngp` and `ntk`, [n1, n2] each. With Monte Carlo, the attribute `error` holds
+        the standard errors of both.
+
+    Raises:
+        Mistake: if a layer has no closed form, or if the engine does not support it.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     >>> infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x).nngp

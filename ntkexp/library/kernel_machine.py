@@ -70,15 +70,25 @@ class KernelMachine:
 
     The loss is Σᵢ‖f(xᵢ) − yᵢ‖²/2n, the mean over the n examples, as in `ntkexp kernel predict`.
 
-    `kernel` is a `TangentKernel`, or any function of (x1, x2) that returns [n1, n2], [n1, n2, C] or
-    [n1, C, n2, C]. It may also be "precomputed": `fit` and `predict` then take matrices of these
-    shapes in place of examples. The trace of a `TangentKernel` is divided by the number C of
-    columns of y. `time` is t, `steps` is k and `step_size` is η. `start` is the function f_0, by
-    default zero.
+    All equations are solved in double precision. Results are tensors if y is a tensor, otherwise
+    arrays.
 
-    With `classes=True`, y holds labels. They are encoded as targets as for `loss=squared`.
-    `predict` then returns labels, and `decision_function` returns the outputs. All equations are
-    solved in double precision. Results are tensors if y is a tensor, otherwise arrays.
+    Args:
+        kernel: a `TangentKernel`, or any function of (x1, x2) that returns [n1, n2], [n1, n2, C] or
+            [n1, C, n2, C]. With "precomputed", `fit` and `predict` take matrices of these shapes in
+            place of examples. The trace of a `TangentKernel` is divided by the number C of columns
+            of y.
+        ridge: the ridge, which is added to the eigenvalues.
+        time: t, the time of gradient flow.
+        steps: k, the number of steps of gradient descent.
+        step_size: η, the step size (learning rate) of gradient descent.
+        start: the function f_0, such as a network. By default, f_0 is zero.
+        classes: True if y holds labels. They are encoded as targets as for `loss=squared`.
+            `predict` then returns labels, and `decision_function` returns the outputs.
+        memory_gb: the memory for blocks of the kernel.
+
+    Raises:
+        Mistake: if arguments exclude each other, such as `time` and `steps`.
 
     >>> plain = KernelMachine(lambda x1, x2: x1 @ x2.T, ridge=1.0)
     >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([6.0, 12.0])
@@ -129,7 +139,18 @@ class KernelMachine:
         self.fitted: LearnedMachine | None = None
 
     def fit(self, x: Examples, y: Any) -> KernelMachine:
-        """Train on examples with targets [n] or [n, C], or labels [n]. Return `self`."""
+        """Train on examples.
+
+        Args:
+            x: the examples, or with "precomputed" the kernel matrix of all pairs.
+            y (tensor or array [n] or [n, C]): the targets, or with `classes` the labels [n].
+
+        Returns:
+            The machine itself.
+
+        Raises:
+            Mistake: if x and y have different lengths, or if a value is not finite.
+        """
         labels, targets = self.encoded(y)
         count, width = targets.shape
         form, matrices = self.matrices(x, None, width)
@@ -161,8 +182,15 @@ class KernelMachine:
         return self
 
     def predict(self, x: Examples) -> Any:
-        """Return the predictions f̂(x) in the shape of the targets, or, with `classes`, the label of
-        the largest output.
+        """Return the predictions f̂(x).
+
+        Args:
+            x: the examples, or with "precomputed" the matrix [n1, n] of the kernel with the
+                training examples.
+
+        Returns:
+            The predictions in the shape of the targets, or, with `classes`, the label of the
+            largest output.
         """
         if not self.classes:
             return self.decision_function(x)
@@ -172,22 +200,35 @@ class KernelMachine:
         return torch.as_tensor(labels) if machine.is_tensor else labels
 
     def decision_function(self, x: Examples) -> Any:
-        """Return the outputs f̂(x) as [n, C], or as [n] for targets with one axis or for two
-        classes."""
+        """Return the outputs f̂(x), also with `classes`.
+
+        Args:
+            x: the examples, as in `predict`.
+
+        Returns:
+            The outputs [n, C], or [n] for targets with one axis or for two classes.
+        """
         machine, outputs = self.outputs(x)
         outputs = outputs[:, 0] if machine.is_vector and outputs.shape[1] == 1 else outputs
         return outputs if machine.is_tensor else outputs.numpy()
 
     def deviation(self, x: Examples, nngp: Kernel | None = None) -> Any:
-        """Return the standard deviation of the outputs at x, [n], for a kernel of one matrix for
-        all outputs.
+        """Return the standard deviation of the outputs at x, for a kernel of one matrix for all
+        outputs.
 
-        Without `nngp`, this is the posterior deviation of the Gaussian process with this kernel,
-        given targets with noise of variance `ridge`. If `nngp` is the covariance 𝒢 of the outputs
-        before training, this is the deviation over random initial weights of networks that train
-        all layers:
+        Args:
+            x: the examples.
+            nngp: the covariance 𝒢 of the outputs before training, a function of (x1, x2).
 
-            σ² = 𝒢(x, x) + A 𝒢(X, X) Aᵀ − 2 A 𝒢(X, x),    A = K(x, X) g(K(X, X) + ridge)
+        Returns:
+            The deviation [n]. Without `nngp`, it is the posterior deviation of the Gaussian process
+            with this kernel, given targets with noise of variance `ridge`. With `nngp`, it is the
+            deviation over random initial weights of networks that train all layers::
+
+                σ² = 𝒢(x, x) + A 𝒢(X, X) Aᵀ − 2 A 𝒢(X, x),    A = K(x, X) g(K(X, X) + ridge)
+
+        Raises:
+            Mistake: if the kernel is "precomputed", or has a matrix for each output.
         """
         machine = self.fitted_machine()
         if machine.form != "matrix" or self.kernel == PRECOMPUTED:

@@ -70,10 +70,27 @@ def secant_kernel(
     """Return the secant kernel K̄(x, x′) = J̄(x) J(x′)ᵀ.
 
     J̄(x) is the secant Jacobian of the segment start → end at the queries: f(x; end) − f(x; start)
-    = J̄(x) (end − start). J(x′) is the Jacobian at `start` at the training inputs. Inputs,
-    `output`, `outputs` and `casts` are as in `tangent_kernel`. If the secant does not explain the
-    change of the outputs up to rounding, the function warns or raises. For a gradient step end =
-    start − η Σᵢ J(xᵢ)ᵀ ℓ′ᵢ, the change of the outputs is exactly −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ:
+    = J̄(x) (end − start). J(x′) is the Jacobian at `start` at the training inputs.
+
+    Args:
+        module: any module, as in `tangent_kernel`.
+        start: the weights before the step, by name.
+        end: the weights after the step, by name.
+        queries: the inputs x, as in `tangent_kernel`.
+        train: the inputs x′.
+        output: the name or index of a tensor, if the module returns several.
+        outputs: "all", a list of indices, or "trace".
+        casts: "ignore" skips casts to dtypes of lower precision than the weights.
+
+    Returns:
+        The kernel, [query, out, train, out_].
+
+    Raises:
+        Mistake: if the module has an operation without a difference rule, or if the secant does not
+            explain the change of the outputs.
+
+    For a gradient step end = start − η Σᵢ J(xᵢ)ᵀ ℓ′ᵢ, the change of the outputs is exactly
+    −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ:
 
     >>> import torch
     >>> layers = torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)

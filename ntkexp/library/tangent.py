@@ -302,19 +302,33 @@ def tangent_kernel(
     """Return the tangent kernel K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the parameters that
     require gradients.
 
-    Inputs are a tensor, a tuple of tensors or a dict of keyword arguments. The first axis of each
-    tensor is that of the examples. `weights` replaces some or all parameters of the module. If the
-    module returns several tensors, `output` names one. Its axes after the first are flattened, and
-    `outputs` chooses among the C resulting outputs: "all", a list of indices, "trace" for Σ_c K[x,
-    c, x′, c] as [n1, 1, n2, 1], or "diagonal" for K[x, c, x′, c] as [n1, n2, C]. `casts="ignore"`
-    skips casts to dtypes of lower precision than the weights. If the module contains such casts, a
-    warning states the rounding error.
+    Other libraries call it the empirical NTK. If the Jacobians exceed the memory, the kernel is
+    computed in chunks of examples and parameters.
 
-    If the Jacobians exceed the memory, the kernel is computed in chunks of examples and parameters.
-    For many examples and a large module, `sketch=k` projects gradients to k random dimensions,
-    drawn from `seed`. The function then returns an unbiased estimate K̂ and an error bar, which ‖K̂
-    − K‖_F exceeds with probability 1 %. The error decreases like 1/√k. Sketches suit kernel change,
-    spectra and alignment, but not single entries.
+    Args:
+        module: any module whose outputs for an example do not depend on the other examples.
+        x1: a tensor, a tuple of tensors or a dict of keyword arguments. The first axis of each
+            tensor is that of the examples.
+        x2: other examples, by default those of x1.
+        weights: replaces some or all parameters of the module, by name.
+        output: the name or index of a tensor, if the module returns several. Its axes after the
+            first are flattened to C outputs.
+        outputs: "all", a list of indices, "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2, 1], or
+            "diagonal" for K[x, c, x′, c] as [n1, n2, C].
+        casts: "ignore" skips casts to dtypes of lower precision than the weights. With "keep", a
+            warning states the rounding error if the module contains such casts.
+        sketch: the number k of random dimensions to which gradients are projected, for many
+            examples and a large module. Sketches suit kernel change, spectra and alignment, but not
+            single entries.
+        seed: the seed of the projection.
+
+    Returns:
+        The kernel, [n1, C, n2, C]. With `sketch`, a pair: an unbiased estimate K̂, and an error bar,
+        which ‖K̂ − K‖_F exceeds with probability 1 %. The error decreases like 1/√k.
+
+    Raises:
+        Mistake: if the module is random, couples the examples of a batch, or needs more memory than
+            the machine has.
 
     >>> import torch
     >>> layer, x = torch.nn.Linear(50, 1).double(), torch.eye(9, 50).double()

@@ -48,19 +48,25 @@ MAX_BLOCK_SIDE = 2**20  # largest number of examples on one side of a block
 class TangentKernel:
     """The tangent kernel K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ of a module, as a function of (x1, x2).
 
-    By default, x2 is x1. `outputs` chooses the form::
+    `outputs` chooses the form::
 
         "all"         K[x, c, x′, c′]                    [n1, C, n2, C]
         "trace"       Σ_c K[x, c, x′, c], one matrix     [n1, n2]
         "diagonal"    K[x, c, x′, c] for each output c   [n1, n2, C]
 
-    Examples are given as for `tangent_kernel`, as a NumPy array, or as a DataLoader that does not
-    shuffle. Floating-point arrays are converted to the dtype of the weights. From a batch (inputs,
-    targets, …) of a DataLoader, the first entry is used, or the result of the function `inputs` of
-    the batch. If all arguments are arrays, the result is an array. `weights`, `output` and `casts`
-    are as in `tangent_kernel`. Without `weights`, the kernel uses the weights of the module at the
-    time of the call. The kernel is computed in blocks of rows and columns that need about
-    `memory_gb`.
+    Args:
+        module: any module, as in `tangent_kernel`.
+        outputs: the form of the kernel: "all", "trace" or "diagonal".
+        weights: replaces parameters of the module, by name. By default, the kernel uses the weights
+            of the module at the time of the call.
+        output: the name or index of a tensor, if the module returns several.
+        inputs: a function that returns the inputs from a batch of a DataLoader. By default, the
+            first entry of a batch (inputs, targets, …) is used.
+        memory_gb: the memory for blocks of rows and columns.
+        casts: "ignore" skips casts to dtypes of lower precision than the weights.
+
+    Raises:
+        Mistake: if `outputs` is none of the three.
 
     >>> kernel = TangentKernel(nn.Linear(2, 1).double(), outputs="trace")
     >>> kernel(np.array([[1.0, 2.0], [0.0, 3.0]]))
@@ -105,6 +111,19 @@ class TangentKernel:
     def __call__(self, x1: Examples, x2: Examples | None = None) -> Tensor: ...
 
     def __call__(self, x1: Examples, x2: Examples | None = None) -> Tensor | np.ndarray[Any, Any]:
+        """Compute the kernel between two sets of examples.
+
+        Args:
+            x1: the examples: as for `tangent_kernel`, a NumPy array, or a DataLoader that does not
+                shuffle. Floating-point arrays are converted to the dtype of the weights.
+            x2: other examples, by default those of x1.
+
+        Returns:
+            The kernel in the form of `outputs`. If all arguments are arrays, it is an array.
+
+        Raises:
+            Mistake: if the module is random or couples examples, or if a loader shuffles.
+        """
         left = self.rows(x1, "x1")
         right = None if x2 is None else self.rows(x2, "x2")
         kernel = self.matrix(left, right)

@@ -134,6 +134,20 @@ class LinearStep:
     A coefficient is one number, or a tensor with one number per weight. M is the identity, except
     for optimizers such as Muon, which mix the entries of a matrix. r is the part of the step that
     is not linear in gradients, such as rounding.
+
+    Args:
+        momentum_scale: S, the factor of the momentum in the step.
+        gradient_scale: N, the factor of the gradient in the step, as for Nesterov's momentum.
+        momentum_decay: β, the factor of the old momentum.
+        momentum_gain: α, the factor of the gradient in the momentum.
+        l2: λ, weight decay that is added to the gradient.
+        decoupled_decay: d, weight decay that acts on the weights, as in AdamW.
+        denominator: n, which divides S and N, such as Adam's √v + ε. None means 1.
+        mixing: M, a linear map between the entries of a matrix. None means the identity.
+        residual: r, the part of the step that is not linear in gradients. None means 0.
+
+    Raises:
+        Mistake: if a coefficient is neither a number nor a tensor.
     """
 
     momentum_scale: Coefficient  # S

@@ -21,7 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedRun(Run):
-    """A finished run with pictures: `run.plot` and `run.contributions.plot`."""
+    """A finished run with pictures: `run.plot` and `run.contributions.plot`.
+
+    Large arrays are read from the folder when they are first used.
+
+    Attributes:
+        path: The folder of the run.
+        config: The settings, as a nested dict.
+        metrics: Loss, kernel change, spectrum and more, a data frame with one row per step.
+        results: The table of kernel machines, a data frame.
+        predictions: The outputs of each kernel machine, [machine, point, out].
+        kernels: Tangent kernels by snapshot, and path kernels by rule, an xarray data set.
+        contributions: An `Attribution` with contributions, decay and other parts of the change.
+        plot: Pictures as methods, such as `run.plot.ladder()`.
+        diagnostics: The arrays of `diagnostics=` by snapshot, an xarray data set.
+        outcome: The result of training in words.
+    """
 
     @cached_property
     def contributions(self) -> Attribution:
@@ -49,7 +64,17 @@ class LoadedRun(Run):
 
 
 def load_run(folder: Path | str) -> LoadedRun:
-    """Load a finished run. Raise a `Mistake` with the reason if the folder does not contain one."""
+    """Load a finished run.
+
+    Args:
+        folder: The folder of the run, which the command prints, or of an attributed trace.
+
+    Returns:
+        The run, with tables, arrays and pictures.
+
+    Raises:
+        Mistake: if the folder contains no finished run, or if a file is damaged.
+    """
     if not isinstance(folder, str | Path) or "\0" in str(folder):
         raise Mistake(
             f"the folder of a run is {in_short(folder)}, a {type(folder).__name__}; give its path"

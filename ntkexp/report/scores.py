@@ -52,7 +52,11 @@ LOWER_WITHOUT = "positive: the output would be lower without the example"
 
 
 class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspects its subclasses
-    """The arrays of `records.contributions`, on the axes query, out and example.
+    """The contributions and other parts of the change, an xarray data set with the axes query, out
+    and example.
+
+    `trace.attribute()` returns it, and `run.contributions` has it. Its arrays are listed under
+    `Trace.attribute`. Select and sum them as in any data set: `found["contribution"].sum("example")`.
 
     >>> parts = np.array([[[1.0, -2.0]], [[0.5, 0.0]]])
     >>> found = Attribution({"contribution": (DIMS, parts)}, {"example": ["a", "b"]})
@@ -76,6 +80,9 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     def summary(self) -> str:
         """Summarise the attribution: its parts, the error of their sum, and the cancellation.
+
+        Returns:
+            One sentence.
 
         >>> arrays = {"contribution": (DIMS, np.array([[[3.0, -1.0]]]))}
         >>> arrays |= {"decay": (QUERY_OUT, np.array([[2.0]])), "change": (QUERY_OUT, np.array([[4.0]]))}
@@ -142,6 +149,9 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
         Returns:
             An explanation that prints as a text with tables. `as_json(top)` returns it as a dict.
+
+        Raises:
+            Mistake: if there is no such query or output, or if the query was not attributed.
         """
         find = getattr(self, "_find", lambda axis, place: None)
         return explain_attribution(self, query, out, find)
@@ -170,6 +180,10 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         Returns:
             The scores of all attributed queries. The coordinate `query` holds their indices. Call
             `.to_pandas()` for a data frame, or `.to_numpy()` for an array.
+
+        Raises:
+            Mistake: if there are several outputs and `out` is missing, or if there are no such
+                scores.
         """
         if layout not in LAYOUTS:
             raise WrongArgument(
@@ -201,8 +215,9 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
     def to_pandas(self) -> pd.Series | pd.DataFrame:
         """Return a data frame with a row for each attributed query, each output and each example.
 
-        The columns are contributions, contributions by component, and effects. Effects keep their
-        sign, unlike in `to_scores`.
+        Returns:
+            A frame whose columns are contributions, contributions by component, and effects.
+            Effects keep their sign, unlike in `to_scores`.
         """
         columns = {name: self[name] for name in self._scores if set(self[name].dims) == set(DIMS)}
         if not columns:  # the data set was reduced and has no scores

@@ -127,7 +127,19 @@ class ValidatedScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """The scores of all methods, and the ground truth."""
+    """The scores of all methods, and the ground truth.
+
+    Attributes:
+        table: A table with the LDS and QLD of each method. `print(validation)` shows it.
+        sentences: Definitions of the numbers, and reasons to doubt them.
+        scores: The LDS and QLD of each method, with 95 % intervals.
+        truth: The ground truth: which examples each retraining left out, and the outputs after it.
+        harm_by_chance: The QLD of as many random examples.
+        top: The number of examples that are removed for the QLD.
+        metasmoothness: Near 1 if the weights change smoothly with the data.
+        lower_is_better: True if the outputs are losses.
+        doubts: Reasons to doubt the numbers.
+    """
 
     truth: GroundTruth
     scores: tuple[ValidatedScore, ...]

@@ -53,7 +53,8 @@ def judged(tree: dict[str, Any], table: pd.DataFrame) -> JudgedClaim:
     """Return a claim whose looks were judged by this table."""
     claim = claim_of("mine", tree, Builder())
     looks = {MAIN: LOOK, CONTROL: LOOK, SECOND: LOOK}
-    said = {"name": "mine", "digest": "0", "size": "quick", "statement": "", "source": "", "refutes": "", "command": ""}
+    said: dict[str, Any] = {"name": "mine", "digest": "0", "size": "quick", "statement": ""}
+    said |= {"source": "", "refutes": "", "command": ""}
     record = ClaimRecord(path=Path("mine"), looks=looks, **said)
     return JudgedClaim(claim.looks, record, dict.fromkeys(looks, table))
 
@@ -125,7 +126,7 @@ def test_every_line_of_a_panel_is_drawn_and_looks_different() -> None:
     (axes,) = draw_change_by_width(rows, "width", {"weights": names}, "They fall").axes
     means = [line for line in axes.get_lines() if line.get_marker() == "o"]
     for line, column in zip(means, names.values(), strict=True):
-        np.testing.assert_allclose(line.get_ydata(), rows.groupby("width")[column].mean())
+        np.testing.assert_allclose(np.asarray(line.get_ydata(), dtype=float), rows.groupby("width")[column].mean())
     assert len({(str(line.get_color()), line.get_linestyle()) for line in means}) == 8
     assert {*names} <= {text.get_text() for text in axes.texts}
 

@@ -134,11 +134,12 @@ def default(value: object) -> str:
 #
 #     python, yaml with a name in its first line    is written to this file
 #     python                                        runs, and prints the following block `text`
+#     python, no import in its first line           continues the program before it
 #     sh                                            each line runs in a shell, with smaller sizes from `SHORTER`
 #     text, py                                      does not run
 
 
-PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "reference.md")  # it has its own test
+PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "reference.md")  # it has another test
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w/]+\.(?:py|yaml))\n")
 FEW = "data.train=12 data.query=6 data.test=6"
@@ -189,9 +190,18 @@ class Block:
         """The lines of a shell block."""
         return self.text.splitlines() if self.language == "sh" else []
 
+    @property
+    def is_program(self) -> bool:
+        return self.language == "python" and not self.file
+
+    @property
+    def continues(self) -> bool:
+        """True if the block continues the program before it."""
+        return self.is_program and not self.text.startswith(("import ", "from "))
+
     def run(self, folder: Path) -> None:
         """Run a program. Its output must agree with the text below it."""
-        if self.language == "python" and not self.file:
+        if self.is_program:
             if "multiprocessing" in self.text:  # its processes import it again
                 output = printed([sys.executable, "-c", self.text], folder)
             else:
@@ -220,6 +230,19 @@ class Page:
         return [Block(block.language, block.text, text) for block, text in zip(found, below, strict=False)]
 
     @property
+    def programs(self) -> list[Block]:
+        """The blocks, with those that continue a program joined to it."""
+        joined: list[Block] = []
+        for block in self.blocks:
+            before = next((k for k in reversed(range(len(joined))) if joined[k].is_program), None)
+            if block.continues and before is not None:
+                start = joined[before]
+                joined[before] = Block("python", f"{start.text}\n{block.text}", start.below + block.below)
+            else:
+                joined.append(block)
+        return joined
+
+    @property
     def commands(self) -> list[str]:
         """Every line of a shell."""
         return [line for block in self.blocks for line in block.commands]
@@ -234,7 +257,7 @@ class Page:
     def carry_out(self, folder: Path) -> None:
         """Run all commands and programs of the page."""
         self.files(folder)
-        for block in self.blocks:
+        for block in self.programs:
             for line in block.commands:
                 carried_out(line, folder)
             block.run(folder)

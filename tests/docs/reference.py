@@ -1,6 +1,7 @@
-"""docs/reference.md, from the components, their YAML files and the help of the commands.
+"""docs/reference.md and a page per group in docs/reference/, from the components, their YAML files and the help of
+the commands.
 
-`python -m tests.docs.reference` writes it, and a test compares it.
+`python -m tests.docs.reference` writes them, and a test compares them.
 """
 
 from __future__ import annotations
@@ -24,37 +25,57 @@ from tests.docs import pages as commands
 from tests.docs.readme import ROOT
 
 FILE = ROOT / "docs" / "reference.md"
+FOLDER = ROOT / "docs" / "reference"
 CHOICES = Choices(config_folders(None))
 LINE = re.compile(r"( *)([\w.]+):.*?(?: # (.*))?")  # indentation, key, comment
 HEADER = ("key", "takes", "default", "meaning")
+HEADINGS = {
+    "data": "Data sets",
+    "init": "Initialization of weights",
+    "loss": "Losses",
+    "machine": "Kernel machines",
+    "model": "Networks",
+    "optimizer": "Optimizers and step sizes (learning rates)",
+    "rule": "Rules for the kernel of a step",
+    "schedule": "Schedules of the step size (learning rate)",
+}
+"""The titles of pages that are not the plural of the group."""
 INTRODUCTION = """\
-# Reference
+# Configuration keys
 
-Every choice, with every key that it has; every sweep; and [every command](#commands). A choice is made as
-`data=moons`, a key is set as `data.noise=0.2`, on the command line or in a YAML file of yours (`--config-dir`).
-`ntkexp config` shows what a command line comes to, and `ntkexp config --tree` says in the terminal what this page says
-of choices. A default of – has to be given.
+This page lists the settings of every experiment. Each group of options has a page. Choose an option by its name, such
+as `data=moons`, and set a key by its value, such as `data.noise=0.2`, on the command line or in your own YAML file
+(`--config-dir`). `ntkexp config` prints the resulting settings, and `ntkexp config --tree` lists all options in the
+terminal. A key with the default – must be given.
 
-This page is written by `python -m tests.docs.reference`; change the components, their YAML files and the commands
-instead.
 """
+WRITTEN = "`python -m tests.docs.reference` writes this page from the components, their YAML files and the commands.\n"
 
 
-def reference() -> str:
-    """Return the page."""
-    sections = [section(group) for group in CHOICES.groups()]
-    return "\n".join([INTRODUCTION, always(), *sections, sweeps(), calls()])
+def pages() -> dict[Path, str]:
+    """Return the text of each page."""
+    groups = {FOLDER / f"{group}.md": page_of(group) for group in CHOICES.groups()}
+    return {FILE: index(), FOLDER / "sweep.md": sweeps(), FOLDER / "commands.md": calls(), **groups}
+
+
+def index() -> str:
+    """Return the first page: the groups, and the keys without a group."""
+    links = [(f"[{group}](reference/{group}.md)", default_of(group), meaning(group)) for group in CHOICES.groups()]
+    links += [("[sweep](reference/sweep.md)", "", "Sweeps that the package contains.")]
+    links += [("[commands](reference/commands.md)", "", "Every command, with its arguments and options.")]
+    groups = table(links, ("group", "default", "meaning"))
+    return f"{INTRODUCTION}## Groups\n\n{groups}\n## Keys of every experiment\n\n{always()}\n{WRITTEN}"
 
 
 def always() -> str:
-    """Return the section of keys without a group."""
+    """Return the table of keys without a group."""
     file = CHOICES.root()
     fields = {
         key: field
         for key, field in of_class(component(read_yaml(file)), read_yaml(file))
         if key not in CHOICES.defaults()
     }
-    return f"## Always\n\n{table(rows(file, '', fields))}"
+    return table(rows(file, "", fields, "reference/"))
 
 
 def of_class(kind: type[Component], tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -67,11 +88,22 @@ def of_class(kind: type[Component], tree: Mapping[str, Any], prefix: str = "") -
             yield f"{prefix}{name}", field
 
 
-def section(group: str) -> str:
+def page_of(group: str) -> str:
     usual = CHOICES.defaults().get(group)
-    default = f" If nothing is said, it is `{usual}`." if usual else ""
+    default = f" The default is `{usual}`." if usual else ""
     options = "\n".join(option(group, name) for name in CHOICES.options(group))
-    return f"## {group}\n\n{sentence(inspect.getmodule(base(group)))}{default}\n\n{options}"
+    heading = HEADINGS.get(group, f"{group}s".capitalize())
+    return f"# {heading}\n\n{meaning(group)}{default}\n\n{options}\n{WRITTEN}"
+
+
+def default_of(group: str) -> str:
+    """Return the default option of a group, or an empty text."""
+    usual = CHOICES.defaults().get(group)
+    return f"`{usual}`" if usual else ""
+
+
+def meaning(group: str) -> str:
+    return sentence(inspect.getmodule(base(group)))
 
 
 def base(group: str) -> type[Component]:
@@ -87,7 +119,7 @@ def option(group: str, name: str) -> str:
     kind = component(read_yaml(file))
     found = list(rows(file, f"{group}.", {f"{group}.{key}": field for key, field in kind.model_fields.items()}))
     keys = f"\n\n{table(found)}" if found else "\n"
-    return f"### {title(group, name, CHOICES)}\n\n{described(kind)}{keys}"
+    return f"## {title(group, name, CHOICES)}\n\n{described(kind)}{keys}"
 
 
 def component(tree: Mapping[str, Any]) -> type[Component]:
@@ -111,19 +143,21 @@ def sentence(documented: ModuleType | type | None) -> str:
     return " ".join(text.split()).removesuffix(".") + "."
 
 
-def rows(file: Path, prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the key, its type, its default and its meaning."""
+def rows(
+    file: Path, prefix: str, fields: Mapping[str, FieldInfo], folder: str = ""
+) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the key, its type, its default and its meaning. `folder` leads to the pages of groups."""
     defaults = dict(dotted(read_yaml(file), ""))
     for name, meaning in comments(file).items():
         if field := fields.get(f"{prefix}{name}"):
             default = spell_value(defaults.get(name, {}))
-            yield f"`{prefix}{name}`", taken(name, field), "–" if default == "???" else f"`{default}`", meaning
+            yield f"`{prefix}{name}`", taken(name, field, folder), "–" if default == "???" else f"`{default}`", meaning
 
 
-def taken(name: str, field: FieldInfo) -> str:
+def taken(name: str, field: FieldInfo, folder: str) -> str:
     """Return the type in words. Components are names."""
     group = name.rpartition(".")[2]
-    known = f"an option of [{group}](#{group})" if group in CHOICES.groups() else "a name"
+    known = f"an option of [{group}]({folder}{group}.md)" if group in CHOICES.groups() else "a name"
     words = re.sub(r"a component of kind \w+", known, accepted_values(field))
     return re.sub(r"a name(, or a name)+", "a name", words)
 
@@ -141,7 +175,7 @@ def comments(file: Path) -> dict[str, str]:
 
 
 def sweeps() -> str:
-    """Return the section of shipped sweeps."""
+    """Return the page of shipped sweeps."""
     found = []
     for name in CHOICES.options("sweep"):
         file = CHOICES.file("sweep", name)
@@ -152,18 +186,19 @@ def sweeps() -> str:
         )
         base = " ".join(f"`{text}`" for text in tree["base"]) or "–"
         found.append((f"`{name}`", axes, spell_value(tree["seeds"]), base, lines[0].removeprefix("# ")))
-    return f"## sweep\n\nAs in `ntkexp sweep width`.\n\n{table(found, ('sweep', 'axes', 'seeds', 'base', 'meaning'))}"
+    shown = table(found, ("sweep", "axes", "seeds", "base", "meaning"))
+    return f"# Sweeps\n\nRun a sweep by its name, such as `ntkexp sweep width`.\n\n{shown}\n{WRITTEN}"
 
 
 def calls() -> str:
-    """Return the section of commands."""
-    return "\n".join(["## Commands\n", *map(call, commands.ALL)])
+    """Return the page of commands."""
+    return "\n".join(["# Commands\n", *map(call, commands.ALL), WRITTEN])
 
 
 def call(path: str) -> str:
     """Return a command with its options."""
     told = " ".join(inspect.cleandoc(commands.ALL[path].help).split())
-    return f"### {path}\n\n`{commands.called(path)}`\n\n{told}\n\n{table(commands.rows(path), commands.HEADER)}"
+    return f"## {path}\n\n`{commands.called(path)}`\n\n{told}\n\n{table(commands.rows(path), commands.HEADER)}"
 
 
 def table(found: Iterable[tuple[str, ...]], header: tuple[str, ...] = HEADER) -> str:
@@ -173,4 +208,6 @@ def table(found: Iterable[tuple[str, ...]], header: tuple[str, ...] = HEADER) ->
 
 
 if __name__ == "__main__":
-    FILE.write_text(reference(), encoding="utf-8")
+    FOLDER.mkdir(exist_ok=True)
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

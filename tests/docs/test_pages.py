@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from tests.docs import orders
 from tests.docs.follow import sentence
 from tests.docs.pages import PAGES, Page, carried_out, options, printed
 from tests.docs.readme import COMMANDS, GUIDE, MORE_COMMANDS, ROOT, SETUPS, blocks
+from tests.docs.search import ANSWERS
 from tests.foreign_loop.bugs import RECORDED, REFUSED
 
 NAMES = [path.name for path in PAGES]
@@ -67,7 +69,9 @@ def test_every_key_exists(page: Page) -> None:
     said = {word.partition("=")[0] for word in re.findall(r"`([a-z_]+\.\w+(?:=[^`]*)?)`", page.prose)}
     heads = {key.split(".")[0] for key in known}
     assert {
-        key for key in said if key.split(".")[0] in heads and not key.endswith((".yaml", ".json", ".py", ".npz"))
+        key
+        for key in said
+        if key.split(".")[0] in heads and not key.endswith((".yaml", ".json", ".py", ".npz", ".zarr"))
     } <= known
 
 
@@ -82,6 +86,44 @@ def test_links_lead_somewhere(page: Page) -> None:
 def anchored(heading: str) -> str:
     """Return the anchor of a heading."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+# The site: a picture on every page to learn from, and notebooks that say what they teach.
+
+
+def pages_below(caption: str) -> list[Path]:
+    """Return the pages of a part of the navigation."""
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    names = index.partition(f":caption: {caption}\n")[2].partition("```")[0].split()
+    return [ROOT / "docs" / f"{name}.md" for name in names]
+
+
+@pytest.mark.parametrize("path", [*pages_below("Learn"), *pages_below("Do")], ids=lambda path: str(path.stem))
+def test_a_page_to_learn_from_has_a_picture(path: Path) -> None:
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", path.read_text(encoding="utf-8"))
+    assert pictures
+    assert all((path.parent / picture).is_file() for picture in pictures)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: str(path.stem))
+def test_a_notebook_teaches_something_and_stores_its_outputs(path: Path) -> None:
+    first, *others = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    said = "".join(first["source"])
+    assert "**What you learn:**" in said
+    assert "```python" in said  # the API in a line or two
+    assert "".join(others[-1]["source"]).startswith("**Try next:**")
+    outputs = [output for cell in others for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert [output for output in outputs if output["output_type"] == "error"] == []
+
+
+@pytest.mark.parametrize("words", ANSWERS)
+def test_words_of_users_lead_to_a_section(words: str) -> None:
+    page, _, section = ANSWERS[words].partition("#")
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^<!-- search: (.*) -->\n\n(?:## (.*)$)?", text, re.MULTILINE)
+    places = {entry: anchored(heading) for entries, heading in listed for entry in entries.split("; ")}
+    assert places[words.lower()] == section
 
 
 @pytest.mark.slow

@@ -114,8 +114,8 @@ def test_a_part_is_offered_shown_described_and_called_by_its_name(known: Outside
     assert begun in {word.rstrip("],") for word in complete([], begun[:-1], known.choices)}
     asked = f"{key}=[{name}]" if group in LISTS else begun
     assert asked in tree(known.choices)
-    assert f"### {asked}\n\n{reference.described(reference.component(told(known, group, name)))}" in (
-        reference.section(group)
+    assert f"## {asked}\n\n{reference.described(reference.component(told(known, group, name)))}" in (
+        reference.page_of(group)
     )
     assert option_name(str(told(known, group, name)["_target_"])) == name
 

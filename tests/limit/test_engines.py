@@ -216,10 +216,10 @@ def test_pooling_leaves_out_pixels_that_fill_no_window() -> None:
     assert_plain(layers, points(1, (1, 4, 7)), points(1, (1, 4, 7), 1))
 
 
-# The fused engine leaves to torch exactly the layers that docs/how-to.md lists.
+# The fused engine leaves to torch exactly the layers that docs/how-to-kernels.md lists.
 
 
-HOW_TO = Path(__file__).parents[2] / "docs" / "how-to.md"
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to-kernels.md"
 TITLE, HEADER = ("## Choose the engine for kernels of infinite width\n", "| engine=fused says | because |\n|---|---|\n")
 GIVEN: dict[str, AbstractLayer] = {
     "Generic": Generic(fn="softplus"),

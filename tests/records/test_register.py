@@ -48,7 +48,7 @@ def look(digest: str, size: str = "default", **found: Any) -> ClaimRecord:
         )
         for name, verdict in verdicts.items()
     }
-    words = {"statement": "s", "source": "p", "refutes": "r", "command": "c"}
+    words: dict[str, Any] = {"statement": "s", "source": "p", "refutes": "r", "command": "c"}
     return ClaimRecord(path=Path("c"), name="mine", digest=digest, size=size, looks=looks, **words)
 
 

@@ -90,11 +90,17 @@ class AttributionPlots:
 
         Args:
             query: Index of the query.
-            out: Name or index of the output.
+            out: Name or index of the output. Required if there are several.
             top: Number of examples.
             ax: Axes to draw on. By default, a new figure is drawn.
             title: The title. By default, it names the query.
             style: A style of matplotlib.
+
+        Returns:
+            The axes. Save the figure with `axes.figure.savefig("picture.svg")`.
+
+        Raises:
+            Mistake: if there is no such query or output, or if the query was not attributed.
 
         Example:
             `found.plot.contributions(3, top=5, ax=ax, title="Why a cat?")`
@@ -130,8 +136,20 @@ class AttributionPlots:
         title: str | None = None,
         style: Style | None = None,
     ) -> Axes:
-        """Draw the change of the output through each component, including weight decay. Requires
-        `attribute(by=…)`. For the arguments, see `contributions`.
+        """Draw the change of the output through each component, including weight decay.
+
+        Args:
+            query: Index of the query.
+            out: Name or index of the output. Required if there are several.
+            ax: Axes to draw on. By default, a new figure is drawn.
+            title: The title. By default, it names the query.
+            style: A style of matplotlib.
+
+        Returns:
+            The axes. Save the figure with `axes.figure.savefig("picture.svg")`.
+
+        Raises:
+            Mistake: if the loop was attributed without `by=`.
 
         Example:
             `trace.attribute(by="module").plot.components(3)`
@@ -156,8 +174,20 @@ class AttributionPlots:
         title: str | None = None,
         style: Style | None = None,
     ) -> Axes:
-        """Draw the cumulative change of the output over the steps. For the arguments, see
-        `contributions`.
+        """Draw the cumulative change of the output over the steps.
+
+        Args:
+            query: Index of the query.
+            out: Name or index of the output. Required if there are several.
+            ax: Axes to draw on. By default, a new figure is drawn.
+            title: The title. By default, it names the query.
+            style: A style of matplotlib.
+
+        Returns:
+            The axes. Save the figure with `axes.figure.savefig("picture.svg")`.
+
+        Raises:
+            Mistake: if there is no such query or output.
 
         Example:
             `found.plot.timeline(3, style={"lines.linewidth": 2})`
