@@ -297,8 +297,8 @@ class Builder:
         group = class_path(bases[0]).split(".")[-2]  # a package is named like its group
         if not (isinstance(value, str) and group in self.groups):
             return value
-        if group == "diagnostic" and ".py" in value:  # FILE.py:FUNCTION
-            target = {"_target_": f"{PACKAGE}.diagnostic.UserFunction", "path": value}
+        if group == "diagnostics" and ".py" in value:  # FILE.py:FUNCTION
+            target = {"_target_": f"{PACKAGE}.diagnostics.UserFunction", "path": value}
             return self.component(target, bases, key)
         try:
             if (group, value) not in self.files:  # read each file only once

@@ -17,7 +17,7 @@ from pydantic import Field, PositiveFloat, field_validator, model_validator
 from ntkexp.capacity import DEFAULT_MEMORY_GB, MemoryBudget
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
-from ntkexp.diagnostic.base import AbstractDiagnostic
+from ntkexp.diagnostics.base import AbstractDiagnostic
 from ntkexp.init import AbstractInit
 from ntkexp.kernel.record.taping import MemoryLimit
 from ntkexp.loss import AbstractLoss

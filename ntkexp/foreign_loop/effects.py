@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.func import jacrev
 
 from ntkexp.capacity import MemoryBudget
-from ntkexp.diagnostics import kinks
 from ntkexp.effects.plan import Caveats, SweepMemory
 from ntkexp.effects.sweep import ChunkedSweep, Effects, MeanName, kind_of
 from ntkexp.foreign_loop.again import Again, LoopAgain
@@ -38,6 +37,7 @@ from ntkexp.removal.retraining import (
 )
 from ntkexp.report.progress import Announced
 from ntkexp.shapes import Inputs
+from ntkexp.statistics import kinks
 
 # --- Backward sweeps over a loop, from the last step to the first, for the outputs at its queries.
 #

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.diagnostics import largest_eigenvalue
 from ntkexp.kernel import Jacobian, NoRule, Reader, Tape, gram
 from ntkexp.kernel.features.gram import trace
 from ntkexp.kernel.read.plan import chunks
@@ -25,6 +24,7 @@ from ntkexp.kernel.sketch import random_vectors
 from ntkexp.mistake import Mistake
 from ntkexp.path.settings import Kernels
 from ntkexp.shapes import Inputs, Weights
+from ntkexp.statistics import largest_eigenvalue
 
 WITHOUT_RULES = "read the path with path.rule=[gauss,left], which needs no difference rules"
 

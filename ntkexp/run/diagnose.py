@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.diagnostic.base import AbstractDiagnostic, EarlierKernel, TrainingState
+from ntkexp.diagnostics.base import AbstractDiagnostic, EarlierKernel, TrainingState
 from ntkexp.kernel import gram
 from ntkexp.mistake import Mistake
 from ntkexp.path.components import components_of

@@ -11,7 +11,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ntkexp.diagnostics import (
+from ntkexp.machine.base import DoesNotApply
+from ntkexp.machine.ladder import predicted_label
+from ntkexp.model.functional import call_with
+from ntkexp.path.integrals import Tally, scalars_to_cpu
+from ntkexp.path.points import NetworkView, Points
+from ntkexp.path.rule.base import AbstractRule
+from ntkexp.path.step import Step
+from ntkexp.run.setting import Setting
+from ntkexp.shapes import Weights
+from ntkexp.statistics import (
     MAX_DENSE_ENTRIES,
     TOP,
     activity,
@@ -23,15 +32,6 @@ from ntkexp.diagnostics import (
     selectivity,
     spectrum,
 )
-from ntkexp.machine.base import DoesNotApply
-from ntkexp.machine.ladder import predicted_label
-from ntkexp.model.functional import call_with
-from ntkexp.path.integrals import Tally, scalars_to_cpu
-from ntkexp.path.points import NetworkView, Points
-from ntkexp.path.rule.base import AbstractRule
-from ntkexp.path.step import Step
-from ntkexp.run.setting import Setting
-from ntkexp.shapes import Weights
 
 Row: TypeAlias = dict[str, float | int | None]
 """The metrics of a step, by column."""

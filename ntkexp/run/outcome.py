@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.diagnostics import summary
 from ntkexp.effects.plan import Caveats
 from ntkexp.effects.sweep import kind_of
 from ntkexp.kernel import Closure
@@ -38,6 +37,7 @@ from ntkexp.removal.retraining import (
 from ntkexp.run.setting import Setting, SweepSetting, measured_points
 from ntkexp.run.state import EffectsPass, RunState
 from ntkexp.shapes import Weights
+from ntkexp.statistics import summary
 from ntkexp.text import counted
 
 # --- The reason why a run ends, and advice if it diverged.

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.diagnostics import kinks, largest_kernel_eigenvalue
 from ntkexp.effects.plan import SweepMemory
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem, limit_kernels
@@ -32,6 +31,7 @@ from ntkexp.path.integration import fair_counts
 from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.settings import Kernels
 from ntkexp.path.step import Descent, Phase, phases_of
+from ntkexp.statistics import kinks, largest_kernel_eigenvalue
 
 # --- Checks before anything is computed.
 

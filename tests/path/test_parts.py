@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.func import functional_call, jacrev
 from torch.utils._pytree import tree_leaves
 
-from ntkexp.diagnostics import kernel_change
 from ntkexp.experiment.identity import identity
 from ntkexp.kernel.read import plan as reading
 from ntkexp.kernel.record.recorder import DispatchMode
@@ -19,6 +18,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.run.loop import train_steps
 from ntkexp.run.setting import prepare, survey
 from ntkexp.run.state import begin
+from ntkexp.statistics import kernel_change
 from tests.run.small import Memory, ran, small
 
 SHORT = ("data.classes=[1,3,8]", "loss=cross_entropy", "steps=4", "path.rule=[secant,left]")

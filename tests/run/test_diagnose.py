@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.func import jacrev
 
 from ntkexp.cli.main import run as run_command
-from ntkexp.diagnostics import alignment, label_alignment
 from ntkexp.effects.trajectory import flat_like
 from ntkexp.experiment.identity import identity
 from ntkexp.mistake import Mistake
@@ -22,6 +21,7 @@ from ntkexp.report.loaded_run import load_run
 from ntkexp.run.diagnose import COLUMN, Measurements, RunDiagnostics
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
+from ntkexp.statistics import alignment, label_alignment
 from tests.run.commands import TINY, only_run
 from tests.run.small import Memory, small
 

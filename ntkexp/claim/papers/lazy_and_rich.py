@@ -24,7 +24,6 @@ from ntkexp.claim.trial import AbstractTrial, refuse_unnamed
 from ntkexp.closed_form import FOREVER, modes_of
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data, Split
-from ntkexp.diagnostics import alignment, kernel_change
 from ntkexp.effects.curvature import load_forward_mode
 from ntkexp.init import AbstractInit
 from ntkexp.library import tangent_kernel
@@ -34,6 +33,7 @@ from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.networks import MLP
 from ntkexp.records.sweep import Level
 from ntkexp.shapes import Function, Weights
+from ntkexp.statistics import alignment, kernel_change
 from ntkexp.stream import stream
 
 STEPS_PER_EIGENVALUE = 20

@@ -63,7 +63,7 @@ class MachineError(AbstractQuantity):
 class PathFact(AbstractQuantity):
     """A stored number about the contributions by one rule, such as `cancellation` or `error_bar`.
 
-    Rows have this number. `ntkexp.diagnostics` defines the numbers.
+    Rows have this number. `ntkexp.statistics` defines the numbers.
     """
 
     fact: str

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import field_validator
 
-from ntkexp.diagnostic.base import AbstractDiagnostic, Measured, TrainingState
+from ntkexp.diagnostics.base import AbstractDiagnostic, Measured, TrainingState
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import files_imported, load_module, one_line
 from ntkexp.model.libraries import file_and_function, find_function, source_file
@@ -17,7 +17,7 @@ class UserFunction(AbstractDiagnostic):
 
         ntkexp train diagnostics=[my_file.py:rotation]
 
-    The user must have trusted the file. The function takes a `ntkexp.diagnostic.base.TrainingState`.
+    The user must have trusted the file. The function takes a `ntkexp.diagnostics.base.TrainingState`.
     It returns a number, an array, or a dict of them. It must not change the tensors that it
     receives.
     """

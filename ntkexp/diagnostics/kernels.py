@@ -9,8 +9,8 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from ntkexp.diagnostic.base import AbstractDiagnostic, Measured, TrainingState, Value
-from ntkexp.diagnostics import Spectrum, alignment, centred, label_alignment, spectrum
+from ntkexp.diagnostics.base import AbstractDiagnostic, Measured, TrainingState, Value
+from ntkexp.statistics import Spectrum, alignment, centred, label_alignment, spectrum
 
 
 class KernelVelocity(AbstractDiagnostic):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ntkexp.diagnostic.base import AbstractDiagnostic, Measured, TrainingState
-from ntkexp.diagnostics import largest_eigenvalue
+from ntkexp.diagnostics.base import AbstractDiagnostic, Measured, TrainingState
 from ntkexp.effects.trajectory import flat_like
 from ntkexp.mistake import Mistake, first_line
+from ntkexp.statistics import largest_eigenvalue
 from ntkexp.stream import stream
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from ntkexp.naming import classes_of
 
 if TYPE_CHECKING:
-    from ntkexp.diagnostic.base import AbstractDiagnostic as AbstractDiagnostic
-    from ntkexp.diagnostic.function import UserFunction as UserFunction
-    from ntkexp.diagnostic.kernels import Eigenfunctions as Eigenfunctions
-    from ntkexp.diagnostic.kernels import KernelVelocity as KernelVelocity
-    from ntkexp.diagnostic.kernels import LayerAlignment as LayerAlignment
-    from ntkexp.diagnostic.loss import GradientNorm as GradientNorm
-    from ntkexp.diagnostic.loss import Sharpness as Sharpness
+    from ntkexp.diagnostics.base import AbstractDiagnostic as AbstractDiagnostic
+    from ntkexp.diagnostics.function import UserFunction as UserFunction
+    from ntkexp.diagnostics.kernels import Eigenfunctions as Eigenfunctions
+    from ntkexp.diagnostics.kernels import KernelVelocity as KernelVelocity
+    from ntkexp.diagnostics.kernels import LayerAlignment as LayerAlignment
+    from ntkexp.diagnostics.loss import GradientNorm as GradientNorm
+    from ntkexp.diagnostics.loss import Sharpness as Sharpness
 else:
     __getattr__ = classes_of(__name__)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ntkexp.diagnostics import (
+from ntkexp.library import reader_of
+from ntkexp.statistics import (
     activity,
     alignment,
     centred,
@@ -25,7 +26,6 @@ from ntkexp.diagnostics import (
     summary,
     top_share,
 )
-from ntkexp.library import reader_of
 from tests.kernel.oracle import agree
 from tests.kernel.problems import problem
 
