@@ -62,7 +62,7 @@ def module_names(package: ModuleType) -> list[str]:
 
     >>> from ntkexp.report.plots import together
     >>> module_names(together)
-    ['errors', 'laws', 'over_steps']
+    ['errors', 'heat_map', 'laws', 'over_steps']
     """
     return sorted(module.name for module in iter_modules(package.__path__) if not module.ispkg)
 

@@ -295,9 +295,12 @@ class Composer:
 
     @cached_property
     def groups(self) -> list[str]:
-        """The groups that are keys of an experiment, such as `model`."""
+        """The groups that are keys of an experiment and take one option, such as `model`."""
+        fields = Experiment.model_fields
         return [
-            group for group in self.builder.choices.groups() if group in Experiment.model_fields
+            group
+            for group in self.builder.choices.groups()
+            if group in fields and not is_list(fields[group].annotation)
         ]
 
     def resolve(self, overrides: Sequence[str]) -> Resolved:

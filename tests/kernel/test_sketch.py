@@ -156,7 +156,7 @@ def test_calls_that_cannot_be_sketched_are_refused() -> None:
     for size in (0, -3, True):
         with refused(f"sketch={size!r}: give the number of dimensions"):
             tangent_kernel(given.module, given.x, sketch=size)
-    with refused("it is not sketched"):
+    with refused("it cannot be sketched"):
         tangent_kernel(given.module, given.x, sketch=8, outputs="trace")
     # 400,000 outputs, as of a language model whose scores of every word are read
     with refused(r"of 3 × 3 examples with 400000 outputs each takes 5\.76e\+03 GB, and this"):
