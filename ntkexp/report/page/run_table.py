@@ -127,12 +127,12 @@ def chips_by_run(group: RunGroup) -> dict[Path, tuple[Chip, ...]]:
 def chips_of(settings: Settings) -> tuple[Chip, ...]:
     """Shorten `model.width` to `width` if no other key ends in `width`.
 
-    The number of steps is a column of the table.
+    The number of steps is a column of the table, and empty lists are left out.
 
     >>> [chip.label for chip in chips_of((("model.width", "8"), ("init.seed", "1"), ("seed", "0")))]
     ['width=8', 'init.seed=1', 'seed=0']
     """
-    shown = [(key, value) for key, value in settings if key != "steps"]
+    shown = [(key, value) for key, value in settings if key != "steps" and value != "[]"]
     last_parts = {key: key.rpartition(".")[2] for key, _ in shown}
     counts = Counter(last_parts.values())
     chips = []
