@@ -69,12 +69,13 @@ the null value to the expected range."""
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on a look (a statistical test) or on a part of it (one rule), with the figure and
-    interval that decide it.
+    """The verdict on a look (a statistical test) or on one of its parts (a rule), with the estimate
+    and interval that led to it.
 
     Attributes:
         more: If undecided, the number of further seeds that would probably suffice to decide.
-        part: The index of the deciding part of a look. The figure, interval and p belong to it.
+        part: The index of the deciding part of a look. `figure`, `low`, `high` and `p` belong to
+            this part.
         missing: The number of rows without a number.
         parts: The findings on the parts of a look.
     """
@@ -370,11 +371,11 @@ def weigh(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Find
 
 
 def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
-    """Set the finding on the main look (test) to `undecided` if the control shows nothing: it is
-    supported as well, has rows without a number, or lies far from its null value.
+    """Set the finding on the main look (test) to `undecided` if the control fails.
 
-    Add a note to the control if its interval excludes the figure to be expected if the claim is
-    false.
+    A control fails if its verdict is `supported`, if it has rows without a number, or if its
+    interval lies far from its null value, the value that is expected if the claim is false. If the
+    interval excludes the null value, add a note to the control.
     """
     if protocol.control is None:
         return dict(findings)

@@ -7,8 +7,8 @@ docs/claims/README.md               a line for each claim (without a control, no
             <name>/picture.svg      the picture of the claim
             SHA256SUMS              a digest per file, also for `sha256sum -c SHA256SUMS`
 
-`ntkexp.claim.publish` judges the tables. Each file is read only once, so that the judged bytes are
-the bytes that were compared with the digest.
+`ntkexp.claim.publish` judges the tables. Each file is read only once, so that it cannot change
+between the comparison with its digest and the judging.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class AbstractQuantity(Component, ABC):
     """A function from the measurements to a table of numbers."""
 
     role: ClassVar[str] = "ntkexp.claim.quantity"
-    """The module name that digests use for classes of `ntkexp.claim.papers`. A class can then move
-    to another file without a change of digests."""
+    """The module name that digests contain instead of the actual module of a class in
+    `ntkexp.claim.papers`. A class can then move to another file without a change of digests."""
 
     @abstractmethod
     def of(self, measured: Measured) -> pd.DataFrame:

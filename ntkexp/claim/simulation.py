@@ -307,10 +307,11 @@ REJECTED = ("refuted", BELOW_MINIMUM)
 def try_design(design: JudgingDesign, tables: int = TABLES_PER_DESIGN, seed: int = 0) -> Tried:
     """Simulate a design for true values where the judge is most likely to err.
 
-    In the main look, the true values of one part or of all parts lie at the edge. Every decision is
-    then wrong. In a pair, the second look may have its true value at the edge instead, or the
-    second look alone may lie outside the range. A minimal effect may be absent in both looks; it
-    has no direction then.
+    In the main look, the true values of one part or of all parts lie at the edge of the expected
+    range. Every verdict except `undecided` then counts as an error. In a pair, the true value of
+    the second look may lie at the edge instead, or the second look alone may lie outside the range.
+    If the design has a minimal effect, the true effect may also be 0 in both looks; then
+    `below minimum` is an error, because the effect has no direction.
     """
     generator = np.random.default_rng(seed)
 

@@ -25,8 +25,8 @@ class AbstractTrial(Component, ABC):
     """A measurement whose only source of randomness is a seed."""
 
     role: ClassVar[str] = "ntkexp.claim.trial"
-    """The module name that digests use for classes of `ntkexp.claim.papers`. A class can then move
-    to another file without a change of digests."""
+    """The module name that digests contain instead of the actual module of a class in
+    `ntkexp.claim.papers`. A class can then move to another file without a change of digests."""
 
     @abstractmethod
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:

@@ -324,8 +324,8 @@ def run(arguments: Sequence[str]) -> int:
 def execute(arguments: list[str]) -> None:
     """Invoke a command.
 
-    Do not use Typer's `main`, because it handles closed pipes and interrupts itself. Use it only
-    for shell completion.
+    Call Typer's `main` only for shell completion, because `main` does not leave the handling of
+    closed pipes and interrupts to the caller.
     """
     command = typer.main.get_command(app)
     if "_NTKEXP_COMPLETE" in os.environ:

@@ -175,8 +175,8 @@ def add_label_noise(
 
 
 def share(count: int, number: int, phases: int) -> int:
-    """Return the number of examples or steps in phase `number`, if `count` are divided equally. The
-    first phases are rounded up.
+    """Return the number of examples or steps in phase `number`, if `phases` phases share `count`
+    equally. The remainder is distributed over the first phases.
 
     >>> [share(128, number, 3) for number in range(3)]
     [43, 43, 42]

@@ -160,7 +160,8 @@ class StateAdjoint:
             adjoint_of_t = largest * max_slope
             largest *= 1 - max_slope
 
-        # (1 − β₂)(p/u) d,  d ← β₂(u′/u) d
+        # d is the adjoint of u, with u² = β₂u′² + (1 − β₂)p² and u′ from the previous step:
+        # p̂ += (1 − β₂)(p/u) d,  then d ← β₂(u′/u) d for the previous step
         latest += adjoint_of_t
         inverse = torch.where(u > 0, 1 / torch.where(u > 0, u, 1.0), 0.0)
         adjoint = latest * ((1 - denominator.beta2) * p * inverse)

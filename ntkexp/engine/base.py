@@ -238,9 +238,9 @@ SAVE_SECONDS = 30.0
 
 @contextmanager
 def blocked(number: signal.Signals) -> Iterator[None]:
-    """Block a signal in this thread inside the block.
+    """Block a signal in this thread until the context ends.
 
-    Processes that start inside the block inherit the blocked signal, and may unblock it.
+    Processes that start inside the context inherit the blocked signal, and may unblock it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:

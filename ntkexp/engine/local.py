@@ -69,7 +69,9 @@ class Local(AbstractEngine):
 
 
 class LocalWorkers(AbstractWorkers):
-    """A process for every task, and a thread in this process that receives the task's events."""
+    """Workers on this machine. Each task runs in a separate process, and a thread of the main
+    process receives its events.
+    """
 
     def __init__(self, count: int, threads: int, report_event: ReportEvent) -> None:
         self.threads = threads

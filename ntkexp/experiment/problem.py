@@ -130,9 +130,9 @@ def draw_network(
 #
 #     K_0 → α²Θ,    Cov f_0 → α²𝒢
 #
-# If f is antisymmetric or centred, these are the kernels of the network h without this modification
-# (see `ntkexp.model.base`). If the computation is too large, or if no limit is known, a
-# `DoesNotApply` with the reason replaces the kernels.
+# An antisymmetric or centred f is built from a network h (see `ntkexp.model.base`). Θ and 𝒢 are
+# then the kernels of h. If the computation is too large, or if no limit is known, a `DoesNotApply`
+# with the reason replaces the kernels.
 
 
 # Limit on the work: (pixel pairs) × (example pairs) × (layers). This much work takes half a

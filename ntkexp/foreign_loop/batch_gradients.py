@@ -182,7 +182,7 @@ class TermGradients(Sequence[Jacobian]):
         return self.jacobian(self.coupled.gradients_of_each(cotangents))
 
     def jacobian(self, gradients: Sequence[Tensor]) -> Jacobian:
-        """Return the gradients of a group, for each leaf, as a Jacobian."""
+        """Return the gradients of a group as a Jacobian with one block for each leaf."""
         blocks = tuple(
             Rows(gradient.flatten(1)[:, None], name)
             for name, gradient in zip(self.coupled.leaves, gradients, strict=True)
@@ -206,7 +206,8 @@ class TermGradients(Sequence[Jacobian]):
 
 
 # --- Independent examples: if no loss depends on the rows of other examples, a group needs only its
-# own rows. A call of n examples then costs n backward passes through a group, not through the batch.
+# own rows. A call of n examples still takes n backward passes, but each pass goes through the rows
+# of one group instead of the whole batch.
 
 
 @dataclass

@@ -140,8 +140,8 @@ class Autocast:
         return dtype
 
     def again(self) -> AbstractContextManager[object]:
-        """Return the same autocast context, or a null context if the model itself enters
-        autocast.
+        """Return a new context with these autocast settings, or a null context if the model itself
+        enters autocast.
         """
         if not self.whole:
             return nullcontext()
@@ -333,7 +333,7 @@ class ModelCall:
     several: SeveralOutputs | None = None  # all outputs of the call, while the loop runs
     losses: LossFunction | None = None  # the function of `trace.losses`
     is_differentiated: bool = False  # a backward pass of its step had create_graph=True
-    # the weights that the loop had moved before the call, as in SAM, if any
+    # the weights that the loop perturbed before the call (as SAM does), or None
     weights: Weights | None = None
 
     @cached_property

@@ -321,19 +321,19 @@ class Factors:
         consumed: Weights,
         bound: float,
     ) -> dict[str, float]:
-        """Add the factors of a step, and return them.
+        """Return the factor of each parameter in a step. Store all factors that are not scales.
 
-        A parameter with a single nonzero element gets the factor of a group of parameters, if that
-        factor explains it.
+        Any factor explains a parameter with a single nonzero element. Such a parameter gets the
+        factor of a group of other parameters, if the factor of this group explains it, too.
         """
-        # one factor for all parameters, which is a scale
+        # if all parameters have the same factor and it is a scale, there is nothing to store
         first = next(iter(factors.values()), 1.0)
         if all(factor == first for factor in factors.values()) and is_scale(first, bound, 1):
             return dict(factors)
 
-        # groups of parameters with equal factors. Any factor explains a parameter with a single
-        # nonzero element. It joins the group whose factor fits it best, if the distance is within
-        # the rounding error of the whole gradient
+        # form groups of parameters with equal factors. A parameter with a single nonzero element
+        # joins the group whose factor fits it best, if the distance is within the rounding error of
+        # the whole gradient
         counts = read_numbers([consumed[name].count_nonzero() for name in factors])
         numbers = dict(zip(factors, counts, strict=True))
         chosen = dict(factors)

@@ -50,7 +50,9 @@ class SeenCall:
 
 
 Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
-"""A function from a call to the names of its examples, or the model's keyword with these names."""
+"""The option `ids=`: a function that returns the names of a call's examples, or the name of the
+model's keyword argument that contains them.
+"""
 
 
 def digests(inputs: Inputs) -> tuple[str, ...]:

@@ -444,7 +444,12 @@ class FollowedTraining(AbstractTrajectory):
         )
 
     def clipped(self, followed: FollowedStep, step: TrainedStep) -> TrainedStep:
-        """Return the step with the scale of its loss, or with the clipping norm of its gradient."""
+        """Return the step with its loss scale or its clipping norm, whichever explains the gradient
+        that the optimizer used.
+
+        The optimizer used c times the replayed gradient. If c is a power of two, it is the scale of
+        the loss, and the batches are multiplied by it. Otherwise, the gradient was clipped by norm.
+        """
         if not step.batches:
             return step
         with_grad = self.with_grad(followed)

@@ -73,9 +73,9 @@ def shown(inputs: Inputs) -> NDArray[Any]:
 
 
 def stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Stack rows. Pad texts of different lengths with −1.
+    """Stack rows. Pad 1-D rows (texts) of different lengths with −1.
 
-    Return empty rows if other rows differ in shape.
+    If the shapes differ and a row is not 1-D, return an array without columns.
 
     >>> stacked([np.array([5, 6]), np.array([7])])
     array([[ 5,  6],

@@ -98,7 +98,7 @@ def sign_denominator(direction: Tensor, rate: float) -> tuple[Tensor, Tensor | N
     """Return n and r with direction/n + r = rate · sign(direction).
 
     n is |direction|/rate, or ∞ where the direction is 0. r is None, unless some elements are so
-    small that 1/n overflows. No example has a share in the movement of such elements.
+    small that 1/n overflows. The movement of these elements is attributed to no example.
 
     >>> sign_denominator(torch.tensor([2.0, 0.0, -4.0]), 0.5)
     (tensor([4., inf, 8.]), None)
@@ -275,7 +275,7 @@ def trust_coefficient(group: Entries) -> float:
 
 
 class ScheduleFreeRule(AbstractLibraryRule):
-    """Schedule-free SGD and AdamW. The weights θ are the points y where gradients are step_input.
+    """Schedule-free SGD and AdamW. The weights θ are the points y where gradients are computed.
 
         y ← (1 − c)y + cz + η(β(1 − c) − 1)u,   z ← z − ηu,   u = (g + λny)/n
 

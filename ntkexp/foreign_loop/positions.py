@@ -178,7 +178,7 @@ class PositionGradients(Sequence[Jacobian]):
     reader: Reader
     tape: Tape
     output_gradient: Float[Tensor, "example one other"]
-    axis: int  # number of the axis of positions
+    axis: int  # index of the position axis
     buffer_bytes: float = 0.0
     stored: dict[int, Jacobian] = field(default_factory=dict)
     stored_bytes: int = 0

@@ -95,7 +95,7 @@ class GradientFactors:
         }
 
     def smallest(self, names: Collection[str]) -> float:
-        """Return the smallest factor of an element of these parameters, or 0 without parameters."""
+        """Return the smallest factor c e of any element of the named parameters; 0 for no names."""
         factors = []
         for name in names:
             element = float(self.elements[name].min()) if name in self.elements else 1.0
@@ -216,7 +216,9 @@ def distance_of(ours: Weights, theirs: Weights) -> float:
 
 @dataclass
 class ClipSearch:
-    """A search for the clipping by value whose result has the recorded signatures."""
+    """A search for the scale and the bound with which clipping by value reproduces the recorded
+    signatures.
+    """
 
     gradient: Weights  # gradient g of the recorded examples
     recorded: Weights  # signatures of the gradient that the optimizer used

@@ -260,8 +260,8 @@ class AbstractAffine(AbstractLayer):
         return inputs * mixed + float(self.b_std > 0)
 
     def weighed(self, shape: Shape, register: int, windows: tuple[int, int, int]) -> Operation:
-        """Return this layer as an operation on tiles (`covariance.pairs`). The operation sums over
-        windows, so the mean over a window gives the factor s = W_std²/|window|.
+        """Return this layer as an operation on tiles (`covariance.pairs`). The operation sums
+        over windows. The factor s = W_std²/|window| turns the sums into means.
         """
         scale = detached_number(self.W_std) ** 2 / prod(windows)
         shift = detached_number(self.b_std) ** 2

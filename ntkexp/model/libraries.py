@@ -382,8 +382,8 @@ class Huggingface(AbstractArchitecture):
         return nn.Sequential(body, init.readout(task.outputs).build((features,), generator))
 
     def model(self, transformers: Any, task: LearningTask) -> Any:
-        """Return the model of the library, by type or from the folder. No code in the folder is
-        run.
+        """Build a model of the type `name`, or the model in the folder `path`. No code in the
+        folder is run.
         """
         if self.path is not None:
             return self.model_of_folder(transformers, self.path.expanduser(), task)

@@ -33,7 +33,7 @@ from ntkexp.path.rule.base import AbstractRule, Substep
 Kernels: TypeAlias = Literal["all", "trace", "none"]
 
 MAX_AUTO_ENTRIES = 2048
-"""`auto` becomes `trace` if M training examples with C outputs have more than this number M·C.
+"""For M training examples with C outputs, `auto` becomes `trace` if M·C exceeds this number.
 
 The kernel of the training examples has (M·C)² numbers, and its eigenvalues take (M·C)³ operations.
 """

@@ -206,7 +206,7 @@ class TrainingRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Descent(TrainingRecipe):
-    """A training run of the network in `points`, on its training examples."""
+    """A training run. `points` holds the network and the training examples."""
 
     points: Points
     phases: tuple[Phase, ...] = ()  # training phases; empty: one phase with all examples

@@ -441,7 +441,8 @@ class TwoPasses(AbstractAccumulator):
         integrals = self.second.rules[rule].integrals
         contributions = integrals.contributions[self.domain.rows]
 
-        # ‖𝒮_2n − 𝒮_n‖ · 4/3 · √(Q/m)
+        # error of 𝒮 with n substeps, estimated at m of the Q points: ‖𝒮_2n − 𝒮_n‖ · 4/3 · √(Q/m),
+        # where Richardson's factor is 4/3 without Romberg extrapolation
         difference = finer.integrals.contributions - contributions[finer.sample]
         points = len(contributions) / len(finer.sample)
         return Error(finer.richardson_factor * float(difference.norm()) * sqrt(points))

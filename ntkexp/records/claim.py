@@ -199,10 +199,11 @@ def pool_of(draws: str) -> str:
 def pair_verdict(main: str, second: str) -> str:
     """Return the verdict on a claim, given the verdicts on its main look and its second look.
 
-    A claim needs both looks to be supported, and both looks to be refuted. It is not replicated if
-    the second look does not repeat the decision of the main look. A look below the minimum refutes
-    the claim as well, so the pair is refuted if only one look shows the direction. (The function is
-    defined here, because the reports of claims must not import `ntkexp.claim`.)
+    A claim is supported only if both looks are supported, and refuted only if both looks refute it.
+    If the main look decides, and the second look does not repeat its decision, the verdict is
+    `not replicated`. A look with the verdict `below minimum` also refutes the claim, so the claim
+    is refuted if one look is `below minimum` and the other is `refuted`. (The function is defined
+    here, because the reports of claims must not import `ntkexp.claim`.)
 
     >>> [pair_verdict(main, "supported") for main in ("supported", "refuted", "undecided")]
     ['supported', 'not replicated', 'undecided']

@@ -137,7 +137,7 @@ class Clipped:
     def pull_back(
         self, adjoint: Float[Tensor, "direction weight"]
     ) -> Float[Tensor, "direction weight"]:
-        """Return the adjoint of the gradient, given the adjoint `adjoint` of the clipped gradient."""
+        """Return the adjoint of the gradient, given the `adjoint` of the clipped gradient."""
         if self.bound is None:
             return adjoint
         norm = Pair(self.gradient.first.norm(), self.gradient.second.norm())
@@ -165,14 +165,15 @@ class Clipped:
 
 # --- One step of two training runs, combined into a mean step.
 #
-# `effects.sweep` pulls derivatives back through a step. With the following means in place of the
-# quantities of one step, it pulls differences back exactly:
+# `effects.sweep` pulls derivatives back through a step. It pulls the differences between two runs
+# back exactly if these means replace the quantities of the step:
 #
 #     p̄ = (p + p′)/2        S̄ = σ/n̄        r̄ = (m/n + m′/n′)/2        ū = (u + u′)/2
 #
-# The reason is that a step consists of products: m = r n, and u², so that ū Δu = β₂ū₋ Δu₋ + (1 −
-# β₂)p̄ Δp, where u₋ is u before the step. AMSGrad's running maximum of u changes by a fraction
-# between 0 and 1 of Δu.
+# A prime marks the second run, and σ = S n is equal in both runs. The means are sufficient because
+# a step consists of products, such as m = r n, and Δ(ab) = ā Δb + b̄ Δa holds exactly. For the square
+# u², this gives ū Δu = β₂ū₋ Δu₋ + (1 − β₂)p̄ Δp, where u₋ is u before the step. AMSGrad's running
+# maximum of u changes by a fraction between 0 and 1 of Δu.
 
 
 SAME_SIZE = 1e-5

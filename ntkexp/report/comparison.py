@@ -49,7 +49,8 @@ class RunGroup:
     """Runs with the same components (data, model, optimizer, loss).
 
     `settings` are equal in the group, and differ from other groups. `by_run` are the settings that
-    differ within the group, in the order of `runs`. A group without common components has a title.
+    differ within the group, in the order of `runs`. If the runs have no common components,
+    `components` is empty, and `title` describes the group.
     """
 
     title: str

@@ -188,7 +188,7 @@ def movement(parts: OutputParts) -> Movement | None:
 # Compute mᵢ from the stored tangent kernels, and the integrals with the trapezoidal rule. If data
 # come in phases, integrate over the phase of the example; kernels are stored at its start and end.
 # An optimizer with momentum applies gradients later, so kernels at single steps do not determine h.
-# Its runs have h only if `path.backward` stored it.
+# For runs with momentum, h is known only if `path.backward` stored it.
 
 
 def halfway(run: Run, parts: OutputParts) -> Array:

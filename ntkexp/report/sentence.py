@@ -416,8 +416,8 @@ CLAUSES = {
     Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
     Likeness.SILENT: "has no result for {}",
 }
-"""The template of the clause for each `Likeness`, in the order of the sentence. The fields are the
-number of networks and their errors.
+"""One template for each `Likeness`. A sentence lists the clauses in this order. The fields are
+filled with the number of networks and with `errors_in_words`.
 """
 
 DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Likeness.STILL)

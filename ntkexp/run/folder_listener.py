@@ -196,8 +196,9 @@ def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -
 def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
     """Return the weights before and after training, with identical string objects as names.
 
-    pickle stores each string object once. With equal names in different objects, the file of a
-    resumed run would have other bytes.
+    pickle writes a string object once, and later refers to it. If the names were equal strings in
+    different objects, as after a resumption, pickle would write them twice, and the bytes of the
+    file would differ from those of an uninterrupted run.
     """
     return {"start": start, "end": {name: end[name] for name in start}}
 

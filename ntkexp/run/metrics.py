@@ -347,8 +347,8 @@ def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row
     """Return the columns `SHARE_COLUMNS` of a step, or an empty row if the norms of its terms
     (`Tally`) were not measured.
 
-    The sums are computed by the first quadrature rule. The closure is the error of the first rule
-    whose contributions add up to the change of the outputs.
+    The column `closure` is read from the tally of `closing`, the first rule whose contributions add
+    up to the change of the outputs. The other columns are read from the tally of the first rule.
     """
     if not tallies:
         return {}

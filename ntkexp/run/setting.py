@@ -215,7 +215,8 @@ def components_of_run(experiment: Experiment, problem: Problem) -> Components:
     return components_of(by, [name for name in problem.weights if name in trained], "path.by")
 
 
-# --- The leave-out effects: at the first points of each split, `path.attributed` points in total.
+# --- The leave-out effects. They are computed at the first points of each split, and at most at
+# `path.attributed` points in total.
 
 
 RETRAININGS = 2

@@ -403,7 +403,8 @@ class TimeShare(AbstractQuantity):
     """The time profile of a run: the share of a quantity in each tenth of the training time.
 
     Rows have the share of a tenth, labelled by the column `tenth` from 1 to 10. Time is the sum of
-    the step sizes η. A constant rate gives 0.1. The quantity, per step, is one of these:
+    the step sizes η. If the quantity accumulates at a constant rate, each share is 0.1. The
+    quantity, per step, is one of these:
 
         contribution_mass    Σ|Δ𝒮| over examples and queries
         contribution_sum     Σ|Σᵢ Δ𝒮ᵢ| over queries

@@ -2,8 +2,9 @@
 
     f_T − f_0 = Σ contributions + decay + carried + other_steps
 
-A run is a sequence of consecutive stored steps. `carried` is the effect of the momentum before each
-run in the steps of the run. `other_steps` is the change of f in the steps that are not stored.
+A run is a sequence of consecutive stored steps. `carried` is the change of f in stored steps by
+momentum that was accumulated before the run began. `other_steps` is the change of f in the steps
+that are not stored.
 """
 
 from __future__ import annotations

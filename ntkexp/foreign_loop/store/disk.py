@@ -91,7 +91,8 @@ def find_place(
             )
         return None
 
-    # distances from the weights at every position: before, between and after the steps
+    # the distance between the loop's weights and the weights in the trace, at every position in the
+    # trace: before the first step and after each step
     files.read(files.path / START)
     first = files.read(files.weights_at(0))["weights"]
     signatures = Signatures()

@@ -177,7 +177,8 @@ class ReplayedLoop:
                 {name: part for name, part in change.items() if name in recorded}
             )
 
-        # the factors c, or else clipping by value
+        # find one factor c for each parameter. If these do not explain the recorded signatures, try
+        # clipping by value
         cast_eps = self.called.cast_eps(calls, exact=self.exact)
         fit = fit_factors(signature, recorded, cast_eps, noise)
         factors = dict(fit.factors)

@@ -37,8 +37,10 @@ Owner: TypeAlias = Int[Tensor, "..."]
 
 @dataclass(frozen=True)
 class PulledBack:
-    """β = ∂f/∂tap at every use of a weight. `owners` holds the example that each element of a tap
-    belongs to. If the use is a product, it holds the example of each row.
+    """The gradients β = ∂f/∂tap at every use of a weight.
+
+    `owners` holds the example of each element of a tap. For a product, it holds the example of each
+    row of the tap.
     """
 
     uses: Sequence[Use]
@@ -112,9 +114,9 @@ def select_outputs(
     return one_hot[:, None].expand(-1, *output.shape)
 
 
-# A weight and its bias keep their factors if both occur only in products of the pair. A parameter
-# with several kinds of use (a tied weight, a gain, a weight computed from other weights) gets its
-# gradients multiplied out, so that its uses can be added up.
+# The gradients of a weight and its bias stay in factored form if both parameters occur only in
+# products of the pair. The gradients of a parameter with several kinds of use (a tied weight, a
+# gain, a weight computed from other weights) are multiplied out, so that its uses can be added up.
 
 
 BY_COMPARISON = "a value reaches the outputs through a comparison alone, which changes between the ends of a step"

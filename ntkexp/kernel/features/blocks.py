@@ -394,7 +394,7 @@ def add_rows(
     elements: range,
 ) -> None:
     """Add the gradients of some elements to `rows`. Elements beyond the end of `gradients` have
-    none.
+    zero gradient.
     """
     chunk = gradients[:, :, elements.start : elements.stop]
     rows[:, :, : chunk.shape[2]] += chunk

@@ -366,5 +366,5 @@ def kernel_operations(some: Jacobian, query: int, train: int) -> float:
 
 
 def row_operations(block: Factored) -> int:
-    """Return the multiplications that multiply out an example's gradients."""
+    """Return the number of multiplications that form an example's gradients from their factors."""
     return block.outputs[0].numel() * block.rows

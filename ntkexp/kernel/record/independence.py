@@ -127,8 +127,8 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
 
 @dataclass(frozen=True)
 class Trial:
-    """A function at fixed weights, and its outputs on the batch of a tape. They are compared with
-    its outputs on other batches.
+    """A function at fixed weights, and its outputs on the batch of a tape. `run` compares these
+    outputs with the outputs of the function on other batches.
     """
 
     function: Function

@@ -1,8 +1,8 @@
 """Uses: the operations that combine a trained weight with a value that depends on the inputs.
 
-The network is cut at each use. The `tap` is the tensor at the cut: the network, or the surrogate of
-a step, is differentiated with respect to it, β = ∂f/∂tap. The gradient with respect to the weight
-then needs no further back-propagation:
+The network is cut at each use. The tensor at the cut is called the `tap`. Autograd computes
+β = ∂f/∂tap through the network, or through the surrogate of a step. The gradient with respect to
+the weight follows from β without further back-propagation:
 
                 operation      tap                            gradient of the weight
     product     z = a W        one row of z for each use      Σ_r a_r ⊗ β_r

@@ -273,7 +273,8 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
         p = EXP[8] + r * (EXP[9] + r * (EXP[10] + r * (EXP[11] + r * p)))
         p = EXP[4] + r * (EXP[5] + r * (EXP[6] + r * (EXP[7] + r * p)))
         p = EXP[0] + r * (EXP[1] + r * (EXP[2] + r * (EXP[3] + r * p)))
-        return p * power(n + (6755399441055744.0 + 1023.0))  # 1.5 · 2⁵² + bias
+        # adding 1.5 · 2⁵² moves the integer n + bias into the lowest bits of the float
+        return p * power(n + (6755399441055744.0 + 1023.0))
 
     def single(x: Any) -> Any:
         x = min(max(x, np.float32(-87.0)), np.float32(0.0))
@@ -282,7 +283,8 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
         p = EXP_SINGLE[7]
         p = EXP_SINGLE[4] + r * (EXP_SINGLE[5] + r * (EXP_SINGLE[6] + r * p))
         p = EXP_SINGLE[0] + r * (EXP_SINGLE[1] + r * (EXP_SINGLE[2] + r * (EXP_SINGLE[3] + r * p)))
-        return p * power(n + np.float32(12582912.0 + 127.0))  # 1.5 · 2²³ + bias
+        # adding 1.5 · 2²³ moves the integer n + bias into the lowest bits of the float
+        return p * power(n + np.float32(12582912.0 + 127.0))
 
     return single if x == types.float32 else double
 

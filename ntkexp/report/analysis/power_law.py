@@ -110,7 +110,7 @@ def power_law(x: Array, y: Array, seeds: NDArray[np.int64]) -> PowerLaw:
 
 
 def units(x: Array, seeds: NDArray[np.int64]) -> list[Unit]:
-    """Group runs at `x` with `seeds` into independent repetitions.
+    """Group runs into independent units, given the value of x and the seed of each run.
 
     Runs with the same seed have correlated errors, so each seed is one unit, even if it was not run
     at every x. The slope of a seed does not depend on errors that its runs share, such as a kernel
