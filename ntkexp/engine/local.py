@@ -48,7 +48,7 @@ def cores() -> int:
 class Local(AbstractEngine):
     """The engine of this machine. Its jobs share the cores."""
 
-    near = True
+    is_local = True
     workers: int
 
     @property

@@ -315,4 +315,4 @@ def test_the_command_explains_a_removal(
     assert "predicted" in found
     assert printed(*explained) == found  # it is stored
     assert '"shares"' in printed(*explained, "--json")
-    assert "say which by --without=" in printed("explain", "outputs/runs/mine", given[0], code=2)
+    assert "choose them by --without=" in printed("explain", "outputs/runs/mine", given[0], code=2)
