@@ -13,6 +13,9 @@ from pathlib import Path
 
 from ntkexp.engine.base import Task, blocked
 from ntkexp.engine.child import to_line
+from ntkexp.engine.dask_cluster import Dask
+from ntkexp.engine.local import Local
+from ntkexp.engine.slurm import Slurm
 from tests.docs.readme import ROOT
 from tests.engine.jobs import Waiting
 
@@ -100,3 +103,8 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_only_the_local_engine_is_local() -> None:
+    """Commands compute little work in their own process if the engine is local."""
+    assert [engine.__name__ for engine in (Local, Dask, Slurm) if engine.is_local] == ["Local"]
