@@ -100,7 +100,7 @@ HIDDEN: dict[str, tuple[Callable[[Warm], Any], Change]] = {
     "counter": (counted, hot),
     "chance": (lambda net: random.random() if HEAT["T"] > 1 else 1.0, hot),
     "chance of numpy": (lambda net: float(np.random.default_rng().random()) if HEAT["T"] > 1 else 1.0, hot),
-    "clock": (lambda net: 1 + (HEAT["T"] - 1) * (time.perf_counter_ns() % 1000), hot),
+    "clock": (lambda net: 1 + (HEAT["T"] - 1) * (time.perf_counter_ns() % 1000) / 1000, hot),
     "only in evaluation": (lambda net: 1.0 if net.training else HEAT["T"], hot),
     "only with gradients": (lambda net: HEAT["T"] if torch.is_grad_enabled() else 1.0, hot),
     "hook": (unread, lambda net: net.layer[1].register_forward_hook(lambda *seen: seen[2] / 2)),

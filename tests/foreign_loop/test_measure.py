@@ -213,7 +213,7 @@ def test_under_casts_masks_and_changes_by_hand_a_measure_adds_up_too(tmp_path: P
 def test_a_later_process_needs_the_same_measure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "sigmoid_measures.py").write_text(
         "from tests.foreign_loop.loops import loop, sgd\n"
         "def build(): return loop(sgd).model\n"
         "def first(outputs, call): return outputs[:, 0].sigmoid()\n"
@@ -225,14 +225,14 @@ def test_a_later_process_needs_the_same_measure(
         return outputs[:, 0].sigmoid()
 
     followed(loop(sgd), plain, measure=first, to="run")
-    words = ["attribute", "run", "--model=mine.py:build", "--trust=mine.py"]
+    words = ["attribute", "run", "--model=sigmoid_measures.py:build", "--trust=sigmoid_measures.py"]
     for more, said in (
         ([], "it explains a measure of the outputs, 'first'"),
-        (["--measure=mine.py:other"], "is measure= the one that was followed"),
+        (["--measure=sigmoid_measures.py:other"], "is measure= the one that was followed"),
     ):
         assert command([*words, *more]) == 2
         assert said in capsys.readouterr().err
-    assert command([*words, "--measure=mine.py:first"]) == 0
+    assert command([*words, "--measure=sigmoid_measures.py:first"]) == 0
     assert command(["explain", "run", "--query=0"]) == 0
     assert "measure = " in capsys.readouterr().out
     with pytest.raises(Mistake, match=r"whose measure is first .* and not None"):
