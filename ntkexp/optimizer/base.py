@@ -306,6 +306,11 @@ class AbstractOptimizer(Component):
     elementwise: ClassVar[bool] = False
     """True if each weight has its own step size, so that no fixed kernel describes training."""
 
+    @property
+    def needs_kernels(self) -> bool:
+        """True if the path sum is formed from kernels between all outputs."""
+        return self.flows or self.remembers
+
     @abstractmethod
     def chosen_step(self, largest_stable: float) -> float:
         """Return the step size before the schedule, given the largest stable one of gradient

@@ -280,7 +280,7 @@ def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractInte
     >>> choose_integration(Adam(), Path(rule=(Left(),))).passes
     2
     """
-    if not path.keeps_kernels and (optimizer.flows or optimizer.remembers):
+    if optimizer.needs_kernels and not path.keeps_kernels:
         raise Mistake(
             f"path.kernels={path.kernels}: the path of optimizer={optimizer.option} is summed up "
             "as kernels; use "

@@ -13,40 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
-from zarr.core.buffer import Buffer
-from zarr.storage import MemoryStore
 
 from ntkexp.records.array_schema import read_store
-from ntkexp.records.atomic import RUN_AGAIN, Damaged, write_atomically
-from ntkexp.records.kernels import NOT_YET, create_store, get_array, open_store, preallocate
-from ntkexp.records.own_files import drop_half_written
+from ntkexp.records.atomic import RUN_AGAIN, Damaged
+from ntkexp.records.kernels import create_snapshots, finish_snapshots, get_array, open_store
 
 DIAGNOSTICS = "diagnostics.zarr"
-SNAPSHOT = "snapshot"
 STEP = "step"
+
+COLUMN = "diagnostics."
+"""The prefix of the columns of metrics.csv that contain the numbers of diagnostics."""
 
 
 def create_diagnostics(path: Path, shapes: Mapping[str, tuple[int, ...]], capacity: int) -> None:
     """Create a store for arrays of these shapes at up to `capacity` steps. Keep existing chunks."""
     if not shapes:
         return
-    described: dict[str, Buffer] = {}
-    store = create_store(MemoryStore(described))
-    for name, shape in shapes.items():
-        axes = [f"{name}_{number}" for number in range(len(shape))]
-        preallocate(
-            store,
-            name,
-            (capacity, *shape),
-            chunks=(1, *shape),
-            dims=(SNAPSHOT, *axes),
-            fill=np.float64("nan"),
-        )
-    preallocate(store, STEP, (capacity,), chunks=(1,), dims=(SNAPSHOT,), fill=np.int64(NOT_YET))
-    for name, content in described.items():
-        write_atomically(path / name, content.to_bytes())
+    axes = {
+        name: {f"{name}_{number}": length for number, length in enumerate(shape)}
+        for name, shape in shapes.items()
+    }
+    create_snapshots(path, axes, capacity)
 
 
 def write_diagnostics(
@@ -64,13 +52,7 @@ def finish_diagnostics(path: Path) -> None:
     """Shrink the arrays to the steps that were written."""
     if not path.exists():
         return
-    store = open_store(path, write=True)
-    steps = np.asarray(get_array(store, STEP)[...])
-    written = int(np.count_nonzero(steps != NOT_YET))
-    for name, array in store.arrays():
-        assert isinstance(array, zarr.Array), name
-        array.resize((written, *array.shape[1:]))
-    drop_half_written(path.rglob("*"))
+    finish_snapshots(path, open_store(path).array_keys())
 
 
 def refuse_odd_diagnostics(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -178,15 +178,24 @@ def create_kernels(
 
     Snapshots that the store already contains are kept.
     """
-    described: dict[str, Buffer] = {}
-    store = create_store(MemoryStore(described))
     kernel_sizes = {TRACE: {"query": points, "train": train}}
     if not traced:
         kernel_sizes = {
             TANGENT: dict(zip(KERNEL_DIMS, (points, outputs, train, outputs), strict=True))
         }
     all_sizes = kernel_sizes | {"output_gradient": {"train": train, "out_": outputs}}
-    for name, sizes in all_sizes.items():
+    create_snapshots(path, all_sizes, capacity)
+
+
+def create_snapshots(path: Path, arrays: Mapping[str, Mapping[str, int]], capacity: int) -> None:
+    """Create a store with an array for each entry, whose first axis is the snapshot.
+
+    `arrays` are the lengths of the other axes, by the name of the array and of the axis. Chunks that
+    the store already contains are kept.
+    """
+    described: dict[str, Buffer] = {}
+    store = create_store(MemoryStore(described))
+    for name, sizes in arrays.items():
         shape = tuple(sizes.values())
         preallocate(
             store,
@@ -253,9 +262,14 @@ def write_path_kernel(
 
 def finish_kernels(path: Path) -> int:
     """Shrink the arrays to the snapshots that were written. Return the number of snapshots."""
+    return finish_snapshots(path, (tangent_array_name(path), "output_gradient", "step"))
+
+
+def finish_snapshots(path: Path, names: Iterable[str]) -> int:
+    """Shrink arrays of `create_snapshots` to the snapshots that were written. Return their number."""
     store = open_store(path, write=True)
     written = int(np.count_nonzero(read_steps(path) != NOT_YET))
-    for name in (tangent_array_name(path), "output_gradient", "step"):
+    for name in names:
         array = get_array(store, name)
         array.resize((written, *array.shape[1:]))
     drop_half_written(path.rglob("*"))

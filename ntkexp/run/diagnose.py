@@ -18,12 +18,9 @@ from ntkexp.kernel import gram
 from ntkexp.mistake import Mistake
 from ntkexp.path.components import components_of
 from ntkexp.path.points import NetworkView, split_range
+from ntkexp.records.diagnostics import COLUMN, STEP
 from ntkexp.run.metrics import Observer, Row
 from ntkexp.run.setting import Setting
-
-COLUMN = "diagnostics."
-"""The prefix of the columns of metrics.csv that diagnostics add."""
-
 
 NAME = re.compile(r"[A-Za-z_][\w.()-]{0,150}")
 """A pattern for names of values, which are names of columns and of folders in a store."""
@@ -48,13 +45,6 @@ class RunDiagnostics:
     setting: Setting
     earlier: EarlierKernel | None = None
     start_kernels: dict[frozenset[str], Tensor] = field(default_factory=dict, repr=False)
-
-    def at_start(self) -> Measurements:
-        """Return the values before training. They show the columns and the arrays of the run."""
-        setting = self.setting
-        view = NetworkView(setting.points, setting.problem.weights)
-        step_size = setting.descent.step_size
-        return RunDiagnostics(setting).measure(setting.start.kernel, view, 0, 0.0, step_size)
 
     def measure(
         self,
@@ -145,6 +135,13 @@ class RunDiagnostics:
             self.earlier = EarlierKernel(step=state["step"], kernel=kernel)
 
 
+def measure_at_start(setting: Setting) -> Measurements:
+    """Return the values before training. They show the columns and the arrays of the run."""
+    view = NetworkView(setting.points, setting.problem.weights)
+    step_size = setting.descent.step_size
+    return RunDiagnostics(setting).measure(setting.start.kernel, view, 0, 0.0, step_size)
+
+
 def kernel_of_parameters(
     view: NetworkView, parameters: Collection[str]
 ) -> Float[Tensor, "train out train out_"]:
@@ -165,10 +162,10 @@ def named_values(
     values: dict[str, float | Tensor | None] = {}
     for key, value in measured.items():
         full_name = f"{name}.{key}" if key else name
-        if not NAME.fullmatch(full_name):
+        if not NAME.fullmatch(full_name) or full_name == STEP:
             raise Mistake(
                 f"diagnostics: {full_name!r} cannot be the name of a column; use letters, digits, "
-                "_ and dots"
+                f"_ and dots, and another name than {STEP}"
             )
         values[full_name] = checked_value(full_name, value)
     return values
@@ -200,6 +197,7 @@ def tensors_unchanged(name: str, state: TrainingState) -> Iterator[None]:
     """Raise if the body changes a tensor of the state in place. Training would go on with it."""
     tensors = {f"weights['{key}']": weight for key, weight in state.weights.items()}
     tensors |= {f"start_weights['{key}']": weight for key, weight in state.start_weights.items()}
+    tensors |= {f"blocks[{k}][0]": inputs for k, (inputs, _) in enumerate(state.blocks)}
     tensors |= {
         field_name: value for field_name, value in vars(state).items() if isinstance(value, Tensor)
     }

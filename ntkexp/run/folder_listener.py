@@ -41,6 +41,7 @@ from ntkexp.records.contributions import (
 )
 from ntkexp.records.data import OUT_NAME, Trajectory
 from ntkexp.records.diagnostics import (
+    COLUMN,
     DIAGNOSTICS,
     create_diagnostics,
     finish_diagnostics,
@@ -57,7 +58,7 @@ from ntkexp.records.kernels import (
 )
 from ntkexp.records.results import RETRACED, MetricsWriter, write_results
 from ntkexp.report.live_log import LiveLog
-from ntkexp.run.diagnose import COLUMN, Measurements, RunDiagnostics
+from ntkexp.run.diagnose import Measurements, measure_at_start
 from ntkexp.run.environment import Clock
 from ntkexp.run.loop import AbstractListener, BackwardPass
 from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
@@ -474,7 +475,7 @@ def listen(
     if log is not None:
         log_keys[log.name] = log.key
     progress.start(folder.path.name, setting.experiment.steps, steps_done)
-    first = RunDiagnostics(setting).at_start()
+    first = measure_at_start(setting)
     create_diagnostics(
         folder.path / DIAGNOSTICS, first.shapes, setting.experiment.timetable().capacity
     )

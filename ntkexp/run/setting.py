@@ -140,9 +140,8 @@ def survey(experiment: Experiment) -> Survey:
 
 def chosen_kernels(experiment: Experiment, problem: Problem) -> Kernels:
     """Return the kernels that the run computes, for its number of outputs."""
-    optimizer = experiment.optimizer
-    needs_all = optimizer.flows or optimizer.remembers
-    needs_all = needs_all or any(one.needs_kernel for one in experiment.diagnostics)
+    diagnostics_need_all = any(one.needs_kernel for one in experiment.diagnostics)
+    needs_all = experiment.optimizer.needs_kernels or diagnostics_need_all
     return experiment.path.chosen_kernels(problem.train, problem.outputs, needs_all=needs_all)
 
 

@@ -17,8 +17,9 @@ from ntkexp.cli.main import run as run_command
 from ntkexp.effects.trajectory import flat_like
 from ntkexp.experiment.identity import identity
 from ntkexp.mistake import Mistake
+from ntkexp.records.diagnostics import COLUMN
 from ntkexp.report.loaded_run import load_run
-from ntkexp.run.diagnose import COLUMN, Measurements, RunDiagnostics
+from ntkexp.run.diagnose import Measurements, RunDiagnostics
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.statistics import alignment, label_alignment
@@ -167,6 +168,13 @@ OWN = dedent("""
         next(iter(state.weights.values())).mul_(2)
         return 0.0
 
+    def writes_inputs(state):
+        state.blocks[0][0].add_(1)
+        return 0.0
+
+    def step(state):
+        return state.outputs
+
     def text(state):
         return "large"
 
@@ -187,12 +195,14 @@ OWN = dedent("""
 """)
 REFUSALS = {
     "writes": "writes changes state.weights['network.1.weight'] in place",
+    "writes_inputs": "writes_inputs changes state.blocks[0][0] in place",
+    "step": "'step' cannot be the name of a column",
     "text": "text is a str; return a number, a tensor, None, or a dict of them",
     "empty": "empty is a tensor of torch.float32 with shape [0]",
     "climbs": "'climbs.../up' cannot be the name of a column",
     "grows": "at step 1, grows.number_0 is not what it was before training",
     "longer": "at step 1, longer is not what it was before training",
-    "fails": "line 30: AttributeError: 'TrainingState' object has no attribute 'weigths'",
+    "fails": "line 37: AttributeError: 'TrainingState' object has no attribute 'weigths'",
     "absent": "there is no function absent in the file",
 }
 

@@ -11,12 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ntkexp.records.diagnostics import COLUMN
 from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.style import NARROW, End, name_ends, shade
 from ntkexp.report.run import Run
-
-COLUMN = "diagnostics."
-"""The prefix of the columns of metrics.csv that contain diagnostics."""
 
 
 def draw(run: Run, canvas: Canvas) -> Figure | None:
