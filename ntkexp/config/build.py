@@ -46,6 +46,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.layer.spec import names_layer, parse_layer
 from ntkexp.mistake import Mistake, UnknownKey, Untrusted, WrongArgument, nearest
 from ntkexp.model.foreign import allow_imports, allow_module, load_module
+from ntkexp.model.user_function import FunctionInFile
 from ntkexp.naming import LAZY_PACKAGES, PACKAGE, class_path, is_in_this_package, module_of_class
 
 SOURCE_FOLDER = Path(__file__).parents[2]
@@ -176,13 +177,13 @@ def admit_file(file: Path) -> str:
         raise WrongArgument(str(mistake), "trust") from mistake
 
 
-def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -> None:
-    """Raise if a component runs code outside the trusted files and packages."""
-    specs = [spec for name in trusted if component.code() and (spec := find_spec(name)) is not None]
+def refuse_untrusted(files: Collection[Path], key: str, trusted: Collection[str]) -> None:
+    """Raise if a file of Python code is outside the trusted files and packages."""
+    specs = [spec for name in trusted if files and (spec := find_spec(name)) is not None]
     trusted_folders = [
         Path(folder).resolve() for spec in specs for folder in spec.submodule_search_locations or ()
     ]
-    for file in component.code():
+    for file in files:
         path = file.resolve()
         if not (
             any(spec.origin == str(path) for spec in specs)
@@ -196,13 +197,13 @@ def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -
 
 def load_function(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]:
     """Return a function of the user, FILE.py:FUNCTION, from a trusted file."""
-    from ntkexp.model.libraries import Module, file_and_function, find_function  # noqa: PLC0415  few commands need them
-
-    module = Module(path=path)
-    refuse_untrusted(module, key, admit(trust))
-    return find_function(
-        load_module(module.file, f"{key}={path}"), file_and_function(path)[2], f"{key}={path}"
-    )
+    function = FunctionInFile(path, f"{key}={path}")
+    if not function.is_well_formed:
+        raise WrongArgument(
+            f"{key}={path}: it takes FILE.py:FUNCTION, such as my_loop.py:train", key
+        )
+    refuse_untrusted((function.file,), key, admit(trust))
+    return function.load()
 
 
 # --- Components. Nested components are built first.
@@ -250,7 +251,7 @@ class Builder:
             component = kind.model_validate(children)
         except ValidationError as error:
             raise refusal(error, kind, key, fields) from None
-        refuse_untrusted(component, key, self.trusted)
+        refuse_untrusted(component.code(), key, self.trusted)
         return component
 
     def kind(

@@ -8,8 +8,8 @@ from pydantic import field_validator
 
 from ntkexp.diagnostics.base import AbstractDiagnostic, Measured, TrainingState
 from ntkexp.mistake import Mistake
-from ntkexp.model.foreign import files_imported, load_module, one_line
-from ntkexp.model.libraries import file_and_function, find_function, source_file
+from ntkexp.model.foreign import files_imported, one_line
+from ntkexp.model.user_function import FunctionInFile
 
 
 class UserFunction(AbstractDiagnostic):
@@ -17,9 +17,9 @@ class UserFunction(AbstractDiagnostic):
 
         ntkexp train diagnostics=[my_file.py:rotation]
 
-    The user must have trusted the file. The function takes a `ntkexp.diagnostics.base.TrainingState`.
-    It returns a number, an array, or a dict of them. It must not change the tensors that it
-    receives.
+    The user must have trusted the file. The function takes a
+    `ntkexp.diagnostics.base.TrainingState`. It returns a number, an array, or a dict of them. It
+    must not change the tensors that it receives.
     """
 
     path: str
@@ -27,32 +27,27 @@ class UserFunction(AbstractDiagnostic):
     @field_validator("path")
     @classmethod
     def refuse_other_paths(cls, path: str) -> str:
-        file, _, function = path.rpartition(":")
-        if not file.endswith(".py") or not function.isidentifier():
+        if path.endswith(".py") or not FunctionInFile(path, "").is_well_formed:
             raise Mistake("it takes FILE.py:FUNCTION, such as my_file.py:rotation")
         return path
 
     @property
     def option(self) -> str:
         """The name of the function."""
-        return file_and_function(self.path)[2]
+        return self.function.name
 
     @property
-    def setting(self) -> str:
-        return f"diagnostics=[{self.path}]"
-
-    @property
-    def file(self) -> Path:
-        return source_file(self.path, self.setting)
+    def function(self) -> FunctionInFile:
+        return FunctionInFile(self.path, f"diagnostics=[{self.path}]")
 
     def code(self) -> tuple[Path, ...]:
-        return (self.file,)
+        return (self.function.file,)
 
     def files(self) -> tuple[Path, ...]:
-        return files_imported(self.file)
+        return files_imported(self.function.file)
 
     def measure(self, state: TrainingState) -> Measured:
-        function = find_function(load_module(self.file, self.setting), self.option, self.setting)
-        with one_line(self.setting, self.file):
-            measured: Measured = function(state)  # type: ignore[assignment]  # checked by its caller
+        measure = self.function.load()
+        with one_line(self.function.setting, self.function.file):
+            measured: Measured = measure(state)  # type: ignore[assignment]  # checked by its caller
         return measured

@@ -9,6 +9,7 @@ Each module imports only from the modules listed before it:
     scalar        scalar functions of a scalar
     transformer   transformer encoders
     foreign       checks of modules from other sources
+    user_function a function in a user's file
     libraries     a user's module, and models of timm and transformers
 """
 

@@ -21,19 +21,19 @@ from torch import Tensor, nn
 
 from ntkexp.component import Count, Depth
 from ntkexp.init import AbstractInit
-from ntkexp.mistake import Mistake, nearest, nearest_file
+from ntkexp.mistake import Mistake, nearest
 from ntkexp.model.base import AbstractArchitecture, LearningTask
 from ntkexp.model.foreign import (
     Option,
     adapt_module,
     files_imported,
     import_library,
-    load_module,
     refuse_external_code,
     refuse_external_weights,
     refuse_irreproducible,
 )
 from ntkexp.model.transformer import at_each_position, fitting_patch, largest_divisor
+from ntkexp.model.user_function import FunctionInFile
 from ntkexp.records.atomic import read_object
 
 
@@ -69,8 +69,7 @@ class Module(AbstractArchitecture):
     @field_validator("path")
     @classmethod
     def check_path(cls, path: str) -> str:
-        file, _, function = file_and_function(path)
-        if not file.endswith(".py") or not function.isidentifier():
+        if not FunctionInFile(path, "").is_well_formed:
             raise Mistake("it takes FILE.py:FUNCTION, such as my_net.py:build")
         return path
 
@@ -79,20 +78,20 @@ class Module(AbstractArchitecture):
         return f"model.path={self.path}"
 
     @property
-    def file(self) -> Path:
-        return source_file(self.path, self.setting)
+    def function(self) -> FunctionInFile:
+        return FunctionInFile(self.path, self.setting)
 
     def code(self) -> tuple[Path, ...]:
-        return (self.file,)
+        return (self.function.file,)
 
     def files(self) -> tuple[Path, ...]:
-        return files_imported(self.file)
+        return files_imported(self.function.file)
 
     def network(
         self, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> nn.Module:
-        module = load_module(self.file, self.setting)
-        build = find_function(module, file_and_function(self.path)[2], self.setting)
+        build = self.function.load()
+        file = self.function.file
         seed = generator.initial_seed()
         arguments = self.arguments(build, task, seed)
 
@@ -105,8 +104,8 @@ class Module(AbstractArchitecture):
             return network
 
         # Build two networks with the same seed, and raise if their weights differ.
-        network = adapt_module(make, task, seed, self.setting, self.file)
-        again = adapt_module(make, task, seed, self.setting, self.file)
+        network = adapt_module(make, task, seed, self.setting, file)
+        again = adapt_module(make, task, seed, self.setting, file)
         refuse_irreproducible(self.setting, network, again)
         return network
 
@@ -132,55 +131,6 @@ class Module(AbstractArchitecture):
                     f"{', '.join(available)}; give it a default"
                 )
         return arguments
-
-
-def file_and_function(path: str) -> tuple[str, str, str]:
-    """Split a path into (file, ":", function).
-
-    >>> file_and_function("a/my_net.py:Net"), file_and_function("my_net.py")
-    (('a/my_net.py', ':', 'Net'), ('my_net.py', ':', 'build'))
-    """
-    return (path, ":", "build") if path.endswith(".py") else path.rpartition(":")
-
-
-def source_file(path: str, setting: str) -> Path:
-    """Return the file of FILE.py:FUNCTION. Raise if there is none; `setting` is the argument in the
-    message."""
-    file = Path(file_and_function(path)[0]).expanduser()
-    if file.is_file():
-        return file
-    files = [str(other.relative_to(file.parent)) for other in file.parent.glob("*.py")]
-    hint = nearest_file(file.name, files)
-    raise Mistake(f"{setting}: there is no file {file} (seen from {Path.cwd()}){hint}")
-
-
-def find_function(module: object, name: str, key: str) -> Callable[..., object]:
-    """Return a function of the user's file; `key` is the configuration key in error messages."""
-    module_name = getattr(module, "__name__", "")
-    functions = [
-        function_name
-        for function_name, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", "") == module_name
-    ]
-    value: object = getattr(module, name, None)
-    if value is None:
-        known = f"it has {', '.join(functions)}" if functions else "it has no function"
-        raise Mistake(
-            f"{key}: there is no function {name} in the file; {known}{nearest(name, functions)}"
-        )
-    if isinstance(value, nn.Module):
-        raise Mistake(
-            f"{key}: {name} is a module, which no seed can draw again; name a function that "
-            "builds it"
-        )
-    if not callable(value):
-        raise Mistake(f"{key}: {name} is a {type(value).__name__}, and a function is expected")
-    if inspect.iscoroutinefunction(value):
-        raise Mistake(
-            f"{key}: {name} is async, and nothing would await it; write `def` in place of "
-            "`async def`"
-        )
-    return value
 
 
 class Timm(AbstractArchitecture):

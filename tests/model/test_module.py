@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ntkexp.config.build import load_function
 from ntkexp.config.compose import compose
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import identity
@@ -264,6 +265,8 @@ def test_a_file_has_to_be_there_and_to_be_trusted(path: str, words: str, tmp_pat
     (tmp_path / "written.py").write_text("raise AssertionError('this must not run')")
     with refused(words):
         compose(["model=module", f"model.path={tmp_path}/{path}"])
+    with refused(rf"^measure\b.*{words}"):  # a function that an option of a command names
+        load_function(f"{tmp_path}/{path}", "measure", ())
 
 
 def test_trusting_another_file_or_a_package_elsewhere_does_not_help(written: Write) -> None:
