@@ -394,10 +394,13 @@ def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[s
 
 
 def far_from_null(finding: Finding, control: Look, main: Look) -> str:
-    """Describe the first part of the control that lies far from its null value. Return "" if none
-    does, or if the parts of the control differ in number from those of the main look.
+    """Describe the first part of the control that lies far from its null value, or return "".
+
+    A part lies far from its null value if
 
         distance(null, interval) > 10 distance(null, expected range)
+
+    Parts are compared only if the control and the main look have equally many.
     """
     if not len(main.nulls) == len(control.expectation) == len(finding.parts):
         return ""

@@ -189,8 +189,8 @@ def judge_again(
 def looks_unchanged(
     claim: Claim, row: Mapping[str, Any], attempts: Sequence[RegisterEntry]
 ) -> bool:
-    """Return whether the claim is registered, and has only looks whose specifications are those of
-    the published verdict.
+    """Return True if the present claim is registered, and each of its looks has the specification
+    that led to the published verdict.
     """
     versions = merged_fields(attempts)
     published = [
@@ -254,7 +254,7 @@ def write_tables(folder: Path, record: ClaimRecord, claim: Claim) -> None:
 def remove_tables(folder: Path, keep: Sequence[str] = ()) -> None:
     """Remove the published files of a claim, and their folder if it is then empty.
 
-    If looks are given in `keep`, remove only the tables of other looks.
+    `keep` names looks whose tables are not removed; the picture then stays as well.
     """
     files = [file for file in TABLES if file.removesuffix(".csv") not in keep]
     if not keep:

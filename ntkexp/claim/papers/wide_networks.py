@@ -495,9 +495,9 @@ class EnsembleBesideProcesses(AbstractTrial):
     """Ensembles of trained networks compared with the Gaussian processes at infinite width.
 
     `words` are the settings of the experiment, as for `ntkexp train`. The columns `networks` (all
-    layers or only the readout trained) and `process` label the rows (`ntkexp.ensemble`). Points at
-    which the process has lost nine tenths of its spread are pinned by the examples, and are left
-    out. If all points are pinned, there is no number, and `reason` says so.
+    layers or only the readout trained) and `process` label the rows (`ntkexp.ensemble`). A point is
+    pinned if the examples reduce the spread of the process there to less than a tenth. Pinned
+    points are left out. If all points are pinned, there is no number, and `reason` says so.
 
         mean         the rms difference between the means of ensemble and process, in standard
                      errors; 1 if they are equal
