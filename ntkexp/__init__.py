@@ -14,17 +14,17 @@ The command `ntkexp` runs experiments. The library has these functions and class
     lightning.Follow, huggingface.Follow              `follow` as a callback
     bridges.QuandaExplainer, .DattriAttributor        scores of a followed loop for other libraries
 
-J is the Jacobian of the outputs with respect to the weights θ. The secant Jacobian J̄ maps the
-change of the weights from start to end to the change of the outputs.
-Functions raise a `Mistake` with a one-line message if an argument is invalid.
-"""
+J is the Jacobian of the outputs with respect to the weights θ. The secant Jacobian J̄
+maps the change of the weights from start to end to the change of the outputs. Functions
+raise a `Mistake` with a one-line message if an argument is invalid."""
 
 from __future__ import annotations
 
 import sys
 
-# `python -m ntkexp` puts the working folder first on sys.path, where a file `typing.py` would hide
-# the standard library's module. Remove the folder, unless it contains the package.
+# `python -m ntkexp` puts the working folder first on sys.path, where a file `typing.py`
+# would hide the standard library's module. Remove the folder, unless it contains the
+# package.
 if (
     sys.argv[:1] == ["-m"]
     and "ntkexp" in sys.orig_argv
@@ -94,7 +94,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name at its first use, so that `import ntkexp` does not load torch."""
+    """Import a public name at its first use,
+    so that `import ntkexp` does not load torch."""
     from importlib import import_module  # noqa: PLC0415  loaded at the first use only
 
     if name == "__version__":

@@ -1,4 +1,5 @@
-"""The entry point of `ntkexp` and `python -m ntkexp`. It handles Ctrl-C even during imports."""
+"""The entry point of `ntkexp` and `python -m ntkexp`.
+It handles Ctrl-C even during imports."""
 
 # ruff: noqa: PLC0415  imports are inside `try`, so that Ctrl-C during an import is caught
 

@@ -4,11 +4,10 @@
     DattriAttributor   attribute(train_dataloader, test_dataloader) → [train, test]
 
 The classes have the methods of `quanda.explainers.Explainer` and
-`dattri.algorithm.base.BaseAttributor`, but do not import these libraries. They compute nothing, but
-look up existing scores. Test points are identified by their values, and training examples by their
-names or values. The classes raise if a test point is not a query of the followed loop, or if the
-loop did not use an example.
-"""
+`dattri.algorithm.base.BaseAttributor`, but do not import these libraries. They compute
+nothing, but look up existing scores. Test points are identified by their values, and
+training examples by their names or values. The classes raise if a test point is not a
+query of the followed loop, or if the loop did not use an example."""
 
 from __future__ import annotations
 
@@ -42,17 +41,17 @@ class FollowedScores:
     Args:
         found: The attribution of the loop.
         queries: The argument `queries=` of `follow`.
-        examples: The names of the training examples in the order of the data set, for example
-            `range(len(dataset))` after `follow(ids="dataset")`. Without names, examples are
-            identified by their values.
+        examples: The names of the training examples in the order of the data set, for
+            example `range(len(dataset))` after `follow(ids="dataset")`. Without names,
+            examples are identified by their values.
         score: See `Attribution.to_scores`.
         out: See `Attribution.to_scores`. By default, the output of the target's class.
         component: See `Attribution.to_scores`.
-        lower_is_better: Set to True if `measure=` is a loss. Examples that lowered the loss then
-            have positive scores.
+        lower_is_better: Set to True if `measure=` is a loss. Examples that lowered the
+            loss then have positive scores.
 
-    If the loop was followed with `measure=`, the library's targets are ignored, because the measure
-    has its own targets.
+    If the loop was followed with `measure=`, the library's targets are ignored, because
+    the measure has its own targets.
 
     Raises:
         Mistake: if the number of queries differs from that of the attribution.
@@ -80,11 +79,13 @@ class FollowedScores:
     ) -> Float[Tensor, "test train"]:
         """Return the scores of the training examples `names` at the test points `data`.
 
-        If the model has an output for each class, use the output of the target of each point.
-        """
+        If the model has an output for each class,
+        use the output of the target of each point."""
         queries = np.array(self.points(data), dtype=int)
         outs = self.outputs_of(targets, len(queries))
-        column_of_name = {name: column for column, name in enumerate(self.trained_names)}
+        column_of_name = {
+            name: column for column, name in enumerate(self.trained_names)
+        }
         columns = [column_of_name[name] for name in names]
         scores = np.empty((len(queries), len(names)))
         for out in set(outs):
@@ -133,7 +134,8 @@ class FollowedScores:
         return positions
 
     def points(self, data: Inputs) -> list[int]:
-        """Return the positions of the queries that have the same values as the rows of `data`."""
+        """Return the positions of the queries that have the same values
+        as the rows of `data`."""
         wanted = digests(data)
         missing = [digest for digest in wanted if digest not in self.query_places]
         if missing:
@@ -151,7 +153,8 @@ class FollowedScores:
         return [self.query_places[digest][0] for digest in wanted]
 
     def training_names(self, dataset: Any) -> list[str]:
-        """Return the names of the examples of a data set: `examples`, or digests of values."""
+        """Return the names of the examples of a data set: `examples`,
+        or digests of values."""
         examples = read_in_order(dataset) if self.examples is None else self.examples
         names = [str(name) for name in examples]
         if len(names) != len(dataset):
@@ -175,11 +178,14 @@ class FollowedScores:
         return names
 
     def refuse_other_model(self, model: nn.Module, data: Tensor) -> None:
-        """Raise if the outputs of `model` differ from the outputs of the followed model at its end.
+        """Raise if the outputs of `model` differ from the outputs
+        of the followed model at its end.
 
         Return without a check if the attribution does not contain the outputs.
         """
-        has_outputs = "out" in self.found.sizes and {"start", "change"} <= set(self.found.data_vars)
+        has_outputs = "out" in self.found.sizes and {"start", "change"} <= set(
+            self.found.data_vars
+        )
         if MEASURE in self.found.attrs or not has_outputs:
             return
         with torch.no_grad():
@@ -190,7 +196,10 @@ class FollowedScores:
         expected = at_end.isel(query=self.points(data)).to_numpy()
         actual = outputs.cpu().double().numpy()
         tolerance = torch.finfo(outputs.dtype).eps ** 0.5 * np.linalg.norm(expected)
-        if actual.shape != expected.shape or not np.linalg.norm(actual - expected) <= tolerance:
+        if (
+            actual.shape != expected.shape
+            or not np.linalg.norm(actual - expected) <= tolerance
+        ):
             raise Mistake(
                 "the model gives other outputs than the one that was followed had at the end; "
                 "load its weights"
@@ -198,7 +207,8 @@ class FollowedScores:
 
 
 def read_in_order(dataset: Any) -> list[str]:
-    """Return the digests of all inputs of a data set. The input is the first item of an example."""
+    """Return the digests of all inputs of a data set.
+    The input is the first item of an example."""
     names: list[str] = []
     for start in range(0, len(dataset), ROWS_AT_ONCE):
         end = min(start + ROWS_AT_ONCE, len(dataset))
@@ -223,8 +233,8 @@ class QuandaExplainer:
         explainer = QuandaExplainer(model, train_dataset, scores=scores)
         benchmark.evaluate(QuandaExplainer, {"scores": scores})
 
-    If the model has an output for each class, the scores refer to the output of each target. They
-    are positive if an example raised this output.
+    If the model has an output for each class, the scores refer to the output of each
+    target. They are positive if an example raised this output.
 
     Args:
         model: The trained model.
@@ -235,7 +245,8 @@ class QuandaExplainer:
         scores: The scores to look up. Required.
 
     Raises:
-        Mistake: if `scores` is missing, or if the loop did not use an example of the data set.
+        Mistake: if `scores` is missing, or if the loop did not use an example
+            of the data set.
     """
 
     model: nn.Module
@@ -290,7 +301,9 @@ class QuandaExplainer:
         for start in range(0, len(self.train_dataset), batch_size):
             end = min(start + batch_size, len(self.train_dataset))
             batch = [self.train_dataset[k] for k in range(start, end)]
-            scores = self.explain(torch.stack([x for x, _ in batch]), [int(y) for _, y in batch])
+            scores = self.explain(
+                torch.stack([x for x, _ in batch]), [int(y) for _, y in batch]
+            )
             diagonals.append(scores.diagonal(start))
         return torch.cat(diagonals)
 
@@ -314,13 +327,14 @@ class DattriAttributor:
     def attribute(
         self, train_dataloader: DataLoader[Any], test_dataloader: DataLoader[Any]
     ) -> Float[Tensor, "train test"]:
-        """Return the scores of all training examples at all test points, in the order of the
-        loaders.
+        """Return the scores of all training examples at all test points,
+        in the order of the loaders.
 
         Args:
             train_dataloader: A loader of the training examples that does not shuffle.
-            test_dataloader: A loader of queries of the followed loop that does not shuffle. If the
-                model has an output for each class, the second item of a batch must be the targets.
+            test_dataloader: A loader of queries of the followed loop that does not
+                shuffle. If the model has an output for each class, the second item of a
+                batch must be the targets.
 
         Returns:
             The scores, [train, test].
@@ -330,7 +344,9 @@ class DattriAttributor:
         """
         for loader in (train_dataloader, test_dataloader):
             is_sequential = isinstance(loader.sampler, SequentialSampler)
-            has_plain_batches = type(loader.batch_sampler) is BatchSampler and not loader.drop_last
+            has_plain_batches = (
+                type(loader.batch_sampler) is BatchSampler and not loader.drop_last
+            )
             if not is_sequential or not has_plain_batches:
                 raise Mistake(
                     "a DataLoader gives its data set in another order, or in part; load without "

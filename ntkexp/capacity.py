@@ -1,7 +1,7 @@
 """Limits of memory and disk space.
 
-If a limit is too small, the error message states the available size, the required size and a
-remedy. The required size is rounded up, so that a limit of this size suffices.
+If a limit is too small, the error message states the available size, the required size
+and a remedy. The required size is rounded up, so that a limit of this size suffices.
 
 >>> memory = MemoryBudget.of_gb(4)
 >>> memory.largest_batch(item_bytes=1.5e9), memory.holding(2e9).fits(3e9)
@@ -27,15 +27,19 @@ ROUND_UP = 1.01  # factor for a size before it is rounded to three digits
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory limit of a computation. `held` of the total `bytes` are already in use."""
+    """The memory limit of a computation. `held`
+    of the total `bytes` are already in use."""
 
     bytes: float
     held: float = 0.0
 
     @classmethod
     def of_gb(cls, memory_gb: float) -> MemoryBudget:
-        """Return the budget for an argument `memory_gb`. Raise if it is not a positive number."""
-        return cls(1e9 * checked_number("memory_gb", memory_gb, most=MAX_MEMORY_GB, above=True))
+        """Return the budget for an argument `memory_gb`.
+        Raise if it is not a positive number."""
+        return cls(
+            1e9 * checked_number("memory_gb", memory_gb, most=MAX_MEMORY_GB, above=True)
+        )
 
     @property
     def free(self) -> float:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 
-# --- Gains. Training reduces the residual y − f_0(X) along an eigenvector with eigenvalue λ by the
-# fraction λ g(λ). The gain g depends on the training method and time.
+# --- Gains. Training reduces the residual y − f_0(X) along an eigenvector with
+# eigenvalue λ by the fraction λ g(λ). The gain g depends on the training method and
+# time.
 
 
 class AbstractGain(ABC):
@@ -34,10 +35,11 @@ class AbstractGain(ABC):
 
 @dataclass(frozen=True)
 class FlowGain(AbstractGain):
-    """Gradient flow for a time s: g(λ) = (1 − e^{−sλ})/λ and g(0) = s; for s = ∞, g(λ) = 1/λ.
+    """Gradient flow for a time s: g(λ) = (1 − e^{−sλ})/λ and g(0) = s;
+    for s = ∞, g(λ) = 1/λ.
 
-    s includes the weight of an example in the loss: s = ηt/N if the loss is the mean over N
-    targets.
+    s includes the weight of an example in the loss:
+    s = ηt/N if the loss is the mean over N targets.
 
     >>> float(FlowGain(math.log(2))(torch.tensor([1.0], dtype=torch.float64)))
     0.5
@@ -56,7 +58,9 @@ class FlowGain(AbstractGain):
                 raise singular(f"{int(zero.sum())} of {len(zero)} eigenvalues")
             return 1 / spectrum
         learned_share = -torch.expm1(-self.time * spectrum)
-        return torch.where(zero, self.time, learned_share / torch.where(zero, 1.0, spectrum))
+        return torch.where(
+            zero, self.time, learned_share / torch.where(zero, 1.0, spectrum)
+        )
 
     @property
     def doubled(self) -> FlowGain:
@@ -82,12 +86,15 @@ class DescentGain(AbstractGain):
     def __call__(self, spectrum: Float[Tensor, " mode"]) -> Float[Tensor, " mode"]:
         zero = spectrum == 0
         step = self.size * spectrum  # sλ
-        # 1 − (1 − sλ)ᵏ: for sλ < 1 by logarithms, which avoid cancellation, else by powers
+        # 1 − (1 − sλ)ᵏ: for sλ < 1 by logarithms, which avoid cancellation,
+        # else by powers
         by_logarithm = -torch.expm1(self.steps * torch.log1p(-step.clamp(max=1)))
         by_power = 1 - (-1) ** self.steps * (step - 1).clamp(min=0) ** self.steps
         learned_share = torch.where(step < 1, by_logarithm, by_power)
         gain_at_zero = self.size * self.steps
-        return torch.where(zero, gain_at_zero, learned_share / torch.where(zero, 1.0, spectrum))
+        return torch.where(
+            zero, gain_at_zero, learned_share / torch.where(zero, 1.0, spectrum)
+        )
 
     @property
     def doubled(self) -> DescentGain:
@@ -102,14 +109,14 @@ def singular(eigenvalues: str) -> Mistake:
 
 
 Learned: TypeAlias = Callable[[Tensor], Tensor]
-"""The map B [entry, column] ↦ g(R) B, with the gain g and the kernel matrix with ridge R."""
+"""The map B [entry, column] ↦ g(R) B, with the gain g and the kernel matrix
+with ridge R."""
 
 
 @dataclass(frozen=True)
 class Modes:
-    """The eigendecomposition of a kernel matrix: non-negative eigenvalues in ascending order, and
-    eigenvectors.
-    """
+    """The eigendecomposition of a kernel matrix: non-negative eigenvalues in ascending
+    order, and eigenvectors."""
 
     values: Float[Tensor, " mode"]
     vectors: Float[Tensor, "entry mode"]
@@ -122,12 +129,13 @@ class Modes:
 
 
 def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
-    """Decompose the symmetric part of Θ(X, X). The result can be used for every time and ridge:
+    """Decompose the symmetric part of Θ(X, X).
+    The result can be used for every time and ridge:
 
         g(R) B = V g(λ + ridge) Vᵀ B,    R = Θ(X, X) + ridge = V (λ + ridge) Vᵀ.
 
-    Eigenvalues up to n · eps · λ_max are set to zero. If rounding of the entries made an eigenvalue
-    negative, eigenvalues up to its absolute value are set to zero too.
+    Eigenvalues up to n · eps · λ_max are set to zero. If rounding of the entries made
+    an eigenvalue negative, eigenvalues up to its absolute value are set to zero too.
 
     >>> theta = torch.diag(torch.tensor([4.0, 0.0], dtype=torch.float64))
     >>> inverse = modes_of(theta).at(FOREVER, ridge=1.0)
@@ -135,7 +143,9 @@ def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
     [0.2, 1.0]
     """
     values, vectors = torch.linalg.eigh((matrix + matrix.mH) / 2)
-    rounding = torch.maximum(len(values) * torch.finfo(values.dtype).eps * values[-1:], -values[:1])
+    rounding = torch.maximum(
+        len(values) * torch.finfo(values.dtype).eps * values[-1:], -values[:1]
+    )
     return Modes(torch.where(values > rounding, values, 0.0), vectors)
 
 
@@ -155,24 +165,29 @@ class Factor:
     lower: Float[Tensor, "entry entry"]
     jitter: float
 
-    def solve(self, right: Float[Tensor, "entry column"]) -> Float[Tensor, "entry column"]:
+    def solve(
+        self, right: Float[Tensor, "entry column"]
+    ) -> Float[Tensor, "entry column"]:
         """Return (R + jitter)⁻¹ B for the matrix B = `right`."""
         return torch.cholesky_solve(right, self.lower)
 
 
 def factorise(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
-    """Compute the Cholesky factor of R = Θ + ridge, for training until t = ∞ with one ridge.
+    """Compute the Cholesky factor of R = Θ + ridge,
+    for training until t = ∞ with one ridge.
 
-    This takes a tenth of the time of an eigendecomposition. If R has a ridge and is indefinite due
-    to rounding errors, add a jitter, and multiply it by ten at each further attempt. Without a
-    ridge, raise if the matrix is singular up to rounding.
+    This takes a tenth of the time of an eigendecomposition. If R has a ridge and is
+    indefinite due to rounding errors, add a jitter, and multiply it by ten at each
+    further attempt. Without a ridge, raise if the matrix is singular up to rounding.
 
     >>> factor = factorise(torch.tensor([[3.0]], dtype=torch.float64), ridge=1.0)
     >>> float(factor.solve(torch.ones(1, 1, dtype=torch.float64))), factor.jitter
     (0.25, 0.0)
     """
     refuse_negative(ridge)
-    rounding = len(matrix) * torch.finfo(matrix.dtype).eps * float(matrix.diagonal().mean())
+    rounding = (
+        len(matrix) * torch.finfo(matrix.dtype).eps * float(matrix.diagonal().mean())
+    )
     jitters = [0.0]
     if ridge:
         jitters += [rounding * 10.0**k for k in range(JITTER_ATTEMPTS)]
@@ -190,34 +205,41 @@ RIDGE_MULTIPLES = tuple(10.0 ** (k / 2) for k in range(-16, 3))
 
 
 def held_out(
-    modes: Modes, ridge: float, targets: Float[Tensor, "entry column"], folds: Sequence[Tensor]
+    modes: Modes,
+    ridge: float,
+    targets: Float[Tensor, "entry column"],
+    folds: Sequence[Tensor],
 ) -> Float[Tensor, "entry column"]:
     """Predict each fold by kernel regression on the other folds, in closed form:
 
         f_{∖F}(X_F) = y_F − ((R⁻¹)_FF)⁻¹ (R⁻¹ y)_F
 
-    (Rasmussen & Williams 2006, 5.4.2). Folds of one example give leave-one-out predictions. The
-    same eigendecomposition can be used for every ridge.
+    (Rasmussen & Williams 2006, 5.4.2). Folds of one example give leave-one-out
+    predictions. The same eigendecomposition can be used for every ridge.
 
     >>> theta = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
     >>> y = torch.tensor([[2.0], [4.0]], dtype=torch.float64)
     >>> [round(float(value), 12) for value in held_out(modes_of(theta), 0.0, y, folds(2, 2))]
     [2.0, 1.0]
     """
-    inverse_root = modes.vectors * FOREVER(modes.values + ridge)  # R⁻¹ = inverse_root Vᵀ
+    inverse_root = modes.vectors * FOREVER(
+        modes.values + ridge
+    )  # R⁻¹ = inverse_root Vᵀ
     coefficients = modes.at(FOREVER, ridge)(targets)  # R⁻¹ y
     predicted = torch.empty_like(targets)
     for fold in folds:
         inverse_block = inverse_root[fold] @ modes.vectors[fold].mH  # (R⁻¹)_FF
-        predicted[fold] = targets[fold] - torch.linalg.solve(inverse_block, coefficients[fold])
+        predicted[fold] = targets[fold] - torch.linalg.solve(
+            inverse_block, coefficients[fold]
+        )
     return predicted
 
 
 def folds(examples: int, count: int, entries: int = 1) -> list[Tensor]:
     """Split examples into `count` folds. Fold k contains the examples k, k + count, ….
 
-    A matrix has `entries` rows for each example (one for each output). Return the rows of each
-    fold.
+    A matrix has `entries` rows for each example (one for each output).
+    Return the rows of each fold.
 
     >>> [fold.tolist() for fold in folds(3, 2, entries=2)]
     [[0, 1, 4, 5], [2, 3]]
@@ -237,7 +259,8 @@ MAX_CG_PRODUCTS = 2000
 
 @dataclass(frozen=True)
 class Solution:
-    """A solution of linear equations, its largest relative residual, and the number of products."""
+    """A solution of linear equations, its largest relative residual,
+    and the number of products."""
 
     solution: Float[Tensor, "entry column"]
     residual: float
@@ -252,12 +275,13 @@ def conjugate_gradients(
     most: int = MAX_CG_PRODUCTS,
     report_progress: Callable[[int, float], None] = lambda products, residual: None,
 ) -> Solution:
-    """Solve R a = y by conjugate gradients (Hestenes & Stiefel 1952), given products with R.
+    """Solve R a = y by conjugate gradients (Hestenes & Stiefel 1952),
+    given products with R.
 
-    The columns are solved independently, with the diagonal of R as preconditioner. Stop when every
-    residual ‖y − R a‖ is at most `tolerance` ‖y‖, or after `most` products. `report_progress` receives the
-    number of products and the largest relative residual after each product. A matrix with n
-    distinct eigenvalues needs at most n products.
+    The columns are solved independently, with the diagonal of R as preconditioner. Stop
+    when every residual ‖y − R a‖ is at most `tolerance` ‖y‖, or after `most` products.
+    `report_progress` receives the number of products and the largest relative residual
+    after each product. A matrix with n distinct eigenvalues needs at most n products.
 
     >>> R = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
     >>> y = torch.ones(2, 1, dtype=torch.float64)
@@ -292,17 +316,22 @@ def conjugate_gradients(
 def quotient(
     numerator: Float[Tensor, " column"], denominator: Float[Tensor, " column"]
 ) -> Float[Tensor, " column"]:
-    """Return the quotient of each column, or zero if the column has converged (denominator 0)."""
+    """Return the quotient of each column, or zero
+    if the column has converged (denominator 0)."""
     converged = denominator == 0
-    return torch.where(converged, 0.0, numerator / torch.where(converged, 1.0, denominator))
+    return torch.where(
+        converged, 0.0, numerator / torch.where(converged, 1.0, denominator)
+    )
 
 
-# --- Gaussian processes: posteriors given noisy targets, and ensembles of infinitely wide networks
+# --- Gaussian processes: posteriors given noisy targets,
+# and ensembles of infinitely wide networks
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The blocks K(X, X) and K(x, X) of a kernel, with training examples X and other points x."""
+    """The blocks K(X, X) and K(x, X) of a kernel,
+    with training examples X and other points x."""
 
     train: Float[Tensor, "train train"]
     cross: Float[Tensor, "point train"]
@@ -315,11 +344,11 @@ class Posterior:
         mean        K(x, X) (K(X, X) + σ²)⁻¹ y
         covariance  K(x, x′) − K(x, X) (K(X, X) + σ²)⁻¹ K(X, x′)
 
-    `learned` and `twice` are the maps that replace the inverse in the mean and in the covariance.
-    With the gains of training for the times s and 2s, the formulas describe networks whose readout
-    was trained for a time s. With σ² > 0, `covariance` is the posterior covariance, which differs
-    from the covariance of trained networks (`Ensemble.covariance`).
-    """
+    `learned` and `twice` are the maps that replace the inverse in the mean and in the
+    covariance. With the gains of training for the times s and 2s, the formulas describe
+    networks whose readout was trained for a time s. With σ² > 0, `covariance` is the
+    posterior covariance, which differs from the covariance of trained networks
+    (`Ensemble.covariance`)."""
 
     cross: Float[Tensor, "point train"]
     learned: Learned
@@ -328,19 +357,27 @@ class Posterior:
     def mean(self, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:
         return self.cross @ self.learned(targets)
 
-    def covariance(self, prior: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
-        """Return the posterior covariance between points, given the prior covariance."""
+    def covariance(
+        self, prior: Float[Tensor, "point point"]
+    ) -> Float[Tensor, "point point"]:
+        """Return the posterior covariance between points,
+        given the prior covariance."""
         return prior - self.cross @ self.twice(self.cross.mH)
 
     def variance(self, prior: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
-        """Return the diagonal of `covariance`, given the diagonal of the prior covariance."""
+        """Return the diagonal of `covariance`,
+        given the diagonal of the prior covariance."""
         return prior - (self.cross.mH * self.twice(self.cross.mH)).sum(0)
 
 
-def condition(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) -> Posterior:
-    """Condition a Gaussian process with covariance `prior` on targets at the training inputs.
+def condition(
+    prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER
+) -> Posterior:
+    """Condition a Gaussian process with covariance `prior` on targets
+    at the training inputs.
 
-    `noise` is the variance σ² of the targets. `gain` describes training for a finite time.
+    `noise` is the variance σ² of the targets.
+    `gain` describes training for a finite time.
 
     >>> one = torch.ones(1, 1, dtype=torch.float64)
     >>> posterior = condition(Kernels(one, one), noise=1.0)
@@ -355,15 +392,17 @@ def condition(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) 
 class Ensemble:
     """The outputs of infinitely wide networks after training (Lee et al. 2019).
 
-    `cross` is the tangent kernel Θ(x, X). `start` is 𝒢, the covariance of the outputs before
-    training. `learned` is the map g(R) with R = Θ(X, X) + ridge. With A = Θ(x, X) g(R),
+    `cross` is the tangent kernel Θ(x, X). `start` is 𝒢, the covariance of the outputs
+    before training. `learned` is the map g(R) with R = Θ(X, X) + ridge. With A = Θ(x,
+    X) g(R),
 
         one network:  f_t(x) = f_0(x) + A (y − f_0(X))
         mean          A y
         covariance    𝒢(x, x′) + A 𝒢(X, X) A′ᵀ − A 𝒢(X, x′) − 𝒢(x, X) A′ᵀ.
 
-    If training changes the readout only, Θ = 𝒢. At t = ∞ without a ridge, mean and covariance are
-    then those of the Gaussian process 𝒢 conditioned on the targets. See arXiv:1902.06720.
+    If training changes the readout only, Θ = 𝒢. At t = ∞ without a ridge, mean and
+    covariance are then those of the Gaussian process 𝒢 conditioned on the targets. See
+    arXiv:1902.06720.
 
     >>> one = torch.ones(1, 1, dtype=torch.float64)
     >>> learned = modes_of(4 * one).at(FOREVER)
@@ -378,22 +417,31 @@ class Ensemble:
 
     @property
     def weights(self) -> Float[Tensor, "point train"]:
-        """The matrix A: the weight of each training target in the mean output at each point."""
+        """The matrix A: the weight of each training target in the mean output
+        at each point."""
         return self.learned(self.cross.mH).mH
 
     def mean(self, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:
         return self.cross @ self.learned(targets)
 
-    def covariance(self, start: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
-        """Return the covariance of one output between points x, x′, given `start` = 𝒢(x, x′)."""
+    def covariance(
+        self, start: Float[Tensor, "point point"]
+    ) -> Float[Tensor, "point point"]:
+        """Return the covariance of one output between points x, x′,
+        given `start` = 𝒢(x, x′)."""
         A = self.weights
         mixed = A @ self.start.cross.mH
         return start + A @ self.start.train @ A.mH - mixed - mixed.mH
 
     def variance(self, start: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
-        """Return the diagonal of `covariance`, given `start`, the diagonal of 𝒢(x, x′)."""
+        """Return the diagonal of `covariance`, given `start`,
+        the diagonal of 𝒢(x, x′)."""
         A = self.weights
-        return start + (A @ self.start.train * A).sum(1) - 2 * (A * self.start.cross).sum(1)
+        return (
+            start
+            + (A @ self.start.train * A).sum(1)
+            - 2 * (A * self.start.cross).sum(1)
+        )
 
 
 HERMITE_NODES = 48
@@ -403,8 +451,8 @@ CALIBRATION_BINS = 15
 def probabilities(
     mean: Float[Tensor, "point out"], deviation: Float[Tensor, " point"]
 ) -> Float[Tensor, "point class"]:
-    """Return the probability that each class has the largest output, for independent Gaussian
-    outputs.
+    """Return the probability that each class has the largest output,
+    for independent Gaussian outputs.
 
     With means μ_c and a common standard deviation σ, by Gauss–Hermite quadrature,
 
@@ -438,7 +486,9 @@ def probabilities(
     return chances / total
 
 
-def log_loss(chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"]) -> float:
+def log_loss(
+    chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"]
+) -> float:
     """Return −mean log P(label).
 
     Probabilities are clamped to the smallest positive normal float.
@@ -451,7 +501,8 @@ def log_loss(chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"
 def calibration_error(
     chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"]
 ) -> float:
-    """Return the expected calibration error with 15 bins of confidence (Guo et al. 2017).
+    """Return the expected calibration error with 15 bins
+    of confidence (Guo et al. 2017).
 
         ECE = Σ_bins share · |accuracy − mean confidence|
 

@@ -1,8 +1,8 @@
 """Components: the models, losses, optimizers and other parts of an experiment.
 
-A component is a frozen pydantic model. Its fields are keys in YAML files. Each kind of component
-has a base class named `Abstract…`, and each option is a subclass. The YAML file of an option refers
-to the class by `_target_`, so there is no registry.
+A component is a frozen pydantic model. Its fields are keys in YAML files. Each kind of
+component has a base class named `Abstract…`, and each option is a subclass. The YAML
+file of an option refers to the class by `_target_`, so there is no registry.
 
 >>> from ntkexp.path.rule.base import Secant
 >>> Secant().fields(), Secant().option
@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ntkexp.naming import class_path, option_name
 
-# Upper bounds of counts. No machine can handle larger counts, and arithmetic with them may overflow
-# before memory runs out. Smaller counts are checked against `memory_gb` and the expected duration.
+# Upper bounds of counts. No machine can handle larger counts, and arithmetic with them
+# may overflow before memory runs out. Smaller counts are checked against `memory_gb`
+# and the expected duration.
 MAX_COUNT = 10**7
 MAX_DEPTH = 1000
 MAX_STEPS = 10**12
@@ -47,7 +48,8 @@ class Component(BaseModel):
 
     @property
     def option(self) -> str:
-        """The name of the component on the command line, in tables and in folder names."""
+        """The name of the component on the command line,
+        in tables and in folder names."""
         return option_name(class_path(type(self)))
 
     def files(self) -> tuple[Path, ...]:
@@ -58,11 +60,13 @@ class Component(BaseModel):
         return ()
 
     def code(self) -> tuple[Path, ...]:
-        """Return the Python files that this component runs. The user must have trusted them."""
+        """Return the Python files that this component runs.
+        The user must have trusted them."""
         return ()
 
     def fields(self) -> dict[str, Any]:
-        """Return the component as plain data: `_target_`, then all fields with their defaults."""
+        """Return the component as plain data: `_target_`,
+        then all fields with their defaults."""
         return {"_target_": class_path(type(self))} | {
             name: plain(getattr(self, name)) for name in type(self).model_fields
         }

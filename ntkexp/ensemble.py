@@ -1,8 +1,7 @@
 """Ensembles of networks on a one-dimensional problem, compared with Gaussian processes.
 
-At infinite width, networks trained in all layers follow the NTK process, and networks with only the
-readout trained follow the NNGP process.
-"""
+At infinite width, networks trained in all layers follow the NTK process, and networks
+with only the readout trained follow the NNGP process."""
 
 from __future__ import annotations
 
@@ -39,12 +38,13 @@ NORM_TOLERANCE = 1e-6  # tolerance for ‖x‖ = 1 on the unit circle
 
 @dataclass(frozen=True)
 class EnsembleProblem:
-    """The points of a one-dimensional problem: the training examples, then all other points sorted
-    by position.
-    """
+    """The points of a one-dimensional problem: the training examples, then all other
+    points sorted by position."""
 
     inputs: Float[Tensor, "point *shape"]
-    places: Float[Tensor, " point"]  # position of each point on the line, or angle on the circle
+    places: Float[
+        Tensor, " point"
+    ]  # position of each point on the line, or angle on the circle
     targets: Float[Tensor, "point out"]
     train: int  # number of training examples
     axis: str  # label of the positions: input or angle
@@ -59,13 +59,17 @@ def problem(experiment: Experiment) -> EnsembleProblem:
     refuse_other(experiment)
     data = experiment.draw()
     encoded = targets(data, experiment.loss)
-    everything = torch.cat([getattr(data, name).inputs for name in ("train", "query", "test")])
+    everything = torch.cat(
+        [getattr(data, name).inputs for name in ("train", "query", "test")]
+    )
     # positions on a line, or on the unit circle
     flat = everything.flatten(1)
     if flat.shape[1] == 1:
         positions = flat[:, 0]
         axis = "input"
-    elif flat.shape[1] == 2 and bool(((flat.norm(dim=1) - 1).abs() < NORM_TOLERANCE).all()):
+    elif flat.shape[1] == 2 and bool(
+        ((flat.norm(dim=1) - 1).abs() < NORM_TOLERANCE).all()
+    ):
         positions = torch.atan2(flat[:, 1], flat[:, 0])
         axis = "angle"
     else:
@@ -83,8 +87,11 @@ def problem(experiment: Experiment) -> EnsembleProblem:
 
 
 def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
-    """Return the targets of the loss at all points. Raise if there are several outputs."""
-    target = torch.cat([getattr(data, name).target for name in ("train", "query", "test")])
+    """Return the targets of the loss at all points.
+    Raise if there are several outputs."""
+    target = torch.cat(
+        [getattr(data, name).target for name in ("train", "query", "test")]
+    )
     encoded = loss.targets(target, len(data.classes))
     if encoded.shape[1] != 1:
         raise Mistake(
@@ -95,10 +102,13 @@ def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
 
 
 def refuse_other(experiment: Experiment) -> None:
-    """Raise unless training is plain gradient descent, and the outputs before it are random."""
+    """Raise unless training is plain gradient descent,
+    and the outputs before it are random."""
     optimizer = experiment.optimizer
     if not experiment.loss.is_quadratic or type(optimizer) is not GD:
-        raise Mistake("the processes describe loss=squared and optimizer=gd; choose them")
+        raise Mistake(
+            "the processes describe loss=squared and optimizer=gd; choose them"
+        )
     if optimizer.weight_decay or optimizer.clip_norm or optimizer.layers:
         raise Mistake(
             "the processes describe plain gradient descent; leave out decay, clipping and layers' "
@@ -122,7 +132,8 @@ def refuse_other(experiment: Experiment) -> None:
 
 @dataclass(frozen=True)
 class StackedNetworks:
-    """Networks of one architecture, with their weights stacked along a first axis for `vmap`.
+    """Networks of one architecture, with their weights stacked along a first axis for
+    `vmap`.
 
     >>> layers = [nn.Linear(1, 1, bias=False) for _ in range(2)]
     >>> for k, layer in enumerate(layers):
@@ -137,15 +148,20 @@ class StackedNetworks:
     weights: Weights
     buffers: Weights
 
-    def outputs(self, x: Float[Tensor, "point *shape"]) -> Float[Tensor, "network point out"]:
-        run = vmap(lambda w, b: functional_call(self.module, (w, b), (x,)), in_dims=(0, 0))
+    def outputs(
+        self, x: Float[Tensor, "point *shape"]
+    ) -> Float[Tensor, "network point out"]:
+        run = vmap(
+            lambda w, b: functional_call(self.module, (w, b), (x,)), in_dims=(0, 0)
+        )
         outputs: Tensor = run(self.weights, self.buffers)
         return outputs
 
     def tangent_kernels(
         self, x: Float[Tensor, "point *shape"]
     ) -> Float[Tensor, "network point point_"]:
-        """Return the tangent kernel of each network between all points. There is one output."""
+        """Return the tangent kernel of each network between all points.
+        There is one output."""
         kernels = []
         for k in range(len(next(iter(self.weights.values())))):
             weights = {name: weight[k] for name, weight in self.weights.items()}
@@ -161,17 +177,19 @@ def stacked(modules: Sequence[nn.Module]) -> StackedNetworks:
     )
 
 
-# --- Training an ensemble of networks with different seeds, in all layers or only in the readout.
+# --- Training an ensemble of networks with different seeds,
+# in all layers or only in the readout.
 
 
-WEIGHTS_AT_ONCE = 1 << 22  # maximum number of weights of networks that are trained together
+WEIGHTS_AT_ONCE = (
+    1 << 22
+)  # maximum number of weights of networks that are trained together
 
 
 @dataclass(frozen=True)
 class EnsembleTraining:
-    """The training of an ensemble: gradient descent on Σ½(f − y)²/divisor. The sum is over the
-    first `len(targets)` points.
-    """
+    """The training of an ensemble: gradient descent on Σ½(f − y)²/divisor. The sum is
+    over the first `len(targets)` points."""
 
     inputs: Float[Tensor, "point *shape"]
     targets: Float[Tensor, "train out"]
@@ -197,7 +215,8 @@ class EnsembleTraining:
         modules: Sequence[nn.Module],
         report_progress: Callable[[int], None] = lambda networks: None,
     ) -> dict[int, Float[Tensor, "network point out"]]:
-        """Train the modules and return their outputs after each number of steps in `times`."""
+        """Train the modules and return their outputs after each number
+        of steps in `times`."""
         parameters = sum(weight.numel() for weight in modules[0].parameters())
         group_size = max(1, WEIGHTS_AT_ONCE // parameters)
         outputs: dict[int, list[Tensor]] = {time: [] for time in times}
@@ -217,13 +236,14 @@ class EnsembleTraining:
     def course(self, networks: StackedNetworks) -> Iterator[StackedNetworks]:
         """Yield the networks before training and after every step.
 
-        The losses of all networks are added. The gradient of a network does not depend on the
-        others.
-        """
+        The losses of all networks are added.
+        The gradient of a network does not depend on the others."""
         weights = networks.weights
         inputs = self.inputs[: len(self.targets)]
         trained = list(weights)
-        if self.readout:  # train only the last layer, such as net.3.weight and net.3.bias
+        if (
+            self.readout
+        ):  # train only the last layer, such as net.3.weight and net.3.bias
             layer = trained[-1].rpartition(".")[0]
             trained = [name for name in trained if name.rpartition(".")[0] == layer]
         yield networks
@@ -241,8 +261,9 @@ class EnsembleTraining:
 
 # --- The test: could the networks be draws of a Gaussian process?
 #
-# The process has mean μ, covariance C and standard deviation σ. n networks have mean f̄, covariance
-# S and standard deviation s at p points. For draws, all statistics but `worst` are about 1.
+# The process has mean μ, covariance C and standard deviation σ. n networks have mean
+# f̄, covariance S and standard deviation s at p points. For draws, all statistics but
+# `worst` are about 1.
 #
 #     mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²       in standard errors
 #     worst       max_x |f̄(x) − μ(x)| √n/σ(x)            in standard errors
@@ -251,17 +272,21 @@ class EnsembleTraining:
 #     chance      the p-value. For `mean` and `covariance`, compute the fraction of simulated
 #                 ensembles with at least this distance. The p-value is twice the smaller fraction.
 #
-# Networks trained in all layers or only in the readout are compared with the processes of the
-# tangent kernel and of the NNGP. A point is compared only if σ is at least a tenth of the standard
-# deviation before training. Close to training examples, σ almost vanishes, so any effect of finite
-# width would be many standard errors.
+# Networks trained in all layers or only in the readout are compared with the processes
+# of the tangent kernel and of the NNGP. A point is compared only if σ is at least a
+# tenth of the standard deviation before training. Close to training examples, σ almost
+# vanishes, so any effect of finite width would be many standard errors.
 
 
-LEAST_DEVIATION = 0.1  # minimum deviation σ at a compared point, relative to σ before training
+LEAST_DEVIATION = (
+    0.1  # minimum deviation σ at a compared point, relative to σ before training
+)
 SIMULATED_ENSEMBLES = 999  # so the resolution of p-values is 0.001
 REJECTION_LEVEL = 0.05  # smaller p-values reject the process
 NUMBERS_AT_ONCE = 1 << 21  # numbers in one batch of simulated ensembles
-SMALL_EIGENVALUE = 1e-5  # axes with a smaller share of the total variance are not simulated
+SMALL_EIGENVALUE = (
+    1e-5  # axes with a smaller share of the total variance are not simulated
+)
 
 
 @dataclass(frozen=True)
@@ -287,7 +312,8 @@ class Process:
 
 @dataclass(frozen=True)
 class TrainedNetworks:
-    """Trained networks of one kind, and the process that describes them at infinite width."""
+    """Trained networks of one kind, and the process that describes them
+    at infinite width."""
 
     name: str  # trained parts: "all layers" or "readout"
     process: str  # kernel of the process: "ntk" or "nngp"
@@ -302,9 +328,8 @@ class TrainedNetworks:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of one kind of networks with one Gaussian process. Its numbers are NaN if
-    outputs are not finite.
-    """
+    """The comparison of one kind of networks with one Gaussian process. Its numbers are
+    NaN if outputs are not finite."""
 
     networks: str
     process: str
@@ -325,9 +350,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Reference:
-    """A Gaussian process in units of its standard deviation, at the points where networks are
-    compared with it.
-    """
+    """A Gaussian process in units of its standard deviation, at the points where
+    networks are compared with it."""
 
     # the networks that this process describes, with its mean and covariance
     process: TrainedNetworks
@@ -348,22 +372,33 @@ class Reference:
     def correlation(self) -> Float[Tensor, "kept kept"]:
         """The correlation of the process between points, C(x, x′)/σ(x)σ(x′)."""
         scale = 1 / self.process.theory.deviation[self.where]
-        return self.process.theory.covariance[self.where][:, self.where] * scale * scale[:, None]
+        return (
+            self.process.theory.covariance[self.where][:, self.where]
+            * scale
+            * scale[:, None]
+        )
 
-    def errors(self, outputs: Float[Tensor, "network point"]) -> Float[Tensor, "network kept"]:
+    def errors(
+        self, outputs: Float[Tensor, "network point"]
+    ) -> Float[Tensor, "network kept"]:
         """Return the error of each network f in standard deviations of the process:
         (f(x) − μ(x))/σ(x)."""
         theory = self.process.theory
-        return (outputs[:, self.where] - theory.mean[self.where]) / theory.deviation[self.where]
+        return (outputs[:, self.where] - theory.mean[self.where]) / theory.deviation[
+            self.where
+        ]
 
     def distances(
-        self, errors: Float[Tensor, "*draw network axis"], expected: Float[Tensor, "axis axis"]
+        self,
+        errors: Float[Tensor, "*draw network axis"],
+        expected: Float[Tensor, "axis axis"],
     ) -> Float[Tensor, "*draw 2"]:
-        """Return the distance of the mean from 0, and of the covariance from `expected`.
+        """Return the distance of the mean from 0,
+        and of the covariance from `expected`.
 
-        Both are about 1 for draws of the process. They are the statistics `mean` and `covariance`
-        above, and are invariant under orthogonal transformations of the axes.
-        """
+        Both are about 1 for draws of the process. They are the statistics `mean` and
+        `covariance` above, and are invariant under orthogonal transformations of the
+        axes."""
         n = errors.shape[-2]
         points = len(self.where)
         mean = errors.mean(-2)
@@ -371,12 +406,15 @@ class Reference:
         centred = errors - mean[..., None, :]
         covariance = centred.mT @ centred / (n - 1)
         usual = points**2 + self.correlation.square().sum()
-        covariance_square = (n - 1) * (covariance - expected).square().sum((-2, -1)) / usual
+        covariance_square = (
+            (n - 1) * (covariance - expected).square().sum((-2, -1)) / usual
+        )
         return torch.stack((mean_square, covariance_square), dim=-1).sqrt()
 
     @cached_property
     def drawn(self) -> Float[Tensor, "draw 2"]:
-        """The distances of simulated ensembles. Each ensemble has `count` draws of the process."""
+        """The distances of simulated ensembles.
+        Each ensemble has `count` draws of the process."""
         values = torch.linalg.eigvalsh(self.correlation)
         values = values[values > SMALL_EIGENVALUE * values.sum()]
         generator = stream("process", self.count, len(self.where))
@@ -389,7 +427,8 @@ class Reference:
         return torch.cat(parts)
 
     def chance(self, distances: Float[Tensor, "2"]) -> float:
-        """Return the p-value: twice the smaller fraction of ensembles with a larger distance."""
+        """Return the p-value: twice the smaller fraction of ensembles
+        with a larger distance."""
         if not distances.isfinite().all():
             return math.nan
         farther = (self.drawn >= distances).sum(0)
@@ -402,7 +441,8 @@ def ensemble(
     count: int,
     report_progress: Callable[[str, int], None],
 ) -> list[TrainedNetworks]:
-    """Train `count` networks of each kind, with a step size that fits the kernel of the kind.
+    """Train `count` networks of each kind, with a step size
+    that fits the kernel of the kind.
 
     `report_progress` receives the kind and the number of networks that are trained.
     """
@@ -411,7 +451,9 @@ def ensemble(
     targets = given.targets[: given.train].to(**kind)
 
     # kernels at infinite width: Θ(x, X), 𝒢(x, X), and 𝒢(x, x′) between all points
-    wide = experiment.model.limit(experiment.init, LearningTask(tuple(given.inputs.shape[1:]), 1))
+    wide = experiment.model.limit(
+        experiment.init, LearningTask(tuple(given.inputs.shape[1:]), 1)
+    )
     limit = infinite_kernels(wide, inputs, given.train, experiment)
     prior = Kernels(limit.start[: given.train], limit.start)
     everywhere = slice(0, len(inputs))
@@ -422,7 +464,8 @@ def ensemble(
     data = experiment.draw()
     seeds = range(experiment.seed, experiment.seed + count)
     modules = [
-        draw_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in seeds
+        draw_network(experiment.model_copy(update={"seed": seed}), data, 1)
+        for seed in seeds
     ]
     kinds = []
     for name, process, kernel in (
@@ -430,7 +473,9 @@ def ensemble(
         ("readout", "nngp", limit.start),
     ):
         modes = modes_of(kernel[: given.train])
-        size = experiment.optimizer.chosen_step(2 * given.divisor / float(modes.values[-1]))
+        size = experiment.optimizer.chosen_step(
+            2 * given.divisor / float(modes.values[-1])
+        )
         training = EnsembleTraining(
             inputs,
             targets,
@@ -449,16 +494,21 @@ def ensemble(
             covariance=trained.covariance(own).cpu().double(),
             before=own.diagonal().sqrt().cpu().double(),
         )
-        kinds.append(TrainedNetworks(name, process, outputs[..., 0].cpu(), theory, size))
+        kinds.append(
+            TrainedNetworks(name, process, outputs[..., 0].cpu(), theory, size)
+        )
     return kinds
 
 
 def comparisons(kinds: Sequence[TrainedNetworks], train: int) -> list[Comparison]:
-    """Compare every kind of networks with every Gaussian process, at points outside the training
-    set.
-    """
+    """Compare every kind of networks with every Gaussian process,
+    at points outside the training set."""
     references = [Reference(process, train, len(process.outputs)) for process in kinds]
-    return [comparison(networks, reference) for networks in kinds for reference in references]
+    return [
+        comparison(networks, reference)
+        for networks in kinds
+        for reference in references
+    ]
 
 
 def comparison(networks: TrainedNetworks, reference: Reference) -> Comparison:
@@ -468,7 +518,9 @@ def comparison(networks: TrainedNetworks, reference: Reference) -> Comparison:
     count = len(errors)
     points = len(reference.where)
     worst = errors.mean(0).abs() * count**0.5
-    ratio = (networks.observed.deviation / reference.process.theory.deviation)[reference.where]
+    ratio = (networks.observed.deviation / reference.process.theory.deviation)[
+        reference.where
+    ]
     return Comparison(
         networks=networks.name,
         process=reference.process.process,

@@ -1,4 +1,5 @@
-"""A callback for Hugging Face's Trainer that follows the training, like `ntkexp.follow`.
+"""A callback for Hugging Face's Trainer that follows the training,
+like `ntkexp.follow`.
 
 follow = ntkexp.huggingface.Follow(queries=tokens, output="logits")
 transformers.Trainer(model, arguments, train_dataset=data, callbacks=[follow]).train()
@@ -19,7 +20,12 @@ from ntkexp.model.foreign import load_torchvision
 
 try:
     load_torchvision()
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import (
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
 except ImportError as error:
     raise Mistake(
         f"ntkexp.huggingface needs transformers, which cannot be imported ({error}): pip install "
@@ -28,7 +34,8 @@ except ImportError as error:
 
 
 class Follow(TrainerCallback):  # type: ignore[misc]  # another library's class
-    """A callback for Trainer with the options of `ntkexp.follow`. Its attribute `trace` is the trace.
+    """A callback for Trainer with the options of `ntkexp.follow`.
+    Its attribute `trace` is the trace.
 
     Args:
         **options: The arguments of `ntkexp.follow`, except `model` and `optimizer`.
@@ -42,7 +49,8 @@ class Follow(TrainerCallback):  # type: ignore[misc]  # another library's class
 
     @property
     def trace(self) -> Trace:
-        """The trace, as from `ntkexp.follow`. It is available during and after training."""
+        """The trace, as from `ntkexp.follow`.
+        It is available during and after training."""
         return self.session.trace
 
     def on_train_begin(

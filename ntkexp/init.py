@@ -6,9 +6,8 @@ h is the composition of the layers. `layer.affine` defines the scales W_std and 
     antisymmetric   f = α (h(θ_a) − h(θ_b))/√2 with θ_a = θ_b at the start
     centred         f = α (h(θ) − h(θ_0)), with the loss divided by α²
 
-An antisymmetric network starts at f_0 = 0 with the kernel of h. A centred network becomes lazy as
-α → ∞ (Chizat, Oyallon & Bach 2019).
-"""
+An antisymmetric network starts at f_0 = 0 with the kernel of h. A centred network
+becomes lazy as α → ∞ (Chizat, Oyallon & Bach 2019)."""
 
 from __future__ import annotations
 
@@ -43,9 +42,13 @@ class AbstractInit(Component):
         return self.param
 
     def dense(self, features: int) -> Dense:
-        return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param=self.param)
+        return Dense(
+            features=features, W_std=self.W_std, b_std=self.b_std, param=self.param
+        )
 
-    def conv(self, features: int, window: int, stride: int = 1, circular: bool = False) -> Conv:
+    def conv(
+        self, features: int, window: int, stride: int = 1, circular: bool = False
+    ) -> Conv:
         return Conv(
             features=features,
             W_std=self.W_std,
@@ -58,7 +61,10 @@ class AbstractInit(Component):
 
     def readout(self, features: int) -> Dense:
         return Dense(
-            features=features, W_std=self.W_std, b_std=self.b_std, param=self.param_readout
+            features=features,
+            W_std=self.W_std,
+            b_std=self.b_std,
+            param=self.param_readout,
         )
 
 
@@ -76,9 +82,8 @@ class Standard(AbstractInit):
 class NTK(AbstractInit):
     """NTK parametrisation (Jacot, Gabriel & Hongler 2018).
 
-    Weights have variance 1, and the forward pass scales them by 1/√fan_in. The tangent kernel
-    converges as the width grows.
-    """
+    Weights have variance 1, and the forward pass scales them by 1/√fan_in. The tangent
+    kernel converges as the width grows."""
 
     @property
     def param(self) -> Parametrisation:
@@ -86,12 +91,12 @@ class NTK(AbstractInit):
 
 
 class MeanField(AbstractInit):
-    """Mean-field parametrisation (Mei, Montanari & Nguyen 2018): the readout averages over neurons.
+    """Mean-field parametrisation (Mei, Montanari & Nguyen 2018):
+    the readout averages over neurons.
 
-    Hidden layers use the NTK parametrisation. The readout is scaled by 1/width instead of 1/√width.
-    If the step size is a fixed fraction of the largest stable step size, features change at any
-    width.
-    """
+    Hidden layers use the NTK parametrisation. The readout is scaled by 1/width instead
+    of 1/√width. If the step size is a fixed fraction of the largest stable step size,
+    features change at any width."""
 
     @property
     def param(self) -> Parametrisation:

@@ -26,11 +26,13 @@ except ImportError as error:
 
 
 class Follow(Callback):  # type: ignore[misc]  # another library's class
-    """A callback with the options of `ntkexp.follow`. Its attribute `trace` is the trace.
+    """A callback with the options of `ntkexp.follow`.
+    Its attribute `trace` is the trace.
 
     Args:
         model: The name of the submodule that `training_step` calls, such as 'net' for
-            `self.net(x)`. By default, follow the Lightning module itself, called as `self(x)`.
+            `self.net(x)`. By default, follow the Lightning module itself, called as
+            `self(x)`.
         **options: The arguments of `ntkexp.follow`, except `model` and `optimizer`.
 
     Raises:
@@ -43,7 +45,8 @@ class Follow(Callback):  # type: ignore[misc]  # another library's class
 
     @property
     def trace(self) -> Trace:
-        """The trace, as from `ntkexp.follow`. It is available during and after training."""
+        """The trace, as from `ntkexp.follow`.
+        It is available during and after training."""
         return self.session.trace
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -61,7 +64,8 @@ class Follow(Callback):  # type: ignore[misc]  # another library's class
 
 
 def refuse_without_forward(trainer: Trainer, module: LightningModule) -> None:
-    """Raise if the module has no `forward`. Suggest the submodule that the optimizers update."""
+    """Raise if the module has no `forward`. Suggest the submodule
+    that the optimizers update."""
     if type(module).forward is not LightningModule.forward:
         return
     moved = set[int]()

@@ -1,4 +1,5 @@
-"""Losses ℓ(f, y) of one example, their gradients ∂ℓ/∂f, and the encoding of labels as targets."""
+"""Losses ℓ(f, y) of one example, their gradients ∂ℓ/∂f,
+and the encoding of labels as targets."""
 
 from __future__ import annotations
 
@@ -14,35 +15,45 @@ from ntkexp.component import Component
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
-# The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ). The weights wᵢ are 1/M for a mean over M
-# examples, and 1 for a sum. The experiment applies the weights. The methods below are unweighted.
+# The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ). The weights wᵢ are 1/M for a mean
+# over M examples, and 1 for a sum. The experiment applies the weights. The methods
+# below are unweighted.
 
 
 CHECKED_EXAMPLES = 16
-"""Number of examples at which derivatives of a loss are compared with finite differences."""
+"""Number of examples at which derivatives of a loss are compared
+with finite differences."""
 
 
 class AbstractLoss(Component):
-    """A loss: its value, its output gradient ∂ℓ/∂f, and the bound max ℓ″ of its curvature."""
+    """A loss: its value, its output gradient ∂ℓ/∂f,
+    and the bound max ℓ″ of its curvature."""
 
     curvature: ClassVar[float]
-    """The bound max ℓ″ of the second derivative, which determines the largest stable step size."""
+    """The bound max ℓ″ of the second derivative,
+    which determines the largest stable step size."""
     smooth: ClassVar[bool] = True
     """True if the derivative ℓ′ of the loss is continuous."""
     is_quadratic: ClassVar[bool] = False
-    """True if the loss is ½ curvature ‖f − y‖². Gradient flow then has a closed form."""
+    """True if the loss is ½ curvature ‖f − y‖².
+    Gradient flow then has a closed form."""
     reduction: Literal["mean", "sum"] = "mean"
 
     @abstractmethod
-    def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
+    def encode(
+        self, labels: Int[Tensor, " example"], classes: int
+    ) -> Float[Tensor, "example out"]:
         """Encode class labels as targets."""
 
     @final
     def targets(self, target: Tensor, classes: int) -> Float[Tensor, "example out"]:
-        """Encode class labels (`classes` > 0) or real values (`classes` = 0) as targets."""
+        """Encode class labels (`classes` > 0) or real values (`classes` = 0)
+        as targets."""
         return self.encode(target, classes) if classes else self.real(target)
 
-    def real(self, values: Float[Tensor, "example value"]) -> Float[Tensor, "example out"]:
+    def real(
+        self, values: Float[Tensor, "example value"]
+    ) -> Float[Tensor, "example out"]:
         """Return the targets for real values. Raise if the loss needs classes."""
         raise Mistake(
             f"loss={self.option} takes class labels, and the data has real values; "
@@ -51,21 +62,27 @@ class AbstractLoss(Component):
 
     @abstractmethod
     def value(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         """Return the loss ℓ(f, y) of each example, summed over outputs."""
 
     @abstractmethod
     def output_gradient(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, "example out"]:
         """Return the output gradient ∂ℓ/∂f of each example."""
 
     def log_probability(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
-        """Return the log-probability of the class of each example. Raise if the loss defines no
-        distribution over the classes."""
+        """Return the log-probability of the class of each example. Raise if the loss
+        defines no distribution over the classes."""
         raise Mistake(
             f"loss={self.option} makes no probabilities of outputs; use loss=cross_entropy or "
             "logistic, or another measure, such as margin"
@@ -73,10 +90,11 @@ class AbstractLoss(Component):
 
     @final
     def refuse_unlike_differences(self, targets: Float[Tensor, "example out"]) -> None:
-        """Raise if `output_gradient` is not the derivative of `value`, or if examples interact.
+        """Raise if `output_gradient` is not the derivative of `value`,
+        or if examples interact.
 
-        Compare the gradient with finite differences at random outputs, in double precision.
-        """
+        Compare the gradient with finite differences at random outputs,
+        in double precision."""
         checked = targets[:CHECKED_EXAMPLES].double()
         for outputs, direction in random_outputs(checked):
             value = self.value(outputs, checked)
@@ -96,7 +114,9 @@ class AbstractLoss(Component):
                 )
 
     @final
-    def refuse_interaction(self, outputs: Tensor, direction: Tensor, targets: Tensor) -> None:
+    def refuse_interaction(
+        self, outputs: Tensor, direction: Tensor, targets: Tensor
+    ) -> None:
         """Raise if the loss of an example depends on other examples of the batch.
 
         Compute the value and slope of the last example in the batch and alone.
@@ -115,7 +135,9 @@ class AbstractLoss(Component):
             )
 
     @final
-    def refuse_unlike_second_differences(self, targets: Float[Tensor, "example out"]) -> None:
+    def refuse_unlike_second_differences(
+        self, targets: Float[Tensor, "example out"]
+    ) -> None:
         """Raise if autograd's derivatives of `value` differ from finite differences.
 
         Leave-out effects use autograd's first and second derivatives.
@@ -145,7 +167,8 @@ class AbstractLoss(Component):
     def derivatives(
         self, outputs: Tensor, direction: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return autograd's first and second derivatives of `value` along a direction."""
+        """Return autograd's first and second derivatives
+        of `value` along a direction."""
         outputs = outputs.clone().requires_grad_()
         slope = outputs.new_zeros(len(outputs))
         curvature = slope
@@ -156,7 +179,9 @@ class AbstractLoss(Component):
             )
             slope = (gradient * direction).sum(1)
         if slope.requires_grad:
-            (second,) = torch.autograd.grad(slope.sum(), outputs, materialize_grads=True)
+            (second,) = torch.autograd.grad(
+                slope.sum(), outputs, materialize_grads=True
+            )
             curvature = (second * direction).sum(1)
         return slope.detach(), curvature
 
@@ -170,11 +195,16 @@ class AbstractLoss(Component):
 
 
 def random_outputs(targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield pairs (outputs, direction): random outputs at three distances from the targets."""
+    """Yield pairs (outputs, direction): random outputs at three distances
+    from the targets."""
     generator = stream("loss")
     for distance in (0.1, 1.0, 3.0):
-        offset = torch.randn(targets.shape, generator=generator, dtype=torch.float64).to(targets)
-        direction = torch.randn(targets.shape, generator=generator, dtype=torch.float64).to(targets)
+        offset = torch.randn(
+            targets.shape, generator=generator, dtype=torch.float64
+        ).to(targets)
+        direction = torch.randn(
+            targets.shape, generator=generator, dtype=torch.float64
+        ).to(targets)
         yield targets + distance * offset, direction
 
 
@@ -188,17 +218,17 @@ class Differences:
     def agree_with(self, slope: Tensor, function: Callable[[Tensor], Tensor]) -> bool:
         """Return True if `slope` is the derivative of `function`, up to rounding.
 
-        The slope must lie between the left and the right difference quotient. Where the function is
-        smooth, the quotients differ only by a multiple of the step. At a kink, every slope between
-        them is accepted.
-        """
+        The slope must lie between the left and the right difference quotient. Where the
+        function is smooth, the quotients differ only by a multiple of the step. At a
+        kink, every slope between them is accepted."""
         value = function(self.outputs)
         agrees = torch.zeros_like(slope, dtype=torch.bool)
         eps = torch.finfo(torch.float64).eps
         for h in (1e-5, 1e-6):
             quotients = torch.stack(
                 [
-                    (function(self.outputs + sign * h * self.direction) - value) / (sign * h)
+                    (function(self.outputs + sign * h * self.direction) - value)
+                    / (sign * h)
                     for sign in (1, -1)
                 ]
             )
@@ -209,8 +239,11 @@ class Differences:
         return bool(agrees.all())
 
 
-def signs(labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
-    """Return one-vs-rest targets ±1. Two classes share one output, with +1 for the second class.
+def signs(
+    labels: Int[Tensor, " example"], classes: int
+) -> Float[Tensor, "example out"]:
+    """Return one-vs-rest targets ±1. Two classes share one output,
+    with +1 for the second class.
 
     >>> signs(torch.tensor([0, 1]), 2).tolist()
     [[-1.0], [1.0]]
@@ -223,8 +256,8 @@ def signs(labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "examp
 class Squared(AbstractLoss):
     """Squared error ℓ = ½‖f − y‖², summed over outputs.
 
-    Two classes are encoded as ±1 at one output. More classes are encoded as one-hot vectors minus
-    1/classes, so that each row sums to zero.
+    Two classes are encoded as ±1 at one output. More classes are encoded as one-hot
+    vectors minus 1/classes, so that each row sums to zero.
 
     >>> f = torch.tensor([[3.0]])
     >>> y = torch.tensor([[1.0]])
@@ -235,21 +268,29 @@ class Squared(AbstractLoss):
     curvature: ClassVar[float] = 1.0
     is_quadratic: ClassVar[bool] = True
 
-    def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
+    def encode(
+        self, labels: Int[Tensor, " example"], classes: int
+    ) -> Float[Tensor, "example out"]:
         if classes == 2:
             return signs(labels, classes)
         return torch.nn.functional.one_hot(labels, classes).double() - 1 / classes
 
-    def real(self, values: Float[Tensor, "example value"]) -> Float[Tensor, "example out"]:
+    def real(
+        self, values: Float[Tensor, "example value"]
+    ) -> Float[Tensor, "example out"]:
         return values
 
     def value(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         return (outputs - targets).square().sum(1) / 2
 
     def output_gradient(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, "example out"]:
         return outputs - targets
 
@@ -267,21 +308,29 @@ class CrossEntropy(AbstractLoss):
 
     curvature: ClassVar[float] = 0.5
 
-    def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
+    def encode(
+        self, labels: Int[Tensor, " example"], classes: int
+    ) -> Float[Tensor, "example out"]:
         return torch.nn.functional.one_hot(labels, classes).double()
 
     def value(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         return -(targets * outputs.log_softmax(1)).sum(1)
 
     def output_gradient(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, "example out"]:
         return outputs.softmax(1) - targets
 
     def log_probability(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         return -self.value(outputs, targets)
 
@@ -289,8 +338,8 @@ class CrossEntropy(AbstractLoss):
 class Hinge(AbstractLoss):
     """Hinge loss ℓ = max(0, 1 − y f) with y = ±1, one-vs-rest and summed over outputs.
 
-    ℓ is piecewise linear, so ℓ″ = 0 does not limit the step size. By convention, `curvature` is 1,
-    as for the squared error.
+    ℓ is piecewise linear, so ℓ″ = 0 does not limit the step size. By convention,
+    `curvature` is 1, as for the squared error.
 
     >>> import torch
     >>> f = torch.tensor([[0.5, 2.0]], dtype=torch.float64)
@@ -302,22 +351,29 @@ class Hinge(AbstractLoss):
     curvature: ClassVar[float] = 1.0
     smooth: ClassVar[bool] = False
 
-    def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
+    def encode(
+        self, labels: Int[Tensor, " example"], classes: int
+    ) -> Float[Tensor, "example out"]:
         return signs(labels, classes)
 
     def value(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         return (1 - targets * outputs).clamp(min=0).sum(1)
 
     def output_gradient(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, "example out"]:
         return -targets * (targets * outputs < 1)
 
 
 class Logistic(AbstractLoss):
-    """Logistic loss ℓ = log(1 + exp(−y f)) with y = ±1, one-vs-rest and summed over outputs.
+    """Logistic loss ℓ = log(1 + exp(−y f)) with y = ±1,
+    one-vs-rest and summed over outputs.
 
     ℓ″ = σ(yf)σ(−yf) ≤ ¼.
 
@@ -328,22 +384,32 @@ class Logistic(AbstractLoss):
 
     curvature: ClassVar[float] = 0.25
 
-    def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
+    def encode(
+        self, labels: Int[Tensor, " example"], classes: int
+    ) -> Float[Tensor, "example out"]:
         return signs(labels, classes)
 
     def value(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         return -torch.nn.functional.logsigmoid(targets * outputs).sum(1)
 
     def output_gradient(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, "example out"]:
         return -targets * torch.sigmoid(-targets * outputs)
 
     def log_probability(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         """Return log σ(y f) at the output of the example's class."""
         label = targets.argmax(1, keepdim=True)
-        return torch.nn.functional.logsigmoid((targets * outputs).gather(1, label))[:, 0]
+        return torch.nn.functional.logsigmoid((targets * outputs).gather(1, label))[
+            :, 0
+        ]

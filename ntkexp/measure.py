@@ -1,10 +1,11 @@
-"""Measures: the quantity that a run explains at each query, such as its outputs, loss or margin.
+"""Measures: the quantity that a run explains at each query,
+such as its outputs, loss or margin.
 
     m(θ; x) = g(f(θ; x), y)            m_T(x) − m_0(x) = Σᵢ 𝒮(x, xᵢ) + 𝒟(x)
 
-y is the target of the query x, encoded by the loss. 𝒮 are contributions of examples, and 𝒟 is the
-part of weight decay. The secant treats g as an additional layer of the network.
-"""
+y is the target of the query x, encoded by the loss. 𝒮 are contributions of examples,
+and 𝒟 is the part of weight decay. The secant treats g as an additional layer of the
+network."""
 
 from __future__ import annotations
 
@@ -30,15 +31,19 @@ class Objective(Protocol):
         """The loss's name on the command line."""
 
     def value(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
         """Return the loss ℓ(f, y) of each example."""
 
     def log_probability(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
-        """Return the log-probability of the class of each example, or raise a `Mistake` if the loss
-        defines no probabilities."""
+        """Return the log-probability of the class of each example, or raise a `Mistake`
+        if the loss defines no probabilities."""
 
 
 class AbstractMeasure(Component):
@@ -48,7 +53,8 @@ class AbstractMeasure(Component):
     def of_run(
         self, objective: Objective, targets: Float[Tensor, "example out"], classes: int
     ) -> MeasuredOutputs | None:
-        """Return the measure for this loss, or None if the run attributes the outputs themselves.
+        """Return the measure for this loss, or None
+        if the run attributes the outputs themselves.
 
         Raise a `Mistake` if the measure is not defined for the loss or the data.
         """
@@ -73,8 +79,11 @@ class AbstractNumber(AbstractMeasure):
         self, objective: Objective, targets: Float[Tensor, "example out"], classes: int
     ) -> MeasuredOutputs:
         if self.takes_classes and not classes:
-            raise Mistake("the data have real values and no classes; choose loss or output")
-        # Evaluate once, because the loss may raise, e.g. if it defines no probabilities.
+            raise Mistake(
+                "the data have real values and no classes; choose loss or output"
+            )
+        # Evaluate once, because the loss may raise, e.g.
+        # if it defines no probabilities.
         self.values(objective, torch.zeros_like(targets[:1]), targets[:1])
         return MeasuredOutputs(measure=self, objective=objective)
 
@@ -142,7 +151,8 @@ class Probability(AbstractNumber):
 
 
 class Margin(AbstractNumber):
-    """The margin f_y − max_{c ≠ y} f_c of the query's class y, or ±f if there is one output.
+    """The margin f_y − max_{c ≠ y} f_c of the query's class y,
+    or ±f if there is one output.
 
     The margin is positive if the query is classified correctly.
 
@@ -162,7 +172,9 @@ class Margin(AbstractNumber):
     ) -> Float[Tensor, " example"]:
         if outputs.shape[1] == 1:
             return (outputs * targets.sign())[:, 0]
-        order = targets.argsort(1)  # the query's class comes last: its target is the largest
+        order = targets.argsort(
+            1
+        )  # the query's class comes last: its target is the largest
         output_of_class = outputs.gather(1, order[:, -1:])
         largest_other = outputs.gather(1, order[:, :-1]).amax(1, keepdim=True)
         return (output_of_class - largest_other)[:, 0]
@@ -183,7 +195,8 @@ class MeasuredOutputs:
         return self.measure.option
 
     def of(self, function: Function) -> Function:
-        """Compose g with the network: return the function (θ, (x, y)) → g(f(θ; x), y)."""
+        """Compose g with the network: return the function (θ, (x, y)) → g(f(θ;
+        x), y)."""
 
         def measured(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)
@@ -195,15 +208,20 @@ class MeasuredOutputs:
         return measured
 
     def __call__(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, "example 1"]:
         """Return the measure g(f, y) as a column, [example, 1]."""
         return self.measure.values(self.objective, outputs, targets)[:, None]
 
     def slopes(
-        self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
+        self,
+        outputs: Float[Tensor, "example out"],
+        targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
-        """Return max(‖∂g/∂f‖, 1): the factor by which g amplifies rounding errors of the outputs.
+        """Return max(‖∂g/∂f‖, 1): the factor by
+        which g amplifies rounding errors of the outputs.
 
         The factor is at least 1, because the evaluation of g has rounding errors too.
         """

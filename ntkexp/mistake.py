@@ -1,9 +1,9 @@
-"""Errors that the user can correct. A message is one line: the value, the problem, and a remedy.
+"""Errors that the user can correct. A message is one line: the value,
+the problem, and a remedy.
 
-The command line prints the message after `ntkexp: ` and exits with status 2. In Python, a `Mistake`
-is a `ValueError`. Messages do not contain command-line options; `ntkexp.cli.options` appends them
-depending on the class of the mistake.
-"""
+The command line prints the message after `ntkexp: ` and exits with status 2. In Python,
+a `Mistake` is a `ValueError`. Messages do not contain command-line options;
+`ntkexp.cli.options` appends them depending on the class of the mistake."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from pathlib import Path, PurePath
 from stat import S_ISDIR, S_ISREG
 
 MIN_FILE_SIMILARITY = 0.6
-"""Suggest a file only if its name is at least this similar (ratio of `SequenceMatcher`)."""
+"""Suggest a file only if its name is at least this similar (ratio
+of `SequenceMatcher`)."""
 
 HIDDEN: dict[str, str] = {}
-"""Values that a configuration read from environment variables, and their references in YAML.
+"""Values that a configuration read from environment variables,
+and their references in YAML.
 
-A YAML file may refer to a password. Error messages are printed and stored, so they contain the
-reference instead of the value.
-"""
+A YAML file may refer to a password. Error messages are printed and stored, so they
+contain the reference instead of the value. """
 SHORTEST = 4
-"""Hide only values with at least this many letters, because short ones such as "1" are common."""
+"""Hide only values with at least this many letters,
+because short ones such as "1" are common."""
 
 
 def without_secrets(text: str) -> str:
@@ -44,7 +46,8 @@ def without_secrets(text: str) -> str:
 class Mistake(ValueError):
     r"""An error that the user can correct. Its message is one line and contains advice.
 
-    Functions of the package raise it for invalid arguments, and for loops that cannot be followed.
+    Functions of the package raise it for invalid arguments,
+    and for loops that cannot be followed.
 
     >>> print(Mistake("data.path=two\nlines"))
     data.path=two\nlines
@@ -69,7 +72,8 @@ class WrongArgument(Mistake):
 
 
 class Untrusted(Mistake):
-    """Raised instead of running code from `source`, a package or file that is not trusted."""
+    """Raised instead of running code from `source`,
+    a package or file that is not trusted."""
 
     def __init__(self, message: str, source: str) -> None:
         super().__init__(message)
@@ -77,11 +81,13 @@ class Untrusted(Mistake):
 
 
 class NoPlace(Mistake):
-    """Raised if results cannot be written. The message ends by asking for another folder."""
+    """Raised if results cannot be written. The message ends by asking
+    for another folder."""
 
 
 class NoData(Mistake):
-    """Raised if the files of a data set are missing. The message ends with their source."""
+    """Raised if the files of a data set are missing.
+    The message ends with their source."""
 
 
 class Useless(Mistake):
@@ -100,7 +106,8 @@ class UnknownKey(Mistake):
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the first line of an error message, and the second if the first ends with a colon.
+    r"""Return the first line of an error message,
+    and the second if the first ends with a colon.
 
     >>> first_line(ValueError("sizes differ:\n  3 and 4\nsee the manual"))
     'sizes differ: 3 and 4'
@@ -126,7 +133,12 @@ def in_short(value: object, most: int = 40) -> str:
 
 
 def checked_number(
-    name: str, value: object, least: float = 0.0, most: float = 1e300, *, above: bool = False
+    name: str,
+    value: object,
+    least: float = 0.0,
+    most: float = 1e300,
+    *,
+    above: bool = False,
 ) -> float:
     """Convert a value to a float. Raise unless it lies in [`least`, `most`].
 
@@ -143,7 +155,8 @@ def checked_number(
         sign = ">" if above else "≥"
         upper_bound = f" and ≤ {most:g}" if number > most or number == inf else ""
         raise WrongArgument(
-            f"{name}={in_short(value)}: it takes a number {sign} {least:g}{upper_bound}", name
+            f"{name}={in_short(value)}: it takes a number {sign} {least:g}{upper_bound}",
+            name,
         )
     return number
 
@@ -154,7 +167,12 @@ def as_float(value: object) -> float:
         return nan
     try:
         return float(value)  # type: ignore[arg-type]  # checked here
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # tensors raise RuntimeError
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ):  # tensors raise RuntimeError
         return nan
 
 
@@ -173,13 +191,15 @@ def checked_count(name: str, value: object, least: int, most: int = 10**7) -> in
         number = least - 1
     if not least <= number <= most:
         raise WrongArgument(
-            f"{name}={in_short(value)}: it takes a whole number from {least} to {most}", name
+            f"{name}={in_short(value)}: it takes a whole number from {least} to {most}",
+            name,
         )
     return number
 
 
 def refuse_special(path: Path, shown_as: str, largest: int) -> int:
-    """Raise for a pipe or device, whose content may never end, or a file of over `largest` bytes.
+    """Raise for a pipe or device, whose content may never end,
+    or a file of over `largest` bytes.
 
     Return the size in bytes.
 
@@ -201,7 +221,8 @@ def refuse_special(path: Path, shown_as: str, largest: int) -> int:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint that suggests the most similar known word, or "" if none is similar.
+    """Return a hint that suggests the most similar known word,
+    or "" if none is similar.
 
     >>> nearest("widht", ["width", "depth"])
     "; did you mean 'width'?"
@@ -218,7 +239,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def nearest_file(name: str, files: Iterable[str]) -> str:
     """Return a hint that suggests a file with a similar name, or "" if there is none.
 
-    Similar files have a similar name and the same suffix, or the same name and another suffix.
+    Similar files have a similar name and the same suffix,
+    or the same name and another suffix.
 
     >>> nearest_file("irsi.csv", ["iris.csv", "docs"]), nearest_file("iris.csv", ["iris.parquet"])
     ("; did you mean 'iris.csv'?", "; did you mean 'iris.parquet'?")

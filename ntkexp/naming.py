@@ -3,9 +3,8 @@
     ntkexp.loss.Squared    the class Squared of the module ntkexp/loss.py
     ntkexp.model.MLP       the class MLP of one of the files in the package ntkexp/model
 
-The identity of a run is a hash that includes these names. They omit the file inside a package, so
-that a class can move to another file without changing identities.
-"""
+The identity of a run is a hash that includes these names. They omit the file inside a
+package, so that a class can move to another file without changing identities."""
 
 from __future__ import annotations
 
@@ -30,7 +29,8 @@ LAZY_PACKAGES: set[str] = set()
 
 
 def class_path(kind: type) -> str:
-    """Return the name of a class in configurations. Omit the file if the package is lazy.
+    """Return the name of a class in configurations.
+    Omit the file if the package is lazy.
 
     >>> from fractions import Fraction
     >>> from ntkexp.loss import Squared
@@ -64,7 +64,9 @@ def module_names(package: ModuleType) -> list[str]:
     >>> module_names(together)
     ['errors', 'heat_map', 'laws', 'over_steps']
     """
-    return sorted(module.name for module in iter_modules(package.__path__) if not module.ispkg)
+    return sorted(
+        module.name for module in iter_modules(package.__path__) if not module.ispkg
+    )
 
 
 @cache
@@ -82,7 +84,8 @@ def module_of_class(folders: tuple[str, ...]) -> dict[str, str]:
 
 
 def classes_of(package: str) -> Callable[[str], object]:
-    """Return a `__getattr__` that imports the module of a class of a package at its first use."""
+    """Return a `__getattr__` that imports the module of a class of a package
+    at its first use."""
     LAZY_PACKAGES.add(package)
 
     def import_class(name: str) -> object:

@@ -1,9 +1,11 @@
-"""Arrays that may exceed the memory. They are stored in files and processed in blocks of rows.
+"""Arrays that may exceed the memory. They are stored in files and processed
+in blocks of rows.
 
-A tensor in a memory-mapped file works like any other tensor. `row_blocks` and `blocks` release the
-memory of each block before the next, so only a few rows occupy memory at a time. Tensors in memory
-are processed in the same blocks, so results do not depend on where a tensor is stored. The file has
-no name, and the operating system deletes it when the process ends, even if the process is killed.
+A tensor in a memory-mapped file works like any other tensor. `row_blocks` and `blocks`
+release the memory of each block before the next, so only a few rows occupy memory at a
+time. Tensors in memory are processed in the same blocks, so results do not depend on
+where a tensor is stored. The file has no name, and the operating system deletes it when
+the process ends, even if the process is killed.
 
 >>> [rows for rows in row_blocks(torch.zeros(5, 2))]  # a small tensor is one block
 [slice(0, 5, None)]
@@ -28,20 +30,26 @@ from torch import Tensor
 ROW_BLOCK_BYTES = 32_000_000
 C_LIBRARY = ctypes.CDLL(None)
 MADV_DONTNEED = 4
-"""Argument of `madvise`: release pages. The next access reads them from the file again."""
+"""Argument of `madvise`: release pages. The next access reads them
+from the file again."""
 
 
 def zeros_on_disk(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor of zeros in a new file in this folder. Reserve the disk space immediately."""
+    """Return a tensor of zeros in a new file in this folder.
+    Reserve the disk space immediately."""
     count = prod(shape)
     with NamedTemporaryFile(dir=folder, prefix=".sums-") as file:
         os.posix_fallocate(file.fileno(), 0, count * dtype.itemsize)
-        return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(*shape)
+        return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(
+            *shape
+        )
 
 
 def is_on_disk(numbers: Tensor) -> bool:
     """Return True if the storage of a tensor is a file."""
-    return numbers.device.type == "cpu" and numbers.untyped_storage().filename is not None
+    return (
+        numbers.device.type == "cpu" and numbers.untyped_storage().filename is not None
+    )
 
 
 def release_pages(numbers: Tensor) -> None:
@@ -49,12 +57,15 @@ def release_pages(numbers: Tensor) -> None:
     if is_on_disk(numbers):
         storage = numbers.untyped_storage()
         C_LIBRARY.madvise(
-            ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), MADV_DONTNEED
+            ctypes.c_void_p(storage.data_ptr()),
+            ctypes.c_size_t(storage.nbytes()),
+            MADV_DONTNEED,
         )
 
 
 def row_blocks(numbers: Tensor) -> Iterator[slice]:
-    """Yield the slices of consecutive blocks of rows. Release the memory after each block."""
+    """Yield the slices of consecutive blocks of rows.
+    Release the memory after each block."""
     count = len(numbers)
     row_bytes = max(1, numbers[:1].nbytes)
     step = max(1, ROW_BLOCK_BYTES // row_bytes)
@@ -109,7 +120,8 @@ def copy_rows(numbers: Tensor, others: Tensor | RowsInFile) -> None:
 
 
 def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
-    """Copy `numbers` to a new tensor: in a file next to the file of `like`, or on its device.
+    """Copy `numbers` to a new tensor: in a file next to the file of `like`,
+    or on its device.
 
     >>> copied_like(torch.ones(2), like=torch.zeros(3))
     tensor([1., 1.])
@@ -126,8 +138,9 @@ def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RowsOfArray:
-    """The difference `numbers` − `less` of two tensors, which may be in files, or `numbers` if
-    `less` is None. Indexing with a slice computes the rows as a NumPy array.
+    """The difference `numbers` − `less` of two tensors, which may be in files, or
+    `numbers` if `less` is None. Indexing with a slice computes the rows as a NumPy
+    array.
 
     >>> RowsOfArray(torch.tensor([3.0, 5.0]), less=torch.tensor([1.0, 1.0]))[1:]
     array([4.], dtype=float32)

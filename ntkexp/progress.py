@@ -9,24 +9,29 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 Unit: TypeAlias = Literal["step", "run"]
-"""The units of a task: many short steps, or a few long runs. Each run is displayed on a line."""
+"""The units of a task: many short steps, or a few long runs.
+Each run is displayed on a line."""
 
 
 class AbstractProgress(ABC):
     """A display of one task at a time.
 
-    Callers call `start`, then `step`, `say` and `warn` any number of times, then `stop`. If the
-    units are runs, `show_part` displays the steps of each active run.
+    Callers call `start`, then `step`, `say` and `warn` any number of times, then
+    `stop`. If the units are runs, `show_part` displays the steps of each active run.
     """
 
     hint: str = ""
     """Advice appended to the remark that a result already exists."""
 
-    def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
-        """Begin a task of `steps` steps or runs, of which `done` are already complete."""
+    def start(
+        self, name: str, steps: int, done: int, unit: Unit = "step", note: str = ""
+    ) -> None:
+        """Begin a task of `steps` steps or runs,
+        of which `done` are already complete."""
 
     def step(self, done: int, note: str = "") -> None:
-        """Report that `done` steps are complete. The note may state the loss, for example."""
+        """Report that `done` steps are complete. The note may state the loss,
+        for example."""
 
     def after_steps(self, note: str) -> None:
         """Report work of unknown duration that follows the last step."""

@@ -17,10 +17,12 @@ class AbstractSchedule(Component):
 
     @abstractmethod
     def shape(self, step: int, steps: int) -> float:
-        """Return the factor at a step of a run of `steps` steps, without the warm-up."""
+        """Return the factor at a step of a run of `steps` steps,
+        without the warm-up."""
 
     def factor(self, step: int, steps: int) -> float:
-        """Return the factor at a step of a run of `steps` steps, including the warm-up."""
+        """Return the factor at a step of a run of `steps` steps,
+        including the warm-up."""
         warm_up = min(1.0, (step + 1) / (self.warm_up + 1))
         return warm_up * self.shape(step, steps)
 
@@ -39,8 +41,8 @@ class Constant(AbstractSchedule):
 class Cosine(AbstractSchedule):
     """A step size that falls along half a cosine (Loshchilov & Hutter 2017).
 
-    factor(s) = last + (1 − last)(1 + cos(π s/S))/2 in a run of S steps. The factor falls from 1 at
-    the first step towards `last`.
+    factor(s) = last + (1 − last)(1 + cos(π s/S))/2 in a run of S steps. The factor
+    falls from 1 at the first step towards `last`.
 
     >>> Cosine().factor(0, 100), Cosine(last=0.5).factor(50, 100)
     (1.0, 0.75)

@@ -1,7 +1,7 @@
 """Statistics of kernels, hidden units and contributions.
 
-The file has four parts: eigenvalues of a kernel, distances between kernels, activations of hidden
-units, and statistics of the path kernel and the contributions.
+The file has four parts: eigenvalues of a kernel, distances between kernels, activations
+of hidden units, and statistics of the path kernel and the contributions.
 
 >>> matrix = torch.diag(torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64))
 >>> start = torch.ones(3, dtype=torch.float64)
@@ -26,17 +26,17 @@ from ntkexp.on_disk import blocks, summed
 
 MAX_LANCZOS_PRODUCTS = 100
 LANCZOS_TOLERANCE = 1e-7
-"""Stop the Lanczos iteration if one more product with the matrix changes the largest eigenvalue by
-at most this fraction.
-"""
+"""Stop the Lanczos iteration if one more product with the matrix changes the largest
+eigenvalue by at most this fraction. """
 
 
 def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> float:
-    """Compute λ_max of a symmetric matrix A from its products with vectors (Lanczos 1950).
+    """Compute λ_max of a symmetric matrix A from its products
+    with vectors (Lanczos 1950).
 
-    In the orthonormal basis v_1, v_2, … of the vectors start, A start, A² start, …, A is
-    tridiagonal. The largest eigenvalue of the tridiagonal matrix approaches λ_max from below. This
-    needs about a tenth of the products of power iteration.
+    In the orthonormal basis v_1, v_2, … of the vectors start, A start, A² start, …, A
+    is tridiagonal. The largest eigenvalue of the tridiagonal matrix approaches λ_max
+    from below. This needs about a tenth of the products of power iteration.
 
     `start` may have any shape. If an inner product is not finite, return it.
     """
@@ -53,9 +53,12 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> fl
         diagonal.append(inner(image, basis[-1]))
         if not isfinite(diagonal[-1]):
             return diagonal[-1]
-        # λ_max of the tridiagonal matrix with α on its diagonal and β on its off-diagonals
+        # λ_max of the tridiagonal matrix with α on its diagonal and β
+        # on its off-diagonals
         upper = torch.diag(torch.tensor(off_diagonal, dtype=torch.float64), 1)
-        tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + upper + upper.mH
+        tridiagonal = (
+            torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + upper + upper.mH
+        )
         previous = eigenvalue
         eigenvalue = float(torch.linalg.eigvalsh(tridiagonal)[-1])
         # v_{k+1} ∝ A v_k, orthogonalised twice, because one pass leaves rounding errors
@@ -82,7 +85,8 @@ def norm(vector: Tensor) -> float:
 
 # --- Eigenvalues of the tangent kernel between the training examples
 #
-# λ are the eigenvalues of the (M·C)×(M·C) matrix K of M examples and C outputs, and p = λ/Σλ:
+# λ are the eigenvalues of the (M·C)×(M·C) matrix K of M examples and C outputs,
+# and p = λ/Σλ:
 #
 #     effective rank    exp(−Σ p log p)
 #     stability         η w λ_max max ℓ″ / 2: gradient descent on a quadratic is stable below 1
@@ -91,7 +95,8 @@ def norm(vector: Tensor) -> float:
 TOP = 10
 """Number of leading eigenvalues in the metrics."""
 MAX_DENSE_ENTRIES = 4096
-"""Do not compute all eigenvalues of larger matrices, which would take minutes per snapshot."""
+"""Do not compute all eigenvalues of larger matrices,
+which would take minutes per snapshot."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,8 @@ class Spectrum:
         return largest / smallest if smallest > rounding else float("inf")
 
     def share(self, vectors: Float[Tensor, "entry *vector"], top: int) -> float:
-        """Return the fraction of Σ‖v‖² that lies in the span of the `top` leading eigenvectors."""
+        """Return the fraction of Σ‖v‖² that lies in the span
+        of the `top` leading eigenvectors."""
         coordinates = self.modes[:, :top].mH @ vectors
         total = float(vectors.square().sum())
         return float(coordinates.square().sum()) / total if total else float("nan")
@@ -135,7 +141,8 @@ def spectrum(kernel: Float[Tensor, "train out train out_"]) -> Spectrum:
 
 
 def largest_kernel_eigenvalue(kernel: Float[Tensor, "train out train out_"]) -> float:
-    """Compute λ_max: by a full decomposition for small matrices, by Lanczos for large ones."""
+    """Compute λ_max: by a full decomposition for small matrices,
+    by Lanczos for large ones."""
     matrix = kernel.flatten(2).flatten(0, 1)
     if len(matrix) <= MAX_DENSE_ENTRIES:
         return float(torch.linalg.eigvalsh((matrix + matrix.mH) / 2)[-1])
@@ -171,32 +178,43 @@ def alignment(left: Float[Tensor, "..."], right: Float[Tensor, "..."]) -> float:
 def label_alignment(
     kernel: Float[Tensor, "train kept train kept_"], targets: Float[Tensor, "train out"]
 ) -> float:
-    """Return the alignment (CKA) of the kernel with y yᵀ for the targets y. The kernel is averaged
-    over outputs first."""
+    """Return the alignment (CKA) of the kernel with y yᵀ for the targets y. The kernel
+    is averaged over outputs first."""
     averaged = kernel.diagonal(dim1=1, dim2=3).mean(2)
     return alignment(centred(averaged), centred(targets @ targets.t()))
 
 
 def centred(kernel: Float[Tensor, "train train"]) -> Float[Tensor, "train train"]:
     """Return the centred kernel H K H with H = 1 − 11ᵀ/M."""
-    return kernel - kernel.mean(0, keepdim=True) - kernel.mean(1, keepdim=True) + kernel.mean()
+    return (
+        kernel
+        - kernel.mean(0, keepdim=True)
+        - kernel.mean(1, keepdim=True)
+        + kernel.mean()
+    )
 
 
 # --- Hidden units: activation patterns, kinks, and selectivity for tasks
 
 
 KINKED_AT_ZERO = ("relu", "leaky_relu", "abs")
-"""Names of operations whose only kink is at 0, as a tape (a recorded forward pass) stores them."""
+"""Names of operations whose only kink is at 0,
+as a tape (a recorded forward pass) stores them."""
 
 
 def pattern(tape: Tape) -> Bool[Tensor, " unit"]:
-    """Return the activation pattern: True for each positive argument of an operation with a kink.
+    """Return the activation pattern: True for each positive argument
+    of an operation with a kink.
 
-    The pattern contains the arguments that depend on inputs and weights, for all examples.
-    """
+    The pattern contains the arguments that depend on inputs and weights,
+    for all examples."""
     variable = tape.from_inputs & tape.from_weights
-    arguments = [entry.slots[0] for entry in tape.entries if entry.name in KINKED_AT_ZERO]
-    signs = [tape[slot].detach().flatten() > 0 for slot in arguments if slot in variable]
+    arguments = [
+        entry.slots[0] for entry in tape.entries if entry.name in KINKED_AT_ZERO
+    ]
+    signs = [
+        tape[slot].detach().flatten() > 0 for slot in arguments if slot in variable
+    ]
     return torch.cat(signs) if signs else torch.zeros(0, dtype=torch.bool)
 
 
@@ -222,7 +240,8 @@ KINKED_OPERATIONS = {
 
 
 def kinks(tape: Tape) -> list[str]:
-    """Return the common names of the operations with kinks whose arguments depend on weights."""
+    """Return the common names of the operations
+    with kinks whose arguments depend on weights."""
     names: dict[str, None] = {}
     for entry in tape.entries:
         depends_on_weights = not tape.from_weights.isdisjoint(entry.slots)
@@ -232,13 +251,15 @@ def kinks(tape: Tape) -> list[str]:
 
 
 def selectivity(responses: Sequence[Float[Tensor, " unit"]]) -> float | None:
-    """Return the selectivity of hidden units for tasks, averaged over pairs of tasks A and B.
+    """Return the selectivity of hidden units for tasks,
+    averaged over pairs of tasks A and B.
 
         selectivity = Σ_u |r_u(A) − r_u(B)| / Σ_u (r_u(A) + r_u(B))
 
-    The response r_u(T) is the standard deviation of the activity of unit u over the points of task
-    T. The selectivity is 0 if all units respond equally to both tasks, and 1 if each unit responds
-    to only one task. Return None if there are fewer than two tasks, or if no unit responds.
+    The response r_u(T) is the standard deviation of the activity of unit u over the
+    points of task T. The selectivity is 0 if all units respond equally to both tasks,
+    and 1 if each unit responds to only one task. Return None if there are fewer than
+    two tasks, or if no unit responds.
 
     >>> selectivity([torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])])
     1.0
@@ -253,7 +274,9 @@ def selectivity(responses: Sequence[Float[Tensor, " unit"]]) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def activity(network: nn.Module, call: Callable[[], object]) -> Float[Tensor, "point unit"] | None:
+def activity(
+    network: nn.Module, call: Callable[[], object]
+) -> Float[Tensor, "point unit"] | None:
     """Return the inputs of the readout, the last layer with weights, during `call`.
 
     Return None if the network has only one layer with weights.
@@ -269,7 +292,9 @@ def activity(network: nn.Module, call: Callable[[], object]) -> Float[Tensor, "p
         for layer in network.modules()
         if not list(layer.children()) and list(layer.parameters())
     ]
-    handles = [layer.register_forward_pre_hook(record_input) for layer in layers_with_weights]
+    handles = [
+        layer.register_forward_pre_hook(record_input) for layer in layers_with_weights
+    ]
     try:
         with torch.no_grad():
             call()
@@ -293,7 +318,8 @@ def activity(network: nn.Module, call: Callable[[], object]) -> Float[Tensor, "p
 
 TOP_CONTRIBUTORS = (1, 5, 10)
 MIN_KERNEL_SHARE = 1e-3
-"""Do not divide by kernel blocks smaller than this fraction of the largest entry of 𝒦."""
+"""Do not divide by kernel blocks smaller than this fraction
+of the largest entry of 𝒦."""
 
 
 def summary(
@@ -303,8 +329,8 @@ def summary(
 ) -> dict[str, float]:
     """Compute the statistics in the list above.
 
-    The first `train` queries are the training examples. `train` is 0 if these are not queries.
-    """
+    The first `train` queries are the training examples.
+    `train` is 0 if these are not queries."""
     mass = torch.stack([block.abs().sum() for block in blocks(contributions)]).sum()
     facts = {"cancellation": ratio(mass, summed(contributions).abs().sum())}
     facts |= {f"top_{k}": top_share(contributions, k) for k in TOP_CONTRIBUTORS}
@@ -335,15 +361,19 @@ def top_share(contributions: Float[Tensor, "query out train"], k: int) -> float:
 
 
 def coefficients(
-    kernel: Float[Tensor, "query out train out_"], contributions: Float[Tensor, "query out train"]
+    kernel: Float[Tensor, "query out train out_"],
+    contributions: Float[Tensor, "query out train"],
 ) -> dict[str, float]:
-    """Return `coefficient_variation` and `left_out`, the dependence of aᵢ(x) on the query x."""
+    """Return `coefficient_variation` and `left_out`,
+    the dependence of aᵢ(x) on the query x."""
     pair_blocks = kernel.transpose(1, 2)  # [query, train, out, out_]
     outputs = pair_blocks.shape[2]
     sizes = smallest_singular_values(pair_blocks)
     usable = (sizes > 0) & (sizes >= MIN_KERNEL_SHARE * pair_blocks.abs().amax())
     # aᵢ(x) = 𝒦(x, xᵢ)⁻¹ 𝒮(x, xᵢ), NaN for unusable blocks
-    divisor = torch.where(usable[..., None, None], pair_blocks, torch.eye(outputs).to(pair_blocks))
+    divisor = torch.where(
+        usable[..., None, None], pair_blocks, torch.eye(outputs).to(pair_blocks)
+    )
     right_side = contributions.transpose(1, 2)[..., None].to(divisor)
     solved = torch.linalg.solve(divisor, right_side)[..., 0]  # [query, train, out]
     solved = torch.where(usable[..., None], solved, torch.nan)
@@ -356,7 +386,9 @@ def coefficients(
     }
 
 
-def smallest_singular_values(matrices: Float[Tensor, "*batch out out_"]) -> Float[Tensor, "*batch"]:
+def smallest_singular_values(
+    matrices: Float[Tensor, "*batch out out_"],
+) -> Float[Tensor, "*batch"]:
     if matrices.shape[-1] == 1:
         return matrices[..., 0].abs()[..., 0]
     values: Tensor = torch.linalg.svdvals(matrices)
@@ -364,7 +396,8 @@ def smallest_singular_values(matrices: Float[Tensor, "*batch out out_"]) -> Floa
 
 
 def defects(kernel: Float[Tensor, "train out train out_"]) -> dict[str, float]:
-    """Return `symmetry_defect` and `psd_defect` of the path kernel between training examples."""
+    """Return `symmetry_defect` and `psd_defect`
+    of the path kernel between training examples."""
     matrix = kernel.flatten(2).flatten(0, 1)
     values = torch.linalg.eigvalsh((matrix + matrix.mH) / 2)
     return {

@@ -1,8 +1,8 @@
 """Random numbers. Each purpose has its own stream, so weights and data are independent.
 
 `stream(purpose, seed, …)` is a torch.Generator. Its seed is the first 32 bits of
-sha256("purpose/seed/…"), because torch uses only 32 bits of a seed. All random numbers of the
-package are drawn from `stream`.
+sha256("purpose/seed/…"), because torch uses only 32 bits of a seed. All random numbers
+of the package are drawn from `stream`.
 
 >>> draw = torch.rand(3, generator=stream("weights", 0))
 >>> torch.equal(draw, torch.rand(3, generator=stream("weights", 0)))

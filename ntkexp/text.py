@@ -9,7 +9,8 @@ from collections.abc import Sequence
 MISSING = "–"
 LONGEST_NAME = 60
 ODD_LETTERS = "\u200c\u200d\xa0\u202f\u3000"
-"""Characters that are not replaced although Python calls them unprintable: joiners and blanks."""
+"""Characters that are not replaced although Python calls them unprintable:
+joiners and blanks."""
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_YEAR = 365.25 * SECONDS_PER_DAY
 
@@ -66,8 +67,11 @@ def rate(share: float | None) -> str:
     return MISSING if share is None else f"{100 * share:.1f} %"
 
 
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """Format a table with aligned columns. `right` is True for columns aligned to the right.
+def aligned(
+    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]
+) -> str:
+    """Format a table with aligned columns. `right` is True for columns aligned
+    to the right.
 
     >>> print(aligned(("machine", "error"), (("secant", "4e-15"), ("left", "0.12")), (False, True)))
     machine  error
@@ -94,7 +98,9 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in ODD_LETTERS else repr(c)[1:-1] for c in text)
+    return "".join(
+        c if c.isprintable() or c in ODD_LETTERS else repr(c)[1:-1] for c in text
+    )
 
 
 def printable_lines(text: str) -> str:
@@ -119,7 +125,8 @@ def is_digest(name: str) -> bool:
 
 
 def numbered(index: int, name: str) -> str:
-    """Return the name of an example, or its number along the axis `example` instead of a digest.
+    """Return the name of an example, or its number along the axis `example` instead of
+    a digest.
 
     >>> numbered(17, "4f2a09c81b7d3e65"), numbered(17, "cat")
     ('#17', 'cat')
@@ -145,13 +152,15 @@ SPREADSHEET_FORMULA = re.compile(r"'*[=+\-@\t\r]")
 def as_cell(text: str) -> str:
     """Escape a text for a CSV cell, so that spreadsheets do not run it as a formula.
 
-    If the text could be a formula, put an apostrophe before it, as users of spreadsheets do.
-    Numbers stay unchanged.
+    If the text could be a formula, put an apostrophe before it, as users of
+    spreadsheets do. Numbers stay unchanged.
 
     >>> [as_cell(text) for text in ("=cmd|x", "-1.5", "@a", "'=b", "left", "")]
     ["'=cmd|x", '-1.5', "'@a", "''=b", 'left', '']
     """
-    return f"'{text}" if SPREADSHEET_FORMULA.match(text) and not is_number(text) else text
+    return (
+        f"'{text}" if SPREADSHEET_FORMULA.match(text) and not is_number(text) else text
+    )
 
 
 def of_cell(cell: str) -> str:
@@ -160,11 +169,14 @@ def of_cell(cell: str) -> str:
     >>> [of_cell(as_cell(text)) for text in ("=cmd|x", "-1.5", "''=b", "'b'")]
     ['=cmd|x', '-1.5', "''=b", "'b'"]
     """
-    return cell[1:] if cell.startswith("'") and SPREADSHEET_FORMULA.match(cell) else cell
+    return (
+        cell[1:] if cell.startswith("'") and SPREADSHEET_FORMULA.match(cell) else cell
+    )
 
 
 def is_number(text: str) -> bool:
-    """Return True if a text is a number, such as -1e-3, without blanks or underscores."""
+    """Return True if a text is a number, such as -1e-3,
+    without blanks or underscores."""
     try:
         float(text)
     except ValueError:

@@ -4,9 +4,9 @@
     LDS, QLD         see `report.validation`
     metasmoothness   see `removal.retraining`
 
-The original training is a run of this package or a followed loop. Finished retrainings are stored
-in the folder of the run (`records.ground_truth`), so an interrupted validation can continue.
-"""
+The original training is a run of this package or a followed loop. Finished retrainings
+are stored in the folder of the run (`records.ground_truth`), so an interrupted
+validation can continue."""
 
 from __future__ import annotations
 
@@ -38,11 +38,22 @@ from ntkexp.experiment.problem import Problem, draw_problem
 from ntkexp.foreign_loop.again import Again, LoopAgain, trained_again
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.foreign_loop.user_loss import Weighing
-from ntkexp.mistake import Mistake, WrongArgument, checked_count, checked_number, in_short
+from ntkexp.mistake import (
+    Mistake,
+    WrongArgument,
+    checked_count,
+    checked_number,
+    in_short,
+)
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import explained_rule
 from ntkexp.records.folder import DONE, RunFolder
-from ntkexp.records.ground_truth import GroundTruth, Outputs, TrainingStore, TrainingWithout
+from ntkexp.records.ground_truth import (
+    GroundTruth,
+    Outputs,
+    TrainingStore,
+    TrainingWithout,
+)
 from ntkexp.removal.rerun import RerunAt, rerun_of
 from ntkexp.removal.retraining import AbstractRetraining, metasmoothness
 from ntkexp.report.analysis.estimate import mean_of
@@ -76,7 +87,8 @@ class Design:
     """The design of the ground truth.
 
     Attributes:
-        leave_out: The number of examples that each retraining leaves out, or their share below 1.
+        leave_out: The number of examples that each retraining leaves out,
+            or their share below 1.
         trainings: The number of random groups of examples to leave out.
         fresh: The number of new seeds for each group; 0 uses the seed of the run.
         top: The number or share of the top examples that QLD removes for each query.
@@ -105,13 +117,15 @@ class Design:
         count = number_of(self.leave_out, examples, "leave_out")
         generator = stream("left out", self.seed, examples)
         drawn = (
-            torch.randperm(examples, generator=generator)[:count] for _ in range(self.trainings)
+            torch.randperm(examples, generator=generator)[:count]
+            for _ in range(self.trainings)
         )
         return [tuple(sorted(group.tolist())) for group in drawn]
 
 
 def number_of(given: float, examples: int, name: str) -> int:
-    """Convert a share below 1 to a number of examples. Raise unless it is in 1 … examples − 1.
+    """Convert a share below 1 to a number of examples.
+    Raise unless it is in 1 … examples − 1.
 
     >>> [number_of(given, 600, "leave_out") for given in (0.01, 0.5, 3)]
     [6, 300, 3]
@@ -133,9 +147,8 @@ TRAININGS_PER_BATCH = 8
 
 
 class AbstractSubject(ABC):
-    """A training that can be repeated without some examples. `query` holds the indices of the
-    queries.
-    """
+    """A training that can be repeated without some examples.
+    `query` holds the indices of the queries."""
 
     query: tuple[int, ...]
     at_once: ClassVar[int] = 1
@@ -147,12 +160,14 @@ class AbstractSubject(ABC):
 
     @abstractmethod
     def from_seed(self, seed: int) -> AbstractRetraining:
-        """Return the training with initial weights and an order of examples drawn from `seed`."""
+        """Return the training with initial weights and an order
+        of examples drawn from `seed`."""
 
     def outputs(
         self, trainings: Sequence[TrainingWithout]
     ) -> Iterator[tuple[TrainingWithout, Outputs]]:
-        """Retrain, and yield each training with its outputs. Batch trainings with the same seed.
+        """Retrain, and yield each training with its outputs.
+        Batch trainings with the same seed.
 
         Batches always have `at_once` rows, because the number of rows affects rounding.
         """
@@ -164,7 +179,9 @@ class AbstractSubject(ABC):
                 weights = retraining.unit_weights.repeat(self.at_once, 1)
                 for row, training in zip(weights, batch, strict=False):
                     row[list(training.left_out)] = 0.0
-                for training, end in zip(batch, retraining.final_weights(weights), strict=False):
+                for training, end in zip(
+                    batch, retraining.final_weights(weights), strict=False
+                ):
                     yield training, retraining.outputs_at(end).double().cpu().numpy()
 
 
@@ -180,7 +197,9 @@ class RunSubject(AbstractSubject):
     @cached_property
     def experiment(self) -> Experiment:
         experiment = rebuild_experiment(RunFolder(self.path), self.trusted)
-        fix_circumstances(experiment, 1)  # one thread, for bitwise equal results in every process
+        fix_circumstances(
+            experiment, 1
+        )  # one thread, for bitwise equal results in every process
         return experiment
 
     @cached_property
@@ -207,7 +226,8 @@ class RunSubject(AbstractSubject):
         return self.rerun(other, problem)
 
     def rerun(self, experiment: Experiment, problem: Problem) -> RerunAt:
-        """Return the training of an experiment, with the number and size of steps of the run."""
+        """Return the training of an experiment,
+        with the number and size of steps of the run."""
         facts = RunFolder(self.path).sealed_facts
         if facts["diverged"]:
             raise Mistake(
@@ -217,7 +237,9 @@ class RunSubject(AbstractSubject):
         training = rerun_of(experiment, problem, *RunFolder(self.path).steps_taken)
         first = 0 if "train" in problem.split_slices else problem.train
         inputs = problem.inputs[[first + point for point in self.query]]
-        return RerunAt(training, inputs, experiment.path.chosen_outputs(problem.outputs))
+        return RerunAt(
+            training, inputs, experiment.path.chosen_outputs(problem.outputs)
+        )
 
 
 @dataclass(frozen=True)
@@ -246,10 +268,14 @@ class LoopSubject(AbstractSubject):
 
 
 def loop_subject(path: Path, loop: Again, query: tuple[int, ...]) -> LoopSubject:
-    """Load the trace in a folder. Run the loop once to get its module, measure, rules and loss."""
+    """Load the trace in a folder. Run the loop once to get its module, measure,
+    rules and loss."""
     first = trained_again(loop, Weighing())
     trace = load_trace(
-        find_trace(path), first.module, first.measure, [known.rule for known in first.steps.known]
+        find_trace(path),
+        first.module,
+        first.measure,
+        [known.rule for known in first.steps.known],
     )
     trace.loss = first.loss
     return LoopSubject(trace, loop, query)
@@ -260,7 +286,8 @@ def loop_subject(path: Path, loop: Again, query: tuple[int, ...]) -> LoopSubject
 
 @dataclass(frozen=True)
 class TrainingJob(AbstractJob):
-    """A job that computes and stores retrainings, except those that are already stored."""
+    """A job that computes and stores retrainings,
+    except those that are already stored."""
 
     run: str
     query: tuple[int, ...]
@@ -278,7 +305,9 @@ class TrainingJob(AbstractJob):
         missing = store.missing(self.trainings)
         if not missing:
             return "found"
-        for done, (training, outputs) in enumerate(self.subject().outputs(missing), start=1):
+        for done, (training, outputs) in enumerate(
+            self.subject().outputs(missing), start=1
+        ):
             store.write(training, outputs)
             report_event(Stepped(name, done, len(missing)))
         return "done"
@@ -287,7 +316,9 @@ class TrainingJob(AbstractJob):
         path = Path(self.run)
         if self.again is None:
             return RunSubject(path, self.query, admit(self.trust))
-        return loop_subject(path, load_function(self.again, "again", self.trust), self.query)
+        return loop_subject(
+            path, load_function(self.again, "again", self.trust), self.query
+        )
 
 
 def in_this_process(
@@ -305,9 +336,13 @@ def by_workers(
     store: TrainingStore,
     trainings: Sequence[TrainingWithout],
 ) -> Iterator[None]:
-    """Let workers compute the missing retrainings. Yield after each. Raise if some stay missing."""
+    """Let workers compute the missing retrainings. Yield after each.
+    Raise if some stay missing."""
     size = TRAININGS_PER_BATCH
-    parts = [tuple(trainings[first : first + size]) for first in range(0, len(trainings), size)]
+    parts = [
+        tuple(trainings[first : first + size])
+        for first in range(0, len(trainings), size)
+    ]
     tasks = (
         Task(f"trainings-{number}", replace(job, trainings=part), str(store.run))
         for number, part in enumerate(parts)
@@ -333,15 +368,15 @@ class ValidationCase:
     """A training with scores to validate.
 
     Attributes:
-        scores: The scores [query, example] by name, positive if an example increases the output. A
-            query is one output at one point of `query`.
+        scores: The scores [query, example] by name, positive if an example increases
+            the output. A query is one output at one point of `query`.
         whole: The outputs after the original training.
         examples: The names of the training examples.
         query: The indices of the points.
         identity: The identity of the run; empty for a trace in memory.
         subject: The training that is repeated.
-        carried_out: A function that repeats the training without some examples, and returns
-            the outputs.
+        carried_out: A function that repeats the training without some examples,
+            and returns the outputs.
     """
 
     scores: Mapping[str, Scores]
@@ -357,7 +392,8 @@ class ValidationCase:
         points, outs = self.whole.shape
         shape = (points, outs, len(self.examples))
         checked = {
-            name: checked_scores(array, shape, f"scores {name}") for name, array in scores.items()
+            name: checked_scores(array, shape, f"scores {name}")
+            for name, array in scores.items()
         }
         return replace(self, scores={**self.scores, **checked})
 
@@ -372,16 +408,17 @@ def case_of_run(
 ) -> ValidationCase:
     """Return the case of a run in a folder. Retrainings are stored in the folder.
 
-    Workers compute them if there is an engine, unless the loop is a function without an importable
-    name.
-    """
+    Workers compute them if there is an engine,
+    unless the loop is a function without an importable name."""
     points = tuple(query)
     store = TrainingStore(run.path, points)
     subject: AbstractSubject
     if loop is None:
         subject = RunSubject(run.path, points, admit(trust))
     else:
-        function = load_function(loop, "again", trust) if isinstance(loop, str) else loop
+        function = (
+            load_function(loop, "again", trust) if isinstance(loop, str) else loop
+        )
         subject = loop_subject(run.path, function, points)
     loop_name = loop if isinstance(loop, str) else None
     job = TrainingJob(str(run.path.absolute()), points, tuple(trust), loop_name, ())
@@ -405,7 +442,9 @@ def case_of_run(
     names = run.contributions.coords["example"].to_numpy()
     return ValidationCase(
         scores=scores_of_run(run, list(points)),
-        whole=run.predictions.sel(machine="f_T").to_numpy()[list(points)][:, list(run.outs)],
+        whole=run.predictions.sel(machine="f_T").to_numpy()[list(points)][
+            :, list(run.outs)
+        ],
         examples=tuple(map(str, names.tolist())),
         query=points,
         identity=RunFolder(run.path).identity,
@@ -415,13 +454,15 @@ def case_of_run(
 
 
 def scores_of_run(run: Run, points: list[int]) -> dict[str, Scores]:
-    """Return the run's contributions, and its leave-out effects with reversed sign, at `points`."""
+    """Return the run's contributions, and its leave-out effects
+    with reversed sign, at `points`."""
     scores = {}
     if (rule := explained_rule(run.rules)) is not None:
         scores["contribution"] = run.parts(rule).isel(query=points).to_numpy()
     effect = effects_of_run(run)
     if effect is not None and np.isfinite(effect[points]).all():
-        # An effect is the change if the example is left out, so a score has the opposite sign.
+        # An effect is the change if the example is left out,
+        # so a score has the opposite sign.
         scores["effect"] = -effect[points]
     return {name: array.reshape(-1, array.shape[-1]) for name, array in scores.items()}
 
@@ -436,13 +477,17 @@ def case_of_trace(
     if "effect" in contributions:
         scores["effect"] = -contributions["effect"].to_numpy()[:count]
     return ValidationCase(
-        scores={name: array.reshape(-1, array.shape[-1]) for name, array in scores.items()},
+        scores={
+            name: array.reshape(-1, array.shape[-1]) for name, array in scores.items()
+        },
         whole=(contributions["start"] + contributions["change"]).to_numpy()[:count],
         examples=tuple(trace.examples),
         query=subject.query,
         identity="",
         subject=subject,
-        carried_out=lambda trainings: [outputs for _, outputs in subject.outputs(trainings)],
+        carried_out=lambda trainings: [
+            outputs for _, outputs in subject.outputs(trainings)
+        ],
     )
 
 
@@ -468,23 +513,26 @@ def validate(
 ) -> Validation:
     """Compare scores of training examples with retraining without some of them.
 
-    The ground truth consists of `trainings` retrainings, each without `leave_out` random examples.
-    By default, they have the same initial weights and order of examples as the original training,
-    so they test scores of this network. If `fresh` > 0, outputs are averaged over `fresh` new
-    seeds, so they test scores of the training algorithm. Retrainings are stored in the folder of
-    the run and reused.
+    The ground truth consists of `trainings` retrainings, each without `leave_out`
+    random examples. By default, they have the same initial weights and order of
+    examples as the original training, so they test scores of this network. If `fresh` >
+    0, outputs are averaged over `fresh` new seeds, so they test scores of the training
+    algorithm. Retrainings are stored in the folder of the run and reused.
 
     Args:
         source: A finished run, its folder, or the trace of a followed loop.
-        scores: Scores of other methods: an array [point, out, example], positive if an example
-            increases the output, or several arrays by name. The run's own contributions and
-            leave-out effects are always included.
-        again: The function that runs a followed loop again. Required for followed loops.
-        leave_out: The number of examples that each retraining leaves out, or their share below 1.
+        scores: Scores of other methods: an array [point, out, example], positive if an
+            example increases the output, or several arrays by name. The run's own
+            contributions and leave-out effects are always included.
+        again: The function that runs a followed loop again.
+            Required for followed loops.
+        leave_out: The number of examples that each retraining leaves out,
+            or their share below 1.
         trainings: The number of retrainings.
-        top: The number or share of the top examples that QLD removes for each query, or None to
-            omit QLD.
-        fresh: The number of new seeds per group of examples; 0 uses the seed of the run.
+        top: The number or share of the top examples that QLD removes
+            for each query, or None to omit QLD.
+        fresh: The number of new seeds per group of examples;
+            0 uses the seed of the run.
         seed: The seed that draws the removed examples.
         queries: The maximum number of points.
         split: The split of the points.
@@ -497,11 +545,14 @@ def validate(
         The LDS and QLD of each method, with the ground truth.
 
     Raises:
-        Mistake: if `again` is missing or trains another model, or if scores have another shape.
+        Mistake: if `again` is missing or trains another model,
+            or if scores have another shape.
     """
     refuse_arguments(again, split, engine, trust)
     queries = checked_count("queries", queries, 1)
-    design = Design(leave_out=leave_out, trainings=trainings, top=top, fresh=fresh, seed=seed)
+    design = Design(
+        leave_out=leave_out, trainings=trainings, top=top, fresh=fresh, seed=seed
+    )
     if isinstance(source, Trace):
         if again is None or isinstance(again, str):
             raise Mistake(
@@ -514,7 +565,9 @@ def validate(
         points = asked_points(run, split, queries)
         case = case_of_run(run, points, again, engine, trust, in_place(quiet))
     if scores is not None:
-        case = case.with_scores(scores if isinstance(scores, Mapping) else {"scores": scores})
+        case = case.with_scores(
+            scores if isinstance(scores, Mapping) else {"scores": scores}
+        )
     if not case.scores:
         raise Mistake(
             "validate: there are no scores; attribute the run (path.rule=[secant]), "
@@ -523,9 +576,15 @@ def validate(
     return validated(case, design, lower_is_better=lower_is_better)
 
 
-def refuse_arguments(again: object, split: object, engine: object, trust: object) -> None:
+def refuse_arguments(
+    again: object, split: object, engine: object, trust: object
+) -> None:
     """Raise if an argument of `validate` has the wrong type."""
-    names = trust if isinstance(trust, Sequence) and not isinstance(trust, str | bytes) else [None]
+    names = (
+        trust
+        if isinstance(trust, Sequence) and not isinstance(trust, str | bytes)
+        else [None]
+    )
     if not all(isinstance(name, str) for name in names):
         raise WrongArgument(
             f"trust={in_short(trust)}: give a list of packages, or of files such as my_net.py",
@@ -533,20 +592,24 @@ def refuse_arguments(again: object, split: object, engine: object, trust: object
         )
     if not (split is None or isinstance(split, str)):
         raise WrongArgument(
-            f"split={in_short(split)}: give the name of a split, such as 'query'", "split"
+            f"split={in_short(split)}: give the name of a split, such as 'query'",
+            "split",
         )
     if not (engine is None or isinstance(engine, AbstractEngine)):
         raise WrongArgument(
-            f"engine= is a {type(engine).__name__}; give an engine of ntkexp.engine", "engine"
+            f"engine= is a {type(engine).__name__}; give an engine of ntkexp.engine",
+            "engine",
         )
     if not (again is None or isinstance(again, str) or callable(again)):
         raise WrongArgument(
-            f"again= is a {type(again).__name__}; give a function, or its module:name", "again"
+            f"again= is a {type(again).__name__}; give a function, or its module:name",
+            "again",
         )
 
 
 def refuse_again(run: Run, again: object) -> None:
-    """Raise if `again` is missing for a followed loop, or is given for any other run."""
+    """Raise if `again` is missing for a followed loop,
+    or is given for any other run."""
     if "follow" in run.config and again is None:
         raise WrongArgument(
             f"again=: {run.path} is of a loop of your own; give the function that runs it again",
@@ -561,7 +624,8 @@ def refuse_again(run: Run, again: object) -> None:
 
 
 def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
-    """Return the indices of the first `queries` points of a split that were attributed."""
+    """Return the indices of the first `queries` points of a split
+    that were attributed."""
     place = slice_of_split(
         run, split or ("query" if "query" in run.points else main_split(run.ladder))
     )
@@ -577,7 +641,9 @@ def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
     return points[:queries]
 
 
-def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) -> Validation:
+def validated(
+    case: ValidationCase, design: Design, *, lower_is_better: bool
+) -> Validation:
     """Retrain without groups of examples, and compare all scores with the outputs after
     retraining.
     """
@@ -592,14 +658,17 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
     # QLD uses one output per point: the largest output, which is the predicted class.
     top = None if design.top is None else number_of(design.top, count, "top")
     chosen = np.ravel_multi_index((np.arange(shape[0]), case.whole.argmax(1)), shape)
-    top_of_queries: dict[str, list[tuple[int, ...]]] = {name: [] for name in case.scores}
+    top_of_queries: dict[str, list[tuple[int, ...]]] = {
+        name: [] for name in case.scores
+    }
     if top:
         for name, scores in case.scores.items():
             top_of_queries[name] = top_examples(
                 scores[chosen], top, lower_is_better=lower_is_better
             )
 
-    # Retrain with all examples, without each random group, and without the top examples.
+    # Retrain with all examples, without each random group,
+    # and without the top examples.
     top_groups = [group for groups in top_of_queries.values() for group in groups]
     groups = dict.fromkeys([(), *removals, *top_groups])
     trainings = [TrainingWithout(group, seed) for group in groups for seed in seeds]
@@ -628,7 +697,9 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
             sign * (after[()][query] - after[group][query])
             for query, group in zip(chosen, top_of_queries[name], strict=False)
         ]
-        validated_scores.append(ValidatedScore(name, lds, mean_of(harm) if harm else None))
+        validated_scores.append(
+            ValidatedScore(name, lds, mean_of(harm) if harm else None)
+        )
     harm_by_chance = None
     if top == len(removals[0]):
         mean_harm = sign * (after[()] - outputs.mean(0))[chosen]
@@ -645,9 +716,8 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
 
 
 MAX_REPEAT_ERROR = 0.01
-"""Warn if an exact repetition of the training changes outputs by more than this fraction of the
-changes by removals.
-"""
+"""Warn if an exact repetition of the training changes outputs by more than this
+fraction of the changes by removals. """
 
 
 def doubts_of(whole: Outputs, truth: GroundTruth) -> tuple[str, ...]:

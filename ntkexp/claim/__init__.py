@@ -1,7 +1,7 @@
 """Preregistered tests of claims from papers, each judged together with a control.
 
-A claim is judged by three looks. A look is one statistical test: runs or a trial, seeds, a measured
-quantity, and its expected range.
+A claim is judged by three looks. A look is one statistical test: runs or a trial,
+seeds, a measured quantity, and its expected range.
 
 Each module imports only from the modules listed before it:
 

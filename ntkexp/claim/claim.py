@@ -1,10 +1,9 @@
-"""A claim: its statement, its source, the result that refutes it, and the protocol of statistical
-tests (looks) that decides it (`claim.look`).
+"""A claim: its statement, its source, the result that refutes it, and the protocol of
+statistical tests (looks) that decides it (`claim.look`).
 
-The digest covers these four. A claim with a different threshold therefore has a different digest
-and folder. The digest covers neither the claim's picture nor the file that defines the class of a
-trial or a quantity.
-"""
+The digest covers these four. A claim with a different threshold therefore has a
+different digest and folder. The digest covers neither the claim's picture nor the file
+that defines the class of a trial or a quantity."""
 
 from __future__ import annotations
 
@@ -36,7 +35,8 @@ class Published(Component):
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim at one of its sizes (quick, default, full), which differ in seeds and ranges."""
+    """A claim at one of its sizes (quick, default, full),
+    which differ in seeds and ranges."""
 
     name: str
     statement: str
@@ -52,9 +52,8 @@ class Claim:
         return self.protocol.looks
 
     def with_looks(self, looks: Mapping[str, Look]) -> Claim:
-        """Return a copy of the claim with these statistical tests (looks), for example at their
-        next stages.
-        """
+        """Return a copy of the claim with these statistical tests (looks), for example
+        at their next stages."""
         return replace(self, protocol=Protocol(**looks))
 
     @property
@@ -70,16 +69,17 @@ class Claim:
             fields["kind"] = IDENTITY
         if self.without_control:
             fields["without_control"] = self.without_control
-        margins = {name: [*map(dict, look.margins)] for name, look in self.looks.items()}
+        margins = {
+            name: [*map(dict, look.margins)] for name, look in self.looks.items()
+        }
         if argued := {name: reasons for name, reasons in margins.items() if reasons}:
             fields["margins"] = argued
         return fields
 
     @property
     def registered_fields(self) -> dict[str, Any]:
-        """The `fields` for the register. The control and the second look list only their
-        differences from the main look.
-        """
+        """The `fields` for the register. The control and the second look list only
+        their differences from the main look."""
         fields = self.fields
         looks = dict(fields.pop("looks"))
         main = looks.pop(MAIN)

@@ -1,5 +1,6 @@
-"""Test a claim from start to end: register it, plan and run its trainings, measure, judge, and
-write the result. A look is one statistical test: the main look, the control or the second look.
+"""Test a claim from start to end: register it, plan and run its trainings, measure,
+judge, and write the result. A look is one statistical test: the main look, the control
+or the second look.
 
 register.jsonl                   statements and outcomes of all versions that are not published yet
 <name>-<digest>/claim.json       the fields that the digest covers
@@ -46,7 +47,13 @@ from ntkexp.experiment.identity import digest as file_digest
 from ntkexp.experiment.identity import files_of
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
-from ntkexp.records.atomic import Json, read_sealed, sealed_text, to_text, write_atomically
+from ntkexp.records.atomic import (
+    Json,
+    read_sealed,
+    sealed_text,
+    to_text,
+    write_atomically,
+)
 from ntkexp.records.claim import (
     FIXED_POOL,
     PICTURE,
@@ -73,19 +80,23 @@ from ntkexp.sweep.plan import plan as sweep_plan
 # --- The register of claims.
 
 
-def register_claim(name: str, builder: Builder, out: Path, reason: str = "") -> Register:
-    """Enter a claim at all its sizes into the register, and return the register. If the claim has
-    changed since its last entry, `reason` must be given.
-    """
+def register_claim(
+    name: str, builder: Builder, out: Path, reason: str = ""
+) -> Register:
+    """Enter a claim at all its sizes into the register, and return the register. If the
+    claim has changed since its last entry, `reason` must be given."""
     sizes = read_sizes(name, builder)
     register = Register.of_claim_file(builder.choices.file("claim", name), out)
     digests = {size: claim.digest for size, claim in sizes.items()}
-    register.enter(name, digests, sizes["default"].registered_fields, reason, circumstances())
+    register.enter(
+        name, digests, sizes["default"].registered_fields, reason, circumstances()
+    )
     return register
 
 
 def circumstances() -> dict[str, Json]:
-    """Return the current date, package version and commit, for a line of the register."""
+    """Return the current date, package version and commit,
+    for a line of the register."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": package_version(),
@@ -93,12 +104,13 @@ def circumstances() -> dict[str, Json]:
     }
 
 
-# --- One seed of a trial as a job of a worker. Its rows are written to a file with a checksum. If
-# the checksum is right, the job is not run again.
+# --- One seed of a trial as a job of a worker. Its rows are written to a file with a
+# checksum. If the checksum is right, the job is not run again.
 #
 #     trials/<name>-<digest>-s<seed>.json      {"trial": …, "seed": …, "rows": [{…}, …], "seal": …}
 #
-# A trial uses one thread on every engine, so that its results are identical to the last bit.
+# A trial uses one thread on every engine, so that its results are identical
+# to the last bit.
 
 
 @dataclass(frozen=True)
@@ -106,8 +118,8 @@ class TrialJob(AbstractJob):
     """A job that measures one seed of a trial."""
 
     loads = ("torch._dynamo", "ntkexp.limit.fused.run")
-    """Modules for workers to import in advance. The first torch optimizer and numba would otherwise
-    import them in every job, which takes 2 s per seed."""
+    """Modules for workers to import in advance. The first torch optimizer and numba
+    would otherwise import them in every job, which takes 2 s per seed."""
 
     fields: dict[str, Any]
     seed: int
@@ -118,7 +130,10 @@ class TrialJob(AbstractJob):
     def name(self) -> str:
         """The class, a digest of all inputs of the trial, and the seed."""
         kind = str(self.fields["_target_"]).rpartition(".")[2].lower()
-        content = {"trial": without_files(self.fields), "results_version": results_version}
+        content = {
+            "trial": without_files(self.fields),
+            "results_version": results_version,
+        }
         if digests := self.digests:
             content["files"] = digests
         digest = sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
@@ -126,15 +141,22 @@ class TrialJob(AbstractJob):
 
     @property
     def digests(self) -> list[str]:
-        """The digests of the files that the trial's settings name, such as data.path=my.csv."""
+        """The digests of the files that the trial's settings name,
+        such as data.path=my.csv."""
         settings = []
         for value in self.fields.values():
             if isinstance(value, list | tuple):
-                settings += [word for word in value if isinstance(word, str) and "=" in word]
-        paths = [word.partition("=")[2].partition(":")[0].strip("'\"") for word in settings]
+                settings += [
+                    word for word in value if isinstance(word, str) and "=" in word
+                ]
+        paths = [
+            word.partition("=")[2].partition(":")[0].strip("'\"") for word in settings
+        ]
         if not any(path and Path(path).expanduser().exists() for path in paths):
             return []
-        return [file_digest(file) for file in files_of(compose(settings, None, self.trust))]
+        return [
+            file_digest(file) for file in files_of(compose(settings, None, self.trust))
+        ]
 
     @property
     def file(self) -> Path:
@@ -159,7 +181,9 @@ class TrialJob(AbstractJob):
         import torch  # noqa: PLC0415  slow to import
 
         torch.set_num_threads(1)
-        trial = Builder(admit(self.trust)).component(self.fields, (AbstractTrial,), "trial")
+        trial = Builder(admit(self.trust)).component(
+            self.fields, (AbstractTrial,), "trial"
+        )
         assert isinstance(trial, AbstractTrial)
         clock = Clock()
         with clock.times("trial"):
@@ -170,13 +194,14 @@ class TrialJob(AbstractJob):
         return "done"
 
 
-# --- Plan the runs and trials of all statistical tests (looks) of a claim. Runs that several looks
-# share are planned once.
+# --- Plan the runs and trials of all statistical tests (looks) of a claim. Runs that
+# several looks share are planned once.
 
 
 @dataclass(frozen=True)
 class PlannedLook:
-    """A statistical test (look) with its planned sweeps, by name, and the jobs of its trial."""
+    """A statistical test (look) with its planned sweeps, by name,
+    and the jobs of its trial."""
 
     look: Look
     plans: Mapping[str, Plan]
@@ -186,13 +211,16 @@ class PlannedLook:
     @property
     def seconds(self) -> Seconds:
         folders = {
-            plan.folder(run).path: None for plan in self.plans.values() for run in plan.distinct
+            plan.folder(run).path: None
+            for plan in self.plans.values()
+            for run in plan.distinct
         }
         runs = [folder / "timings.csv" for folder in folders]
         return sum_timings([*runs, *(job.timings for job in self.trials)])
 
     def shares_all(self, other: PlannedLook) -> bool:
-        """Return whether another statistical test (look) uses the same runs and trials."""
+        """Return whether another statistical test (look) uses the same runs
+        and trials."""
         mine = [(name, id(plan)) for name, plan in self.plans.items()]
         theirs = [(name, id(plan)) for name, plan in other.plans.items()]
         return mine == theirs and self.trials == other.trials
@@ -213,7 +241,9 @@ class PlannedClaim:
         name = self.claim.name
         everything = Definition(name, {}, (), (), (), (name,), self.options)
         plans = [plan for look in self.looks.values() for plan in look.plans.values()]
-        return Plan(everything, self.out, tuple(run for plan in plans for run in plan.runs))
+        return Plan(
+            everything, self.out, tuple(run for plan in plans for run in plan.runs)
+        )
 
     @property
     def trials(self) -> tuple[TrialJob, ...]:
@@ -226,12 +256,15 @@ class PlannedClaim:
 
     @property
     def seconds(self) -> dict[str, Seconds]:
-        """The seconds of the claim and of each statistical test (look). If several looks share a
-        run, it counts for each look.
-        """
-        runs = [self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct]
+        """The seconds of the claim and of each statistical test (look). If several
+        looks share a run, it counts for each look."""
+        runs = [
+            self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct
+        ]
         total = sum_timings([*runs, *(job.timings for job in self.trials)])
-        return {WHOLE: total} | {name: look.seconds for name, look in self.looks.items()}
+        return {WHOLE: total} | {
+            name: look.seconds for name, look in self.looks.items()
+        }
 
 
 def sum_timings(files: Sequence[Path]) -> Seconds:
@@ -247,15 +280,16 @@ def plan_claim(
 ) -> PlannedClaim:
     """Compose all runs of a claim, and create a job for every seed of its trials.
 
-    Raise if a run is invalid, or if the runs lack the numbers that a look (statistical test)
-    measures.
-    """
+    Raise if a run is invalid, or if the runs lack the numbers
+    that a look (statistical test) measures."""
     distinct_plans: list[Plan] = []
     looks = {}
     for name, look in claim.looks.items():
         plans = {}
         for run, definition in look.runs_now.items():
-            plan = next((plan for plan in distinct_plans if plan.sweep == definition), None)
+            plan = next(
+                (plan for plan in distinct_plans if plan.sweep == definition), None
+            )
             if plan is None:
                 plan = sweep_plan(definition, composer, out)
                 distinct_plans.append(plan)
@@ -263,7 +297,10 @@ def plan_claim(
         jobs: tuple[TrialJob, ...] = ()
         if look.trial is not None:
             fields = look.trial.fields()
-            jobs = tuple(TrialJob(fields, seed, str(out), tuple(trust)) for seed in look.seeds_now)
+            jobs = tuple(
+                TrialJob(fields, seed, str(out), tuple(trust))
+                for seed in look.seeds_now
+            )
         looks[name] = PlannedLook(look, plans, jobs, tuple(trust))
     for look in claim.looks.values():
         if look.trial is None:
@@ -271,14 +308,14 @@ def plan_claim(
     return PlannedClaim(claim, out, looks, tuple(options))
 
 
-# --- Run the missing runs and trials. Finished ones are kept, and interrupted ones are continued.
+# --- Run the missing runs and trials. Finished ones are kept,
+# and interrupted ones are continued.
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """The engine that executes the runs of claims, the progress display, and the packages whose
-    code may run.
-    """
+    """The engine that executes the runs of claims, the progress display, and the
+    packages whose code may run."""
 
     engine: AbstractEngine
     progress: AbstractProgress
@@ -287,7 +324,8 @@ class Workshop:
 
 
 def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStatus]:
-    """Carry out the missing runs and trials of a claim, and return the status of each run."""
+    """Carry out the missing runs and trials of a claim,
+    and return the status of each run."""
     whole = planned.whole
     before = statuses(whole, whole.event_log.failures(), {})
     missing = runs_to_do(whole, before, retry_failed=workshop.retry_failed)
@@ -311,16 +349,18 @@ def look_as_planned(
     size: str,
     options: Sequence[str] = (),
 ) -> Iterator[ClaimRecord]:
-    """Run and judge a claim stage by stage, with more seeds at each stage, until all its
-    statistical tests (looks) are decided. Yield the record of each stage.
-    """
+    """Run and judge a claim stage by stage, with more seeds at each stage, until all
+    its statistical tests (looks) are decided. Yield the record of each stage."""
     claim = claim.with_looks({name: look.at(0) for name, look in claim.looks.items()})
     while True:
         planned = plan_claim(claim, composer, out, workshop.trust, options)
         record = conclude(planned, carry_out(planned, workshop), size)
         yield record
         following = claim.with_looks(
-            {name: look.after(record.looks[name].verdict) for name, look in claim.looks.items()}
+            {
+                name: look.after(record.looks[name].verdict)
+                for name, look in claim.looks.items()
+            }
         )
         if following.looks == claim.looks:
             return
@@ -328,7 +368,8 @@ def look_as_planned(
 
 
 def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
-    """Run the missing trials. At the first failure, raise and start no further trial."""
+    """Run the missing trials. At the first failure,
+    raise and start no further trial."""
     name = planned.claim.name
     missing = [job for job in planned.trials if job.rows is None]
     if not missing:
@@ -354,12 +395,18 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
 # --- Measure and judge a claim, and write the result.
 
 
-def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str) -> ClaimRecord:
-    """Measure and judge all statistical tests (looks) of a claim, and write the result."""
-    # Measure looks that share all runs and trials, such as main look and control, only once.
+def conclude(
+    planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
+) -> ClaimRecord:
+    """Measure and judge all statistical tests (looks) of a claim,
+    and write the result."""
+    # Measure looks that share all runs and trials,
+    # such as main look and control, only once.
     measured = dict[str, Measured]()
     for name, look in planned.looks.items():
-        equal = next((other for other in measured if planned.looks[other].shares_all(look)), None)
+        equal = next(
+            (other for other in measured if planned.looks[other].shares_all(look)), None
+        )
         measured[name] = measure(look, statuses) if equal is None else measured[equal]
 
     # Judge the looks together, because a supported control invalidates the main look.
@@ -410,27 +457,36 @@ def judgement(look: Look, finding: Finding, draws: str) -> Judgement:
 
 
 def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured:
-    """Collect the results of all runs and trials for one statistical test (look) in a table."""
+    """Collect the results of all runs and trials
+    for one statistical test (look) in a table."""
     runs_by_folder: dict[str, Run] = {}
     frames = []
     for name, plan in planned.plans.items():
         sweep = record(plan, statuses)
-        runs = {run.folder: load_tables(run.folder) for run in sweep.runs if run.state == "done"}
+        runs = {
+            run.folder: load_tables(run.folder)
+            for run in sweep.runs
+            if run.state == "done"
+        }
         runs_by_folder |= {path.name: run for path, run in runs.items()}
         frame = tabulate(sweep, runs).assign(runs=name)
         # An axis may have the name of a measured number, such as loss. Keep the axis.
         frames.append(frame.loc[:, ~frame.columns.duplicated()])
 
-    # Build one frame from all seeds. In a frame of a single seed, a column without finite numbers
-    # would not be numeric.
+    # Build one frame from all seeds. In a frame of a single seed, a column without
+    # finite numbers would not be numeric.
     rows = list[dict[str, Any]]()
     for job in planned.trials:
         if not job.rows:
-            raise Mistake(f"{job.file} holds no rows; the same command runs the trial again")
+            raise Mistake(
+                f"{job.file} holds no rows; the same command runs the trial again"
+            )
         rows += [{"runs": "trial", **row, "seed": job.seed} for row in job.rows]
     if rows:
         trials = pd.DataFrame(rows)
-        frames.append(trials.assign(seed=trials.pop("seed")))  # make the seed the last column
+        frames.append(
+            trials.assign(seed=trials.pop("seed"))
+        )  # make the seed the last column
     plans = planned.plans.values()
     axes = tuple(dict.fromkeys(key for plan in plans for key in plan.sweep.axes))
     experiments = [run.experiment for plan in plans for run in plan.runs]
@@ -442,9 +498,12 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
 
 
 def drawn(
-    experiments: Iterable[Experiment], trial: AbstractTrial | None, trust: Sequence[str] = ()
+    experiments: Iterable[Experiment],
+    trial: AbstractTrial | None,
+    trust: Sequence[str] = (),
 ) -> str:
-    """Describe the random draws of a seed, such as data or weights, and the pool of examples.
+    """Describe the random draws of a seed, such as data or weights,
+    and the pool of examples.
 
     The size of the pool is given if all seeds draw from the same examples.
     """
@@ -455,22 +514,27 @@ def drawn(
         if source not in distinct:
             distinct.append(source)
     drawing = [
-        source for source in distinct if isinstance(source, AbstractSource) and source.seed is None
+        source
+        for source in distinct
+        if isinstance(source, AbstractSource) and source.seed is None
     ]
     words = "each drawing data" if drawing else ""
     if run_sources:
-        words = drawn_words(getattr(source, "seed", None) is not None for source in run_sources)
+        words = drawn_words(
+            getattr(source, "seed", None) is not None for source in run_sources
+        )
     return words + pools(drawing)
 
 
 def drawn_by(look: Look, composer: Composer, trust: Sequence[str] = ()) -> str:
-    """Describe what a seed of a look (statistical test) draws at random, from the composed runs of
-    one seed.
-    """
+    """Describe what a seed of a look (statistical test) draws at random, from the
+    composed runs of one seed."""
     experiments = []
     for definition in look.runs.values():
         one_seed = replace(definition, seeds=look.seeds[:1])
-        experiments += [run.experiment for run in sweep_plan(one_seed, composer, Path()).runs]
+        experiments += [
+            run.experiment for run in sweep_plan(one_seed, composer, Path()).runs
+        ]
     return drawn(experiments, look.trial, trust)
 
 
@@ -486,10 +550,11 @@ def sources_of(trial: AbstractTrial, trust: Sequence[str] = ()) -> list[Abstract
 
 
 def pools(sources: Sequence[AbstractSource]) -> str:
-    """Describe the data sources that draw from the same pool of examples for every seed.
+    """Describe the data sources that draw from the same pool of examples
+    for every seed.
 
-    Return "" if no source does. For a fixed pool, an interval over seeds does not generalise beyond
-    the pool.
+    Return "" if no source does. For a fixed pool, an interval over seeds does not
+    generalise beyond the pool.
 
     >>> from ntkexp.data import Sphere, Wine
     >>> pools([Wine(train=40), Sphere()])
@@ -497,7 +562,9 @@ def pools(sources: Sequence[AbstractSource]) -> str:
     """
     sizes = []
     for source in sources:
-        first, second = (source.examples(examples_stream(seed)).inputs for seed in (0, 1))
+        first, second = (
+            source.examples(examples_stream(seed)).inputs for seed in (0, 1)
+        )
         if first.shape == second.shape and bool((first == second).all()):
             sizes.append(f"{len(first):,} examples of {source.option}")
     if not sizes:
@@ -506,7 +573,8 @@ def pools(sources: Sequence[AbstractSource]) -> str:
 
 
 def draw(picture: AbstractPicture, judged: JudgedClaim) -> None:
-    """Write the picture of a claim, its caption and its table into the claim's folder."""
+    """Write the picture of a claim, its caption
+    and its table into the claim's folder."""
     from ntkexp.report.plots.rendering import svg  # noqa: PLC0415  slow to import
     from ntkexp.report.plots.style import house_style  # noqa: PLC0415  slow to import
 

@@ -1,8 +1,8 @@
 """Expectations: rules that a claim states about its figures, before they are measured.
 
 A figure is a measured number. A rule turns the rows of a table into evidence for
-`ntkexp.claim.judge`. The evidence is a figure with its confidence interval over seeds and its
-expected range, or errors with their bounds.
+`ntkexp.claim.judge`. The evidence is a figure with its confidence interval over seeds
+and its expected range, or errors with their bounds.
 
 Identity    every error lies below its bound
 Bound       the mean over seeds is at most, or at least, a limit
@@ -34,9 +34,8 @@ from ntkexp.report.analysis.power_law import power_law
 from ntkexp.text import percent, short
 
 LATER_FIELDS = ("each", "within", "censored")
-"""Fields that were added to rules after the first claims were registered. Digests omit them unless
-they are set.
-"""
+"""Fields that were added to rules after the first claims were registered. Digests omit
+them unless they are set. """
 
 
 EXACT_MARGIN = 1e-9
@@ -49,11 +48,12 @@ class Interval:
 
     Attributes:
         strict: True if the edges do not belong to the range.
-        log: True if the figure and the range are logarithms. Their exponentials are shown.
+        log: True if the figure and the range are logarithms.
+            Their exponentials are shown.
         note: A remark on the figure, or the reason why there is no interval.
         doubt: If not empty, the reason why the verdict must be `undecided`.
-        null: The figure that is expected if the claim is false, on the scale of `expected`. None if
-            the verdict cannot be `below minimum`.
+        null: The figure that is expected if the claim is false, on the scale of
+            `expected`. None if the verdict cannot be `below minimum`.
     """
 
     estimate: Estimate
@@ -67,7 +67,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors compared with their bounds, and the range of the largest error per seed."""
+    """Errors compared with their bounds, and the range
+    of the largest error per seed."""
 
     beyond: int  # the number of rows whose error exceeds its bound
     rows: int
@@ -78,19 +79,20 @@ class Errors:
 class AbstractExpectation(Component, ABC):
     """A rule for the measured figures that support a claim.
 
-    `where` selects rows by the values of their columns. `each` names columns. The rule must hold
-    separately for every combination of values of these columns, so that opposite deviations cannot
-    cancel in the mean.
-    """
+    `where` selects rows by the values of their columns. `each` names columns. The rule
+    must hold separately for every combination of values of these columns, so that
+    opposite deviations cannot cancel in the mean."""
 
     where: dict[str, Any] = Field(default_factory=dict)
     each: tuple[str, ...] = ()
 
     null: ClassVar[float | None] = None
-    """The figure that is expected if the claim is false. If None, the claim's file must give it."""
+    """The figure that is expected if the claim is false. If None,
+    the claim's file must give it."""
 
     def fields(self) -> dict[str, Any]:
-        """Omit fields that were added later unless they are set, so that old digests stay valid."""
+        """Omit fields that were added later unless they are set,
+        so that old digests stay valid."""
         return {
             name: value
             for name, value in super().fields().items()
@@ -99,9 +101,9 @@ class AbstractExpectation(Component, ABC):
 
     @abstractmethod
     def evidence(self, table: pd.DataFrame) -> Interval | Errors:
-        """Return the evidence from the rows of a table: a figure with its interval and its expected
-        range, or errors with their bounds. The caller removes rows whose `value` is not finite.
-        """
+        """Return the evidence from the rows of a table: a figure with its interval and
+        its expected range, or errors with their bounds. The caller removes rows whose
+        `value` is not finite."""
 
     def levels(self, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Split the rows into levels: the combinations of values in the columns `each`.
@@ -128,7 +130,8 @@ class AbstractExpectation(Component, ABC):
 
     @property
     def edges(self) -> tuple[float, ...]:
-        """The finite edges of the expected range, on its scale. An identity has none."""
+        """The finite edges of the expected range, on its scale.
+        An identity has none."""
         return ()
 
     @property
@@ -187,16 +190,17 @@ def find_column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
 class Identity(AbstractExpectation):
     """Identity: every error lies below its bound.
 
-    The bound is `tolerance`. If the table has a column `bound` with a rounding error for each row,
-    that column is used instead. A single row above its bound refutes the identity. The interval
-    reaches from the largest error of the best seed to the largest error of the worst seed.
+    The bound is `tolerance`. If the table has a column `bound` with a rounding error
+    for each row, that column is used instead. A single row above its bound refutes the
+    identity. The interval reaches from the largest error of the best seed to the
+    largest error of the worst seed.
 
     >>> errors = pd.DataFrame({"seed": [0, 1], "value": [3e-15, 4e-15]})
     >>> [Identity().evidence(errors.assign(bound=bound)).beyond for bound in (1e-12, 1e-16)]
     [0, 2]
 
-    NaN exceeds every bound. A row with an infinite bound counts as exceeding it: such a bound, for
-    example of a singular kernel, excludes nothing.
+    NaN exceeds every bound. A row with an infinite bound counts as exceeding it: such a
+    bound, for example of a singular kernel, excludes nothing.
 
     >>> Identity().evidence(errors.assign(bound=math.inf)).beyond
     2
@@ -224,10 +228,13 @@ class Identity(AbstractExpectation):
         errors = table["value"].abs()
         worst = errors.groupby(table["seed"]).max()
         below = (errors <= bounds) & np.isfinite(bounds)
-        return Errors(int((~below).sum()), len(table), float(worst.min()), float(worst.max()))
+        return Errors(
+            int((~below).sum()), len(table), float(worst.min()), float(worst.max())
+        )
 
 
-# --- Averages: one figure per seed, averaged over seeds, on a linear or a logarithmic scale.
+# --- Averages: one figure per seed, averaged over seeds,
+# on a linear or a logarithmic scale.
 #
 # linear   value ± margin                log   value/(1 + margin) … value·(1 + margin)
 
@@ -238,13 +245,14 @@ AGGREGATIONS = {"mean": "mean", "least": "min", "largest": "max"}
 class AbstractAverage(AbstractExpectation):
     """A rule for a mean over seeds, with one figure per seed.
 
-    The figure of a seed is the mean, the least or the largest value of its rows. If `within` gives
-    the possible range of the figures, such as [0, 1] for shares, the interval stays in this range.
+    The figure of a seed is the mean, the least or the largest value of its rows. If
+    `within` gives the possible range of the figures, such as [0, 1] for shares, the
+    interval stays in this range.
 
-    A measurement that ended early may yield only a bound of its value. Its row then has a 1 in the
-    column `censored`, and the bound as its value. `censored` declares on which side of the bound
-    the true value lies, `below` or `above` (see `ntkexp.claim.judge.judge_rows`).
-    """
+    A measurement that ended early may yield only a bound of its value. Its row then has
+    a 1 in the column `censored`, and the bound as its value. `censored` declares on
+    which side of the bound the true value lies, `below` or `above` (see
+    `ntkexp.claim.judge.judge_rows`)."""
 
     strict: ClassVar[bool] = False  # True if the edges do not belong to the range
     margin: float = Field(ge=0)
@@ -255,7 +263,9 @@ class AbstractAverage(AbstractExpectation):
 
     @model_validator(mode="after")
     def refuse_ends(self) -> Self:
-        if self.within is not None and (self.scale == "log" or not self.within[0] < self.within[1]):
+        if self.within is not None and (
+            self.scale == "log" or not self.within[0] < self.within[1]
+        ):
             raise Mistake(
                 f"within={list(self.within)}: give the lower end, then the upper one, "
                 "with scale: linear"
@@ -294,7 +304,9 @@ class AbstractAverage(AbstractExpectation):
         if not self.is_log:
             return value
         if value <= 0:
-            raise Mistake(f"{value} has no logarithm; it takes numbers above 0 with scale: log")
+            raise Mistake(
+                f"{value} has no logarithm; it takes numbers above 0 with scale: log"
+            )
         return math.log(value)
 
     @property
@@ -315,9 +327,8 @@ class AbstractAverage(AbstractExpectation):
         return Interval(estimate, self.expected, strict=self.strict, log=self.is_log)
 
     def figures(self, table: pd.DataFrame) -> list[float]:
-        """Return the figure of each seed: the mean, minimum or maximum of its rows. For `scale:
-        log`, use the logarithms of the rows.
-        """
+        """Return the figure of each seed: the mean, minimum or maximum of its rows. For
+        `scale: log`, use the logarithms of the rows."""
         return self.per_seed(table).tolist()
 
     def per_seed(self, table: pd.DataFrame) -> pd.Series[float]:
@@ -328,7 +339,9 @@ class AbstractAverage(AbstractExpectation):
                     "scale: log takes figures above 0, and some are not; write scale: linear"
                 )
             values = values.map(math.log)
-        figures: pd.Series[float] = values.groupby(table["seed"]).agg(AGGREGATIONS[self.rows])
+        figures: pd.Series[float] = values.groupby(table["seed"]).agg(
+            AGGREGATIONS[self.rows]
+        )
         return figures
 
 
@@ -364,7 +377,8 @@ class Bound(AbstractAverage):
 
 
 class Equality(AbstractAverage):
-    """Equality: the mean over seeds equals `value` up to the margin (two one-sided tests).
+    """Equality: the mean over seeds equals `value` up
+    to the margin (two one-sided tests).
 
     >>> table = pd.DataFrame({"seed": [0, 1, 2], "value": [2.01, 1.99, 2.0]})
     >>> from ntkexp.claim.judge import judge_part
@@ -389,10 +403,11 @@ class Equality(AbstractAverage):
 
 
 class Order(AbstractAverage):
-    """Order: figures at one level of a column are larger than at another, by more than the margin.
+    """Order: figures at one level of a column are larger than at another,
+    by more than the margin.
 
-    The rows whose column `along` is `above` are compared with the rows whose column `along` is
-    `below`, seed by seed (a paired test). Equal figures refute the order.
+    The rows whose column `along` is `above` are compared with the rows whose column
+    `along` is `below`, seed by seed (a paired test). Equal figures refute the order.
 
         linear   above − below > margin        log   above/below > 1 + margin
 
@@ -444,11 +459,13 @@ class Order(AbstractAverage):
 
 
 class Slope(AbstractExpectation):
-    """Slope: a figure is a power of the axis `along`, with this exponent up to the margin.
+    """Slope: a figure is a power of the axis `along`,
+    with this exponent up to the margin.
 
-    With a `bound`, the exponent is at most (upper) or at least (lower) `value`. The exponent is
-    fitted for each seed (`ntkexp.report.analysis.power_law`). If the log-log line is significantly
-    curved, a note is added: the exponent then holds only for this range of the axis.
+    With a `bound`, the exponent is at most (upper) or at least (lower) `value`. The
+    exponent is fitted for each seed (`ntkexp.report.analysis.power_law`). If the
+    log-log line is significantly curved, a note is added: the exponent then holds only
+    for this range of the axis.
 
     >>> widths = [1.0, 2.0, 4.0] * 2
     >>> values = [1 / width for width in widths]
@@ -507,7 +524,8 @@ def as_number(value: object) -> float:
 
 
 def refuse_several(table: pd.DataFrame, along: str) -> None:
-    """Raise if a seed has two rows at the same position. The table then mixes several curves."""
+    """Raise if a seed has two rows at the same position.
+    The table then mixes several curves."""
     if table.duplicated([along, "seed"]).any():
         raise Mistake(
             f"along={along}: a seed has several rows at one place; choose a line by `where`"
@@ -517,10 +535,10 @@ def refuse_several(table: pd.DataFrame, along: str) -> None:
 class Location(AbstractExpectation):
     """Location: a figure is largest (or least) at the position `value` along an axis.
 
-    The position is expected between value/(1 + margin) and value·(1 + margin). For each seed, the
-    position is the vertex of a parabola through the extreme point and its two neighbours, on a
-    logarithmic axis. If the extreme of any seed is at an end of the axis, the rule is undecided.
-    """
+    The position is expected between value/(1 + margin) and value·(1 + margin). For each
+    seed, the position is the vertex of a parabola through the extreme point and its two
+    neighbours, on a logarithmic axis. If the extreme of any seed is at an end of the
+    axis, the rule is undecided."""
 
     along: str
     value: float = Field(gt=0)
@@ -553,9 +571,8 @@ class Location(AbstractExpectation):
         return Interval(mean_of(inside), self.expected, log=True, doubt=doubt)
 
     def locate(self, rows: pd.DataFrame) -> float:
-        """Return the logarithm of the position of one seed's extreme. Return NaN if the extreme is
-        at an end of the axis.
-        """
+        """Return the logarithm of the position of one seed's extreme. Return NaN if the
+        extreme is at an end of the axis."""
         ordered = rows.sort_values(self.along)
         x = ordered[self.along].to_numpy(dtype=float)
         if len(x) < 3 or (x <= 0).any():
@@ -571,7 +588,8 @@ class Location(AbstractExpectation):
 
 
 def vertex(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Return the x of the vertex of the parabola through three points; the middle one is highest.
+    """Return the x of the vertex of the parabola through three points;
+    the middle one is highest.
 
     >>> x = np.array([0.0, 1.0, 3.0])
     >>> round(vertex(x, 2 * x - x**2), 6)

@@ -1,4 +1,5 @@
-"""The judge: compute the verdict on a claim from the tables of its statistical tests (looks).
+"""The judge: compute the verdict on a claim from the tables
+of its statistical tests (looks).
 
 1. One part (rule) of the expectation. Seeds are the independent units. The rows give one figure per
    seed, for n seeds with mean m and standard deviation s:
@@ -11,10 +12,11 @@
                   direction is significant, and the effect is smaller than the stated minimum
    undecided      the interval crosses an edge of the range, or there is no interval
 
-   p is the probability of a figure at least as far from the edge, if the true value lies at the
-   edge (`analysis.estimate.compare`). An identity has neither interval nor p: one error above its
-   bound refutes it. If figures have a bounded range, as correlations do, the interval is computed
-   on the log-odds scale. A part with `each` must hold at each level, and counts as several parts.
+   p is the probability of a figure at least as far from the edge, if the true value
+   lies at the edge (`analysis.estimate.compare`). An identity has neither interval nor
+   p: one error above its bound refutes it. If figures have a bounded range, as
+   correlations do, the interval is computed on the log-odds scale. A part with `each`
+   must hold at each level, and counts as several parts.
 
 2. The m parts of a look, which must all hold:
 
@@ -55,7 +57,12 @@ from ntkexp.claim.expectation import (
 from ntkexp.claim.look import CONTROL, MAIN, SECOND, Look, Protocol
 from ntkexp.claim.quantity import Measured
 from ntkexp.mistake import Mistake
-from ntkexp.report.analysis.estimate import LEVEL, MAX_REPETITIONS, ONE_SIDED_LEVEL, compare
+from ntkexp.report.analysis.estimate import (
+    LEVEL,
+    MAX_REPETITIONS,
+    ONE_SIDED_LEVEL,
+    compare,
+)
 from ntkexp.text import short
 
 Word: TypeAlias = Literal["supported", "refuted", "below minimum", "undecided"]
@@ -63,19 +70,20 @@ REFUSALS: tuple[Word, ...] = ("refuted", "below minimum")
 DIRECTION_ONLY = "direction significant, size below the stated minimum"
 UNARGUED = "nobody argued for the margin"
 FAR_FROM_NULL = 10.0
-"""A control is far from its null value if the distance exceeds this multiple of the distance from
-the null value to the expected range."""
+"""A control is far from its null value if the distance exceeds this multiple of the
+distance from the null value to the expected range."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on a look (a statistical test) or on one of its parts (a rule), with the estimate
-    and interval that led to it.
+    """The verdict on a look (a statistical test) or on one of its parts (a rule), with
+    the estimate and interval that led to it.
 
     Attributes:
-        more: If undecided, the number of further seeds that would probably suffice to decide.
-        part: The index of the deciding part of a look. `figure`, `low`, `high` and `p` belong to
-            this part.
+        more: If undecided, the number of further seeds
+            that would probably suffice to decide.
+        part: The index of the deciding part of a look. `figure`, `low`,
+            `high` and `p` belong to this part.
         missing: The number of rows without a number.
         parts: The findings on the parts of a look.
     """
@@ -92,12 +100,16 @@ class Finding:
     parts: tuple[Finding, ...] = ()
 
     def noting(self, *notes: str) -> Finding:
-        """Return the finding with its note replaced by these notes. Empty notes are omitted."""
+        """Return the finding with its note replaced by these notes.
+        Empty notes are omitted."""
         return replace(self, note="; ".join(filter(None, notes)))
 
     def doubted(self, reason: str) -> Finding:
-        """Return the finding with the verdict `undecided` and the reason. Keep the figure."""
-        return replace(self, verdict="undecided", p=None, more=None).noting(self.note, reason)
+        """Return the finding with the verdict `undecided` and the reason.
+        Keep the figure."""
+        return replace(self, verdict="undecided", p=None, more=None).noting(
+            self.note, reason
+        )
 
 
 # --- 1. One part of the expectation.
@@ -109,12 +121,13 @@ def judge_part(
     level: float = LEVEL,
     null: float | None = None,
 ) -> Finding:
-    """Judge the rows that one part (rule) of the expectation selects. With `each`, the rule must
-    hold at every level. `null` is the null value of a minimal effect (`Look.direction_null`).
-    """
+    """Judge the rows that one part (rule) of the expectation selects. With `each`, the
+    rule must hold at every level. `null` is the null value of a minimal effect
+    (`Look.direction_null`)."""
     rows = select_rows(table, part.where)
     findings = {
-        name: judge_rows(part, group, level, null) for name, group in part.levels(rows).items()
+        name: judge_rows(part, group, level, null)
+        for name, group in part.levels(rows).items()
     }
     if not part.each:
         return findings[""]
@@ -137,8 +150,8 @@ def judge_rows(
     level: float = LEVEL,
     null: float | None = None,
 ) -> Finding:
-    """Judge rows by one part (rule) of the expectation. If a row has no finite number, the part is
-    undecided.
+    """Judge rows by one part (rule) of the expectation.
+    If a row has no finite number, the part is undecided.
 
     A rule that declares no censoring treats censored rows as missing.
     """
@@ -160,7 +173,9 @@ def judge_rows(
     if missing:
         count = f"{missing} of {len(rows)} rows have no number"
         reason = first_reason(rows[~finite])
-        return replace(finding.doubted(": ".join(filter(None, (count, reason)))), missing=missing)
+        return replace(
+            finding.doubted(": ".join(filter(None, (count, reason)))), missing=missing
+        )
     if censored.any():
         note = f"{int(censored.sum())} of {len(rows)} rows are bounds: the measurement ended there"
         return weigh_censored(part, finding, note)
@@ -168,17 +183,19 @@ def judge_rows(
 
 
 SAFE_SIDES = {"below": "upper", "above": "lower"}
-"""The side of a true value relative to its bound → the side of a limit that needs no more."""
+"""The side of a true value relative to its bound → the side of a limit
+that needs no more."""
 
 
 def weigh_censored(part: AbstractExpectation, finding: Finding, note: str) -> Finding:
     """Set the finding to `undecided` if it depends on censored values. Add the note.
 
-    Censored rows counted at their bounds. If the true values lie below the bounds, the true mean is
-    at most the mean of the rows, so a supported upper limit holds. Every other verdict depends on
-    the unknown values.
-    """
-    is_safe = isinstance(part, Bound) and SAFE_SIDES.get(str(part.censored)) == part.side
+    Censored rows counted at their bounds. If the true values lie below the bounds, the
+    true mean is at most the mean of the rows, so a supported upper limit holds. Every
+    other verdict depends on the unknown values."""
+    is_safe = (
+        isinstance(part, Bound) and SAFE_SIDES.get(str(part.censored)) == part.side
+    )
     if is_safe and finding.verdict == "supported":
         return finding.noting(finding.note, note)
     return finding.doubted(note)
@@ -191,17 +208,20 @@ def first_reason(rows: pd.DataFrame) -> str:
     return next((str(reason) for reason in rows["reason"].dropna() if reason), "")
 
 
-def judge_evidence(evidence: Interval | Errors, level: float, null: float | None = None) -> Finding:
+def judge_evidence(
+    evidence: Interval | Errors, level: float, null: float | None = None
+) -> Finding:
     if isinstance(evidence, Errors):
         return judge_errors(evidence)
     return judge_interval(replace(evidence, null=null), level)
 
 
 def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
-    """Judge whether the interval lies inside the expected range, outside, or across an edge.
+    """Judge whether the interval lies inside the expected range, outside,
+    or across an edge.
 
-    The interval misses the true value with probability `level`. p is multiplied by 5 %/level, so a
-    verdict has p ≤ 2.5 % at every level.
+    The interval misses the true value with probability `level`. p is multiplied by 5
+    %/level, so a verdict has p ≤ 2.5 % at every level.
 
     >>> from ntkexp.records.sweep import Expected
     >>> from ntkexp.report.analysis.estimate import Estimate
@@ -210,7 +230,9 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
     ['supported', 'refuted']
     """
     estimate = evidence.estimate
-    comparison = compare(estimate, evidence.expected, strict=evidence.strict, level=level)
+    comparison = compare(
+        estimate, evidence.expected, strict=evidence.strict, level=level
+    )
     low, high = estimate.interval(level)
     finding = Finding("undecided", estimate.value, low, high, note=evidence.note)
     if not estimate.known or math.isnan(estimate.value):
@@ -236,7 +258,8 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
 
 
 def shows_direction(evidence: Interval, low: float, high: float) -> bool:
-    """Return whether an interval excludes the null value on the side of the expected range."""
+    """Return whether an interval excludes the null value on the side
+    of the expected range."""
     if evidence.null is None:
         return False
     if evidence.expected.bound == "lower":
@@ -245,7 +268,8 @@ def shows_direction(evidence: Interval, low: float, high: float) -> bool:
 
 
 def judge_errors(errors: Errors) -> Finding:
-    """Judge an identity: every error must lie below its bound. There is no statistical test."""
+    """Judge an identity: every error must lie below its bound.
+    There is no statistical test."""
     if errors.beyond:
         note = f"{errors.beyond} of {errors.rows} errors exceed their bounds"
         return Finding("refuted", errors.worst, errors.least, errors.worst, note=note)
@@ -258,17 +282,22 @@ def judge_errors(errors: Errors) -> Finding:
 def join_parts(findings: Sequence[Finding]) -> Finding:
     """Combine the findings on the m parts (rules) of a look.
 
-    Return the finding of the deciding part: the refuted part with the smallest p, else the first
-    undecided part, else the supported part with the largest p. `more` is the largest `more` of the
-    undecided parts, and `missing` is the sum over all parts.
-    """
+    Return the finding of the deciding part: the refuted part with the smallest p, else
+    the first undecided part, else the supported part with the largest p. `more` is the
+    largest `more` of the undecided parts, and `missing` is the sum over all parts."""
     missing = sum(finding.missing for finding in findings)
-    parts = [replace(finding, part=part, missing=missing) for part, finding in enumerate(findings)]
+    parts = [
+        replace(finding, part=part, missing=missing)
+        for part, finding in enumerate(findings)
+    ]
     refuted = [finding for finding in parts if finding.verdict in REFUSALS]
 
-    # Refuted: a refuted part has p_k ≤ 2.5 %/m, or is an identity (no p). Then p = m min p_k.
+    # Refuted: a refuted part has p_k ≤ 2.5 %/m, or is an identity (no p).
+    # Then p = m min p_k.
     level = ONE_SIDED_LEVEL / len(parts)
-    significant = [finding for finding in refuted if finding.p is None or finding.p <= level]
+    significant = [
+        finding for finding in refuted if finding.p is None or finding.p <= level
+    ]
     if significant:
         clear = [finding for finding in significant if finding.verdict == "refuted"]
         deciding = min(clear or significant, key=lambda finding: finding.p or 0.0)
@@ -277,11 +306,15 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
         return replace(deciding, p=min(1.0, len(parts) * deciding.p))
 
     # Undecided: a part is undecided, or is refuted but has p_k > 2.5 %/m.
-    undecided = [finding.doubted("refuted only without correction") for finding in refuted]
+    undecided = [
+        finding.doubted("refuted only without correction") for finding in refuted
+    ]
     undecided += [finding for finding in parts if finding.verdict == "undecided"]
     if undecided:
         needed = [finding.more for finding in undecided if finding.more is not None]
-        return replace(undecided[0], more=max(needed) if len(needed) == len(undecided) else None)
+        return replace(
+            undecided[0], more=max(needed) if len(needed) == len(undecided) else None
+        )
 
     # Supported: every part is supported. Then p = max p_k.
     tested = [finding for finding in parts if finding.p is not None]
@@ -292,14 +325,15 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
 
 
 def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
-    """Judge one statistical test (look), and return the judged table and the finding. If a run
-    failed or is not finished, the test is undecided.
-    """
+    """Judge one statistical test (look), and return the judged table and the finding.
+    If a run failed or is not finished, the test is undecided."""
     table = look.quantity.of(measured)
     finding = judge_table(look, table)
     if "state" not in measured.table:
         return table, finding
-    states = measured.table["state"].fillna("done")  # rows of a trial have no column `state`
+    states = measured.table["state"].fillna(
+        "done"
+    )  # rows of a trial have no column `state`
     failed = measured.table[states != "done"]
     if len(failed):
         reason = next(filter(None, map(str, failed["reason"])), "they are not finished")
@@ -309,7 +343,8 @@ def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
 
 
 def judge_table(look: Look, table: pd.DataFrame) -> Finding:
-    """Judge all parts (rules) of a look, with the error probability of its current stage."""
+    """Judge all parts (rules) of a look, with the error probability
+    of its current stage."""
     parts = [
         judge_part(rule, table, look.level, look.direction_null(part))
         for part, rule in enumerate(look.expectation)
@@ -321,7 +356,9 @@ def judge_table(look: Look, table: pd.DataFrame) -> Finding:
     seeds = f"judged with {len(look.seeds_now)} of {len(look.seeds)} seeds"
     interval = f"{100 * (1 - look.level):.3g} % intervals"
     if look.after("undecided") is not look:
-        finding = replace(finding, more=None)  # the next stage already plans further seeds
+        finding = replace(
+            finding, more=None
+        )  # the next stage already plans further seeds
     return finding.noting(f"{seeds}, {interval}", finding.note)
 
 
@@ -350,9 +387,8 @@ def note_supported_parts(
 def judge_protocol(
     protocol: Protocol, measured: Mapping[str, Measured]
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Finding]]:
-    """Judge all statistical tests (looks), and return the judged tables and the findings by
-    name.
-    """
+    """Judge all statistical tests (looks), and return the judged tables
+    and the findings by name."""
     tables: dict[str, pd.DataFrame] = {}
     findings: dict[str, Finding] = {}
     for name, look in protocol.looks.items():
@@ -365,22 +401,29 @@ def weigh(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Find
     weighed = dict(findings)
     for name in (MAIN, SECOND):
         finding = findings[name]
-        if finding.verdict != "undecided" and protocol.looks[name].unargued(finding.part):
+        if finding.verdict != "undecided" and protocol.looks[name].unargued(
+            finding.part
+        ):
             weighed[name] = finding.noting(finding.note, UNARGUED)
     return weigh_control(weighed, protocol)
 
 
-def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
+def weigh_control(
+    findings: Mapping[str, Finding], protocol: Protocol
+) -> dict[str, Finding]:
     """Set the finding on the main look (test) to `undecided` if the control fails.
 
-    A control fails if its verdict is `supported`, if it has rows without a number, or if its
-    interval lies far from its null value, the value that is expected if the claim is false. If the
-    interval excludes the null value, add a note to the control.
+    A control fails if its verdict is `supported`, if it has rows without a number, or
+    if its interval lies far from its null value, the value that is expected if the
+    claim is false. If the interval excludes the null value, add a note to the control.
     """
     if protocol.control is None:
         return dict(findings)
     control = findings[CONTROL]
-    weighed = {**findings, CONTROL: note_missed_null(control, protocol.control, protocol.main)}
+    weighed = {
+        **findings,
+        CONTROL: note_missed_null(control, protocol.control, protocol.main),
+    }
     reason = ""
     if control.verdict == "supported":
         reason = "the control is supported too"
@@ -389,12 +432,15 @@ def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[s
     elif far := far_from_null(control, protocol.control, protocol.main):
         reason = f"the control is far from its null value: {far}"
     if reason:
-        weighed[MAIN] = findings[MAIN].doubted(f"{reason}, so this look decides nothing")
+        weighed[MAIN] = findings[MAIN].doubted(
+            f"{reason}, so this look decides nothing"
+        )
     return weighed
 
 
 def far_from_null(finding: Finding, control: Look, main: Look) -> str:
-    """Describe the first part of the control that lies far from its null value, or return "".
+    """Describe the first part of the control that lies far from its null value,
+    or return "".
 
     A part lies far from its null value if
 
@@ -404,7 +450,9 @@ def far_from_null(finding: Finding, control: Look, main: Look) -> str:
     """
     if not len(main.nulls) == len(control.expectation) == len(finding.parts):
         return ""
-    for rule, null, part in zip(control.expectation, main.nulls, finding.parts, strict=True):
+    for rule, null, part in zip(
+        control.expectation, main.nulls, finding.parts, strict=True
+    ):
         if null is None or not rule.edges or math.isnan(part.low):
             continue
         try:
@@ -421,8 +469,9 @@ def far_from_null(finding: Finding, control: Look, main: Look) -> str:
 
 
 def note_missed_null(control: Finding, look: Look, main: Look) -> Finding:
-    """Add a note to the finding on the control if its interval excludes the figure that the main
-    look states for a false claim (`Look.nulls`), at the control's deciding part.
+    """Add a note to the finding on the control if its interval excludes the figure that
+    the main look states for a false claim (`Look.nulls`), at the control's deciding
+    part.
 
     Return the control unchanged if its number of parts differs from the main look's.
     """

@@ -1,4 +1,5 @@
-"""The data of a judged claim from which its picture is drawn, and the base class of pictures."""
+"""The data of a judged claim from which its picture is drawn,
+and the base class of pictures."""
 
 from __future__ import annotations
 
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """The statistical tests (looks) of a claim, the record of the verdict, and the judged
-    tables.
-    """
+    """The statistical tests (looks) of a claim, the record of the verdict,
+    and the judged tables."""
 
     looks: Mapping[str, Look]
     record: ClaimRecord
@@ -37,25 +37,29 @@ class JudgedClaim:
         return self.tables[MAIN]
 
     def rows(self, *columns: str, look: str = MAIN) -> pd.DataFrame:
-        """Return the rows of a look's judged table that have numbers in all of these columns.
+        """Return the rows of a look's judged table that have numbers in all
+        of these columns.
 
-        The judged table repeats a row for each of its judged numbers. Such a row appears once.
-        """
+        The judged table repeats a row for each of its judged numbers.
+        Such a row appears once."""
         table = self.tables[look]
         for name in columns:
             find_column(table, name, "picture")
-        once = table.drop(columns=["value", "quantity"], errors="ignore").drop_duplicates()
+        once = table.drop(
+            columns=["value", "quantity"], errors="ignore"
+        ).drop_duplicates()
         return once.dropna(subset=list(columns)).reset_index(drop=True)
 
 
 class PublishedNumber(Component):
     """A number from a paper. It is shown next to the measurement of the same number.
 
-    `what` describes the number and its data. The measurement is the mean over seeds of the rows
-    that `where` selects. If `within` gives the possible range of the number, such as [0, 1] for
-    shares, the interval stays in this range.
+    `what` describes the number and its data. The measurement is the mean over seeds of
+    the rows that `where` selects. If `within` gives the possible range of the number,
+    such as [0, 1] for shares, the interval stays in this range.
 
-    numbers: [{what: "f(10) after a step", value: 35.6, where: {quantity: after, x: 10}}]
+    numbers: [{what: "f(10) after a step", value: 35.6, where: {quantity: after,
+    x: 10}}]
 
     >>> rows = pd.DataFrame({"seed": [0, 1], "quantity": ["after", "after"], "value": [35.6, 35.6]})
     >>> number = PublishedNumber(what="f(10)", value=35.6, where={"quantity": "after"})
@@ -74,7 +78,9 @@ class PublishedNumber(Component):
         Return NaN if no row is selected, which is normal at small sizes of the claim.
         """
         for key, value in self.where.items():
-            table = table[find_column(table, key, "picture.numbers.where").isin([level(value)])]
+            table = table[
+                find_column(table, key, "picture.numbers.where").isin([level(value)])
+            ]
         figures = table["value"].astype(float).groupby(table["seed"]).mean()
         return mean_of(figures.tolist(), self.within)
 
@@ -92,8 +98,9 @@ class PublishedNumber(Component):
 class AbstractPicture(Component, ABC):
     """A picture of a claim, drawn from the judged tables.
 
-    The picture does not influence the verdict, and the digest of the claim does not cover it.
-    `published` is the caption of the corresponding figure in the replicated paper.
+    The picture does not influence the verdict, and the digest of the claim does not
+    cover it. `published` is the caption of the corresponding figure in the replicated
+    paper.
 
     picture: {_target_: ntkexp.claim.picture.ScalarStep, published: A line and a step.}
     """
@@ -106,13 +113,13 @@ class AbstractPicture(Component, ABC):
         """Draw the picture."""
 
     def here(self, judged: JudgedClaim) -> str:
-        """Describe the measurements for the caption, or return "" if the title suffices."""
+        """Describe the measurements for the caption,
+        or return "" if the title suffices."""
         return ""
 
     def table(self, judged: JudgedClaim) -> pd.DataFrame | None:
-        """Return a table of the paper's numbers next to the measurements, or None if the picture
-        has no such numbers.
-        """
+        """Return a table of the paper's numbers next to the measurements, or None if
+        the picture has no such numbers."""
         if not self.numbers:
             return None
         return pd.DataFrame([number.row(judged.table) for number in self.numbers])

@@ -1,5 +1,5 @@
-"""The protocol of a claim: three statistical tests (looks), which are fixed before anything is
-measured.
+"""The protocol of a claim: three statistical tests (looks),
+which are fixed before anything is measured.
 
 Look        the runs or the trial, the seeds, the measured quantity, the expected range of the
             quantity, the null value that this range excludes, the reasons of its margins, and the
@@ -29,7 +29,8 @@ from ntkexp.sweep.definition import Definition
 
 MAIN, CONTROL, SECOND = "main", "control", "second"
 SOURCE, MINIMUM = "source", "minimum"
-"""The origins of a margin: a number of the paper, or a stated minimal effect of interest."""
+"""The origins of a margin: a number of the paper,
+or a stated minimal effect of interest."""
 PAPERS = "ntkexp.claim.papers"
 
 
@@ -42,13 +43,14 @@ class Look:
         trial: The trial to be measured instead of, or in addition to, the runs.
         seeds: The seeds of all stages together.
         quantity: The measured quantity.
-        expectation: The rules for the quantity, which must all hold. A rule is also called a part.
+        expectation: The rules for the quantity, which must all hold.
+            A rule is also called a part.
         nulls: For each rule, the figure to be expected if the claim is false.
-        margins: For each rule, the reason of its margin as {origin: reason}, or {} if nobody argued
-            for it. Empty if the file argues for no margin. The fields of a look omit the reasons,
-            because they do not change the measurement.
-        planned: Numbers of seeds, one per stage. The look is judged at each stage until it is
-            decided. If empty, it is judged once, with all seeds.
+        margins: For each rule, the reason of its margin as {origin: reason}, or {} if
+            nobody argued for it. Empty if the file argues for no margin. The fields of
+            a look omit the reasons, because they do not change the measurement.
+        planned: Numbers of seeds, one per stage. The look is judged at each stage until
+            it is decided. If empty, it is judged once, with all seeds.
         stage: The index of the current number in `planned`.
     """
 
@@ -71,14 +73,16 @@ class Look:
     def level(self) -> float:
         """The error probability of the current stage.
 
-        The total of 5 % is split over the K stages in proportion to their numbers of seeds:
+        The total of 5 % is split over the K stages in proportion
+        to their numbers of seeds:
 
             level of the stage with n_k seeds = 5 % · n_k/(n_1 + … + n_K)
 
-        So early stages have a small error probability. By Bonferroni's inequality, the total error
-        probability is at most 5 % for any dependence between the stages. The bounds of O'Brien and
-        Fleming would be less conservative, but they assume normal sums of known variance. Here, the
-        variance is estimated from few seeds, and several parts are combined.
+        So early stages have a small error probability. By Bonferroni's inequality, the
+        total error probability is at most 5 % for any dependence between the stages.
+        The bounds of O'Brien and Fleming would be less conservative, but they assume
+        normal sums of known variance. Here, the variance is estimated from few seeds,
+        and several parts are combined.
 
         >>> look = Look({}, None, tuple(range(24)), None, (), planned=(6, 24))
         >>> [round(look.at(stage).level, 12) for stage in (0, 1)]
@@ -103,7 +107,8 @@ class Look:
         return replace(self, stage=stage)
 
     def after(self, verdict: str) -> Look:
-        """Return this test at its next stage, if `verdict` is undecided and there is a next stage.
+        """Return this test at its next stage,
+        if `verdict` is undecided and there is a next stage.
 
         Otherwise, return it unchanged.
         """
@@ -111,12 +116,13 @@ class Look:
         return self if last or verdict != "undecided" else self.at(self.stage + 1)
 
     def direction_null(self, part: int) -> float | None:
-        """Return the null value of a part whose margin is a minimal effect, on the part's scale.
+        """Return the null value of a part whose margin is a minimal effect,
+        on the part's scale.
 
-        An interval that excludes this value shows a direction, even if the effect is smaller than
-        the margin. Return None if the margin is a number of the paper: a smaller effect then
-        refutes the paper. Return None also for rules without a direction.
-        """
+        An interval that excludes this value shows a direction, even if the effect is
+        smaller than the margin. Return None if the margin is a number of the paper: a
+        smaller effect then refutes the paper. Return None also for rules without a
+        direction."""
         rule = self.expectation[part]
         origins = self.margins[part] if self.margins else {}
         null = self.nulls[part] if self.nulls else rule.null
@@ -128,21 +134,27 @@ class Look:
             return None
 
     def unargued(self, part: int) -> bool:
-        """Return whether the margin of a part needs a reason, and its claim gives none."""
-        return self.expectation[part].needs_reason and not (self.margins and self.margins[part])
+        """Return whether the margin of a part needs a reason,
+        and its claim gives none."""
+        return self.expectation[part].needs_reason and not (
+            self.margins and self.margins[part]
+        )
 
     def words(self, first: int) -> str:
-        """Describe the parts (rules) of the expectation as text, beginning with part number
-        `first`.
-        """
+        """Describe the parts (rules) of the expectation as text,
+        beginning with part number `first`."""
         others = (*self.expectation[:first], *self.expectation[first + 1 :])
-        return "; ".join(part.whole_words for part in (self.expectation[first], *others))
+        return "; ".join(
+            part.whole_words for part in (self.expectation[first], *others)
+        )
 
     @property
     def fields(self) -> dict[str, Any]:
         """The plain data that the digest covers."""
         fields: dict[str, Any] = {
-            "runs": {name: sweep_fields(definition) for name, definition in self.runs.items()},
+            "runs": {
+                name: sweep_fields(definition) for name, definition in self.runs.items()
+            },
             "trial": None if self.trial is None else without_files(self.trial.fields()),
             "seeds": list(self.seeds),
         }
@@ -156,9 +168,13 @@ class Look:
 
 
 def sweep_fields(definition: Definition) -> dict[str, Any]:
-    """Return a sweep as plain data. Omit settings such as memory, which do not affect results."""
+    """Return a sweep as plain data. Omit settings such as memory,
+    which do not affect results."""
     base = [text for text in definition.base if split(text).key not in CIRCUMSTANCES]
-    return {"axes": {key: list(values) for key, values in definition.axes.items()}, "base": base}
+    return {
+        "axes": {key: list(values) for key, values in definition.axes.items()},
+        "base": base,
+    }
 
 
 @dataclass(frozen=True)
@@ -176,8 +192,8 @@ class Protocol:
         return {MAIN: self.main, CONTROL: self.control, SECOND: self.second}
 
 
-# Current names of components → their names when claims were registered. Digests are computed with
-# the old names.
+# Current names of components → their names when claims were registered. Digests are
+# computed with the old names.
 REGISTERED_NAMES = {
     r"\bpath\.queries\b": "path.probes",
     r"(?<![A-Za-z])query(?![A-Za-z_])": "probe",
@@ -188,7 +204,8 @@ REGISTERED_NAMES = {
 
 
 def registered_spelling(fields: dict[str, Any]) -> dict[str, Any]:
-    """Replace current names in the fields of a look by the old names, which digests use.
+    """Replace current names in the fields of a look by the old names,
+    which digests use.
 
     >>> registered_spelling({"base": ["data.query=4", "path.queries=[query]"], "column": "accuracy_query"})
     {'base': ['data.probe=4', 'path.probes=[probe]'], 'column': 'accuracy_probe'}
@@ -201,10 +218,11 @@ def registered_spelling(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_files(fields: Any) -> Any:
-    """In plain data, replace the module of each trial and quantity by its class variable `role`.
+    """In plain data, replace the module of each trial and quantity
+    by its class variable `role`.
 
-    A class of `ntkexp.claim.papers` can then move to another file without a change of digests.
-    Models and data of that package have no role, and keep their module.
+    A class of `ntkexp.claim.papers` can then move to another file without a change of
+    digests. Models and data of that package have no role, and keep their module.
 
     >>> without_files({"_target_": "ntkexp.claim.papers.LaterTask", "task": 1})
     {'_target_': 'ntkexp.claim.quantity.LaterTask', 'task': 1}

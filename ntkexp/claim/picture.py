@@ -31,11 +31,11 @@ HEIGHT_INCHES = 2.5
 
 
 class JudgedRows(AbstractPicture):
-    """The judged rows with the expected range: blue for the main look, orange for the second.
+    """The judged rows with the expected range: blue for the main look,
+    orange for the second.
 
-    This is the default picture. Each of the first three parts of the expectation has its own axes.
-    The deciding part comes first.
-    """
+    This is the default picture. Each of the first three parts of the expectation has
+    its own axes. The deciding part comes first."""
 
     def figure(self, judged: JudgedClaim) -> Figure:
         from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
@@ -57,10 +57,13 @@ class JudgedRows(AbstractPicture):
                 lines = style.wrapped(main_part.whole_words, 44 // len(pairs) * 2)
                 axes.set_title("\n".join(lines))
 
-        # the title has the name and the verdict, the caption the figure with its interval
+        # the title has the name and the verdict,
+        # the caption the figure with its interval
         record = judged.record
         name = record.name.replace("_", " ").capitalize()
-        interval = f"95 % interval {short(record.main.low)} to {short(record.main.high)}"
+        interval = (
+            f"95 % interval {short(record.main.low)} to {short(record.main.high)}"
+        )
         caption = f"Main look: {short(record.main.figure)}, {interval}."
         style.heading(figure, f"{name}: {record.verdict}", caption)
         return figure
@@ -73,19 +76,23 @@ class JudgedRows(AbstractPicture):
 
 
 def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
-    """Return the parts (rules) to draw, as pairs from the second and the main look. The deciding
-    part comes first.
-    """
-    pairs = zip(*(judged.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
+    """Return the parts (rules) to draw, as pairs from the second and the main look. The
+    deciding part comes first."""
+    pairs = zip(
+        *(judged.looks[name].expectation for name in (SECOND, MAIN)), strict=False
+    )
     expected = judged.record.main.expected
-    deciding_first = sorted(pairs, key=lambda pair: not expected.startswith(pair[-1].whole_words))
+    deciding_first = sorted(
+        pairs, key=lambda pair: not expected.startswith(pair[-1].whole_words)
+    )
     return deciding_first[:MAX_PARTS_DRAWN]
 
 
-def drawable_groups(part: AbstractExpectation, table: pd.DataFrame) -> Iterable[pd.DataFrame]:
-    """Return the rows that a part (rule) selects, split by its levels. Return no rows if the rule
-    cannot judge them.
-    """
+def drawable_groups(
+    part: AbstractExpectation, table: pd.DataFrame
+) -> Iterable[pd.DataFrame]:
+    """Return the rows that a part (rule) selects, split by its levels. Return no rows
+    if the rule cannot judge them."""
     try:
         rows = select_rows(table, part.where)
         rows = rows[rows["value"].notna()]
@@ -104,21 +111,23 @@ GUIDES = {"1/√n": (-0.5, "--"), "1/n": (-1.0, ":")}
 """Guide lines: label → (power of the width, line style)."""
 
 HEADROOM = 1.15
-"""The error axis ends at this multiple of the highest mean. Single seeds may lie far above."""
+"""The error axis ends at this multiple of the highest mean.
+Single seeds may lie far above."""
 
 FIRST_ALPHA = 0.2
-"""The opacity of the first of several curves. The opacity increases to 1 at the last curve."""
+"""The opacity of the first of several curves.
+The opacity increases to 1 at the last curve."""
 
 
 def draw_change_by_width(
     rows: pd.DataFrame, along: str, panels: Mapping[str, Mapping[str, str]], answer: str
 ) -> Figure:
-    """Draw relative changes during training against width n, with guide lines 1/√n and 1/n.
+    """Draw relative changes during training against width n,
+    with guide lines 1/√n and 1/n.
 
-    `panels` maps the title of each panel to its lines, a mapping of names to columns. `along` is
-    the column of widths, and `answer` is the caption. Single seeds are faint; dots are arithmetic
-    means over seeds.
-    """
+    `panels` maps the title of each panel to its lines, a mapping of names to columns.
+    `along` is the column of widths, and `answer` is the caption. Single seeds are
+    faint; dots are arithmetic means over seeds."""
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
     from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
@@ -133,16 +142,27 @@ def draw_change_by_width(
         for k, (name, column) in enumerate(lines.items()):
             look = style.line_look(k)
             for _, seed in rows.sort_values(along).groupby("seed"):
-                axes.plot(seed[along], seed[column], alpha=0.2, linewidth=0.7, zorder=1, **look)
+                axes.plot(
+                    seed[along],
+                    seed[column],
+                    alpha=0.2,
+                    linewidth=0.7,
+                    zorder=1,
+                    **look,
+                )
             means = rows[column].astype(float).groupby(rows[along]).mean()
             axes.plot(means.index, means, marker="o", zorder=3, **look)
             ends.append(style.End(name, float(means.iloc[-1]), look["color"]))
         # Draw guide lines that start above the highest measured line.
-        height = max(rows.loc[rows[along] == rows[along].min(), list(lines.values())].mean())
+        height = max(
+            rows.loc[rows[along] == rows[along].min(), list(lines.values())].mean()
+        )
         widths = np.array([rows[along].min(), rows[along].max()], dtype=float)
         for name, (power, dashes) in GUIDES.items():
             heights = 1.6 * height * (widths / widths[0]) ** power
-            axes.plot(widths, heights, dashes, color=style.GREY, linewidth=0.8, zorder=0)
+            axes.plot(
+                widths, heights, dashes, color=style.GREY, linewidth=0.8, zorder=0
+            )
             middle = np.sqrt(widths.prod()), np.sqrt(heights.prod())
             axes.annotate(
                 name,
@@ -160,12 +180,14 @@ def draw_change_by_width(
     return figure
 
 
-def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -> Figure:
-    """Draw test error, train error and condition number against the number of parameters.
+def draw_interpolation_peak(
+    rows: pd.DataFrame, threshold: float, answer: str
+) -> Figure:
+    """Draw test error, train error and condition number against the number
+    of parameters.
 
-    The rows have the columns `parameters`, `test_error`, `train_error` and `condition`. `threshold`
-    is the interpolation threshold, a number of parameters.
-    """
+    The rows have the columns `parameters`, `test_error`, `train_error` and `condition`.
+    `threshold` is the interpolation threshold, a number of parameters."""
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
     from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
@@ -178,14 +200,26 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
     for name, colour in (("test_error", style.BLUE), ("train_error", style.ORANGE)):
         for _, seed in rows.sort_values("parameters").groupby("seed"):
             left.plot(
-                seed["parameters"], seed[name], color=colour, alpha=faint, linewidth=0.6, zorder=1
+                seed["parameters"],
+                seed[name],
+                color=colour,
+                alpha=faint,
+                linewidth=0.6,
+                zorder=1,
             )
         left.plot(means.index, means[name], "o-", color=colour, zorder=3)
-        ends.append(style.End(name.partition("_")[0], float(means[name].iloc[-1]), colour))
-    left.set(ylim=(0, HEADROOM * means.to_numpy().max()), ylabel="squared error / variance, mean")
+        ends.append(
+            style.End(name.partition("_")[0], float(means[name].iloc[-1]), colour)
+        )
+    left.set(
+        ylim=(0, HEADROOM * means.to_numpy().max()),
+        ylabel="squared error / variance, mean",
+    )
     # With fewer parameters, the kernel is singular.
     full = rows[rows["parameters"] >= threshold]
-    middle = full.groupby("parameters")["condition"].median()  # near the threshold, no mean exists
+    middle = full.groupby("parameters")[
+        "condition"
+    ].median()  # near the threshold, no mean exists
     right.plot(
         full["parameters"],
         full["condition"],
@@ -203,7 +237,9 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
             xlabel="number of parameters",
             xlim=(rows["parameters"].min() / 1.1, rows["parameters"].max() * 1.1),
         )
-        axes.axvline(threshold, color=style.GREY, linestyle="--", linewidth=0.8, zorder=0)
+        axes.axvline(
+            threshold, color=style.GREY, linestyle="--", linewidth=0.8, zorder=0
+        )
         style.tick(axes, sorted(rows["parameters"].unique().tolist()))
     style.log_axis(right, "y")
     left.annotate(
@@ -217,14 +253,16 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
 
 
 def draw_accuracies(
-    rows: pd.DataFrame, names: Mapping[str, str], published: Mapping[int, float], answer: str
+    rows: pd.DataFrame,
+    names: Mapping[str, str],
+    published: Mapping[int, float],
+    answer: str,
 ) -> Figure:
     """Draw measured, predicted and published accuracies against the number of examples.
 
-    The rows have the columns `kernel`, `examples`, `accuracy` and `predicted`. Dots are means over
-    seeds with their intervals. `names` maps values of the column `kernel` to labels. `published`
-    maps numbers of examples to accuracies.
-    """
+    The rows have the columns `kernel`, `examples`, `accuracy` and `predicted`. Dots are
+    means over seeds with their intervals. `names` maps values of the column `kernel` to
+    labels. `published` maps numbers of examples to accuracies."""
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
     from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
@@ -232,7 +270,9 @@ def draw_accuracies(
     figure = Figure(figsize=(style.WIDE, 2.7), layout="constrained")
     ends = list[style.End]()
     axes = figure.subplots()
-    for (kernel, name), colour in zip(names.items(), (style.BLUE, style.ORANGE), strict=False):
+    for (kernel, name), colour in zip(
+        names.items(), (style.BLUE, style.ORANGE), strict=False
+    ):
         for column, line, fill, suffix in (
             ("accuracy", "o-", colour, ""),
             ("predicted", "o:", "white", ", predicted"),
@@ -242,7 +282,9 @@ def draw_accuracies(
             if not len(figures):
                 continue
             means = [mean_of(of_seeds, SHARE) for of_seeds in figures]
-            ends_of_means = np.array([(mean.value, mean.low, mean.high) for mean in means])
+            ends_of_means = np.array(
+                [(mean.value, mean.low, mean.high) for mean in means]
+            )
             middle, low, high = 100 * ends_of_means.T
             ends.append(style.End(name + suffix, middle[-1], colour))
             axes.errorbar(
@@ -256,7 +298,9 @@ def draw_accuracies(
     style.log_axis(axes, "x")
     axes.set(xlabel="number of training examples", ylabel="accuracy, %")
     style.name_ends(axes, ends)
-    style.heading(figure, "Accuracy against the number of training examples", f"{answer}.")
+    style.heading(
+        figure, "Accuracy against the number of training examples", f"{answer}."
+    )
     return figure
 
 
@@ -266,11 +310,11 @@ def draw_scalar_step(
     kernels: Sequence[tuple[str, pd.Series[float]]],
     answer: str,
 ) -> Figure:
-    """Draw a scalar function before and after a step on one observation, and its kernels.
+    """Draw a scalar function before and after a step on one observation,
+    and its kernels.
 
-    The rows have the columns `x`, `before` and `after`. `observation` is the pair (x′, y′).
-    `kernels` lists names and curves k(x, x′)/k(x′, x′) over the same x.
-    """
+    The rows have the columns `x`, `before` and `after`. `observation` is the pair (x′,
+    y′). `kernels` lists names and curves k(x, x′)/k(x′, x′) over the same x."""
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
     from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
@@ -290,7 +334,11 @@ def draw_scalar_step(
     left.set(xlabel="x", ylabel="f(x)")
     named = {"before": style.GREY, "after": style.BLACK}
     style.name_ends(
-        left, [style.End(name, rows[name].iloc[-1], colour) for name, colour in named.items()]
+        left,
+        [
+            style.End(name, rows[name].iloc[-1], colour)
+            for name, colour in named.items()
+        ],
     )
     prepare_kernel_axes(right, x, position)
     ends = []
@@ -307,11 +355,11 @@ def draw_scalar_step(
 
 
 def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Figure:
-    """Draw a scalar function and its kernel after several numbers of ascent steps on f(x′).
+    """Draw a scalar function and its kernel after several numbers
+    of ascent steps on f(x′).
 
-    The rows have the columns `x`, `before` (f), `share` (k(x, x′)/k(x′, x′)) and `ascended` (the
-    number of steps). `position` is x′. Later curves are darker.
-    """
+    The rows have the columns `x`, `before` (f), `share` (k(x, x′)/k(x′, x′)) and
+    `ascended` (the number of steps). `position` is x′. Later curves are darker."""
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
     from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
@@ -320,7 +368,10 @@ def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Fi
     left, right = figure.subplots(1, 2)
     prepare_kernel_axes(right, rows["x"], position)
     curves = [curve for _, curve in rows.groupby("ascended")]
-    for axes, name, colour in ((left, "before", style.BLACK), (right, "share", style.BLUE)):
+    for axes, name, colour in (
+        (left, "before", style.BLACK),
+        (right, "share", style.BLUE),
+    ):
         for k, curve in enumerate(curves):
             depth = FIRST_ALPHA + (1 - FIRST_ALPHA) * k / max(1, len(curves) - 1)
             axes.plot(
@@ -334,10 +385,13 @@ def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Fi
             )
         ends = [curve.iloc[-1] for curve in (curves[0], curves[-1])]
         style.name_ends(
-            axes, [style.End(f"{end['ascended']} steps", end[name], colour) for end in ends]
+            axes,
+            [style.End(f"{end['ascended']} steps", end[name], colour) for end in ends],
         )
     left.set(xlabel="x", ylabel="f(x)")
-    style.heading(figure, "A scalar function and its kernel during training", f"{answer}.")
+    style.heading(
+        figure, "A scalar function and its kernel during training", f"{answer}."
+    )
     return figure
 
 

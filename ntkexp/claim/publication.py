@@ -1,4 +1,5 @@
-"""Read and write the folder of published claims: tables, pictures, verdicts and digests.
+"""Read and write the folder of published claims: tables, pictures,
+verdicts and digests.
 
 docs/claims/README.md               a line for each claim (without a control, no control.csv)
             verdicts.json           [{"name": …, "verdict": …, "figure": …, "interval": [LOW, HIGH],
@@ -7,9 +8,8 @@ docs/claims/README.md               a line for each claim (without a control, no
             <name>/picture.svg      the picture of the claim
             SHA256SUMS              a digest per file, also for `sha256sum -c SHA256SUMS`
 
-`ntkexp.claim.publish` judges the tables. Each file is read only once, so that it cannot change
-between the comparison with its digest and the judging.
-"""
+`ntkexp.claim.publish` judges the tables. Each file is read only once, so that it cannot
+change between the comparison with its digest and the judging."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def read_verdicts(folder: Path) -> list[dict[str, Any]]:
 def parse_verdicts(content: bytes, folder: Path) -> list[dict[str, Any]]:
     file = folder / VERDICTS_FILE
     try:
-        rows: list[dict[str, Any]] = json.loads(content.decode(), object_pairs_hook=once)
+        rows: list[dict[str, Any]] = json.loads(
+            content.decode(), object_pairs_hook=once
+        )
         ROWS.validate_python(rows)
     except ValidationError as error:
         first = error.errors()[0]
@@ -107,7 +109,9 @@ def parse_verdicts(content: bytes, folder: Path) -> list[dict[str, Any]]:
         ) from None
     names = [row["name"] for row in rows]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise Mistake(f"{file} has two verdicts of {printable(twice)}; {advice(folder)}")
+        raise Mistake(
+            f"{file} has two verdicts of {printable(twice)}; {advice(folder)}"
+        )
     return rows
 
 
@@ -130,7 +134,10 @@ LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
 
 
 def write_digests(folder: Path, files: Iterable[str]) -> None:
-    lines = [f"{sha256(read_bytes(folder / file)).hexdigest()}  {file}\n" for file in sorted(files)]
+    lines = [
+        f"{sha256(read_bytes(folder / file)).hexdigest()}  {file}\n"
+        for file in sorted(files)
+    ]
     write_atomically(folder / SUMS, "".join(lines))
 
 
@@ -151,7 +158,9 @@ def read_digests(folder: Path) -> dict[str, str]:
 
 def files_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the names of all files in a folder that publishes these verdicts."""
-    claim_files = [file for row in rows for file in files_of_claim(row["name"], looks_of(row))]
+    claim_files = [
+        file for row in rows for file in files_of_claim(row["name"], looks_of(row))
+    ]
     return [PAGE, VERDICTS_FILE, *claim_files]
 
 
@@ -165,7 +174,9 @@ def looks_of(row: Mapping[str, Any]) -> list[str]:
     return [look for look in (MAIN, CONTROL, SECOND) if row[look] is not None]
 
 
-def read_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -> dict[str, bytes]:
+def read_files(
+    folder: Path, files: Iterable[str], digests: Mapping[str, str]
+) -> dict[str, bytes]:
     """Read files. Raise if the digest of a file is missing or does not match."""
     contents = {}
     for file in files:
@@ -179,15 +190,20 @@ def read_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -
     return contents
 
 
-def refuse_other_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -> None:
-    """Raise if the folder or SHA256SUMS has files other than `files`. Ignore hidden files."""
+def refuse_other_files(
+    folder: Path, files: Iterable[str], digests: Mapping[str, str]
+) -> None:
+    """Raise if the folder or SHA256SUMS has files other than `files`.
+    Ignore hidden files."""
     present = {
         path.relative_to(folder)
         for path in folder.rglob("*")
         if path.is_symlink() or not path.is_dir()
     }
     visible = {
-        str(path) for path in present if not any(part.startswith(".") for part in path.parts)
+        str(path)
+        for path in present
+        if not any(part.startswith(".") for part in path.parts)
     }
     other = sorted({*visible, *digests} - {*files, SUMS})
     if other:
@@ -200,7 +216,8 @@ def refuse_other_files(folder: Path, files: Iterable[str], digests: Mapping[str,
 
 
 def read_table(file: Path, content: bytes | None = None) -> pd.DataFrame:
-    """Read a judged table. Only empty cells become NaN; words such as `none` stay strings."""
+    """Read a judged table. Only empty cells become NaN;
+    words such as `none` stay strings."""
     try:
         source = file if content is None else BytesIO(content)
         return pd.read_csv(source, keep_default_na=False, na_values=[""])
@@ -211,10 +228,11 @@ def read_table(file: Path, content: bytes | None = None) -> pd.DataFrame:
 
 
 def refuse_odd_table(table: pd.DataFrame, columns: Iterable[str], file: Path) -> None:
-    """Raise if a table lacks `seed` or `value`, has a column that no rule reads, or holds words.
+    """Raise if a table lacks `seed` or `value`,
+    has a column that no rule reads, or holds words.
 
-    The rules of the look read `columns`. The columns `seed`, `value` and `bound` must be numeric.
-    """
+    The rules of the look read `columns`. The columns `seed`,
+    `value` and `bound` must be numeric."""
 
     def refuse(reason: str) -> NoReturn:
         raise Mistake(f"{file}: {printable(reason)}")
@@ -237,7 +255,9 @@ def refuse_odd_table(table: pd.DataFrame, columns: Iterable[str], file: Path) ->
 SHAPES = frozenset(
     "svg g defs clipPath rect path use text tspan title style image".split()  # noqa: SIM905
 )
-ABOUT = frozenset({"metadata", "RDF", "Work", "type", "format", "date", "creator", "Agent"})
+ABOUT = frozenset(
+    {"metadata", "RDF", "Work", "type", "format", "date", "creator", "Agent"}
+)
 URL = re.compile(r"url\(\s*(?!['\"]?#)|@import|javascript:", re.IGNORECASE)
 
 
@@ -249,7 +269,9 @@ def refuse_active_picture(content: bytes, file: Path) -> None:
     try:
         root = ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError) as error:
-        raise Mistake(f"{file} is not an SVG picture ({printable(first_line(error))})") from error
+        raise Mistake(
+            f"{file} is not an SVG picture ({printable(first_line(error))})"
+        ) from error
     if b"<!ENTITY" in content or b"<?xml-" in content:
         raise Mistake(
             f"{file} has an entity or a style sheet of its own, which no picture of a claim has"

@@ -1,13 +1,13 @@
 """Publish verdicts, and check a publication. A look is one statistical test of a claim.
 
-`publish` writes the verdicts on claims that were judged at default size and whose digest is the
-latest in the register. It keeps published verdicts on other claims if their digest is the latest,
-too.
+`publish` writes the verdicts on claims that were judged at default size and whose
+digest is the latest in the register. It keeps published verdicts on other claims if
+their digest is the latest, too.
 
-`check` recomputes every published field: figures, intervals, p, notes and verdicts from the tables;
-statement, source, seeds and their draws from the files of the claims; date and version from the
-register; README.md from the verdicts. It compares all files with their digests. It also requires
-that every judged claim of a register is published.
+`check` recomputes every published field: figures, intervals, p, notes and verdicts from
+the tables; statement, source, seeds and their draws from the files of the claims; date
+and version from the register; README.md from the verdicts. It compares all files with
+their digests. It also requires that every judged claim of a register is published.
 
 `ntkexp.claim.publication` reads and writes the files.
 """
@@ -53,7 +53,13 @@ from ntkexp.claim.read import claim_names, read_claim
 from ntkexp.config.build import Builder
 from ntkexp.config.compose import Composer
 from ntkexp.mistake import Mistake, NoData, first_line
-from ntkexp.records.atomic import finite_json, make_folder, read_bytes, to_text, write_atomically
+from ntkexp.records.atomic import (
+    finite_json,
+    make_folder,
+    read_bytes,
+    to_text,
+    write_atomically,
+)
 from ntkexp.records.claim import PICTURE, ClaimRecord, Judgement, pair_verdict
 from ntkexp.records.folder import package_version
 from ntkexp.records.own_files import remove_files
@@ -84,12 +90,12 @@ def publish(
     entries: Entries,
     trust: Sequence[str] = (),
 ) -> list[str]:
-    """Write the verdicts on claims into the published folder, and return the names of all published
-    claims.
+    """Write the verdicts on claims into the published folder,
+    and return the names of all published claims.
 
-    `records` are the judged claims, and `entries` are all entries of the register. Raise if there
-    is nothing to publish, or if a published verdict contradicts its tables.
-    """
+    `records` are the judged claims, and `entries` are all entries of the register.
+    Raise if there is nothing to publish, or if a published verdict contradicts its
+    tables."""
     builder = composer.builder
     standing = {name: attempts[-1] for name, attempts in entries.items()}
     judged = [
@@ -110,9 +116,10 @@ def publish(
     }
     known = set(claim_names(builder.choices))
 
-    # Keep the published verdicts on other claims whose digest is the latest. Raise if their tables
-    # contradict them. Remove the tables of claims whose digest has changed. Use only names in the
-    # register as paths, because verdicts.json may have been edited.
+    # Keep the published verdicts on other claims whose digest is the latest. Raise if
+    # their tables contradict them. Remove the tables of claims whose digest has
+    # changed. Use only names in the register as paths, because verdicts.json may have
+    # been edited.
     outdated = []
     for row in published:
         name = row["name"]
@@ -147,10 +154,11 @@ def publish(
 def judge_again(
     folder: Path, composer: Composer, entries: Entries
 ) -> list[tuple[ClaimRecord, str]]:
-    """Judge the published tables by the present rules of judging and the present claims.
+    """Judge the published tables by the present rules of judging
+    and the present claims.
 
-    Return the records, and the dates of the looks whose tables were judged. Leave out claims with a
-    look whose specification has changed since: they have to be run again.
+    Return the records, and the dates of the looks whose tables were judged. Leave out
+    claims with a look whose specification has changed since: they have to be run again.
     """
     if not (folder / VERDICTS_FILE).is_file():
         return []
@@ -164,7 +172,9 @@ def judge_again(
         if not looks_unchanged(claim, row, entries[name]):
             continue
         tables = published_tables(folder, claim)
-        looks = {look: stage_of(claim.looks[look], table) for look, table in tables.items()}
+        looks = {
+            look: stage_of(claim.looks[look], table) for look, table in tables.items()
+        }
         findings = weigh(
             {look: judge_table(looks[look], table) for look, table in tables.items()},
             claim.protocol,
@@ -189,9 +199,8 @@ def judge_again(
 def looks_unchanged(
     claim: Claim, row: Mapping[str, Any], attempts: Sequence[RegisterEntry]
 ) -> bool:
-    """Return True if the present claim is registered, and each of its looks has the specification
-    that led to the published verdict.
-    """
+    """Return True if the present claim is registered, and each of its looks has the
+    specification that led to the published verdict."""
     versions = merged_fields(attempts)
     published = [
         fields
@@ -210,7 +219,8 @@ def looks_unchanged(
 def published_tables(
     folder: Path, claim: Claim, contents: Mapping[str, bytes] | None = None
 ) -> dict[str, pd.DataFrame]:
-    """Read the published tables of a claim. Raise if the digest of a file does not match.
+    """Read the published tables of a claim. Raise if the digest
+    of a file does not match.
 
     Without `contents`, read the files, and compare their digests if SHA256SUMS exists.
     """
@@ -229,7 +239,8 @@ def published_tables(
 
 
 def stage_of(look: Look, table: pd.DataFrame) -> Look:
-    """Return a look at the stage whose seeds are in the table. Raise if it plans no such stage."""
+    """Return a look at the stage whose seeds are in the table.
+    Raise if it plans no such stage."""
     seeds = sorted({*table["seed"].tolist()})
     if len(seeds) not in look.sizes or seeds != sorted(look.seeds[: len(seeds)]):
         raise Mistake("a table has seeds that the claim did not plan")
@@ -237,9 +248,12 @@ def stage_of(look: Look, table: pd.DataFrame) -> Look:
 
 
 def write_tables(folder: Path, record: ClaimRecord, claim: Claim) -> None:
-    """Write the claim's picture, and the rows and columns of its tables that rules read."""
+    """Write the claim's picture, and the rows and columns of its tables
+    that rules read."""
     if not (record.path / PICTURE).is_file():
-        raise Mistake(f"{record.path} has no {PICTURE}; `ntkexp claims {record.name}` draws it")
+        raise Mistake(
+            f"{record.path} has no {PICTURE}; `ntkexp claims {record.name}` draws it"
+        )
     make_folder(folder)
     for name, look in claim.looks.items():
         table = read_table(record.path / f"{name}.csv")
@@ -264,12 +278,15 @@ def remove_tables(folder: Path, keep: Sequence[str] = ()) -> None:
 
 def deciding_rows(look: Look, table: pd.DataFrame) -> list[Any]:
     """Return the index of the rows that at least one rule of the look selects."""
-    index = {row for rule in look.expectation for row in select_rows(table, rule.where).index}
+    index = {
+        row for rule in look.expectation for row in select_rows(table, rule.where).index
+    }
     return sorted(index)
 
 
 def columns_of(look: Look) -> set[str]:
-    """Return the columns of the table that the rules of a look (statistical test) use."""
+    """Return the columns of the table that the rules
+    of a look (statistical test) use."""
     columns = {*ALWAYS}
     if any(getattr(rule, "censored", None) for rule in look.expectation):
         columns.add("censored")
@@ -279,12 +296,13 @@ def columns_of(look: Look) -> set[str]:
 
 
 def draws_of(claim: Claim, composer: Composer, trust: Sequence[str]) -> dict[str, str]:
-    """Describe, for each look (statistical test), what a seed draws at random. Omit looks whose
-    data are missing.
-    """
+    """Describe, for each look (statistical test), what a seed draws at random. Omit
+    looks whose data are missing."""
     words: dict[str, str] = {}
     for name, look in claim.looks.items():
-        equal = next((other for other in words if draws_equal(claim.looks[other], look)), None)
+        equal = next(
+            (other for other in words if draws_equal(claim.looks[other], look)), None
+        )
         if equal is not None:
             words[name] = words[equal]
             continue
@@ -298,7 +316,8 @@ def draws_equal(look: Look, other: Look) -> bool:
 
 
 def published_record(folder: Path, row: Mapping[str, Any]) -> ClaimRecord:
-    """Return a published verdict as a claim's record. The claim's runs need not exist any more."""
+    """Return a published verdict as a claim's record.
+    The claim's runs need not exist any more."""
     return ClaimRecord(
         path=folder / row["name"],
         name=row["name"],
@@ -313,14 +332,19 @@ def published_record(folder: Path, row: Mapping[str, Any]) -> ClaimRecord:
     )
 
 
-def verdict_fields(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> dict[str, Any]:
-    """Return the published fields of a claim, with date, version and commit from the register.
+def verdict_fields(
+    record: ClaimRecord, attempts: Sequence[RegisterEntry]
+) -> dict[str, Any]:
+    """Return the published fields of a claim, with date,
+    version and commit from the register.
 
-    Raise if no recorded outcome in the register equals the outcome of this record, or if an earlier
-    look at the same specification of the main look came to another verdict.
-    """
+    Raise if no recorded outcome in the register equals the outcome of this record, or
+    if an earlier look at the same specification of the main look came to another
+    verdict."""
     entry = attempts[-1]
-    fields: dict[str, Any] = {key: finite_json(value) for key, value in record.json_fields.items()}
+    fields: dict[str, Any] = {
+        key: finite_json(value) for key, value in record.json_fields.items()
+    }
     recorded = look_on_record(record.looks_fields, entry)
     if recorded is None:
         raise Mistake(
@@ -351,14 +375,16 @@ def verdict_fields(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> di
 def look_on_record(
     looks: Mapping[str, Any], entry: RegisterEntry, **circumstances: Any
 ) -> Mapping[str, Any] | None:
-    """Return the last outcome in a register entry that equals the outcome of this record.
+    """Return the last outcome in a register entry that equals the outcome
+    of this record.
 
-    Only outcomes at default size count. `circumstances` are fields, such as the date, that must be
-    equal as well. Return None if there is no such outcome.
-    """
+    Only outcomes at default size count. `circumstances` are fields, such as the date,
+    that must be equal as well. Return None if there is no such outcome."""
     outcome: dict[str, dict[str, Any]] = {}
     for name, look in looks.items():
-        outcome[name] = {key: look[key] for key in ("verdict", "figure", "interval", "p")}
+        outcome[name] = {
+            key: look[key] for key in ("verdict", "figure", "interval", "p")
+        }
         outcome[name]["seeds"] = len(look["seeds"])
     recorded: Mapping[str, Any]
     for recorded in reversed(entry.looks):
@@ -379,14 +405,17 @@ PAGE_COLUMNS = (
 
 
 def page(records: Sequence[ClaimRecord], registered: int) -> str:
-    """Return the text of README.md: a summary, a table of the verdicts, and links to the tables.
+    """Return the text of README.md: a summary, a table of the verdicts,
+    and links to the tables.
 
     `registered` is the number of claims in the register.
     """
     table = format_markdown(tabulate_claims(records, registered).select(*PAGE_COLUMNS))
     summary = summarise_claims(records, registered)
     if unjudged := registered - len(records):
-        summary += f" Not judged for this page: {counted(unjudged, 'claim')} of the register."
+        summary += (
+            f" Not judged for this page: {counted(unjudged, 'claim')} of the register."
+        )
     links = [
         f"- [{record.name}]({record.name}): {record.statement}{remarks_on(record)}"
         for record in records
@@ -401,7 +430,8 @@ def page(records: Sequence[ClaimRecord], registered: int) -> str:
 
 
 def remarks_on(record: ClaimRecord) -> str:
-    """Describe the draws of the seeds, and quote the notes of the main and the second look."""
+    """Describe the draws of the seeds, and quote the notes of the main
+    and the second look."""
     second = record.looks["second"]
     remarks = []
     if record.main.draws:
@@ -427,17 +457,21 @@ def check(
 ) -> list[str]:
     """Judge published tables again, and return the names of the claims.
 
-    Raise at the first disagreement. The folder must hold exactly the claims `names`. By default, it
-    must hold all claims of the same registers whose latest version was judged. With `draws=False`,
-    skip the check of the described random draws, which composes every run.
-    """
+    Raise at the first disagreement. The folder must hold exactly the claims `names`. By
+    default, it must hold all claims of the same registers whose latest version was
+    judged. With `draws=False`, skip the check of the described random draws, which
+    composes every run."""
     builder = composer.builder
     digests = read_digests(folder)
-    rows = parse_verdicts(read_files(folder, [VERDICTS_FILE], digests)[VERDICTS_FILE], folder)
+    rows = parse_verdicts(
+        read_files(folder, [VERDICTS_FILE], digests)[VERDICTS_FILE], folder
+    )
     published = [row["name"] for row in rows]
     for row in rows:
         refuse_other_entry(folder, row, builder, entries)
-    refuse_other_set(folder, published, required_claims(published, builder, entries, names))
+    refuse_other_set(
+        folder, published, required_claims(published, builder, entries, names)
+    )
     refuse_other_files(folder, files_of(rows), digests)
     contents = read_files(folder, files_of(rows), digests)
     for row in rows:
@@ -462,7 +496,8 @@ def place_of(folder: Path, row: Mapping[str, Any]) -> str:
 def refuse_other_entry(
     folder: Path, row: Mapping[str, Any], builder: Builder, entries: Entries
 ) -> None:
-    """Raise if a verdict's claim is not in the register, or has changed since the verdict."""
+    """Raise if a verdict's claim is not in the register,
+    or has changed since the verdict."""
     name = row["name"]
     where = place_of(folder, row)
     if name not in claim_names(builder.choices) or not entries.get(name):
@@ -481,12 +516,13 @@ def required_claims(
 ) -> list[str]:
     """Return the claims that a publication must hold: `names`, if given.
 
-    By default, these are the claims of the same registers whose latest version was judged.
-    """
+    By default, these are the claims of the same registers whose latest version was
+    judged."""
     if names:
         return sorted({*names})
     folder_of = {
-        name: builder.choices.file("claim", name).parent for name in claim_names(builder.choices)
+        name: builder.choices.file("claim", name).parent
+        for name in claim_names(builder.choices)
     }
     registers = {folder_of[name] for name in published}
     judged = [
@@ -497,8 +533,11 @@ def required_claims(
     return sorted(name for name in judged if folder_of.get(name) in registers)
 
 
-def refuse_other_set(folder: Path, published: Sequence[str], required: Sequence[str]) -> None:
-    """Raise if a publication lacks required claims, holds other claims, or is not sorted."""
+def refuse_other_set(
+    folder: Path, published: Sequence[str], required: Sequence[str]
+) -> None:
+    """Raise if a publication lacks required claims, holds other claims,
+    or is not sorted."""
     if not published:
         raise Mistake(
             f"{folder / VERDICTS_FILE} holds no verdict; `ntkexp claims publish {folder}` writes them"
@@ -521,7 +560,9 @@ def refuse_other_set(folder: Path, published: Sequence[str], required: Sequence[
         )
 
 
-def refuse_other_draws(folder: Path, row: Mapping[str, Any], draws: Mapping[str, str]) -> None:
+def refuse_other_draws(
+    folder: Path, row: Mapping[str, Any], draws: Mapping[str, str]
+) -> None:
     for look, words in draws.items():
         if row[look]["draws"] != words:
             raise Mistake(
@@ -538,17 +579,21 @@ def refuse_changed(
 ) -> None:
     """Raise if the tables, the claim or the register contradict a verdict.
 
-    Without `contents`, read the files of the claim, and compare their digests if SHA256SUMS exists.
-    """
+    Without `contents`, read the files of the claim,
+    and compare their digests if SHA256SUMS exists."""
     where = place_of(folder, row)
     if [*claim.looks] != looks_of(row):
-        raise Mistake(f"{where} has the looks {', '.join(looks_of(row))}, other than its claim")
+        raise Mistake(
+            f"{where} has the looks {', '.join(looks_of(row))}, other than its claim"
+        )
     tables = published_tables(folder, claim, contents)
     try:
         with np.errstate(all="ignore"):
             difference = next(differences(claim, tables, row), None)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-        raise Mistake(f"{where} cannot be judged again: {printable(first_line(error))}") from error
+        raise Mistake(
+            f"{where} cannot be judged again: {printable(first_line(error))}"
+        ) from error
     if difference:
         raise Mistake(f"{where}: {printable(difference)}")
     looks = {name: row[name] for name in claim.looks}
@@ -565,7 +610,8 @@ def refuse_changed(
 def differences(
     claim: Claim, tables: Mapping[str, pd.DataFrame], row: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Judge the tables of a claim again, and yield each difference from the published verdict."""
+    """Judge the tables of a claim again, and yield each difference
+    from the published verdict."""
     findings: dict[str, Finding] = {}
     looks: dict[str, Look] = {}
     for name, look in claim.looks.items():
@@ -588,14 +634,20 @@ def differences(
     # Compare the fields of each look
     for name, finding in findings.items():
         numbers = (finding.figure, finding.low, finding.high)
-        size = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
+        size = max(
+            (abs(number) for number in numbers if math.isfinite(number)), default=0.0
+        )
         for key, value in look_fields(finding, looks[name]).items():
             if not agree(row[name][key], value, size):
                 published = row[name][key]
-                yield (f"{name} has the {key} {published}, and its table says {finite_json(value)}")
+                yield (
+                    f"{name} has the {key} {published}, and its table says {finite_json(value)}"
+                )
 
     # Compare the fields that repeat values of the main look and of the claim
-    repeated = {key: row["main"][key] for key in ("figure", "interval", "p", "expected")}
+    repeated = {
+        key: row["main"][key] for key in ("figure", "interval", "p", "expected")
+    }
     repeated["statement"] = claim.statement
     repeated["source"] = claim.source.words
     repeated["command"] = f"ntkexp claims {claim.name}"
@@ -606,9 +658,8 @@ def differences(
 
 
 def look_fields(finding: Finding, look: Look) -> dict[str, Any]:
-    """Return the published fields of a statistical test (look) that can be recomputed from its
-    table and the claim.
-    """
+    """Return the published fields of a statistical test (look) that can be recomputed
+    from its table and the claim."""
     return {
         "verdict": finding.verdict,
         "figure": finding.figure,
@@ -624,8 +675,9 @@ def look_fields(finding: Finding, look: Look) -> dict[str, Any]:
 def agree(published: Any, judged: Any, size: float = 0.0) -> bool:
     """Return whether a published field agrees with the recomputed one.
 
-    Numbers may differ by `ROUNDING`, relative to themselves or to `size`, the largest absolute
-    value of the figure and its interval's ends. None agrees with NaN and ±∞, which JSON lacks.
+    Numbers may differ by `ROUNDING`, relative to themselves or to `size`, the largest
+    absolute value of the figure and its interval's ends. None agrees with NaN and ±∞,
+    which JSON lacks.
 
     >>> agree(None, float("nan")), agree(1.0, 1.0 + 1e-12), agree(1.0, 1.1)
     (True, True, False)

@@ -1,8 +1,8 @@
-"""Quantities: the numbers that a claim measures, computed from its runs or from its trial.
+"""Quantities: the numbers that a claim measures,
+computed from its runs or from its trial.
 
-A quantity returns a table with a row per number and the columns `seed` and `value`. The rules of a
-claim (`ntkexp.claim.expectation`) judge such tables.
-"""
+A quantity returns a table with a row per number and the columns `seed` and `value`. The
+rules of a claim (`ntkexp.claim.expectation`) judge such tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.run import Run
 
 HEAD_COLUMNS = ("runs", "run", "seed", "state", "reason")
-"""Columns that are not measured. The column `runs` holds the name of the sweep, or `trial`."""
+"""Columns that are not measured. The column `runs` holds the name of the sweep,
+or `trial`."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Measured:
     """The measurements for one statistical test (look) of a claim.
 
     Attributes:
-        table: A row per run or per row of the trial. Its columns are `runs`, `seed`, the axes of
-            the sweeps, and the measured numbers.
+        table: A row per run or per row of the trial. Its columns are `runs`, `seed`,
+            the axes of the sweeps, and the measured numbers.
         known: The finished runs, by the names of their folders.
         axes: The axes of the sweeps.
         draws: A description of the random draws of a seed.
@@ -47,8 +48,12 @@ class Measured:
     @property
     def numbers(self) -> list[str]:
         """The columns that hold measured numbers."""
-        names = [str(name) for name in self.table if name not in (*HEAD_COLUMNS, *self.axes)]
-        return [name for name in names if pd.api.types.is_numeric_dtype(self.table[name])]
+        names = [
+            str(name) for name in self.table if name not in (*HEAD_COLUMNS, *self.axes)
+        ]
+        return [
+            name for name in names if pd.api.types.is_numeric_dtype(self.table[name])
+        ]
 
     @property
     def runs(self) -> list[Run | None]:
@@ -58,9 +63,8 @@ class Measured:
     def by_run(
         self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]
     ) -> pd.DataFrame:
-        """Apply `measure` to each run, and return a table with a row per run and per measured name.
-        A missing run gives NaN.
-        """
+        """Apply `measure` to each run, and return a table with a row per run and per
+        measured name. A missing run gives NaN."""
         missing = dict.fromkeys(names, math.nan)
         numbers = [missing if run is None else measure(run) for run in self.runs]
         parts = []
@@ -75,22 +79,25 @@ class AbstractQuantity(Component, ABC):
 
     role: ClassVar[str] = "ntkexp.claim.quantity"
     """The module name that digests contain instead of the actual module of a class in
-    `ntkexp.claim.papers`. A class can then move to another file without a change of digests."""
+    `ntkexp.claim.papers`. A class can then move to another file without a change of
+    digests."""
 
     @abstractmethod
     def of(self, measured: Measured) -> pd.DataFrame:
-        """Return a table with the columns `seed` and `value`, and columns that label the rows.
+        """Return a table with the columns `seed` and `value`,
+        and columns that label the rows.
 
-        A missing number is NaN; the look is then undecided. If the quantity is not defined for a
-        run, its row is omitted. An optional column `bound` holds the rounding error of each row.
-        """
+        A missing number is NaN; the look is then undecided. If the quantity is not
+        defined for a run, its row is omitted. An optional column `bound` holds the
+        rounding error of each row."""
 
     def refuse_early(self) -> None:
         """Raise before any run starts, if the runs cannot yield the quantity."""
 
 
 class Column(AbstractQuantity):
-    """A column of the table: a number of each run (`report.analysis.quantities`) or of a trial.
+    """A column of the table: a number of each run (`report.analysis.quantities`) or of
+    a trial.
 
     Rows have the number in this column.
 
@@ -131,9 +138,9 @@ def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 class Columns(AbstractQuantity):
     """Several columns, stacked. The column `quantity` holds the name of each.
 
-    Rows have the numbers in these columns. If a sweep does not yield a number, it has no row for
-    this number. For example, a sweep with one path rule has no error for other path rules.
-    """
+    Rows have the numbers in these columns. If a sweep does not yield a number, it has
+    no row for this number. For example, a sweep with one path rule has no error for
+    other path rules."""
 
     columns: tuple[str, ...] = Field(min_length=2)
 
@@ -153,9 +160,8 @@ class Columns(AbstractQuantity):
 class Together(AbstractQuantity):
     """Several quantities, stacked. The column `quantity` holds the name of each.
 
-    Rows have the numbers of these quantities. Sweeps that do not yield a quantity have no row for
-    it.
-    """
+    Rows have the numbers of these quantities.
+    Sweeps that do not yield a quantity have no row for it."""
 
     names: tuple[str, ...] = Field(min_length=1)
     parts: tuple[AbstractQuantity, ...]
@@ -177,15 +183,14 @@ class Together(AbstractQuantity):
 class Crossing(AbstractQuantity):
     """The position along an axis where a measured number crosses a level.
 
-    Return one row for each seed and each value of `by`. The row holds the position x on the axis
-    `along` where the value y of `column` crosses `level`. The position is interpolated between its neighbours
-    x₀ and x₁, linearly in logarithms:
+    Return one row for each seed and each value of `by`. The row holds the position x on
+    the axis `along` where the value y of `column` crosses `level`. The position is
+    interpolated between its neighbours x₀ and x₁, linearly in logarithms:
 
         log x = log x₀ + (log level − log y₀) (log x₁ − log x₀)/(log y₁ − log y₀)
 
-    The position is NaN if y never crosses the level, or crosses it more than once, or if some x
-    or y is not positive.
-    """
+    The position is NaN if y never crosses the level, or crosses it more than once, or
+    if some x or y is not positive."""
 
     column: str
     along: str
@@ -204,7 +209,9 @@ class Crossing(AbstractQuantity):
         figures = figures[figures[self.along].notna()]
         rows = [
             {"runs": runs, "seed": seed, self.by: by, "value": self.position(group)}
-            for (runs, seed, by), group in figures.groupby(["runs", "seed", self.by], sort=True)
+            for (runs, seed, by), group in figures.groupby(
+                ["runs", "seed", self.by], sort=True
+            )
         ]
         return pd.DataFrame(rows)
 
@@ -218,7 +225,8 @@ class Crossing(AbstractQuantity):
 
 
 def crossing(x: NDArray[np.float64], y: NDArray[np.float64], level: float) -> float:
-    """Return the x where y crosses the level, or NaN unless there is exactly one such x.
+    """Return the x where y crosses the level,
+    or NaN unless there is exactly one such x.
 
     >>> round(crossing(np.array([1.0, 2.0, 8.0]), np.array([4.0, 2.0, 0.5]), 1.0), 12)  # y = 4/x
     4.0

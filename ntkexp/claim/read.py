@@ -66,20 +66,40 @@ from ntkexp.sweep.definition import Definition, from_yaml, list_of, seeds_of
 Size: TypeAlias = Literal["quick", "default", "full"]
 Tree: TypeAlias = Mapping[str, Any]
 
-NEEDED = ("statement", "source", "seeds", "quantity", "expectation", "refutes", "control", "second")
+NEEDED = (
+    "statement",
+    "source",
+    "seeds",
+    "quantity",
+    "expectation",
+    "refutes",
+    "control",
+    "second",
+)
 CLAIM_KEYS = (
     *("base", "runs", "trial", "looks", *NEEDED, "null", "margins", "kind"),
     *("quick", "full", "picture"),
 )
 CHANGES = (
-    *("base", "axes", "runs", "seeds", "looks", "quantity", "expectation", "null", "margins"),
+    *(
+        "base",
+        "axes",
+        "runs",
+        "seeds",
+        "looks",
+        "quantity",
+        "expectation",
+        "null",
+        "margins",
+    ),
     "trial",
 )
 WITHOUT = "without"
 MIN_REASON_WORDS = 4
 COLUMN = "ntkexp.claim.quantity.Column"
 SECOND_SEED_OFFSET = 1000
-"""The offset between the seeds of the second look (test) and the seeds of the main look."""
+"""The offset between the seeds of the second look (test) and the seeds
+of the main look."""
 
 
 def claim_names(choices: Choices) -> list[str]:
@@ -97,7 +117,9 @@ def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
     try:
         return claim_of(name, read_yaml(file), builder, size)
     except Mistake as mistake:
-        raise Mistake(str(mistake) if str(file) in str(mistake) else f"{file}: {mistake}") from None
+        raise Mistake(
+            str(mistake) if str(file) in str(mistake) else f"{file}: {mistake}"
+        ) from None
 
 
 def read_sizes(name: str, builder: Builder) -> dict[str, Claim]:
@@ -112,7 +134,8 @@ def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") ->
     refuse_keys(tree)
     named = {**tree, "runs": named_runs(tree)}
 
-    # Apply the changes of all sizes, so that a mistake in any of them is always reported.
+    # Apply the changes of all sizes, so that a mistake in any
+    # of them is always reported.
     sizes = {
         other: with_changes(named, tree.get(other) or {}, other)
         for other in ("quick", "default", "full")
@@ -122,7 +145,9 @@ def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") ->
     without_control = read_reason_without_control(tree["control"])
     control = None
     if not without_control:
-        control = build_look(with_changes(sized, tree["control"], CONTROL), CONTROL, builder)
+        control = build_look(
+            with_changes(sized, tree["control"], CONTROL), CONTROL, builder
+        )
         refuse_arithmetic(control, main)
     second = build_second_look(sized, tree["second"], main, size, builder)
 
@@ -149,7 +174,9 @@ def refuse_keys(tree: Tree) -> None:
                 f"{key}: a claim has no such key; it has {', '.join(CLAIM_KEYS)}{nearest(str(key), CLAIM_KEYS)}"
             )
     if not tree.get("runs") and not tree.get("trial"):
-        raise Mistake("the claim has no runs; give it `runs` with axes and base, or a `trial`")
+        raise Mistake(
+            "the claim has no runs; give it `runs` with axes and base, or a `trial`"
+        )
     for key in NEEDED:
         if tree.get(key) is None:
             raise Mistake(f"{key} is missing: a claim says it before it is measured")
@@ -169,10 +196,11 @@ def read_reason_without_control(control: object) -> str:
 
 
 def refuse_arithmetic(control: Look, main: Look) -> None:
-    """Raise if the control measures the same world as the main look, so that it differs only in
-    the rule, the column or the range.
-    """
-    if all(control.fields[key] == main.fields[key] for key in ("runs", "trial", "seeds")):
+    """Raise if the control measures the same world as the main look, so that it differs
+    only in the rule, the column or the range."""
+    if all(
+        control.fields[key] == main.fields[key] for key in ("runs", "trial", "seeds")
+    ):
         raise Mistake(
             "control: it judges the same runs by another rule or column, which is arithmetic; "
             "change the data, the labels or the parametrisation, or give {without: REASON}"
@@ -180,7 +208,8 @@ def refuse_arithmetic(control: Look, main: Look) -> None:
 
 
 def is_identity(kind: object, main: Look) -> bool:
-    """Read the field `kind`. Raise if a claim of kind identity has a rule with chance in it."""
+    """Read the field `kind`. Raise if a claim of kind identity has a rule
+    with chance in it."""
     if kind is None:
         return False
     if kind != IDENTITY:
@@ -200,7 +229,8 @@ def is_identity(kind: object, main: Look) -> bool:
 
 
 def named_runs(tree: Tree) -> dict[str, Any]:
-    """Return the sweeps of a claim by name, with the common base prepended to each sweep's base.
+    """Return the sweeps of a claim by name, with the common base prepended
+    to each sweep's base.
 
     A single sweep without a name is called `runs`.
     """
@@ -233,8 +263,8 @@ def build_source(fields: object) -> Published:
 
 
 def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
-    """Return the content of a claim with the changes for its control, its second look, or another
-    size.
+    """Return the content of a claim with the changes for its control,
+    its second look, or another size.
 
     >>> runs = {"mlp": {"base": ["steps=9"], "axes": {"seed": [1]}}}
     >>> claim = {"runs": runs, "quantity": "kernel_change", "seeds": 5}
@@ -257,7 +287,9 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
-        changed.pop("looks", None)  # the planned stages do not match the new number of seeds
+        changed.pop(
+            "looks", None
+        )  # the planned stages do not match the new number of seeds
     for key in ("looks", "null", "margins"):
         if key in change:
             changed[key] = change[key]
@@ -265,21 +297,27 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
         if key in change:
             changed[key] = merge_fields(changed.get(key), change[key])
     if "expectation" in change:
-        changed["expectation"] = merge_rules(changed.get("expectation"), change["expectation"])
+        changed["expectation"] = merge_rules(
+            changed.get("expectation"), change["expectation"]
+        )
     return changed
 
 
 def with_null(tree: Tree) -> dict[str, Any]:
-    """Return the tree with the key None renamed to "null". YAML reads the key `null` as None."""
+    """Return the tree with the key None renamed to "null".
+    YAML reads the key `null` as None."""
     return {"null" if key is None else key: value for key, value in tree.items()}
 
 
 def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
-    """Extend the base and replace the values of axes: first for all runs, then for named runs."""
+    """Extend the base and replace the values of axes: first for all runs,
+    then for named runs."""
     changes_by_name = change.get("runs") or {}
     for run in changes_by_name:
         if run not in runs:
-            raise Mistake(f"{name}.runs.{run}: the claim has no such runs{nearest(run, runs)}")
+            raise Mistake(
+                f"{name}.runs.{run}: the claim has no such runs{nearest(run, runs)}"
+            )
     axes_of_claim = [key for run in runs.values() for key in run.get("axes") or {}]
     for fields in (change, *changes_by_name.values()):
         for key in fields.get("axes") or {}:
@@ -305,14 +343,23 @@ def merge_fields(before: Any, change: Any) -> Any:
 
     A change with `_target_` replaces the entire component.
     """
-    if isinstance(before, Mapping) and isinstance(change, Mapping) and "_target_" not in change:
+    if (
+        isinstance(before, Mapping)
+        and isinstance(change, Mapping)
+        and "_target_" not in change
+    ):
         return {**before, **change}
     return change
 
 
 def merge_rules(before: Any, change: Any) -> Any:
-    """Return a rule with some fields replaced. In a list of rules, replace them in every rule."""
-    if isinstance(before, list) and isinstance(change, Mapping) and "_target_" not in change:
+    """Return a rule with some fields replaced. In a list of rules,
+    replace them in every rule."""
+    if (
+        isinstance(before, list)
+        and isinstance(change, Mapping)
+        and "_target_" not in change
+    ):
         return [merge_fields(rule, change) for rule in before]
     return merge_fields(before, change)
 
@@ -321,12 +368,17 @@ def merge_rules(before: Any, change: Any) -> Any:
 
 
 def build_look(tree: Tree, name: str, builder: Builder) -> Look:
-    """Build one statistical test (look). Error messages name the control or the second look."""
+    """Build one statistical test (look). Error messages name the control
+    or the second look."""
     with mistakes_in("" if name == MAIN else f"{name}: "):
         seeds = seeds_of(tree["seeds"])
         if len(seeds) < 2:
-            raise Mistake(f"seeds={len(seeds)}: one seed says nothing of chance; give two or more")
-        runs = {run: build_sweep(run, fields, seeds) for run, fields in tree["runs"].items()}
+            raise Mistake(
+                f"seeds={len(seeds)}: one seed says nothing of chance; give two or more"
+            )
+        runs = {
+            run: build_sweep(run, fields, seeds) for run, fields in tree["runs"].items()
+        }
         trial = None
         if tree.get("trial") is not None:
             trial = build_part(builder, tree["trial"], AbstractTrial, "trial")
@@ -352,16 +404,19 @@ def build_rules(fields: Any, builder: Builder) -> tuple[AbstractExpectation, ...
         raise Mistake(
             "expectation=[]: nothing is expected, so nothing can be judged; give a rule or several"
         )
-    return tuple(build_part(builder, rule, AbstractExpectation, "expectation") for rule in rules)
+    return tuple(
+        build_part(builder, rule, AbstractExpectation, "expectation") for rule in rules
+    )
 
 
 def named_nulls(
     given: object, expectation: Sequence[AbstractExpectation]
 ) -> tuple[float | None, ...]:
-    """Read the null value of each rule, the figure to be expected if the claim is false.
+    """Read the null value of each rule, the figure to be expected
+    if the claim is false.
 
-    Return () if the claim's file names none. Raise if the expected range of a rule contains its
-    null value.
+    Return () if the claim's file names none. Raise if the expected range of a rule
+    contains its null value.
 
     >>> from ntkexp.claim.expectation import Slope
     >>> named_nulls(0, [Slope(along="width", value=-0.5, margin=0.1)])
@@ -402,7 +457,9 @@ def read_margins(
     """
     if given is None:
         return ()
-    margins: list[Any] = given if isinstance(given, list) else [given] * len(expectation)
+    margins: list[Any] = (
+        given if isinstance(given, list) else [given] * len(expectation)
+    )
     if len(margins) != len(expectation):
         raise Mistake(
             f"margins: {len(margins)} reasons for {len(expectation)} rules; give one, or one each"
@@ -411,7 +468,8 @@ def read_margins(
     for margin in margins:
         reason = margin or {}
         is_reason = isinstance(reason, Mapping) and all(
-            origin in (SOURCE, MINIMUM) and str(text).strip() for origin, text in reason.items()
+            origin in (SOURCE, MINIMUM) and str(text).strip()
+            for origin, text in reason.items()
         )
         if not is_reason or len(reason) > 1:
             raise Mistake(
@@ -423,8 +481,8 @@ def read_margins(
 
 
 def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
-    """Read the numbers of seeds of the stages. Raise unless they increase, from at least 2 to
-    `seeds`.
+    """Read the numbers of seeds of the stages. Raise unless they increase,
+    from at least 2 to `seeds`.
 
     >>> planned_sizes([6, 24], 24)
     (6, 24)
@@ -441,12 +499,13 @@ def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
     return sizes
 
 
-def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder: Builder) -> Look:
+def build_second_look(
+    tree: Tree, change: Tree, main: Look, size: Size, builder: Builder
+) -> Look:
     """Build the second look, with seeds that the main look does not use.
 
-    If `size` is quick, ignore the `seeds` of the second look and use the number of seeds of the
-    main look.
-    """
+    If `size` is quick, ignore the `seeds` of the second look and use the number of
+    seeds of the main look."""
     changed = with_changes(tree, change, SECOND)
     seeds = [seed + SECOND_SEED_OFFSET for seed in main.seeds]
     if "seeds" in change and size != "quick":
@@ -473,11 +532,12 @@ def mistakes_in(name: str) -> Iterator[None]:
 
 
 def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
-    """Build a sweep of single-threaded runs, so that results do not depend on the number of
-    workers. A setting `threads` in the base takes precedence.
-    """
+    """Build a sweep of single-threaded runs, so that results do not depend on the
+    number of workers. A setting `threads` in the base takes precedence."""
     if not isinstance(fields, Mapping):
-        raise Mistake(f"runs.{name}={spell_value(fields)}: it takes axes and base, as a sweep does")
+        raise Mistake(
+            f"runs.{name}={spell_value(fields)}: it takes axes and base, as a sweep does"
+        )
     base = list(fields.get("base") or [])
     if not any(split(str(text)).key == "threads" for text in base):
         base.append("threads=1")

@@ -27,7 +27,9 @@ SMALLEST_DRAWN = 1e-18
 
 
 @singledispatch
-def draw_rows(rule: AbstractExpectation, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+def draw_rows(
+    rule: AbstractExpectation, axes: Axes, table: pd.DataFrame, colour: str
+) -> None:
     """Draw the rows of a rule. By default, draw a dot per row."""
     axes.plot(range(len(table)), table["value"], "o", color=colour, zorder=3)
 
@@ -42,7 +44,9 @@ def mark_range(rule: AbstractExpectation, axes: Axes) -> None:
 def _(rule: Identity, axes: Axes, table: pd.DataFrame, colour: str) -> None:
     errors = table["value"].abs().to_numpy(dtype=float)
     drawn = np.sort(np.maximum(errors, SMALLEST_DRAWN))
-    axes.plot(np.arange(1, len(drawn) + 1) / len(drawn), drawn, "o", color=colour, zorder=3)
+    axes.plot(
+        np.arange(1, len(drawn) + 1) / len(drawn), drawn, "o", color=colour, zorder=3
+    )
 
 
 @mark_range.register(Identity)
@@ -74,8 +78,8 @@ def _(rule: AbstractAverage, axes: Axes) -> None:
         log_axis(axes, "y")
         ends = [math.exp(end) for end in ends]
 
-    # Replace an infinite end of the band by the axis limit, or by the band's finite end if this
-    # lies beyond the limit.
+    # Replace an infinite end of the band by the axis limit, or by the band's finite end
+    # if this lies beyond the limit.
     low, high = axes.get_ylim()
     finite = [end for end in ends if math.isfinite(end) and end != 0]
     band = np.clip(ends, min([low, *finite]), max([high, *finite]))
@@ -88,7 +92,14 @@ def _(rule: AbstractAverage, axes: Axes) -> None:
 
 def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None:
     for _, seed in table.sort_values(along).groupby("seed"):
-        axes.plot(seed[along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
+        axes.plot(
+            seed[along],
+            seed["value"],
+            color=colour,
+            alpha=0.25,
+            linewidth=0.8,
+            zorder=1,
+        )
 
 
 @draw_rows.register(Slope)
@@ -101,7 +112,8 @@ def _(rule: Slope, axes: Axes, table: pd.DataFrame, colour: str) -> None:
 
 @mark_range.register(Slope)
 def _(rule: Slope, axes: Axes) -> None:
-    """Draw a line with the expected slope through the geometric mean of the last drawn points."""
+    """Draw a line with the expected slope through the geometric mean
+    of the last drawn points."""
     from ntkexp.report.plots.style import (  # noqa: PLC0415  slow to import
         VERMILION,
         End,
@@ -113,12 +125,16 @@ def _(rule: Slope, axes: Axes) -> None:
     log_axis(axes, "x")
     log_axis(axes, "y")
     for line in axes.get_lines():
-        tick(axes, sorted({float(x) for x in np.asarray(line.get_xdata(), dtype=float)}))
+        tick(
+            axes, sorted({float(x) for x in np.asarray(line.get_xdata(), dtype=float)})
+        )
     points = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
     if points:
         x = np.asarray(points[-1].get_xdata(), dtype=float)
         y = np.asarray(points[-1].get_ydata(), dtype=float)
-        heights = np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** rule.value
+        heights = (
+            np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** rule.value
+        )
         axes.plot(x, heights, "--", color=VERMILION, linewidth=0.8, zorder=2)
         end = End(f"expected {limit(rule.expected)}", float(heights[-1]), VERMILION)
         name_ends(axes, [end])

@@ -1,9 +1,8 @@
 """Simulations of the judge: its error rate and its power.
 
-The judge receives random tables whose true value is known: inside the expected range of a rule, at
-its edge, or outside. A design is a look (statistical test) with several stages or parts (rules), or
-a pair of looks.
-"""
+The judge receives random tables whose true value is known: inside the expected range of
+a rule, at its edge, or outside. A design is a look (statistical test) with several
+stages or parts (rules), or a pair of looks."""
 
 from __future__ import annotations
 
@@ -42,9 +41,13 @@ POSITIONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 @singledispatch
 def invent(
-    rule: AbstractExpectation, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+    rule: AbstractExpectation,
+    offset: float,
+    generator: np.random.Generator,
+    seeds: int = SEEDS,
 ) -> pd.DataFrame:
-    """Draw a random table for a rule. `offset` sets the true value relative to the expected range.
+    """Draw a random table for a rule. `offset` sets the true value relative
+    to the expected range.
 
     The true value lies inside the range (−1), at its edge (0) or outside (1).
     """
@@ -52,9 +55,8 @@ def invent(
 
 
 def offsets_of(rule: AbstractExpectation) -> tuple[float, ...]:
-    """Return the offsets to simulate: inside the range (−1), at its edge (0) and outside (1). An
-    identity is never undecided, so it has no edge.
-    """
+    """Return the offsets to simulate: inside the range (−1), at its edge (0) and
+    outside (1). An identity is never undecided, so it has no edge."""
     return (-1.0, 1.0) if isinstance(rule, Identity) else (-1.0, 0.0, 1.0)
 
 
@@ -62,7 +64,8 @@ def offsets_of(rule: AbstractExpectation) -> tuple[float, ...]:
 def _(
     rule: Identity, offset: float, generator: np.random.Generator, seeds: int = SEEDS
 ) -> pd.DataFrame:
-    """Draw a table of errors below the bound. For offset 1, one error is ten times the bound."""
+    """Draw a table of errors below the bound. For offset 1,
+    one error is ten times the bound."""
     values = rule.tolerance * 10 ** -generator.uniform(0.01, 4, 10 * seeds)
     if offset > 0:
         values[generator.integers(len(values))] = 10 * rule.tolerance
@@ -71,11 +74,13 @@ def _(
 
 @invent.register(AbstractAverage)
 def _(
-    rule: AbstractAverage, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+    rule: AbstractAverage,
+    offset: float,
+    generator: np.random.Generator,
+    seeds: int = SEEDS,
 ) -> pd.DataFrame:
-    """Draw one figure per seed, with a standard deviation of 0.4 times the margin, or 0.4 if the
-    margin is 0.
-    """
+    """Draw one figure per seed, with a standard deviation of 0.4 times the margin, or
+    0.4 if the margin is 0."""
     expected = rule.expected
     unit = rule.scaled_margin or 1.0
     if offset < 0 and expected.bound is None:
@@ -96,7 +101,9 @@ def table_of(rule: AbstractAverage, figures: NDArray[np.float64]) -> pd.DataFram
     base = np.ones_like(figures)
     above = base * figures if rule.is_log else base + figures
     levels = [rule.above] * len(figures) + [rule.below] * len(figures)
-    return pd.DataFrame({rule.along: levels, "seed": seeds * 2, "value": [*above, *base]})
+    return pd.DataFrame(
+        {rule.along: levels, "seed": seeds * 2, "value": [*above, *base]}
+    )
 
 
 @invent.register(Slope)
@@ -149,7 +156,11 @@ def _(
 
 TABLES_PER_RULE = 500
 TABLES_PER_DESIGN = 200
-WRONG_VERDICTS = {-1.0: ("refuted",), 0.0: ("supported", "refuted"), 1.0: ("supported",)}
+WRONG_VERDICTS = {
+    -1.0: ("refuted",),
+    0.0: ("supported", "refuted"),
+    1.0: ("supported",),
+}
 """The wrong verdicts for a true value inside the range, at its edge, and outside."""
 
 SIMULATED_RULES: tuple[AbstractExpectation, ...] = (
@@ -171,8 +182,9 @@ class Tried:
     Attributes:
         false: The rate of wrong verdicts, for the worst position of the true value.
         support: The rate of `supported` for a true value inside the range.
-        refute: The rate of `refuted` for a true value outside the range; for a minimal effect, the
-            rate of `below minimum` for a true value between its null value and its edge.
+        refute: The rate of `refuted` for a true value outside the range; for a minimal
+            effect, the rate of `below minimum` for a true value between its null value
+            and its edge.
     """
 
     rule: str
@@ -192,16 +204,22 @@ class Tried:
         }
 
 
-def try_judging(rule: AbstractExpectation, tables: int = TABLES_PER_RULE, seed: int = 0) -> Tried:
-    """Estimate error rate and power for one rule, from `tables` random tables per offset."""
+def try_judging(
+    rule: AbstractExpectation, tables: int = TABLES_PER_RULE, seed: int = 0
+) -> Tried:
+    """Estimate error rate and power for one rule,
+    from `tables` random tables per offset."""
     generator = np.random.default_rng(seed)
     verdicts: dict[float, list[str]] = {}
     for truth in offsets_of(rule):
         verdicts[truth] = [
-            judge_part(rule, invent(rule, truth, generator)).verdict for _ in range(tables)
+            judge_part(rule, invent(rule, truth, generator)).verdict
+            for _ in range(tables)
         ]
     wrong = [
-        verdicts[truth].count(word) for truth in offsets_of(rule) for word in WRONG_VERDICTS[truth]
+        verdicts[truth].count(word)
+        for truth in offsets_of(rule)
+        for word in WRONG_VERDICTS[truth]
     ]
     return Tried(
         rule=f"{rule.option}: {rule.words}",
@@ -212,17 +230,16 @@ def try_judging(rule: AbstractExpectation, tables: int = TABLES_PER_RULE, seed: 
     )
 
 
-# --- Simulations of designs: tests with several stages or parts, or a pair of tests (main and
-# second look).
+# --- Simulations of designs: tests with several stages or parts, or a pair of tests
+# (main and second look).
 
 
 @dataclass(frozen=True)
 class JudgingDesign:
     """A look with its stages and parts, alone or as a pair (main look, second look).
 
-    If `shared`, all parts use the same random numbers, like quantities of the same runs. Otherwise
-    the parts are independent.
-    """
+    If `shared`, all parts use the same random numbers, like quantities of the same
+    runs. Otherwise the parts are independent."""
 
     name: str
     look: Look
@@ -230,21 +247,28 @@ class JudgingDesign:
     shared: bool = False
 
     def judge(
-        self, truths: Sequence[float], seconds: Sequence[float], generator: np.random.Generator
+        self,
+        truths: Sequence[float],
+        seconds: Sequence[float],
+        generator: np.random.Generator,
     ) -> str:
-        """Draw random tables, and return the verdict of the judge. `truths` and `seconds` hold the
-        offset of each part's true value, in the main and in the second look.
-        """
+        """Draw random tables, and return the verdict of the judge. `truths` and
+        `seconds` hold the offset of each part's true value, in the main and in the
+        second look."""
         main = self.judge_look(truths, generator)
         if not self.pair:
             return main
         return pair_verdict(main, self.judge_look(seconds, generator))
 
-    def judge_look(self, truths: Sequence[float], generator: np.random.Generator) -> str:
+    def judge_look(
+        self, truths: Sequence[float], generator: np.random.Generator
+    ) -> str:
         # Draw a table of all seeds.
         draw = int(generator.integers(2**32))
         tables = []
-        for index, (part, truth) in enumerate(zip(self.look.expectation, truths, strict=True)):
+        for index, (part, truth) in enumerate(
+            zip(self.look.expectation, truths, strict=True)
+        ):
             part_generator = np.random.default_rng([draw, 0 if self.shared else index])
             rows = invent(part, truth, part_generator, len(self.look.seeds))
             tables.append(rows.assign(quantity=index))
@@ -261,14 +285,18 @@ class JudgingDesign:
 
 
 def look_of(
-    *parts: AbstractExpectation, planned: tuple[int, ...] = (5,), null: float | None = None
+    *parts: AbstractExpectation,
+    planned: tuple[int, ...] = (5,),
+    null: float | None = None,
 ) -> Look:
-    """Return a test (look) of random tables, whose parts (rules) each select other rows.
+    """Return a test (look) of random tables,
+    whose parts (rules) each select other rows.
 
     With `null`, the margins are minimal effects, and the effects are 0 at this figure.
     """
     placed = tuple(
-        part.model_copy(update={"where": {"quantity": index}}) for index, part in enumerate(parts)
+        part.model_copy(update={"where": {"quantity": index}})
+        for index, part in enumerate(parts)
     )
     seeds = tuple(range(planned[-1]))
     look = Look({}, None, seeds, Column(column="value"), placed, planned=planned)
@@ -283,36 +311,44 @@ FALLS = Slope(along="width", value=-1.0, margin=0.2)
 ABOVE = Order(along="rule", above="left", below="secant", margin=0.1)
 DESIGNS = (
     JudgingDesign("looks at 6 and 24 seeds", look_of(EQUAL, planned=(6, 24))),
-    JudgingDesign("looks at 6, 12, 24 and 48 seeds", look_of(EQUAL, planned=(6, 12, 24, 48))),
+    JudgingDesign(
+        "looks at 6, 12, 24 and 48 seeds", look_of(EQUAL, planned=(6, 12, 24, 48))
+    ),
     JudgingDesign("a pair of looks", look_of(EQUAL), pair=True),
     JudgingDesign("three parts", look_of(EQUAL, FALLS, ABOVE)),
-    JudgingDesign("three parts of the same draws", look_of(EQUAL, EQUAL, EQUAL), shared=True),
+    JudgingDesign(
+        "three parts of the same draws", look_of(EQUAL, EQUAL, EQUAL), shared=True
+    ),
     JudgingDesign(
         "a pair of looks at 6 and 24 seeds, of two parts",
         look_of(EQUAL, FALLS, planned=(6, 24)),
         pair=True,
     ),
     JudgingDesign(
-        "a pair of looks at a minimal effect", look_of(ABOVE, planned=(12,), null=0.0), pair=True
+        "a pair of looks at a minimal effect",
+        look_of(ABOVE, planned=(12,), null=0.0),
+        pair=True,
     ),
 )
 
 
 INSIDE, EDGE, HALFWAY, OUTSIDE = -1.0, 0.0, 0.5, 1.0
-"""Positions of a true value. A minimal effect lies between its null value and its edge at HALFWAY,
-and is 0 at OUTSIDE."""
+"""Positions of a true value. A minimal effect lies between its null value and its edge
+at HALFWAY, and is 0 at OUTSIDE."""
 REJECTED = ("refuted", BELOW_MINIMUM)
 
 
-def try_design(design: JudgingDesign, tables: int = TABLES_PER_DESIGN, seed: int = 0) -> Tried:
+def try_design(
+    design: JudgingDesign, tables: int = TABLES_PER_DESIGN, seed: int = 0
+) -> Tried:
     """Simulate a design for true values where the judge is most likely to err.
 
-    In the main look, the true values of one part or of all parts lie at the edge of the expected
-    range. Every verdict except `undecided` then counts as an error. In a pair, the true value of
-    the second look may lie at the edge instead, or the second look alone may lie outside the range.
-    If the design has a minimal effect, the true effect may also be 0 in both looks; then
-    `below minimum` is an error, because the effect has no direction.
-    """
+    In the main look, the true values of one part or of all parts lie at the edge of the
+    expected range. Every verdict except `undecided` then counts as an error. In a pair,
+    the true value of the second look may lie at the edge instead, or the second look
+    alone may lie outside the range. If the design has a minimal effect, the true effect
+    may also be 0 in both looks; then `below minimum` is an error, because the effect
+    has no direction."""
     generator = np.random.default_rng(seed)
 
     def at(position: float) -> list[float]:
@@ -320,7 +356,10 @@ def try_design(design: JudgingDesign, tables: int = TABLES_PER_DESIGN, seed: int
         return [position] + [INSIDE] * (len(design.look.expectation) - 1)
 
     def rate(main: Sequence[float], second: Sequence[float], *words: str) -> float:
-        return sum(design.judge(main, second, generator) in words for _ in range(tables)) / tables
+        return (
+            sum(design.judge(main, second, generator) in words for _ in range(tables))
+            / tables
+        )
 
     minimal = bool(design.look.margins)
     all_edges = [EDGE] * len(design.look.expectation)

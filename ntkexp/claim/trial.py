@@ -1,4 +1,5 @@
-"""Trials: measurements in Python code, for claims that cannot be tested with a sweep of runs."""
+"""Trials: measurements in Python code, for claims that cannot be tested
+with a sweep of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Level
 
 
-def refuse_unnamed(key: str, names: Sequence[str], kind: str, parts: Sequence[object]) -> None:
+def refuse_unnamed(
+    key: str, names: Sequence[str], kind: str, parts: Sequence[object]
+) -> None:
     """Raise unless every part has a unique name."""
     if len(names) != len(parts) or len(set(names)) < len(names):
         raise Mistake(
@@ -26,18 +29,21 @@ class AbstractTrial(Component, ABC):
 
     role: ClassVar[str] = "ntkexp.claim.trial"
     """The module name that digests contain instead of the actual module of a class in
-    `ntkexp.claim.papers`. A class can then move to another file without a change of digests."""
+    `ntkexp.claim.papers`. A class can then move to another file without a change of
+    digests."""
 
     @abstractmethod
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        """Run the measurement, and return rows of numbers, with columns that label the rows.
+        """Run the measurement, and return rows of numbers,
+        with columns that label the rows.
 
         Equal seeds must give equal rows.
         """
 
 
 class SideBySide(AbstractTrial):
-    """Several trials with the same seed. The column `runs` holds the name of the trial."""
+    """Several trials with the same seed. The column `runs` holds the name
+    of the trial."""
 
     names: tuple[str, ...] = Field(min_length=1)
     trials: tuple[AbstractTrial, ...]
@@ -49,4 +55,6 @@ class SideBySide(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         named = zip(self.names, self.trials, strict=True)
-        return [{"runs": name, **row} for name, trial in named for row in trial.rows(seed)]
+        return [
+            {"runs": name, **row} for name, trial in named for row in trial.rows(seed)
+        ]

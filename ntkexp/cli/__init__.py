@@ -1,1 +1,2 @@
-"""The command line. Commands import heavy modules only when needed, so `ntkexp --help` is fast."""
+"""The command line. Commands import heavy modules only when needed,
+so `ntkexp --help` is fast."""

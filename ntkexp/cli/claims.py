@@ -61,11 +61,13 @@ def claims(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Use small sizes and few seeds; more claims remain undecided."
+            "--quick",
+            help="Use small sizes and few seeds; more claims remain undecided.",
         ),
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Use the larger sizes of claims that define them.")
+        bool,
+        typer.Option("--full", help="Use the larger sizes of claims that define them."),
     ] = False,
     out: Annotated[
         Path,
@@ -114,7 +116,8 @@ def claims(
         )
     if reason and names[:1] not in (["register"], ["publish"]):
         raise WrongArgument(
-            "--reason goes with register: `ntkexp claims register NAME --reason=TEXT`", "reason"
+            "--reason goes with register: `ntkexp claims register NAME --reason=TEXT`",
+            "reason",
         )
     claims_folder = out.expanduser().absolute() / CLAIMS_FOLDER
     if attempts:
@@ -133,7 +136,9 @@ def claims(
         show_trials(as_json=as_json)
         return
     if quick and full:
-        raise WrongArgument("--quick and --full are two sizes; give one of them", "quick", "full")
+        raise WrongArgument(
+            "--quick and --full are two sizes; give one of them", "quick", "full"
+        )
     size: Size = "quick" if quick else "full" if full else "default"
     from ntkexp.engine.base import choose
 
@@ -150,23 +155,32 @@ def claims(
         sigterm_as_interrupt(),
         interruptible(lambda: "; the same command continues from the last checkpoints"),
     ):
-        workshop = Workshop(chosen, progress_listener(quiet), trusted(trust), retry_failed)
-        outcomes = list(judged(names, size, composed, workshop, claims_folder, repeat, quiet=quiet))
+        workshop = Workshop(
+            chosen, progress_listener(quiet), trusted(trust), retry_failed
+        )
+        outcomes = list(
+            judged(names, size, composed, workshop, claims_folder, repeat, quiet=quiet)
+        )
     records = [record for record in outcomes if record is not None]
     entered = registered(composed.builder.choices, claims_folder)
     print_records(records, len(entered), quiet=quiet, as_json=as_json)
 
-    # write the page of all claims in this folder whose current registered version was judged
+    # write the page of all claims in this folder whose current registered version was
+    # judged
     from ntkexp.records.claim import claim_records
     from ntkexp.report.page.build import write_claims
 
-    repeat_command = command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat])
+    repeat_command = command(
+        "claims", names, [*[f"--{size}"] * (size != "default"), *repeat]
+    )
     current = [
         record
         for record in claim_records(claims_folder)
         if is_current(record, entered.get(record.name, []))
     ]
-    page = write_claims(current, claims_folder.parent / "report", repeat_command, entered)
+    page = write_claims(
+        current, claims_folder.parent / "report", repeat_command, entered
+    )
     if not (quiet or as_json):
         sys.stdout.write(f"{page}\n")
     all_judged = len(records) == len(outcomes)
@@ -183,12 +197,18 @@ def judged(
     *,
     quiet: bool,
 ) -> Iterator[ClaimRecord | None]:
-    """Run and judge claims. Yield the record of each claim, or None if it cannot be judged.
+    """Run and judge claims. Yield the record of each claim,
+    or None if it cannot be judged.
 
-    All claims are read before the first one is run. Each claim is registered before it is run, and
-    the register records the result. If there is only one claim, its error is raised.
-    """
-    from ntkexp.claim.conduct import circumstances, look_as_planned, plan_claim, register_claim
+    All claims are read before the first one is run. Each claim is registered before it
+    is run, and the register records the result. If there is only one claim, its error
+    is raised."""
+    from ntkexp.claim.conduct import (
+        circumstances,
+        look_as_planned,
+        plan_claim,
+        register_claim,
+    )
     from ntkexp.claim.read import claim_names, read_claim
 
     read = [
@@ -216,7 +236,8 @@ def judged(
 
 
 def warn_of_second_choice(attempts: Sequence[RegisterEntry]) -> None:
-    """Warn if the last look does not count, because an earlier one came to another verdict."""
+    """Warn if the last look does not count, because an earlier one came
+    to another verdict."""
     from ntkexp.records.register import refuse_second_choice
 
     try:
@@ -229,13 +250,19 @@ def warn_of_second_choice(attempts: Sequence[RegisterEntry]) -> None:
 
 
 def register(
-    names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path, reason: str
+    names: Sequence[str],
+    config_dir: Path | None,
+    trust: list[str],
+    out: Path,
+    reason: str,
 ) -> None:
     from ntkexp.claim.conduct import register_claim
     from ntkexp.config.compose import composer
 
     if not names:
-        raise Mistake("register: name the claim, or several; `ntkexp claims list` shows them")
+        raise Mistake(
+            "register: name the claim, or several; `ntkexp claims list` shows them"
+        )
     builder = composer(config_dir, trust).builder
     for name in names:
         log = register_claim(name, builder, out, reason)
@@ -252,9 +279,8 @@ def publish_or_check(
     out: Path,
     reason: str,
 ) -> None:
-    """Publish the tables and verdicts in a folder, or check a publication by judging its tables
-    again.
-    """
+    """Publish the tables and verdicts in a folder,
+    or check a publication by judging its tables again."""
     from ntkexp.claim.publish import check, publish
     from ntkexp.config.compose import composer
     from ntkexp.records.claim import claim_records
@@ -283,11 +309,14 @@ def publish_or_check(
 
 
 def judged_again(
-    folder: Path, composer: Composer, out: Path, records: Sequence[ClaimRecord], reason: str
+    folder: Path,
+    composer: Composer,
+    out: Path,
+    records: Sequence[ClaimRecord],
+    reason: str,
 ) -> list[ClaimRecord]:
-    """Judge the published tables again, except those of claims with a current record in `out`, and
-    enter outcomes that have changed into the register.
-    """
+    """Judge the published tables again, except those of claims with a current record in
+    `out`, and enter outcomes that have changed into the register."""
     from ntkexp.claim.conduct import circumstances
     from ntkexp.claim.publish import judge_again
     from ntkexp.records.register import Register
@@ -309,9 +338,8 @@ def judged_again(
 
 
 def publish_registers(choices: Choices, out: Path, names: Sequence[str]) -> None:
-    """Append the lines of published claims in the register in `out` to the registers beside the
-    claims' files.
-    """
+    """Append the lines of published claims in the register in `out` to the registers
+    beside the claims' files."""
     from ntkexp.records.register import REGISTER, Register
 
     names_by_folder: dict[Path, set[str]] = {}
@@ -322,9 +350,8 @@ def publish_registers(choices: Choices, out: Path, names: Sequence[str]) -> None
 
 
 def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
-    """Return the registered versions of each claim by its name, the oldest first, with their
-    results.
-    """
+    """Return the registered versions of each claim by its name,
+    the oldest first, with their results."""
     from ntkexp.records.register import Register
 
     registers: dict[Path, list[RegisterEntry]] = {}
@@ -333,14 +360,15 @@ def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
         file = choices.file("claim", name)
         if file.parent not in registers:  # the user's claims are in a separate register
             registers[file.parent] = Register.of_claim_file(file, out).attempts()
-        entries[name] = [attempt for attempt in registers[file.parent] if attempt.name == name]
+        entries[name] = [
+            attempt for attempt in registers[file.parent] if attempt.name == name
+        ]
     return {name: attempts for name, attempts in entries.items() if attempts}
 
 
 def is_current(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> bool:
-    """Return True if the record belongs to the latest registered version of its claim, or if the
-    claim is not registered.
-    """
+    """Return True if the record belongs to the latest registered version of its claim,
+    or if the claim is not registered."""
     return not attempts or record.digest in attempts[-1].sizes.values()
 
 
@@ -363,7 +391,8 @@ def show_attempts(
         sys.stdout.write(f"{format_text(tabulate_attempts(attempts))}\n")
 
 
-# --- Output on the terminal: verdicts, the list of claims, and error rates of the judging rules.
+# --- Output on the terminal: verdicts, the list of claims,
+# and error rates of the judging rules.
 
 
 def print_records(
@@ -391,8 +420,8 @@ def line(record: ClaimRecord) -> str:
 def notes(records: Sequence[ClaimRecord]) -> str:
     """Return a line for each test that has a note or is undecided.
 
-    The line contains the note, and the number of seeds that would probably decide the test.
-    """
+    The line contains the note, and the number of seeds
+    that would probably decide the test."""
     from ntkexp.report.claims import outlook
 
     lines = []
@@ -416,19 +445,34 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
     for name in choices.options("claim"):
         tree = read_yaml(choices.file("claim", name))
         source = tree.get("source")
-        paper = ", ".join(map(str, source.values())) if isinstance(source, dict) else str(source)
-        rows.append({"name": name, "statement": str(tree.get("statement")), "source": paper})
+        paper = (
+            ", ".join(map(str, source.values()))
+            if isinstance(source, dict)
+            else str(source)
+        )
+        rows.append(
+            {"name": name, "statement": str(tree.get("statement")), "source": paper}
+        )
     if as_json:
         sys.stdout.write(to_text(rows))
     else:
         sys.stdout.write(
-            "".join(f"{row['name']}\n    {row['statement']}\n    {row['source']}\n" for row in rows)
+            "".join(
+                f"{row['name']}\n    {row['statement']}\n    {row['source']}\n"
+                for row in rows
+            )
         )
 
 
 def show_trials(*, as_json: bool) -> None:
-    """Print the error rates and power of each judging rule on simulated tables with known truth."""
-    from ntkexp.claim.simulation import DESIGNS, SIMULATED_RULES, try_design, try_judging
+    """Print the error rates and power of each judging rule on simulated tables
+    with known truth."""
+    from ntkexp.claim.simulation import (
+        DESIGNS,
+        SIMULATED_RULES,
+        try_design,
+        try_judging,
+    )
     from ntkexp.records.atomic import to_text
 
     error_rates = [*map(try_judging, SIMULATED_RULES), *map(try_design, DESIGNS)]
@@ -440,4 +484,6 @@ def show_trials(*, as_json: bool) -> None:
         for name in ("false verdicts", "support where true", "refute where false")
     ]
     columns = (Column("rule", number=False), Column("tables"), *rates)
-    sys.stdout.write(f"{format_text(Table(columns, tuple(map(astuple, error_rates))))}\n")
+    sys.stdout.write(
+        f"{format_text(Table(columns, tuple(map(astuple, error_rates))))}\n"
+    )

@@ -1,7 +1,7 @@
 """`ntkexp kernel ensemble`: compare ensembles of networks with Gaussian processes.
 
-The networks learn a one-dimensional problem. They are compared with the NTK and NNGP processes.
-"""
+The networks learn a one-dimensional problem.
+They are compared with the NTK and NNGP processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,12 @@ def ensemble(
     overrides: Overrides = None,
     networks: Annotated[
         int,
-        typer.Option("--networks", metavar="N", min=2, help="The number of networks of each kind."),
+        typer.Option(
+            "--networks",
+            metavar="N",
+            min=2,
+            help="The number of networks of each kind.",
+        ),
     ] = 100,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="The folder for the picture.")
@@ -105,10 +110,16 @@ def write_files(
     }
     panels = [
         Panel(
-            {"ntk": "all layers learn", "nngp": "the readout alone learns"}[ensemble.process],
+            {"ntk": "all layers learn", "nngp": "the readout alone learns"}[
+                ensemble.process
+            ],
             ensemble.outputs[:, unseen].numpy(),
             theories[ensemble.process],
-            [theory for process, theory in theories.items() if process != ensemble.process],
+            [
+                theory
+                for process, theory in theories.items()
+                if process != ensemble.process
+            ],
         )
         for ensemble in trained
     ]
@@ -138,18 +149,28 @@ def write_files(
         )
     ]
     rows = zip(
-        problem.places[unseen].tolist(), problem.targets[unseen, 0].tolist(), *curves, strict=True
+        problem.places[unseen].tolist(),
+        problem.targets[unseen, 0].tolist(),
+        *curves,
+        strict=True,
     )
     files.append(save(folder, f"{name}.csv", columns, rows))
     columns_of_table = [field.name for field in fields(table[0])]
-    return [*files, save(folder, f"{name}.comparison.csv", columns_of_table, map(astuple, table))]
+    return [
+        *files,
+        save(folder, f"{name}.comparison.csv", columns_of_table, map(astuple, table)),
+    ]
 
 
-LEARNS = {"all layers": "where all layers learn", "readout": "where the readout alone learns"}
+LEARNS = {
+    "all layers": "where all layers learn",
+    "readout": "where the readout alone learns",
+}
 
 
 def describe_comparison(table: Sequence[Comparison], experiment: Experiment) -> str:
-    """Describe, for each kind of networks, the Gaussian processes that the test does not reject."""
+    """Describe, for each kind of networks, the Gaussian processes
+    that the test does not reject."""
     kinds = dict.fromkeys(row.networks for row in table)
     descriptions = [
         f"{LEARNS[kind]}, they {describe_processes([row for row in table if row.networks == kind])}"
@@ -179,11 +200,18 @@ def describe_processes(rows: Sequence[Comparison]) -> str:
         )
         verb = "could be draws of" if row.follows else "are no draws of"
         kinds[verb].append(f"{name} (mean off by {mean}, covariance by {covariance})")
-    return " and ".join(f"{verb} {' or '.join(names)}" for verb, names in kinds.items() if names)
+    return " and ".join(
+        f"{verb} {' or '.join(names)}" for verb, names in kinds.items() if names
+    )
 
 
 def print_comparison(
-    table: Sequence[Comparison], sentence: str, files: Sequence[Path], *, quiet: bool, as_json: bool
+    table: Sequence[Comparison],
+    sentence: str,
+    files: Sequence[Path],
+    *,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Print the comparison, its description and the paths of the files."""
     from ntkexp.records.atomic import to_text
@@ -192,7 +220,11 @@ def print_comparison(
         rows = [asdict(row) for row in table]
         sys.stdout.write(
             to_text(
-                {"comparison": rows, "answer": sentence, "files": [str(path) for path in files]}
+                {
+                    "comparison": rows,
+                    "answer": sentence,
+                    "files": [str(path) for path in files],
+                }
             )
         )
     elif not quiet:
@@ -205,10 +237,21 @@ def print_comparison(
             "by chance",
         ]
         lines = [
-            [row.networks, row.process.upper(), str(row.count), f"{row.points} of {row.among}"]
+            [
+                row.networks,
+                row.process.upper(),
+                str(row.count),
+                f"{row.points} of {row.among}",
+            ]
             + [
                 short(number)
-                for number in (row.mean, row.worst, row.deviation, row.covariance, row.chance)
+                for number in (
+                    row.mean,
+                    row.worst,
+                    row.deviation,
+                    row.covariance,
+                    row.chance,
+                )
             ]
             for row in table
         ]

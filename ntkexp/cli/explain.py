@@ -1,4 +1,5 @@
-"""`ntkexp explain` and `ntkexp attribute`: contributions of training examples to predictions."""
+"""`ntkexp explain` and `ntkexp attribute`: contributions of training examples
+to predictions."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ QUERIES_ON_PAGE = 12
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")
+    ],
     query: Annotated[
         list[int] | None,
         typer.Option(
@@ -56,7 +59,10 @@ def explain(
     worst: Annotated[
         int | None,
         typer.Option(
-            "--worst", metavar="N", min=1, help="Explain the N points with the largest errors."
+            "--worst",
+            metavar="N",
+            min=1,
+            help="Explain the N points with the largest errors.",
         ),
     ] = None,
     top: Annotated[
@@ -70,7 +76,9 @@ def explain(
     ] = 10,
     picture: Annotated[
         Path | None,
-        typer.Option("--picture", metavar="FILE", help="The file of the picture, .svg or .png."),
+        typer.Option(
+            "--picture", metavar="FILE", help="The file of the picture, .svg or .png."
+        ),
     ] = None,
     without: Annotated[
         str | None,
@@ -106,12 +114,16 @@ def explain(
     if numbers and worst is not None:
         raise Mistake("--query and --worst both choose points; give one of the two")
     if page and as_json:
-        raise Mistake("--page and --json are two forms of one result; give one of the two")
+        raise Mistake(
+            "--page and --json are two forms of one result; give one of the two"
+        )
     if page and picture is not None:
         raise Mistake("--page has pictures of its own; leave out --picture")
     check_picture(picture)
     if again is not None and without is None:
-        raise Mistake("--again retrains a loop without some examples; choose them by --without=K,…")
+        raise Mistake(
+            "--again retrains a loop without some examples; choose them by --without=K,…"
+        )
     loaded = load_run(run.expanduser())
     split = split or ("query" if numbers else main_split(loaded.ladder))
     if not numbers:
@@ -124,7 +136,9 @@ def explain(
         return
     explained = explanations.explain(loaded, split, numbers)
     if not explained:
-        raise Mistake(f"no point of the split {split} of {loaded.name} can be explained")
+        raise Mistake(
+            f"no point of the split {split} of {loaded.name} can be explained"
+        )
     if page:
         write_out(f"{write_page(queries, explained, removal, trust or [])}\n")
     elif as_json:
@@ -135,7 +149,8 @@ def explain(
 
 @dataclass(frozen=True)
 class Queries:
-    """The explained queries: examples of a split of a run, by their index in the split."""
+    """The explained queries: examples of a split of a run,
+    by their index in the split."""
 
     run: Run
     split: str
@@ -151,12 +166,16 @@ class RemovalRequest:
     trust: Sequence[str]
 
 
-def write_json(explained: Sequence[Explanation], picture: Path | None, top: int) -> None:
+def write_json(
+    explained: Sequence[Explanation], picture: Path | None, top: int
+) -> None:
     from ntkexp.report.tables import format_json
 
     if picture is not None:
         draw(explained, picture.expanduser())
-    write_out(format_json({"points": [explanation.as_json(top) for explanation in explained]}))
+    write_out(
+        format_json({"points": [explanation.as_json(top) for explanation in explained]})
+    )
 
 
 def write_text(
@@ -170,7 +189,9 @@ def write_text(
     if tasks := format_tasks(run, top):
         write_out(f"{tasks}\n")
     write_out(f"{format_explanations(explained, top)}\n")
-    name = "-".join(["explain", run.path.name, queries.split, *map(str, queries.numbers[:8])])
+    name = "-".join(
+        ["explain", run.path.name, queries.split, *map(str, queries.numbers[:8])]
+    )
     file = run.path.parent.parent / "report" / f"{name}.svg"
     if picture is not None:
         file = picture.expanduser()
@@ -179,10 +200,13 @@ def write_text(
 
 
 def check_picture(file: Path | None) -> None:
-    """Raise if the format of the picture is unknown, before the slow explanation begins."""
+    """Raise if the format of the picture is unknown,
+    before the slow explanation begins."""
     if file is not None and file.suffix not in PICTURE_SUFFIXES:
         suffixes = " or ".join(PICTURE_SUFFIXES)
-        raise Mistake(f"--picture={file}: it takes a file whose name ends in {suffixes}")
+        raise Mistake(
+            f"--picture={file}: it takes a file whose name ends in {suffixes}"
+        )
 
 
 def draw(explanations: Sequence[Explanation], file: Path) -> None:
@@ -190,8 +214,15 @@ def draw(explanations: Sequence[Explanation], file: Path) -> None:
 
     try:
         save(explanations, file)
-    except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        raise Mistake(f"--picture={file}: {error.strerror}; choose another place") from None
+    except (
+        FileExistsError,
+        IsADirectoryError,
+        NotADirectoryError,
+        PermissionError,
+    ) as error:
+        raise Mistake(
+            f"--picture={file}: {error.strerror}; choose another place"
+        ) from None
 
 
 def write_page(
@@ -200,11 +231,18 @@ def write_page(
     removal: RemovalRequest | None,
     trust: Sequence[str],
 ) -> Path:
-    """Write the HTML page of the explanations and the removal, if any. Return its path."""
+    """Write the HTML page of the explanations and the removal, if any.
+    Return its path."""
     from ntkexp.report.page.build import write_explanations
 
     run = queries.run
-    arguments = ["ntkexp", "explain", str(run.path), "--page", f"--split={queries.split}"]
+    arguments = [
+        "ntkexp",
+        "explain",
+        str(run.path),
+        "--page",
+        f"--split={queries.split}",
+    ]
     arguments += [f"--query={number}" for number in queries.numbers]
     entries: list[BreakdownEntry] = []
     if removal is not None:
@@ -220,7 +258,9 @@ def write_page(
 # --- `ntkexp explain RUN --without=…`: retrain without some examples.
 
 
-def leave_out(queries: Queries, request: RemovalRequest, top: int, *, as_json: bool) -> None:
+def leave_out(
+    queries: Queries, request: RemovalRequest, top: int, *, as_json: bool
+) -> None:
     """Retrain without the group of examples, and print the breakdown of the change."""
     from ntkexp.report.breakdown import format_breakdown
     from ntkexp.report.known_effects import known_effects
@@ -235,13 +275,16 @@ def leave_out(queries: Queries, request: RemovalRequest, top: int, *, as_json: b
         return
     known = known_effects(queries.run)
     agreement = None if known is None else known.agreement
-    write_out(format_breakdown(of_largest_outputs(entries), removal, agreement, top, order))
+    write_out(
+        format_breakdown(of_largest_outputs(entries), removal, agreement, top, order)
+    )
 
 
 def remove(
     queries: Queries, request: RemovalRequest, *, quiet: bool
 ) -> tuple[list[BreakdownEntry], Removal]:
-    """Retrain without a group of examples. Return the entries of the breakdown, and the removal."""
+    """Retrain without a group of examples. Return the entries of the breakdown,
+    and the removal."""
     from ntkexp.report.breakdown import breakdown_entries
     from ntkexp.report.removal_group import choose_group
     from ntkexp.report.run import point_index
@@ -301,11 +344,13 @@ def remove_from_loop(
     return removal
 
 
-def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> NDArray[np.float64]:
+def influences(
+    run: Run, points: Sequence[int], progress: AbstractProgress
+) -> NDArray[np.float64]:
     """Return the influence of each training example on these queries.
 
-    The influence is the norm of leave-out effects, or of contributions if effects are unknown.
-    """
+    The influence is the norm of leave-out effects,
+    or of contributions if effects are unknown."""
     from ntkexp.records.contributions import explained_rule
     from ntkexp.report.known_effects import effects_of_run, influence
 
@@ -363,7 +408,8 @@ def attribute(
     effects: Annotated[
         bool,
         typer.Option(
-            "--effects", help="Also compute the leave-out effect of each example; needs --loss."
+            "--effects",
+            help="Also compute the leave-out effect of each example; needs --loss.",
         ),
     ] = False,
     loss: Annotated[
@@ -470,7 +516,8 @@ def attribute(
             f"--measure={measure}: {folder} explains outputs; leave it out, or follow the loop again with it"
         )
 
-    # run the user's loop once: it supplies the module, loss and measure that no option specifies
+    # run the user's loop once: it supplies the module,
+    # loss and measure that no option specifies
     first = None
     if loop is not None and not (model and loss and (measure or not named)):
         first = trained_again(loop, Weighing())
@@ -478,7 +525,9 @@ def attribute(
         assert first is not None  # `model` or `again` was given
         module = first.module
     rules = [optimizer_rule(path, trust) for path in rule or []]
-    followed_measure = None if measure is None else load_function(measure, "measure", trust)
+    followed_measure = (
+        None if measure is None else load_function(measure, "measure", trust)
+    )
     followed_loss = None if loss is None else load_function(loss, "loss", trust)
     if first is not None:
         rules += [known.rule for known in first.steps.known]

@@ -1,4 +1,5 @@
-"""`ntkexp kernel limit` and `tangent`: write kernels of infinite and finite width into a file."""
+"""`ntkexp kernel limit` and `tangent`: write kernels of infinite
+and finite width into a file."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ KERNELS_FOLDER = Path("outputs") / "kernels"
 KernelFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--out", metavar="FILE", help="The kernel file; by default, a file in outputs/kernels."
+        "--out",
+        metavar="FILE",
+        help="The kernel file; by default, a file in outputs/kernels.",
     ),
 ]
 Tiles: TypeAlias = Annotated[
@@ -61,18 +64,22 @@ class FillOptions:
     workers: Tiles = None
     engine: Engine = "local"
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Estimate the core hours, and compute nothing.")
+        bool,
+        typer.Option("--dry-run", help="Estimate the core hours, and compute nothing."),
     ] = False
     force: Annotated[
         bool,
-        typer.Option("--force", help="Compute the kernel again, even if the file is finished."),
+        typer.Option(
+            "--force", help="Compute the kernel again, even if the file is finished."
+        ),
     ] = False
 
 
-def compose_for_tiles(overrides: Sequence[str] | None, common: CommonOptions) -> Experiment:
-    """Compose the experiment whose settings define the kernel. If `threads` is not set, torch uses
-    one thread.
-    """
+def compose_for_tiles(
+    overrides: Sequence[str] | None, common: CommonOptions
+) -> Experiment:
+    """Compose the experiment whose settings define the kernel. If `threads` is not set,
+    torch uses one thread."""
     experiment = common.compose(overrides)
     from ntkexp.run.environment import fix_circumstances
 
@@ -86,8 +93,8 @@ def tiles_at_once(engine: AbstractEngine) -> int:
 
 
 def default_path(kernel: AbstractKernel, folder: Path = KERNELS_FOLDER) -> Path:
-    """Return the default path of a kernel file, named after the model, the kind of the kernel, and
-    its digest."""
+    """Return the default path of a kernel file, named after the model, the kind of the
+    kernel, and its digest."""
     return (
         folder
         / f"{kernel.experiment.model.option}-{kernel.spec['kind']}-{kernel.identity[:12]}.zarr"
@@ -101,7 +108,8 @@ def fill_file(
     options: FillOptions,
     common: CommonOptions,
 ) -> None:
-    """Compute a kernel file and print a summary. With --dry-run, print a time estimate instead."""
+    """Compute a kernel file and print a summary. With --dry-run,
+    print a time estimate instead."""
     from ntkexp.records.atomic import to_text
 
     path = (out or default_path(kernel)).expanduser()
@@ -147,13 +155,15 @@ class Filling:
     def in_process(self) -> bool:
         """True if this process computes the tiles, without worker processes.
 
-        This is the case on a GPU, which one process keeps busy, and if there is little work.
-        """
+        This is the case on a GPU, which one process keeps busy,
+        and if there is little work."""
         from ntkexp.kernel_file.fill import LITTLE_WORK_SECONDS
 
         if not self.engine.is_local or self.kernel.concurrent:
             return self.engine.is_local
-        is_little_work = self.engine.workers == 1 or self.estimate.seconds < LITTLE_WORK_SECONDS
+        is_little_work = (
+            self.engine.workers == 1 or self.estimate.seconds < LITTLE_WORK_SECONDS
+        )
         return self.workers in {None, 1} and (
             is_little_work or self.kernel.experiment.device != "cpu"
         )
@@ -161,10 +171,13 @@ class Filling:
     @property
     def concurrent_tiles(self) -> int:
         """The number of tiles that are computed concurrently."""
-        return 1 if self.in_process and not self.kernel.concurrent else self.engine.workers
+        return (
+            1 if self.in_process and not self.kernel.concurrent else self.engine.workers
+        )
 
     def print_estimate(self, *, as_json: bool) -> None:
-        """Print the estimate. Raise if a job would exceed the time limit of the engine."""
+        """Print the estimate. Raise if a job would exceed the time limit
+        of the engine."""
         from ntkexp.records.atomic import to_text
 
         estimate, workers = self.estimate, self.concurrent_tiles
@@ -251,7 +264,9 @@ def tangent(
     ] = "all",
     run: Annotated[
         Path | None,
-        typer.Option("--run", metavar="RUN", help="Take the network of this run instead."),
+        typer.Option(
+            "--run", metavar="RUN", help="Take the network of this run instead."
+        ),
     ] = None,
     weights_at: Annotated[
         WeightsAt,

@@ -1,4 +1,5 @@
-"""`ntkexp kernel predict` and `study`: predict targets from a kernel file, or compare kernels."""
+"""`ntkexp kernel predict` and `study`: predict targets from a kernel file,
+or compare kernels."""
 
 from __future__ import annotations
 
@@ -61,11 +62,15 @@ def predict(
     steps: Annotated[
         int | None,
         typer.Option(
-            "--steps", metavar="N", min=0, help="Train by N steps of gradient descent instead."
+            "--steps",
+            metavar="N",
+            min=0,
+            help="Train by N steps of gradient descent instead.",
         ),
     ] = None,
     step_size: Annotated[
-        float | None, typer.Option("--step-size", metavar="ETA", help="The size of these steps.")
+        float | None,
+        typer.Option("--step-size", metavar="ETA", help="The size of these steps."),
     ] = None,
     folds: Annotated[
         int | None,
@@ -85,7 +90,8 @@ def predict(
         ),
     ] = None,
     memory_gb: Annotated[
-        float, typer.Option("--memory-gb", metavar="GB", help="The memory limit for solving.")
+        float,
+        typer.Option("--memory-gb", metavar="GB", help="The memory limit for solving."),
     ] = 4.0,
     out: Annotated[
         Path | None,
@@ -112,7 +118,9 @@ def predict(
             "--time is for gradient flow and --steps for gradient descent; give one of the two"
         )
     settings = PredictionSettings(
-        times=tuple(number("--time", text, "a number ≥ 0, or inf") for text in time or ("inf",)),
+        times=tuple(
+            number("--time", text, "a number ≥ 0, or inf") for text in time or ("inf",)
+        ),
         steps=steps,
         step_size=step_size,
         ridge=read_ridge(ridge),
@@ -124,31 +132,45 @@ def predict(
     if overrides:  # raise if the kernel file was computed for different data
         from ntkexp.kernel_file.kernel import data_digest
 
-        if data_digest(common.compose(overrides).draw()) != matrix.description["data_sha256"]:
+        if (
+            data_digest(common.compose(overrides).draw())
+            != matrix.description["data_sha256"]
+        ):
             raise Mistake(
                 f"{file} was computed for other data than {' '.join(overrides)}; leave that out, "
                 "or compute its kernel"
             )
     entries = Entries(matrix)
-    predictions = list(predict_from(entries, settings, progress_listener(common.quiet).say))
+    predictions = list(
+        predict_from(entries, settings, progress_listener(common.quiet).say)
+    )
     scores = [score for prediction in predictions for score in prediction.scores]
     folder = out.expanduser() if out else matrix.path.parent
     columns = [field.name for field in fields(scores[0])]
     written = [
         save(folder, f"{matrix.path.stem}.scores.csv", columns, map(astuple, scores)),
-        save(folder, f"{matrix.path.stem}.predictions.csv", *outputs(entries, predictions)),
+        save(
+            folder,
+            f"{matrix.path.stem}.predictions.csv",
+            *outputs(entries, predictions),
+        ),
     ]
     if common.as_json:
         from ntkexp.records.atomic import to_text
 
         rows = [asdict(score) for score in scores]
-        sys.stdout.write(to_text({"scores": rows, "files": [str(path) for path in written]}))
+        sys.stdout.write(
+            to_text({"scores": rows, "files": [str(path) for path in written]})
+        )
     elif not common.quiet:
-        sys.stdout.write(f"{table(scores)}\n\n" + "".join(f"{path}\n" for path in written))
+        sys.stdout.write(
+            f"{table(scores)}\n\n" + "".join(f"{path}\n" for path in written)
+        )
 
 
 def read_ridge(text: str) -> float | None:
-    """Parse `--ridge`. Return None for `best`, which selects the ridge by cross-validation."""
+    """Parse `--ridge`. Return None for `best`,
+    which selects the ridge by cross-validation."""
     return None if text == "best" else number("--ridge", text, "a number ≥ 0, or best")
 
 
@@ -162,15 +184,15 @@ def number(option: str, text: str, allowed: str) -> float:
     return value
 
 
-# --- Scores and predictions as tables: full precision in files, rounded on the terminal.
+# --- Scores and predictions as tables: full precision in files,
+# rounded on the terminal.
 
 
 def outputs(
     entries: Entries, predictions: Sequence[KernelPredictions]
 ) -> tuple[list[str], Iterable[Sequence[object]]]:
-    """Return the header and rows of the predictions: a row for each kernel, training time, split
-    and point.
-    """
+    """Return the header and rows of the predictions: a row for each kernel, training
+    time, split and point."""
     columns = entries.targets.shape[1]
     names = [f"{kind}_{k}" for kind in ("target", "output") for k in range(columns)]
     header = ["kernel", "when", "ridge", "split", "index", "label", *names, "deviation"]
@@ -183,7 +205,12 @@ def outputs(
             deviation = [None] * len(indices)
             if predicted.deviation is not None:
                 deviation = predicted.deviation.tolist()
-            head = (prediction.kernel, prediction.solved.when, prediction.solved.ridge, split)
+            head = (
+                prediction.kernel,
+                prediction.solved.when,
+                prediction.solved.ridge,
+                split,
+            )
             for k, (row_index, values, spread) in enumerate(
                 zip(indices, predicted.mean.tolist(), deviation, strict=True)
             ):
@@ -200,7 +227,9 @@ def outputs(
     return header, rows
 
 
-def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+def save(
+    folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> Path:
     """Write a table as CSV, in full precision. Return its path."""
     from ntkexp.records.atomic import write_atomically
     from ntkexp.records.results import csv_text
@@ -217,8 +246,16 @@ def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence
 def table(scores: Sequence[Score]) -> str:
     """Format the scores as a table for the terminal."""
     columns = (
-        *(Column("kernel", number=False), Column("trained", number=False), Column("ridge")),
-        *(Column("split", number=False), Column("points"), Column("accuracy", spell=rate)),
+        *(
+            Column("kernel", number=False),
+            Column("trained", number=False),
+            Column("ridge"),
+        ),
+        *(
+            Column("split", number=False),
+            Column("points"),
+            Column("accuracy", spell=rate),
+        ),
         *map(Column, ("RMSE", "R²", "log loss", "ECE")),
         Column("solved by", number=False),
     )
@@ -228,7 +265,9 @@ def table(scores: Sequence[Score]) -> str:
 def study(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="The name of a file in configs/study, such as images."),
+        typer.Argument(
+            metavar="NAME", help="The name of a file in configs/study, such as images."
+        ),
     ],
     overrides: Overrides = None,
     ridge: Annotated[
@@ -244,7 +283,9 @@ def study(
     ] = "best",
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="The folder for the kernels and the table."),
+        typer.Option(
+            "--out", metavar="DIR", help="The folder for the kernels and the table."
+        ),
     ] = None,
     workers: Tiles = None,
     engine: Engine = "local",
@@ -255,7 +296,12 @@ def study(
     from ntkexp.config.choices import Choices, config_folders
     from ntkexp.engine.base import choose
     from ntkexp.kernel_file.kernel import InfiniteKernel
-    from ntkexp.kernel_file.predict import Entries, PredictionSettings, predict, read_study
+    from ntkexp.kernel_file.predict import (
+        Entries,
+        PredictionSettings,
+        predict,
+        read_study,
+    )
 
     definition = read_study(name, Choices(config_folders(common.config_dir)))
     settings, folder = (
@@ -266,7 +312,9 @@ def study(
     for kernel_name, kernel_overrides in definition.overrides(overrides or []).items():
         experiment = compose_for_tiles(kernel_overrides, common)
         kernel = InfiniteKernel(experiment, experiment.draw(), tiles_at_once(chosen))
-        filling = Filling(kernel, default_path(kernel, folder), chosen, workers, force=False)
+        filling = Filling(
+            kernel, default_path(kernel, folder), chosen, workers, force=False
+        )
         entries = Entries(filling.fill(common.trusted, quiet=common.quiet))
         predictions = list(predict(entries, settings, lambda text: None))
         for score in (
@@ -275,10 +323,14 @@ def study(
             for score in prediction.scores
             if score.split == "test"
         ):
-            published = definition.published.get(kernel_name) if score.kernel == "ntk" else None
+            published = (
+                definition.published.get(kernel_name) if score.kernel == "ntk" else None
+            )
             source = definition.published_with if published else None
             numbers = [score.ridge, score.accuracy, score.rmse, score.r2]
-            rows.append([kernel_name, score.kernel, score.points, *numbers, published, source])
+            rows.append(
+                [kernel_name, score.kernel, score.points, *numbers, published, source]
+            )
     header = [
         "name",
         "kernel",
@@ -300,15 +352,23 @@ def study(
 
 
 def show_study(
-    rows: Sequence[Mapping[str, str | float | None]], file: Path, *, quiet: bool, as_json: bool
+    rows: Sequence[Mapping[str, str | float | None]],
+    file: Path,
+    *,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     from ntkexp.records.atomic import to_text
 
     if as_json:
-        sys.stdout.write(to_text({"study": [dict(row) for row in rows], "file": str(file)}))
+        sys.stdout.write(
+            to_text({"study": [dict(row) for row in rows], "file": str(file)})
+        )
     elif not quiet:
         has_published = any(row["published"] for row in rows)
-        source = next((f", {row['published_with']}" for row in rows if row["published_with"]), "")
+        source = next(
+            (f", {row['published_with']}" for row in rows if row["published_with"]), ""
+        )
         header = [
             "",
             "kernel",
@@ -320,7 +380,9 @@ def show_study(
         ]
         lines = []
         for row in rows:
-            ridge, rmse, r2 = (float(row[key] or 0.0) for key in ("ridge", "rmse", "r2"))
+            ridge, rmse, r2 = (
+                float(row[key] or 0.0) for key in ("ridge", "rmse", "r2")
+            )
             accuracy = None if row["accuracy"] is None else float(row["accuracy"])
             cells = [
                 str(row["name"]),

@@ -1,4 +1,5 @@
-"""The entry point. It assembles the commands, and reports each error as one line on stderr."""
+"""The entry point. It assembles the commands,
+and reports each error as one line on stderr."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
 
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.")
+    ] = False,
 ) -> None:
     if version:
         from ntkexp.records.folder import package_version
@@ -82,7 +85,10 @@ EXAMPLES = {
     ),
     "claims": ("ntkexp claims list", "ntkexp claims symmetry --quick"),
     "config": ("ntkexp config optimizer=sgd", "ntkexp config --tree"),
-    "resume": ("ntkexp resume outputs/runs/RUN", "ntkexp resume outputs/runs/RUN --verbose"),
+    "resume": (
+        "ntkexp resume outputs/runs/RUN",
+        "ntkexp resume outputs/runs/RUN --verbose",
+    ),
     "report": ("ntkexp report", "ntkexp report width --format=csv --out=width.csv"),
     "explain": (
         "ntkexp explain outputs/runs/RUN --query=3",
@@ -96,7 +102,10 @@ EXAMPLES = {
         "ntkexp validate outputs/runs/RUN",
         "ntkexp validate outputs/runs/RUN --scores=theirs.npy --trainings=20",
     ),
-    "compare": ("ntkexp compare outputs/runs/ONE outputs/runs/OTHER", "ntkexp compare width depth"),
+    "compare": (
+        "ntkexp compare outputs/runs/ONE outputs/runs/OTHER",
+        "ntkexp compare width depth",
+    ),
     "runs": ("ntkexp runs --columns=model.width", "ntkexp runs state=dead --delete"),
     "limit": (
         "ntkexp kernel limit model=cnn data.classes=all --out=cntk.zarr",
@@ -110,19 +119,27 @@ EXAMPLES = {
         "ntkexp kernel predict cntk.zarr --ridge=best",
         "ntkexp kernel predict cntk.zarr --time=100 --time=inf",
     ),
-    "ensemble": ("ntkexp kernel ensemble", "ntkexp kernel ensemble model.width=256 --networks=20"),
-    "study": ("ntkexp kernel study images", "ntkexp kernel study images --ridge=0.1 --workers=2"),
+    "ensemble": (
+        "ntkexp kernel ensemble",
+        "ntkexp kernel ensemble model.width=256 --networks=20",
+    ),
+    "study": (
+        "ntkexp kernel study images",
+        "ntkexp kernel study images --ridge=0.1 --workers=2",
+    ),
 }
 """Two examples of each command, shown below its help."""
 
 
 def first_line_of(command: Callable[..., None]) -> str:
-    """Return the first line of a command's docstring, which the list of commands shows."""
+    """Return the first line of a command's docstring,
+    which the list of commands shows."""
     return (command.__doc__ or "").strip().partition("\n")[0]
 
 
 def examples_of(name: str) -> str | None:
-    """Return the examples below the help of a command. Click keeps the lines after "\\b"."""
+    """Return the examples below the help of a command.
+    Click keeps the lines after "\\b"."""
     if name not in EXAMPLES:
         return None
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[name])])
@@ -140,30 +157,36 @@ def assemble() -> typer.Typer:
     program.add_typer(kernel, name="kernel")
     for group, commands in ((program, COMMAND_FUNCTIONS), (kernel, KERNEL_COMMANDS)):
         for command in commands:
-            group.command(short_help=first_line_of(command), epilog=examples_of(command.__name__))(
-                spread_options(command)
-            )
+            group.command(
+                short_help=first_line_of(command), epilog=examples_of(command.__name__)
+            )(spread_options(command))
     return program
 
 
 app = assemble()
 
 
-# --- The environment of the process: correct it, or report a problem before a library fails.
+# --- The environment of the process: correct it,
+# or report a problem before a library fails.
 
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
 MIN_OPEN_FILES = 64
-"""The smallest usable limit of open files. A run needs about 15, and a sweep a few per worker."""
+"""The smallest usable limit of open files. A run needs about 15,
+and a sweep a few per worker."""
 
 
 STDOUT = "stdout"
 
 
 class Output(io.FileIO):
-    """The file of stdout. Its errors name stdout, to distinguish them from errors of result
-    files.
-    """
+    """The file of stdout. Its errors name stdout,
+    to distinguish them from errors of result files."""
 
     def write(self, content: ReadableBuffer, /) -> int:
         try:
@@ -174,13 +197,18 @@ class Output(io.FileIO):
 
 
 def set_up_process() -> None:
-    """Set up the environment of the process: threads, signals, standard streams and warnings."""
+    """Set up the environment of the process: threads, signals,
+    standard streams and warnings."""
     # waiting threads sleep instead of spinning, which would slow down other processes
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ[SAFE_PATH] = "1"  # child processes must not import files of the working folder
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # treat SIGTERM like Ctrl-C
-    # Open file descriptors 0 to 2 if they are closed, else the next opened file would get one of
-    # them. Escape characters that the encoding of stdout lacks.
+    os.environ[SAFE_PATH] = (
+        "1"  # child processes must not import files of the working folder
+    )
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # treat SIGTERM like Ctrl-C
+    # Open file descriptors 0 to 2 if they are closed, else the next opened file would
+    # get one of them. Escape characters that the encoding of stdout lacks.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -223,7 +251,8 @@ def refuse_unfit(arguments: Sequence[str]) -> None:
             raise Mistake(
                 f"{name}: this name is not UTF-8, and results are; give the file or folder another name"
             )
-    # linear algebra libraries start a thread for each core; check that the system allows this
+    # linear algebra libraries start a thread for each core;
+    # check that the system allows this
     count = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     started_all = threading.Event()
     threads = [
@@ -238,7 +267,8 @@ def refuse_unfit(arguments: Sequence[str]) -> None:
 
 
 def is_utf8(name: str) -> bool:
-    """Return True if a name can be encoded as UTF-8. Python decodes other bytes to lone surrogates.
+    """Return True if a name can be encoded as UTF-8.
+    Python decodes other bytes to lone surrogates.
 
     >>> is_utf8("café"), is_utf8(os.fsdecode(bytes([99, 97, 102, 233])))
     (True, False)
@@ -268,7 +298,8 @@ def refuse_thread_counts(environment: Mapping[str, str]) -> None:
             )
 
 
-# --- Errors: each becomes one line on stderr and an exit status. Bugs keep their traceback.
+# --- Errors: each becomes one line on stderr and an exit status.
+# Bugs keep their traceback.
 #
 #     0    done
 #     1    the machine failed (a full disk, no memory, a closed pipe), or some runs of a sweep are not done
@@ -276,8 +307,8 @@ def refuse_thread_counts(environment: Mapping[str, str]) -> None:
 #     130  interrupted, by Ctrl-C or SIGTERM
 
 
-# The base class of Typer's usage errors (an unknown option, a missing argument). It has no public
-# name, because recent versions of Typer contain a private copy of click.
+# The base class of Typer's usage errors (an unknown option, a missing argument). It has
+# no public name, because recent versions of Typer contain a private copy of click.
 UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError"
 )
@@ -324,9 +355,8 @@ def run(arguments: Sequence[str]) -> int:
 def execute(arguments: list[str]) -> None:
     """Invoke a command.
 
-    Call Typer's `main` only for shell completion, because `main` does not leave the handling of
-    closed pipes and interrupts to the caller.
-    """
+    Call Typer's `main` only for shell completion, because `main` does not leave the
+    handling of closed pipes and interrupts to the caller."""
     command = typer.main.get_command(app)
     if "_NTKEXP_COMPLETE" in os.environ:
         command(arguments, prog_name="ntkexp")
@@ -339,10 +369,16 @@ def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a tab
     match error:
         case Mistake():
             return with_advice(error), 2
-        case UsageError() if advice := FORMER_OPTIONS.get(getattr(error, "option_name", "")):
+        case UsageError() if advice := FORMER_OPTIONS.get(
+            getattr(error, "option_name", "")
+        ):
             return advice, 2
         case UsageError():  # reword Typer's message in the style of this package
-            text = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
+            text = (
+                str(getattr(error, "format_message", error.__str__)())
+                .strip()
+                .removesuffix(".")
+            )
             command = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")
             advice = (
                 ""
@@ -383,7 +419,8 @@ def fault(error: OSError) -> tuple[str, int]:
 def write_error(text: str, status: int) -> int:
     """Write one line on stderr, with control characters escaped."""
     line = "".join(
-        letter if letter.isprintable() else repr(letter)[1:-1] for letter in without_secrets(text)
+        letter if letter.isprintable() else repr(letter)[1:-1]
+        for letter in without_secrets(text)
     )
     sys.stderr.write(f"ntkexp: {line}\n")
     return status

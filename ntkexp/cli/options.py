@@ -1,7 +1,7 @@
 """Arguments and options that several commands share, and advice in messages.
 
-`with_advice` replaces Python arguments in a message by command-line options, and names an option
-that solves the problem.
+`with_advice` replaces Python arguments in a message by command-line options, and names
+an option that solves the problem.
 
 >>> with_advice(WrongArgument("memory_gb=0: it takes a number > 0", "memory_gb"))
 '--memory-gb=0: it takes a number > 0'
@@ -64,7 +64,9 @@ def complete_overrides(context: typer.Context, incomplete: str) -> list[str]:
     from ntkexp.config.choices import complete
 
     try:
-        return complete(context.params.get("overrides") or [], incomplete, choices_of(context))
+        return complete(
+            context.params.get("overrides") or [], incomplete, choices_of(context)
+        )
     except Mistake:
         return []
 
@@ -80,7 +82,9 @@ def complete_sweep(context: typer.Context, incomplete: str) -> list[str]:
         completions = complete(arguments[named:], incomplete, choices)
         if arguments:
             return completions
-        names = [name for name in choices.options("sweep") if name.startswith(incomplete)]
+        names = [
+            name for name in choices.options("sweep") if name.startswith(incomplete)
+        ]
         return names + completions
     except Mistake:
         return []
@@ -144,7 +148,9 @@ SweepWords: TypeAlias = Annotated[
 RunsFolder: TypeAlias = Annotated[
     Path,
     typer.Option(
-        "--out", metavar="DIR", help="The folder of outputs; runs are stored in its folder runs/."
+        "--out",
+        metavar="DIR",
+        help="The folder of outputs; runs are stored in its folder runs/.",
     ),
 ]
 OutputsFolder: TypeAlias = Annotated[
@@ -182,13 +188,16 @@ RetryFailed: TypeAlias = Annotated[
 Again: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--again", metavar="FILE.py:FUNCTION", help="A function that runs the followed loop again."
+        "--again",
+        metavar="FILE.py:FUNCTION",
+        help="A function that runs the followed loop again.",
     ),
 ]
 Verbose: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--verbose", help="Also show settings, R², seconds and remarks of the kernel machines."
+        "--verbose",
+        help="Also show settings, R², seconds and remarks of the kernel machines.",
     ),
 ]
 AsJson: TypeAlias = Annotated[
@@ -223,7 +232,8 @@ Engine: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """Options of all commands that compose experiments. `spread_options` makes each field an option."""
+    """Options of all commands that compose experiments.
+    `spread_options` makes each field an option."""
 
     quiet: Quiet = False
     as_json: AsJson = False
@@ -235,13 +245,16 @@ class CommonOptions:
         return self.trust or []
 
     def compose(self, overrides: Sequence[str] | None) -> Experiment:
-        """Compose the experiment from the overrides of a command. Importing torch makes this
-        slow.
-        """
-        # Linear algebra libraries read the number of threads when torch is imported, so set it now,
-        # before the overrides are validated.
+        """Compose the experiment from the overrides of a command.
+        Importing torch makes this slow."""
+        # Linear algebra libraries read the number of threads when torch is imported, so
+        # set it now, before the overrides are validated.
         words = [text.lstrip("+") for text in overrides or []]
-        counts = [word.removeprefix("threads=") for word in words if word.startswith("threads=")]
+        counts = [
+            word.removeprefix("threads=")
+            for word in words
+            if word.startswith("threads=")
+        ]
         if counts and is_thread_count(counts[-1]):
             os.environ |= {"OMP_NUM_THREADS": counts[-1], "MKL_NUM_THREADS": counts[-1]}
         from ntkexp.config.compose import compose
@@ -250,7 +263,8 @@ class CommonOptions:
 
 
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Convert a command for Typer: each field of a dataclass argument becomes an option.
+    """Convert a command for Typer: each field
+    of a dataclass argument becomes an option.
 
     >>> def greet(name: str, *, loud: bool = False) -> None: ...
     >>> def leave(*, common: CommonOptions) -> None: ...
@@ -268,7 +282,9 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
         groups[name] = parameter.annotation
         hints = annotations_of(groups[name])
         parameters += [
-            parameter.replace(name=field.name, annotation=hints[field.name], default=field.default)
+            parameter.replace(
+                name=field.name, annotation=hints[field.name], default=field.default
+            )
             for field in fields(groups[name])
         ]
     if not groups:
@@ -303,11 +319,15 @@ def is_thread_count(text: str) -> bool:
     >>> [count for count in ("1", " 08", "1024", "0", "1025", "four", "") if is_thread_count(count)]
     ['1', ' 08', '1024']
     """
-    return re.fullmatch(r"\s*0*[1-9]\d{0,3}\s*", text) is not None and int(text) <= MAX_THREADS
+    return (
+        re.fullmatch(r"\s*0*[1-9]\d{0,3}\s*", text) is not None
+        and int(text) <= MAX_THREADS
+    )
 
 
 def ensure_writable(folder: Path) -> Path:
-    """Create the folder if it is missing. Raise before training if it is not writable."""
+    """Create the folder if it is missing. Raise before training
+    if it is not writable."""
     from ntkexp.records.atomic import make_folder
 
     try:
@@ -365,7 +385,8 @@ AGAIN = "; --force computes it again"
 
 
 def with_advice(mistake: Mistake) -> str:
-    """Return the message of a mistake with advice. Replace Python arguments by options."""
+    """Return the message of a mistake with advice.
+    Replace Python arguments by options."""
     text = str(mistake)
     for argument in mistake.arguments if isinstance(mistake, WrongArgument) else ():
         text = re.sub(rf"\b{argument}=", f"--{argument.replace('_', '-')}=", text)
@@ -391,7 +412,8 @@ def write_out(text: str) -> None:
 def options(
     out: Path = OUTPUTS, trust: Sequence[str] = (), config_dir: Path | None = None
 ) -> list[str]:
-    """Return the options to repeat a command: the output folder, trusted code and YAML folder."""
+    """Return the options to repeat a command: the output folder,
+    trusted code and YAML folder."""
     arguments = [] if out == OUTPUTS else [f"--out={out}"]
     arguments += [f"--trust={entry}" for entry in trust]
     if config_dir:

@@ -1,4 +1,5 @@
-"""`ntkexp report`, `runs` and `compare`: show runs and sweeps on a page, in a list, or in pairs."""
+"""`ntkexp report`, `runs` and `compare`: show runs and sweeps on a page,
+in a list, or in pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkexp.cli.options import OUTPUTS, AsJson, OutputsFolder, options, with_advice, write_out
+from ntkexp.cli.options import (
+    OUTPUTS,
+    AsJson,
+    OutputsFolder,
+    options,
+    with_advice,
+    write_out,
+)
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import command
 from ntkexp.text import printable_lines
@@ -66,7 +74,9 @@ def report(
     from ntkexp.report.material import gather, what_came_out, what_was_run
 
     with uncollected():
-        outputs = out.expanduser() if out is not None and form is Format.html else OUTPUTS
+        outputs = (
+            out.expanduser() if out is not None and form is Format.html else OUTPUTS
+        )
         material = gather(named or [], outputs)
         if material.left_out_line:
             sys.stderr.write(f"ntkexp: {material.left_out_line}\n")
@@ -82,7 +92,9 @@ def report(
             raise Mistake(
                 f"--out={outputs}: {error.strerror}; it takes a folder that can be written to"
             ) from None
-        write_out(f"{what_was_run(material)}\n{what_came_out(material.runs)}\n{written}\n")
+        write_out(
+            f"{what_was_run(material)}\n{what_came_out(material.runs)}\n{written}\n"
+        )
 
 
 def write_table(text: str, out: Path | None) -> None:
@@ -93,19 +105,31 @@ def write_table(text: str, out: Path | None) -> None:
     out = out.expanduser()
     try:
         out.write_text(printable_lines(text), encoding="utf-8")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+    except (
+        FileNotFoundError,
+        IsADirectoryError,
+        NotADirectoryError,
+        PermissionError,
+    ) as error:
         raise Mistake(
             f"--out={out}: {error.strerror}; it takes the name of a file in a folder that exists"
         ) from None
 
 
 def format_runs(material: Material, form: Format) -> str:
-    """Format the table of all runs. Text and Markdown also contain the laws of sweeps."""
+    """Format the table of all runs. Text and Markdown also contain the laws
+    of sweeps."""
     from ntkexp.report.analysis.laws import summary
     from ntkexp.report.comparison import combined
     from ntkexp.report.material import tabulate_fits
     from ntkexp.report.page.build import markdown
-    from ntkexp.report.tables import format_csv, format_json, format_text, json_rows, table_of_frame
+    from ntkexp.report.tables import (
+        format_csv,
+        format_json,
+        format_text,
+        json_rows,
+        table_of_frame,
+    )
 
     match form:
         case Format.md:
@@ -119,7 +143,11 @@ def format_runs(material: Material, form: Format) -> str:
         for analysis in material.analyses
         if analysis.laws
     ]
-    return "".join(laws) + format_text(table_of_frame(combined(material.runs))).rstrip("\n") + "\n"
+    return (
+        "".join(laws)
+        + format_text(table_of_frame(combined(material.runs))).rstrip("\n")
+        + "\n"
+    )
 
 
 def runs(
@@ -134,11 +162,15 @@ def runs(
     remove: Annotated[
         bool, typer.Option("--delete", help="Delete the runs that are listed.")
     ] = False,
-    confirmed: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
+    confirmed: Annotated[
+        bool, typer.Option("--yes", help="Do not ask before deleting.")
+    ] = False,
     columns: Annotated[
         str,
         typer.Option(
-            "--columns", metavar="KEY,…", help="Also list these settings, such as model.width."
+            "--columns",
+            metavar="KEY,…",
+            help="Also list these settings, such as model.width.",
         ),
     ] = "",
     as_json: AsJson = False,
@@ -154,7 +186,12 @@ def runs(
         from ntkexp.report.tables import format_json
 
         rows: list[Json] = [
-            {"run": str(run.path), "state": run.state, "said": run.outcome, "config": run.facts}
+            {
+                "run": str(run.path),
+                "state": run.state,
+                "said": run.outcome,
+                "config": run.facts,
+            }
             for run in listed_runs
         ]
         write_out(format_json(rows))
@@ -174,12 +211,15 @@ def runs(
 
 
 def delete(runs: Sequence[ListedRun], confirmed: bool) -> None:
-    """Delete run folders after a confirmation. Raise if some of them cannot be deleted."""
+    """Delete run folders after a confirmation.
+    Raise if some of them cannot be deleted."""
     from ntkexp.report.inventory import delete
 
     count = f"{len(runs)} run folder{'s' * (len(runs) != 1)}"
     if not confirmed and not sys.stdin.isatty():
-        raise Mistake(f"--delete would remove {count}; without a terminal, --yes confirms it")
+        raise Mistake(
+            f"--delete would remove {count}; without a terminal, --yes confirms it"
+        )
     if not confirmed:
         typer.confirm(f"Delete {count}?", abort=True, err=True)
     refused = []
@@ -196,9 +236,13 @@ def delete(runs: Sequence[ListedRun], confirmed: bool) -> None:
 def compare(
     first: Annotated[
         str,
-        typer.Argument(metavar="RUN|SWEEP", help="The folder of a run, or a sweep by its name."),
+        typer.Argument(
+            metavar="RUN|SWEEP", help="The folder of a run, or a sweep by its name."
+        ),
     ],
-    second: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="Another run or sweep.")],
+    second: Annotated[
+        str, typer.Argument(metavar="RUN|SWEEP", help="Another run or sweep.")
+    ],
     out: OutputsFolder = OUTPUTS,
 ) -> None:
     """Compare two runs, or two sweeps run by run."""
@@ -210,7 +254,9 @@ def compare(
     elif len(first_material.runs) == len(second_material.runs) == 1:
         compare_runs(first_material.runs[0], second_material.runs[0])
     else:
-        raise Mistake(f"two runs or two sweeps can be compared; {first} and {second} are neither")
+        raise Mistake(
+            f"two runs or two sweeps can be compared; {first} and {second} are neither"
+        )
 
 
 def gather_one(name: str, out: Path) -> Material:
@@ -226,10 +272,16 @@ def gather_one(name: str, out: Path) -> Material:
 
 
 def compare_runs(first: Run, second: Run) -> None:
-    from ntkexp.report.comparison import compare_configs, compare_results, numbers_of_one_alone
+    from ntkexp.report.comparison import (
+        compare_configs,
+        compare_results,
+        numbers_of_one_alone,
+    )
     from ntkexp.report.tables import format_text, table_of_frame
 
-    write_out(f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n")
+    write_out(
+        f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n"
+    )
     differing = compare_configs(first, second)
     if len(differing):
         write_out(f"{format_text(table_of_frame(differing))}\n\n")
@@ -241,7 +293,10 @@ def compare_runs(first: Run, second: Run) -> None:
     else:
         write_out("they share no number\n")
     for name, run, only_here in zip(
-        ("first", "second"), (first, second), numbers_of_one_alone(first, second), strict=True
+        ("first", "second"),
+        (first, second),
+        numbers_of_one_alone(first, second),
+        strict=True,
     ):
         if run.diverged:
             write_out(f"{name} diverged, so it has no numbers\n")
@@ -256,4 +311,6 @@ def compare_sweeps(first: Material, second: Material) -> None:
     for material in (first, second):
         if material.left_out_line:
             sys.stderr.write(f"ntkexp: {material.left_out_line}\n")
-    write_out(f"{format_text(table_of_frame(compare(first.analyses[0], second.analyses[0])))}\n")
+    write_out(
+        f"{format_text(table_of_frame(compare(first.analyses[0], second.analyses[0])))}\n"
+    )

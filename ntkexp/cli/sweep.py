@@ -1,4 +1,5 @@
-"""`ntkexp sweep`: run the unfinished experiments of a sweep, or list them with `--dry-run`."""
+"""`ntkexp sweep`: run the unfinished experiments of a sweep,
+or list them with `--dry-run`."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ def sweep(
         ended = conductor.ended
         with (
             sigterm_as_interrupt(),
-            interruptible(lambda: "; the same command continues from the last checkpoints"),
+            interruptible(
+                lambda: "; the same command continues from the last checkpoints"
+            ),
         ):
             try:
                 conductor.conduct(selected)
@@ -115,8 +118,12 @@ def sweep(
             to_text({**record(plan, statuses_after).fields, "record": str(plan.record)})
         )
     elif not common.quiet:
-        sys.stdout.write(f"{summary_line(plan, statuses_after, ended)}\n{plan.record}\n")
-    raise typer.Exit(1 if any(status.state != "done" for status in statuses_after.values()) else 0)
+        sys.stdout.write(
+            f"{summary_line(plan, statuses_after, ended)}\n{plan.record}\n"
+        )
+    raise typer.Exit(
+        1 if any(status.state != "done" for status in statuses_after.values()) else 0
+    )
 
 
 def compose_plan(
@@ -133,13 +140,17 @@ def compose_plan(
     return plan(repeated, composer(config_dir, trust), out.expanduser().absolute())
 
 
-def write_record(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) -> None:
+def write_record(
+    plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool
+) -> None:
     """Write the sweep file, and its tables if at least one run is done."""
     from ntkexp.records.atomic import waited_for
     from ntkexp.records.sweep import write_sweep
     from ntkexp.sweep.plan import record
 
-    with waited_for(plan.record.parent / ".lock"):  # another process may write the same files
+    with waited_for(
+        plan.record.parent / ".lock"
+    ):  # another process may write the same files
         write_sweep(record(plan, statuses))
         tables = plan.record.with_suffix(".runs.csv")
         if any(status.state == "done" for status in statuses.values()) and (
@@ -150,15 +161,21 @@ def write_record(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool
             write_tables(plan.record)
 
 
-def summary_line(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, Ended]) -> str:
+def summary_line(
+    plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, Ended]
+) -> str:
     """Summarise the numbers of runs in each state in one line."""
     done = [run for run in plan.distinct if statuses[run.name].state == "done"]
     counts = {
         "done": len(done),
-        "diverged": sum(bool(plan.folder(run).sealed_facts.get("diverged")) for run in done),
+        "diverged": sum(
+            bool(plan.folder(run).sealed_facts.get("diverged")) for run in done
+        ),
         "done just now": sum(end.how == "done" for end in ended.values()),
         "failed": sum(status.state == "failed" for status in statuses.values()),
-        "running elsewhere": sum(status.state == "running" for status in statuses.values()),
+        "running elsewhere": sum(
+            status.state == "running" for status in statuses.values()
+        ),
         "unfinished": sum(status.state == "unfinished" for status in statuses.values()),
     }
     parts = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
@@ -195,18 +212,26 @@ def show_plan(
         for run in plan.runs
     ]
     header = ["run", *plan.sweep.axes, "seed", "state", "core time", "memory"]
-    sys.stdout.write(aligned(header, rows, [False, *[True] * (len(header) - 1)]).rstrip() + "\n\n")
+    sys.stdout.write(
+        aligned(header, rows, [False, *[True] * (len(header) - 1)]).rstrip() + "\n\n"
+    )
     seconds = [costs[run.name].seconds for run in selected]
     total = max([sum(seconds) / engine.workers, *seconds])
-    total_bytes = max([costs[run.name].bytes for run in selected], default=0.0) * engine.workers
+    total_bytes = (
+        max([costs[run.name].bytes for run in selected], default=0.0) * engine.workers
+    )
     # the estimates assume all steps, but runs with stop_at_loss may end earlier
     may_stop_early = any(run.experiment.stop_at_loss is not None for run in selected)
     remark = (
-        ", or less: stop_at_loss may end runs sooner than all their steps" if may_stop_early else ""
+        ", or less: stop_at_loss may end runs sooner than all their steps"
+        if may_stop_early
+        else ""
     )
     sys.stdout.write(
         f"{plan.sweep.name}: {len(selected)} of {counted(len(plan.distinct), 'run')} to do, about {duration(total)} "
         f"and up to {total_bytes / 1e9:.1f} GB with {counted(engine.workers, 'worker')}{remark}\n"
     )
-    for mistake in dict.fromkeys(cost.mistake for cost in costs.values() if cost.mistake):
+    for mistake in dict.fromkeys(
+        cost.mistake for cost in costs.values() if cost.mistake
+    ):
         sys.stderr.write(f"ntkexp: would fail: {mistake}\n")

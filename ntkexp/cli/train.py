@@ -64,7 +64,9 @@ def train(
             experiment=experiment,
             folder=RunFolder(folder),
             overrides=arguments,
-            repeat=command("train", arguments, options(out, common.trusted, common.config_dir)),
+            repeat=command(
+                "train", arguments, options(out, common.trusted, common.config_dir)
+            ),
             progress=progress_listener(common.quiet, AGAIN),
             log=log,
         )
@@ -74,7 +76,8 @@ def train(
 
 
 def resume_command(folder: Path, trust: Sequence[str], log: str | None = None) -> str:
-    """Return the command that resumes a run. It repeats `--trust`, because runs do not store it.
+    """Return the command that resumes a run. It repeats `--trust`,
+    because runs do not store it.
 
     >>> resume_command(Path("runs/a b"), ["my_net.py"])
     "`ntkexp resume 'runs/a b' --trust my_net.py`"
@@ -87,15 +90,21 @@ def resume_command(folder: Path, trust: Sequence[str], log: str | None = None) -
 
 
 def advice_for(folder: Path, advice: str) -> Callable[[], str]:
-    """Return a function for `interruptible`, which returns the advice, or a remark if the run has
-    not begun.
-    """
-    return lambda: f"; {advice}" if (folder / BEGUN).is_file() else " before the first step"
+    """Return a function for `interruptible`, which returns the advice, or a remark if
+    the run has not begun."""
+    return lambda: (
+        f"; {advice}" if (folder / BEGUN).is_file() else " before the first step"
+    )
 
 
 def wrap(text: str) -> str:
-    """Wrap a text to the width of the terminal. Leave it unchanged if stdout is a pipe."""
-    return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
+    """Wrap a text to the width of the terminal.
+    Leave it unchanged if stdout is a pipe."""
+    return (
+        textwrap.fill(text, shutil.get_terminal_size().columns)
+        if sys.stdout.isatty()
+        else text
+    )
 
 
 def has_colours() -> bool:
@@ -119,11 +128,14 @@ def green_lines(text: str, names: Sequence[str]) -> str:
 
 
 def print_results(folder: Path, *, quiet: bool, as_json: bool, verbose: bool) -> None:
-    """Print the results of a finished run: the verdict, the comparison and the folder."""
+    """Print the results of a finished run: the verdict,
+    the comparison and the folder."""
     facts = RunFolder(folder).sealed_facts
     outcome = str(facts["outcome"])
     if quiet and not as_json:
-        if facts.get("diverged"):  # warn even if quiet: the run is finished, but not usable
+        if facts.get(
+            "diverged"
+        ):  # warn even if quiet: the run is finished, but not usable
             sys.stderr.write(f"ntkexp: {folder} {outcome}\n")
         return
     from ntkexp.records.results import read_results
@@ -136,7 +148,12 @@ def print_results(folder: Path, *, quiet: bool, as_json: bool, verbose: bool) ->
         diverged = bool(facts.get("diverged"))
         write_out(
             format_json(
-                {"folder": str(folder), "outcome": outcome, "diverged": diverged, "results": rows}
+                {
+                    "folder": str(folder),
+                    "outcome": outcome,
+                    "diverged": diverged,
+                    "results": rows,
+                }
             )
         )
         return
@@ -150,7 +167,9 @@ def print_results(folder: Path, *, quiet: bool, as_json: bool, verbose: bool) ->
 
     verdict = bold(wrap(ladder_sentence(ladder, diverged=bool(facts["diverged"]))))
     if verbose:
-        table = format_ladder(ladder, of_machines(read_timings(folder / "timings.csv"))).rstrip()
+        table = format_ladder(
+            ladder, of_machines(read_timings(folder / "timings.csv"))
+        ).rstrip()
     else:
         table = format_errors(ladder)
     table = green_lines(table, exact_machines(ladder))
@@ -174,10 +193,16 @@ def resume(
     from ntkexp.run.execute import resume as resume_run
 
     with interruptible(
-        advice_for(run, f"{resume_command(run, trust, log)} continues from the last checkpoint")
+        advice_for(
+            run, f"{resume_command(run, trust, log)} continues from the last checkpoint"
+        )
     ):
         folder = resume_run(
-            run.expanduser(), progress_listener(quiet), admitted, options(trust=trust), log=log
+            run.expanduser(),
+            progress_listener(quiet),
+            admitted,
+            options(trust=trust),
+            log=log,
         )
     write_events(folder, tensorboard)
     print_results(folder, quiet=quiet, as_json=as_json, verbose=verbose)

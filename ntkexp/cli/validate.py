@@ -1,4 +1,5 @@
-"""`ntkexp validate`: compare scores of training examples with retraining without some examples."""
+"""`ntkexp validate`: compare scores of training examples
+with retraining without some examples."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def validate(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="The folder of a finished run, or of an attributed loop."
+            metavar="RUN",
+            help="The folder of a finished run, or of an attributed loop.",
         ),
     ],
     scores: Annotated[
@@ -84,7 +86,9 @@ def validate(
     split: Annotated[
         str | None,
         typer.Option(
-            "--split", metavar="SPLIT", help="The split of these points: train, query or test."
+            "--split",
+            metavar="SPLIT",
+            help="The split of these points: train, query or test.",
         ),
     ] = None,
     lower_is_better: Annotated[
@@ -112,7 +116,10 @@ def validate(
     """Compare scores of examples with retraining (LDS, QLD)."""
     from ntkexp.engine.base import choose
 
-    shares = {"leave-out": share_of(leave_out, "--leave-out"), "top": share_of(top, "--top")}
+    shares = {
+        "leave-out": share_of(leave_out, "--leave-out"),
+        "top": share_of(top, "--top"),
+    }
     for path in scores or []:
         if not path.is_file():
             raise Mistake(f"--scores={path}: there is no such file")

@@ -1,9 +1,10 @@
 """Build components from plain data. Nested components are built first.
 
-`_target_: ntkexp.model.MLP` names the class of a component. pydantic validates its fields. The name
-of a component of this package omits the file; the package then imports only the file of that class.
-Other components are named `package.module.Class`. Importing runs code, so the user must trust other
-packages and files (such as my_net.py) first.
+`_target_: ntkexp.model.MLP` names the class of a component. pydantic validates its
+fields. The name of a component of this package omits the file; the package then imports
+only the file of that class. Other components are named `package.module.Class`.
+Importing runs code, so the user must trust other packages and files (such as my_net.py)
+first.
 
 >>> from ntkexp.loss import AbstractLoss
 >>> component_class("ntkexp.loss.Squared", AbstractLoss, "loss")
@@ -47,7 +48,13 @@ from ntkexp.layer.spec import names_layer, parse_layer
 from ntkexp.mistake import Mistake, UnknownKey, Untrusted, WrongArgument, nearest
 from ntkexp.model.foreign import allow_imports, allow_module, load_module
 from ntkexp.model.user_function import FunctionInFile
-from ntkexp.naming import LAZY_PACKAGES, PACKAGE, class_path, is_in_this_package, module_of_class
+from ntkexp.naming import (
+    LAZY_PACKAGES,
+    PACKAGE,
+    class_path,
+    is_in_this_package,
+    module_of_class,
+)
 
 SOURCE_FOLDER = Path(__file__).parents[2]
 """The folder that contains this package."""
@@ -66,10 +73,13 @@ def component_class(
         or not module_name
     ):
         raise Mistake(f"{override} names no class; write package.module.Class")
-    if not any(f"{module_name}.".startswith(f"{package}.") for package in (PACKAGE, *trusted)):
+    if not any(
+        f"{module_name}.".startswith(f"{package}.") for package in (PACKAGE, *trusted)
+    ):
         package = module_name.split(".")[0]
         raise Untrusted(
-            f"{override} lies outside {PACKAGE}, and is imported only if you trust it", package
+            f"{override} lies outside {PACKAGE}, and is imported only if you trust it",
+            package,
         )
     parent, _, file = module_name.rpartition(".")
     folder = SOURCE_FOLDER.joinpath(*parent.split("."))
@@ -86,7 +96,8 @@ def component_class(
     try:
         kind = getattr(module, name)
     except AttributeError as error:
-        # a package that loads its classes lazily raises an error that names the nearest class
+        # a package that loads its classes lazily raises an error
+        # that names the nearest class
         hint = "" if module_name in LAZY_PACKAGES else nearest(name, dir(module))
         raise Mistake(f"{override}: {error}{hint}") from None
     if not (isinstance(kind, type) and issubclass(kind, base) and can_be_built(kind)):
@@ -118,7 +129,8 @@ def import_named(name: str, override: str) -> ModuleType:
 
 
 def example_path(base: type[Component]) -> str:
-    """Return the name of any concrete subclass of `base`, as an example in error messages."""
+    """Return the name of any concrete subclass of `base`,
+    as an example in error messages."""
     concrete = [kind for kind in base.__subclasses__() if can_be_built(kind)] or [base]
     return class_path(concrete[0])
 
@@ -127,7 +139,8 @@ def example_path(base: type[Component]) -> str:
 
 
 def admit(entries: Sequence[str]) -> tuple[str, ...]:
-    """Import the files that the user trusts, and check that the packages can be imported.
+    """Import the files that the user trusts,
+    and check that the packages can be imported.
 
     Return the module names to use in a `_target_`.
     """
@@ -138,7 +151,8 @@ def admit(entries: Sequence[str]) -> tuple[str, ...]:
 
 
 def admit_package(name: str) -> str:
-    """Check that a trusted package can be imported, from sys.path or the working folder.
+    """Check that a trusted package can be imported,
+    from sys.path or the working folder.
 
     Return its name, or raise.
     """
@@ -158,8 +172,11 @@ def admit_package(name: str) -> str:
 
 
 def admit_file(file: Path) -> str:
-    """Import a file as a module named after the file. Errors name the line in the file."""
-    file = Path(os.path.realpath(file.expanduser()))  # Path.resolve fails for a link to itself
+    """Import a file as a module named after the file.
+    Errors name the line in the file."""
+    file = Path(
+        os.path.realpath(file.expanduser())
+    )  # Path.resolve fails for a link to itself
     argument = f"trust={file}"
     if not file.is_file():
         raise WrongArgument(
@@ -177,11 +194,17 @@ def admit_file(file: Path) -> str:
         raise WrongArgument(str(mistake), "trust") from mistake
 
 
-def refuse_untrusted(files: Collection[Path], key: str, trusted: Collection[str]) -> None:
+def refuse_untrusted(
+    files: Collection[Path], key: str, trusted: Collection[str]
+) -> None:
     """Raise if a file of Python code is outside the trusted files and packages."""
-    specs = [spec for name in trusted if files and (spec := find_spec(name)) is not None]
+    specs = [
+        spec for name in trusted if files and (spec := find_spec(name)) is not None
+    ]
     trusted_folders = [
-        Path(folder).resolve() for spec in specs for folder in spec.submodule_search_locations or ()
+        Path(folder).resolve()
+        for spec in specs
+        for folder in spec.submodule_search_locations or ()
     ]
     for file in files:
         path = file.resolve()
@@ -217,19 +240,21 @@ def build(fields: Mapping[str, Any], trusted: tuple[str, ...] = ()) -> Experimen
 class Builder:
     """A builder of components from this package and from trusted code.
 
-    A field of components also takes the names of options, such as `path.rule=[secant]`. The builder
-    reads the YAML files of these options.
-    """
+    A field of components also takes the names of options, such as `path.rule=[secant]`.
+    The builder reads the YAML files of these options."""
 
     trusted: tuple[str, ...] = ()
-    choices: Choices = dataclasses_field(default_factory=lambda: Choices(config_folders(None)))
+    choices: Choices = dataclasses_field(
+        default_factory=lambda: Choices(config_folders(None))
+    )
     files: dict[tuple[str, str], dict[str, Any]] = dataclasses_field(
         default_factory=dict, repr=False, compare=False
     )
 
     @cached_property
     def groups(self) -> frozenset[str]:
-        """The names of all groups, cached because a sweep may build a thousand experiments."""
+        """The names of all groups, cached because a sweep may build a thousand
+        experiments."""
         return frozenset(self.choices.groups())
 
     def experiment(self, tree: Mapping[str, Any]) -> Experiment:
@@ -242,9 +267,13 @@ class Builder:
     ) -> Component:
         """Build a component and, before it, the components in its fields."""
         kind = self.kind(node, bases, key)
-        fields = {str(name): value for name, value in node.items() if name != "_target_"}
+        fields = {
+            str(name): value for name, value in node.items() if name != "_target_"
+        }
         children = {
-            name: self.child(value, kind.model_fields.get(name), f"{key}.{name}".removeprefix("."))
+            name: self.child(
+                value, kind.model_fields.get(name), f"{key}.{name}".removeprefix(".")
+            )
             for name, value in fields.items()
         }
         try:
@@ -257,11 +286,14 @@ class Builder:
     def kind(
         self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str
     ) -> type[Component]:
-        """Return the component class of a mapping. If the expected class is concrete, `_target_`
-        may be missing.
-        """
+        """Return the component class of a mapping. If the expected class is concrete,
+        `_target_` may be missing."""
         base = next(
-            (candidate for candidate in bases if class_path(candidate) == node.get("_target_")),
+            (
+                candidate
+                for candidate in bases
+                if class_path(candidate) == node.get("_target_")
+            ),
             bases[0],
         )
         if "_target_" in node:
@@ -280,15 +312,20 @@ class Builder:
         bases = component_bases(field.annotation)
         # pydantic would convert true to the number 1
         if isinstance(value, bool) and types & {int, float} and bool not in types:
-            raise Mistake(f"{key}={spell_value(value)}: it takes {accepted_values(field)}")
+            raise Mistake(
+                f"{key}={spell_value(value)}: it takes {accepted_values(field)}"
+            )
         if not bases:
             return value
         if isinstance(value, str | Mapping) and is_list(field.annotation):
             value = [value]
         return self.components(value, bases, key)
 
-    def components(self, value: Any, bases: tuple[type[Component], ...], key: str) -> Any:
-        """Build a component from a mapping or the name of an option, or several from a list."""
+    def components(
+        self, value: Any, bases: tuple[type[Component], ...], key: str
+    ) -> Any:
+        """Build a component from a mapping or the name of an option,
+        or several from a list."""
         if isinstance(value, Mapping):
             if names_layer(value):
                 return parse_layer(value, key)
@@ -322,17 +359,24 @@ def config_keys(
         if isinstance(child, Mapping) and bases:
             key = f"{prefix}{name}"
             yield f"{key}._target_", FieldInfo(annotation=str)
-            yield from config_keys(child, builder.kind(child, bases, key), builder, f"{key}.")
+            yield from config_keys(
+                child, builder.kind(child, bases, key), builder, f"{key}."
+            )
 
 
 def unknown_key(
-    key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str], choices: Choices
+    key: str,
+    known: Mapping[str, FieldInfo],
+    chosen: Mapping[str, str],
+    choices: Choices,
 ) -> Mistake:
-    """Return an error for an unknown key that suggests a similar key or another option."""
+    """Return an error for an unknown key that suggests a similar key
+    or another option."""
     original_key = key
     parent, _, last = key.rpartition(".")
 
-    # suggest a key of the same name in another group; prefer the one with the fewest dots
+    # suggest a key of the same name in another group;
+    # prefer the one with the fewest dots
     same_name = sorted(
         (other for other in known if other.split(".")[-1] == last), key=nesting_depth
     )
@@ -347,29 +391,33 @@ def unknown_key(
         key = equivalent
         parent, _, last = equivalent.rpartition(".")
 
-    # suggest a key of another option; prefer an option named like the key, then the one with fewest
-    # keys
+    # suggest a key of another option; prefer an option named like the key,
+    # then the one with fewest keys
     elsewhere = [
         (group, option)
         for group, current in chosen.items()
         for option in choices.options(group)
-        if option != current and {key, f"{group}.{key}"} & choices.keys(group, option).keys()
+        if option != current
+        and {key, f"{group}.{key}"} & choices.keys(group, option).keys()
     ]
     if elsewhere:
         group, option = min(
-            elsewhere, key=lambda choice: (choice[1] != last, len(choices.keys(*choice)))
+            elsewhere,
+            key=lambda choice: (choice[1] != last, len(choices.keys(*choice))),
         )
         return Mistake(
             f"{original_key}: {group}={chosen[group]} has no such key, {group}={option} has it; "
             f"did you mean '{group}={option} {group}.{last}=…'?"
         )
 
-    # suggest the most similar spelling: within the group, else by the last part of the key, else by
-    # the full key
+    # suggest the most similar spelling: within the group, else by the last part of the
+    # key, else by the full key
     siblings = [other for other in known if other.rpartition(".")[0] == parent]
     candidates = {
         other.split(".")[-1]: other
-        for other in sorted(siblings if parent else known, key=nesting_depth, reverse=True)
+        for other in sorted(
+            siblings if parent else known, key=nesting_depth, reverse=True
+        )
     }
     if closest := get_close_matches(last, candidates, n=1, cutoff=0.5):
         hint = f"; did you mean '{candidates[closest[0]]}'?"

@@ -1,7 +1,7 @@
 """Groups (folders), their options (YAML files) and the keys of each option.
 
-Shell completion and error messages use this module. To be fast, it imports neither Hydra nor the
-classes of components.
+Shell completion and error messages use this module. To be fast, it imports neither
+Hydra nor the classes of components.
 
 >>> choices = Choices(config_folders(None))
 >>> choices.options("init"), choices.keys("optimizer", "sgd")["optimizer.batch"]
@@ -52,7 +52,8 @@ def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
 
 
 def shipped() -> Path:
-    """Return the package's folder of YAML files: inside an installed package, or next to it."""
+    """Return the package's folder of YAML files: inside an installed package,
+    or next to it."""
     package = Path(__file__).resolve().parents[1]
     installed, in_repository = package / "configs", package.parent / "configs"
     return installed if installed.is_dir() else in_repository
@@ -67,34 +68,48 @@ NO_CHOICES = frozenset({"claim", "study", "sweep"})
 
 @dataclass(frozen=True)
 class Choices:
-    """The options (YAML files) in some folders. Files in earlier folders hide files of the same
-    name.
-    """
+    """The options (YAML files) in some folders.
+    Files in earlier folders hide files of the same name."""
 
     folders: tuple[Path, ...]
 
     def groups(self) -> list[str]:
         return sorted(
-            {file.parent.name for folder in self.folders for file in folder.glob("*/*.yaml")}
+            {
+                file.parent.name
+                for folder in self.folders
+                for file in folder.glob("*/*.yaml")
+            }
             - NO_CHOICES
         )
 
     def options(self, group: str) -> list[str]:
-        files = (file for folder in self.folders for file in (folder / group).glob("*.yaml"))
+        files = (
+            file for folder in self.folders for file in (folder / group).glob("*.yaml")
+        )
         return sorted({file.stem for file in files if file.is_file()})
 
     def file(self, group: str, option: str) -> Path:
         if option not in self.options(group):
             options = ", ".join(self.options(group))
             hint = nearest(option, self.options(group))
-            raise Mistake(f"'{option}' is not an option of {group}; choose from {options}{hint}")
+            raise Mistake(
+                f"'{option}' is not an option of {group}; choose from {options}{hint}"
+            )
         return next(
-            file for folder in self.folders if (file := folder / group / f"{option}.yaml").is_file()
+            file
+            for folder in self.folders
+            if (file := folder / group / f"{option}.yaml").is_file()
         )
 
     def root(self) -> Path:
-        """Return `config.yaml`, which lists the default options and the keys outside groups."""
-        return next(file for folder in self.folders if (file := folder / "config.yaml").is_file())
+        """Return `config.yaml`, which lists the default options
+        and the keys outside groups."""
+        return next(
+            file
+            for folder in self.folders
+            if (file := folder / "config.yaml").is_file()
+        )
 
     def keys(self, group: str, option: str) -> dict[str, Any]:
         """Return the dotted keys of an option, with their values."""
@@ -102,7 +117,11 @@ class Choices:
 
     def common(self) -> dict[str, Any]:
         """Return the dotted keys that belong to no group, with their values."""
-        values = {key: value for key, value in read_yaml(self.root()).items() if key != "defaults"}
+        values = {
+            key: value
+            for key, value in read_yaml(self.root()).items()
+            if key != "defaults"
+        }
         return dict(dotted(values, ""))
 
     def defaults(self) -> dict[str, str]:
@@ -111,12 +130,16 @@ class Choices:
         defaults: dict[str, str] = {}
         for entry in entries if isinstance(entries, list) else [entries]:
             match entry:
-                case dict() if all(isinstance(option, str) for option in entry.values()):
+                case dict() if all(
+                    isinstance(option, str) for option in entry.values()
+                ):
                     defaults |= entry
                 case "_self_":
                     continue
                 case _:
-                    raise Mistake(f"{self.root()}: 'defaults' takes a list, such as '- model: mlp'")
+                    raise Mistake(
+                        f"{self.root()}: 'defaults' takes a list, such as '- model: mlp'"
+                    )
         return defaults
 
 
@@ -137,7 +160,8 @@ def dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def tree(choices: Choices) -> str:
-    """List every option with its keys and comments. The keys outside groups come last."""
+    """List every option with its keys and comments.
+    The keys outside groups come last."""
     defaults = choices.defaults()
     files = dict[str, Path]()
     for group in choices.groups():
@@ -155,7 +179,8 @@ def tree(choices: Choices) -> str:
 
 
 def title(group: str, option: str, choices: Choices) -> str:
-    """Return the override that chooses an option: GROUP=OPTION, KEY=OPTION or KEY=[OPTION].
+    """Return the override that chooses an option: GROUP=OPTION,
+    KEY=OPTION or KEY=[OPTION].
 
     >>> choices = Choices(config_folders(None))
     >>> title("model", "mlp", choices), title("measure", "loss", choices), title("rule", "left", choices)
@@ -165,7 +190,11 @@ def title(group: str, option: str, choices: Choices) -> str:
         return f"{group}={option}"
     common = choices.common()
     key = next((key for key in common if key.split(".")[-1] == group), group)
-    return f"{key}={option}" if common.get(key) in choices.options(group) else f"{key}=[{option}]"
+    return (
+        f"{key}={option}"
+        if common.get(key) in choices.options(group)
+        else f"{key}=[{option}]"
+    )
 
 
 def key_lines(file: Path) -> Iterator[str]:
@@ -177,7 +206,11 @@ def key_lines(file: Path) -> Iterator[str]:
     in_defaults = False
     for line in text.splitlines():
         in_defaults = line.startswith("defaults:") or (in_defaults and line[:1] in " -")
-        if line.strip() and not in_defaults and not line.lstrip().startswith("_target_:"):
+        if (
+            line.strip()
+            and not in_defaults
+            and not line.lstrip().startswith("_target_:")
+        ):
             yield line
 
 
@@ -218,22 +251,27 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
     text = beginning + unfinished
     key, equals, value = text.partition("=")
     if equals:
-        completions = [f"{key}={option}" for option in values(key, value, chosen, known, choices)]
+        completions = [
+            f"{key}={option}" for option in values(key, value, chosen, known, choices)
+        ]
     else:
         keys = [word for word in (*chosen, *known) if word.startswith(key)]
         completions = [f"{word}=" for word in keys]
-        # if only one key matches, offer values too, else the shell would append a blank after '='
+        # if only one key matches, offer values too,
+        # else the shell would append a blank after '='
         if len(keys) == 1:
             options = values(keys[0], "", chosen, known, choices)
             completions += [f"{keys[0]}={option}" for option in options]
-    return [word.removeprefix(beginning) for word in completions if word.startswith(text)]
+    return [
+        word.removeprefix(beginning) for word in completions if word.startswith(text)
+    ]
 
 
 def rejoin_lists(words: Sequence[str]) -> list[str]:
     """Rejoin words that bash split at '='. Other shells pass complete words.
 
-    The last item is the part of the unfinished word before and including '=', or ''. It is restored
-    if bash dropped the '=' of `model=`.
+    The last item is the part of the unfinished word before and including '=', or ''. It
+    is restored if bash dropped the '=' of `model=`.
 
     >>> rejoin_lists(["data", "=", "table", "model", "="]), rejoin_lists(["data=table"]), rejoin_lists(["model"])
     (['data=table', 'model='], ['data=table', ''], ['model='])
@@ -252,16 +290,24 @@ def rejoin_lists(words: Sequence[str]) -> list[str]:
 
 
 def values(
-    key: str, value: str, chosen: Mapping[str, str], known: Mapping[str, Any], choices: Choices
+    key: str,
+    value: str,
+    chosen: Mapping[str, str],
+    known: Mapping[str, Any],
+    choices: Choices,
 ) -> Iterator[str]:
-    """Yield completions for the value of a key: options, lists of options, or the default."""
+    """Yield completions for the value of a key: options, lists of options,
+    or the default."""
     names = choices.options(key.rsplit(".", maxsplit=1)[-1])
     if key in chosen:
         yield from choices.options(key)
     elif key in known and names and isinstance(known[key], list):
         started = value[: max(value.rfind(","), value.rfind("[")) + 1] or "["
         yield from (
-            f"{started}{name}{end}" for name in names if name not in started for end in ("]", ",")
+            f"{started}{name}{end}"
+            for name in names
+            if name not in started
+            for end in ("]", ",")
         )
     elif known.get(key) in names:
         yield from names

@@ -41,7 +41,13 @@ from yaml import YAMLError
 
 from ntkexp.config.build import Builder, admit, config_keys, unknown_key
 from ntkexp.config.choices import Choices, comment_of, config_folders
-from ntkexp.config.field_types import OPTIONS, accepted_values, is_list, is_text, may_be_text
+from ntkexp.config.field_types import (
+    OPTIONS,
+    accepted_values,
+    is_list,
+    is_text,
+    may_be_text,
+)
 from ntkexp.config.plain_yaml import as_yaml, read_yaml, refuse_reference_growth
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import (
@@ -64,7 +70,8 @@ MARKED = re.compile(r"""null|'.*'|".*"|.*\$\{.*\}.*""", re.DOTALL)
 
 @dataclass(frozen=True)
 class Override:
-    """One override KEY=VALUE: the key, and the text of the value, which may be empty."""
+    """One override KEY=VALUE: the key, and the text of the value,
+    which may be empty."""
 
     key: str
     value: str
@@ -84,7 +91,9 @@ def split(text: str) -> Override:
     key, equals, value = text.partition("=")
     key = re.sub(r"^\+{1,2}", "", key).strip()
     if not key:
-        raise Mistake(f"{text or repr(text)}: there is no key; write KEY=VALUE, such as seed=3")
+        raise Mistake(
+            f"{text or repr(text)}: there is no key; write KEY=VALUE, such as seed=3"
+        )
     if not KEY.fullmatch(key):
         raise Mistake(
             f"{text}: '{key}' is not a key; write KEY=VALUE with words joined by dots, such as model.width=64"
@@ -105,7 +114,9 @@ def read_option(override: Override, choices: Choices) -> str:
         )
     if name not in options:
         alias = OPTIONS.get(group, {}).get(name.lower())
-        hint = f"; did you mean '{alias}'?" if alias in options else nearest(name, options)
+        hint = (
+            f"; did you mean '{alias}'?" if alias in options else nearest(name, options)
+        )
         raise Mistake(
             f"{override}: there is no such {group}; choose from {', '.join(options)}{hint}"
         )
@@ -157,22 +168,27 @@ def single_value(override: Override, field: FieldInfo) -> str:
 
 # --- 2. Merge the files of the chosen options into one tree.
 #
-# The list `defaults` of a file names the options that are merged into the file. `config.yaml` names
-# an option of each group. An option can name other options of its group. Later entries override
-# earlier ones. `_self_` is the position of the file's own keys, by default the last.
+# The list `defaults` of a file names the options that are merged into the file.
+# `config.yaml` names an option of each group. An option can name other options of its
+# group. Later entries override earlier ones. `_self_` is the position of the file's own
+# keys, by default the last.
 
 
 OWN_KEYS = "_self_"
 
 
-def assemble(selected: Mapping[str, str], choices: Choices) -> tuple[DictConfig, dict[str, str]]:
+def assemble(
+    selected: Mapping[str, str], choices: Choices
+) -> tuple[DictConfig, dict[str, str]]:
     """Merge the files of the picked options and of the default options.
 
     Return the merged tree, and the option of every group.
     """
     defaults = choices.defaults()
     chosen = defaults | dict(selected)
-    parts = {group: load_option(group, option, choices) for group, option in chosen.items()}
+    parts = {
+        group: load_option(group, option, choices) for group, option in chosen.items()
+    }
     added = {group: part for group, part in parts.items() if group not in defaults}
 
     def options_of(entry: Mapping[str, str]) -> Mapping[str, Any]:
@@ -222,7 +238,8 @@ def merge_defaults(file: Path, load: Callable[[Any], Mapping[str, Any]]) -> Dict
 
 @contextmanager
 def named_in_errors(file: Path) -> Iterator[None]:
-    """Convert errors of YAML or OmegaConf inside the block to a `Mistake` that names the file."""
+    """Convert errors of YAML or OmegaConf inside the block to a `Mistake`
+    that names the file."""
     try:
         yield
     except Mistake:
@@ -239,9 +256,8 @@ def compose(
 ) -> Experiment:
     """Compose an experiment from overrides KEY=VALUE.
 
-    `config_dir` is a folder of YAML files, which replace the package's files of the same names.
-    `trust` lists packages and files whose code may run.
-    """
+    `config_dir` is a folder of YAML files, which replace the package's files of the
+    same names. `trust` lists packages and files whose code may run."""
     return resolve(overrides, config_dir, trust).experiment()
 
 
@@ -258,7 +274,8 @@ def composer(config_dir: Path | None = None, trust: Sequence[str] = ()) -> Compo
 
 @dataclass(frozen=True)
 class Resolved:
-    """A composed experiment as plain data without references, before it is validated."""
+    """A composed experiment as plain data without references,
+    before it is validated."""
 
     tree: dict[str, Any]
     chosen: dict[str, str]
@@ -268,16 +285,20 @@ class Resolved:
         return self.builder.experiment(self.tree)
 
     def as_yaml(self) -> str:
-        """Return this experiment as a `config.yaml`, which a user can put into a folder of configs."""
+        """Return this experiment as a `config.yaml`,
+        which a user can put into a folder of configs."""
         fields = self.experiment().fields()
         defaults = "".join(
-            f"  - {group}: {self.chosen[group]}\n" for group in fields if group in self.chosen
+            f"  - {group}: {self.chosen[group]}\n"
+            for group in fields
+            if group in self.chosen
         )
         return f"defaults:\n{defaults}  - _self_\n\n{as_yaml(completed(self.tree, fields))}"
 
 
 def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return `tree`, with missing keys taken from `fields`, which contains default values."""
+    """Return `tree`, with missing keys taken from `fields`,
+    which contains default values."""
     return {
         key: completed(item, fields.get(key, {})) if isinstance(item, dict) else item
         for key, item in (fields | tree).items()
@@ -286,16 +307,18 @@ def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Composer:
-    """A composer of many experiments. It caches the merged options, because merging is slow."""
+    """A composer of many experiments. It caches the merged options,
+    because merging is slow."""
 
     builder: Builder
-    assembled: dict[tuple[tuple[str, str], ...], tuple[DictConfig, dict[str, str]]] = field(
-        default_factory=dict
+    assembled: dict[tuple[tuple[str, str], ...], tuple[DictConfig, dict[str, str]]] = (
+        field(default_factory=dict)
     )
 
     @cached_property
     def groups(self) -> list[str]:
-        """The groups that are keys of an experiment and take one option, such as `model`."""
+        """The groups that are keys of an experiment and take one option,
+        such as `model`."""
         fields = Experiment.model_fields
         return [
             group
@@ -314,7 +337,11 @@ class Composer:
     def resolved(self, overrides: Sequence[str]) -> Resolved:
         choices = self.builder.choices
         by_key = {override.key: override for override in map(split, overrides)}
-        selected = {key: read_option(by_key[key], choices) for key in self.groups if key in by_key}
+        selected = {
+            key: read_option(by_key[key], choices)
+            for key in self.groups
+            if key in by_key
+        }
 
         # copy the cached tree of these options
         selection = tuple(sorted(selected.items()))
@@ -338,10 +365,14 @@ class Composer:
                 OmegaConf.update(config, override.key, value, force_add=True)
             except OmegaConfBaseException as error:
                 raise Mistake(f"{override}: {first_line(error)}") from None
-            target = override.key.endswith("._target_") or f"{override.key}._target_" in keys
+            target = (
+                override.key.endswith("._target_") or f"{override.key}._target_" in keys
+            )
             if target or isinstance(value, Mapping):
                 keys = {}  # the component changed, so look up its keys again
-        return Resolved(follow_references(config, self.builder, chosen), chosen, self.builder)
+        return Resolved(
+            follow_references(config, self.builder, chosen), chosen, self.builder
+        )
 
 
 def known_keys(config: DictConfig, builder: Builder) -> dict[str, FieldInfo]:
@@ -359,13 +390,18 @@ def plain_data(config: DictConfig, *, resolve: bool) -> dict[str, Any]:
 def follow_references(
     config: DictConfig, builder: Builder, chosen: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Resolve all references `${KEY}`, and return plain data. Raise with the key of an error."""
+    """Resolve all references `${KEY}`, and return plain data.
+    Raise with the key of an error."""
     try:
         with warnings.catch_warnings():
             refuse_reference_growth(plain_data(config, resolve=False))
-            warnings.simplefilter("ignore")  # ${oc.deprecated:…} would print the library's own text
+            warnings.simplefilter(
+                "ignore"
+            )  # ${oc.deprecated:…} would print the library's own text
             return plain_data(config, resolve=True)
-    except MissingMandatoryValue as error:  # a value is still OmegaConf's placeholder `???`
+    except (
+        MissingMandatoryValue
+    ) as error:  # a value is still OmegaConf's placeholder `???`
         key = str(error.full_key)
         field = known_keys(config, builder).get(key)
         kind = f": it takes {accepted_values(field)}" if field else ""
@@ -391,7 +427,8 @@ class ReadsEnvironment(Mistake):
 
 
 environment_is_read: ContextVar[bool] = ContextVar("environment_is_read", default=False)
-"""True if ${oc.env:…} is allowed. Trusted code can read environment variables anyway."""
+"""True if ${oc.env:…} is allowed. Trusted code can read environment variables
+anyway."""
 
 
 def of_environment(name: str, *default: Any) -> Any:

@@ -1,7 +1,7 @@
 """Error messages for values in a configuration.
 
-The module describes the values that a field accepts, reports pydantic's errors in one line, and
-lists the names that other libraries use for keys and options.
+The module describes the values that a field accepts, reports pydantic's errors in one
+line, and lists the names that other libraries use for keys and options.
 
 >>> from pydantic import PositiveInt
 >>> allowed(PositiveInt | None)
@@ -37,7 +37,8 @@ WORDS = {
 
 
 def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
-    """Describe the values of a type in words. `limits` are its constraints, such as `Gt(0)`."""
+    """Describe the values of a type in words. `limits` are its constraints,
+    such as `Gt(0)`."""
     parts = get_args(kind)
     match get_origin(kind):
         case origin if origin is Annotated:
@@ -70,7 +71,8 @@ def list_length(parts: tuple[Any, ...], limits: Iterable[object]) -> str:
 
 
 def bounds(limits: Iterable[object]) -> Iterator[str]:
-    """Yield the numeric bounds of a field as text, such as "> 0". Skip its other constraints."""
+    """Yield the numeric bounds of a field as text, such as "> 0".
+    Skip its other constraints."""
     for limit in flat(limits):
         match limit:
             case Gt():
@@ -121,13 +123,16 @@ def component_bases(kind: Any) -> tuple[type[Component], ...]:
 
 
 def is_text(kind: Any) -> bool:
-    """Return True if a field accepts only text or a path, so that values need no quotes."""
+    """Return True if a field accepts only text or a path,
+    so that values need no quotes."""
     return set(plain_types(kind)) <= {str, Path, NoneType}
 
 
 def may_be_text(kind: Any) -> bool:
     """Return True if a field accepts text or a path. It may accept other types too."""
-    return bool({str, Path} & {plain for plain in plain_types(kind) if isinstance(plain, type)})
+    return bool(
+        {str, Path} & {plain for plain in plain_types(kind) if isinstance(plain, type)}
+    )
 
 
 def is_list(kind: Any) -> bool:
@@ -135,10 +140,13 @@ def is_list(kind: Any) -> bool:
     origin = get_origin(kind)
     if origin in {tuple, list}:
         return True
-    return origin in {Union, UnionType, Annotated} and any(is_list(part) for part in get_args(kind))
+    return origin in {Union, UnionType, Annotated} and any(
+        is_list(part) for part in get_args(kind)
+    )
 
 
-# --- Report pydantic's first error in one line: key, value, accepted values, nearest spelling.
+# --- Report pydantic's first error in one line: key, value, accepted values,
+# nearest spelling.
 
 
 def refusal(
@@ -146,16 +154,24 @@ def refusal(
 ) -> Mistake:
     """Convert a validation error of a component to a `Mistake`.
 
-    `key` is the key of the component. `values` holds the values of its fields, as the user wrote
-    them.
-    """
+    `key` is the key of the component. `values` holds the values of its fields,
+    as the user wrote them."""
     first = error.errors()[0]
-    if first["type"] == "missing":  # prefer an unknown key, which may be the missing one misspelled
+    if (
+        first["type"] == "missing"
+    ):  # prefer an unknown key, which may be the missing one misspelled
         first = next(
-            (other for other in error.errors() if other["type"] == "extra_forbidden"), first
+            (other for other in error.errors() if other["type"] == "extra_forbidden"),
+            first,
         )
-    reason = str(first.get("ctx", {}).get("error", "")) if first["type"] == "value_error" else ""
-    if not first["loc"]:  # pydantic's error concerns several fields, and its message names them
+    reason = (
+        str(first.get("ctx", {}).get("error", ""))
+        if first["type"] == "value_error"
+        else ""
+    )
+    if not first[
+        "loc"
+    ]:  # pydantic's error concerns several fields, and its message names them
         return Mistake(reason or f"{key}: {first['msg']}".removeprefix(": "))
     name = str(first["loc"][0])
     full_key = f"{key}.{name}".removeprefix(".")
@@ -175,7 +191,8 @@ def refusal(
 
 # --- Names that papers and other libraries use for keys and options.
 #
-# These names are not accepted. An error message suggests the name that this package uses.
+# These names are not accepted. An error message suggests the name
+# that this package uses.
 
 
 KEYS: Mapping[str, str] = {
@@ -220,7 +237,8 @@ KEYS: Mapping[str, str] = {
     }.items()
     for name in names.split()
 }
-"""Map the last part of a foreign key, in lower case, to this package's key or KEY=VALUE."""
+"""Map the last part of a foreign key, in lower case,
+to this package's key or KEY=VALUE."""
 
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     group: {name: our_key for our_key, names in table.items() for name in names.split()}

@@ -1,7 +1,8 @@
-"""Read YAML as plain data (mappings, lists, texts, numbers), limit its size, and write YAML.
+"""Read YAML as plain data (mappings, lists, texts, numbers), limit its size,
+and write YAML.
 
-Other tags, such as sets or bytes, raise a YAML error with the line. Dates are read as text, because
-Hydra reads the same files and does so too.
+Other tags, such as sets or bytes, raise a YAML error with the line. Dates are read as
+text, because Hydra reads the same files and does so too.
 
 >>> parsed("a: [1, 2020-13-45]")
 {'a': [1, '2020-13-45']}
@@ -36,18 +37,22 @@ from ntkexp.mistake import Mistake, refuse_special
 
 MAX_NESTING = 50
 MAX_YAML_ENTRIES = 100_000  # entries of one file, including copies by anchors
-ENTRIES_PER_LETTER = 10  # each letter of a text with ${…} counts as 10: Hydra parses it slowly
+ENTRIES_PER_LETTER = (
+    10  # each letter of a text with ${…} counts as 10: Hydra parses it slowly
+)
 
 DATE = "tag:yaml.org,2002:timestamp"
 PLAIN_TAGS = {
     f"tag:yaml.org,2002:{kind}"
     for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 }
-"""The allowed tags. Runs are stored as JSON, which has no sets, dates, bytes or pairs."""
+"""The allowed tags. Runs are stored as JSON, which has no sets, dates,
+bytes or pairs."""
 
 
 class Loader(yaml.SafeLoader):
-    """A YAML loader for plain data without dates. Its errors name the line of a value."""
+    """A YAML loader for plain data without dates.
+    Its errors name the line of a value."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  declared like in the base class
         key: [(tag, pattern) for tag, pattern in resolvers if tag != DATE]
@@ -58,7 +63,9 @@ class Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
-        if self.depth > MAX_NESTING:  # the base class is recursive and would overflow the stack
+        if (
+            self.depth > MAX_NESTING
+        ):  # the base class is recursive and would overflow the stack
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             problem = f"more than {MAX_NESTING} lists and mappings are nested"
             raise ComposerError(None, None, problem, mark)
@@ -69,9 +76,7 @@ class Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag not in PLAIN_TAGS:
             kind = str(node.tag).replace("tag:yaml.org,2002:", "!!")
-            problem = (
-                f"{kind} is not supported; write it as text, a number, a list or KEY: VALUE lines"
-            )
+            problem = f"{kind} is not supported; write it as text, a number, a list or KEY: VALUE lines"
             raise ConstructorError(None, None, problem, node.start_mark)
         try:
             value = super().construct_object(node, deep)
@@ -111,7 +116,9 @@ def refuse_large_expansion(root: yaml.Node) -> None:
             entries += ENTRIES_PER_LETTER * len(node.value)
         if entries > MAX_YAML_ENTRIES or depth > MAX_NESTING:
             is_large = entries > MAX_YAML_ENTRIES
-            limit = f"{MAX_YAML_ENTRIES} entries" if is_large else f"{MAX_NESTING} levels"
+            limit = (
+                f"{MAX_YAML_ENTRIES} entries" if is_large else f"{MAX_NESTING} levels"
+            )
             problem = f"its anchors and ${{…}} make more than {limit} of it"
             raise ComposerError(None, None, problem, mark)
         parts: list[yaml.Node] = []
@@ -121,15 +128,18 @@ def refuse_large_expansion(root: yaml.Node) -> None:
             parts = list(node.value)
         # visit parts in document order; an error names the line of the top-level entry
         waiting.extend(
-            (part, depth + 1, part.start_mark if node is root else mark) for part in reversed(parts)
+            (part, depth + 1, part.start_mark if node is root else mark)
+            for part in reversed(parts)
         )
 
 
-# --- References ${KEY}. Each reference copies its target, so nested references grow exponentially.
-# The functions below count the copies before OmegaConf makes them.
+# --- References ${KEY}. Each reference copies its target, so nested references grow
+# exponentially. The functions below count the copies before OmegaConf makes them.
 
 
-MAX_REFERENCE_ENTRIES = 1000  # maximum number of copied entries; OmegaConf takes 1 ms for each
+MAX_REFERENCE_ENTRIES = (
+    1000  # maximum number of copied entries; OmegaConf takes 1 ms for each
+)
 LETTERS_PER_ENTRY = 1000  # a long text counts as an additional entry per 1000 letters
 
 NodePath: TypeAlias = tuple[Any, ...]
@@ -154,8 +164,11 @@ def refuse_reference_growth(tree: Mapping[str, Any]) -> None:
             entries = entries_with_text(nodes, path, entries)
 
 
-def entries_with_text(nodes: Mapping[NodePath, Any], text: NodePath, entries: int) -> int:
-    """Add the number of entries that the references in one text copy to `entries`, and return it.
+def entries_with_text(
+    nodes: Mapping[NodePath, Any], text: NodePath, entries: int
+) -> int:
+    """Add the number of entries that the references in one text copy
+    to `entries`, and return it.
 
     `text` is the path of the text.
     """
@@ -170,7 +183,9 @@ def entries_with_text(nodes: Mapping[NodePath, Any], text: NodePath, entries: in
             waiting.extend((chain, (*path, key)) for key, _ in children(node))
         elif path not in chain:  # skip circles, which OmegaConf reports
             entries += node.count("${") + size
-            waiting.extend(((*chain, path), target) for target in reference_targets(nodes, path))
+            waiting.extend(
+                ((*chain, path), target) for target in reference_targets(nodes, path)
+            )
         key = ".".join(map(str, text))
         if len(chain) > MAX_NESTING:
             raise Mistake(
@@ -185,11 +200,16 @@ def entries_with_text(nodes: Mapping[NodePath, Any], text: NodePath, entries: in
     return entries
 
 
-def reference_targets(nodes: Mapping[NodePath, Any], path: NodePath) -> Iterator[NodePath]:
-    """Yield the path of every node that a `${…}` reference in this string may point to."""
+def reference_targets(
+    nodes: Mapping[NodePath, Any], path: NodePath
+) -> Iterator[NodePath]:
+    """Yield the path of every node that a `${…}` reference
+    in this string may point to."""
     text = nodes[path]
     for reference in INTERPOLATION.finditer(text):
-        if reference[2] == "$":  # a nested reference, ${${…}}: any text is a possible target
+        if (
+            reference[2] == "$"
+        ):  # a nested reference, ${${…}}: any text is a possible target
             yield from (other for other, node in nodes.items() if has_references(node))
         keys = [reference[1].strip()]
         if reference[2] == ":":  # a resolver, such as ${oc.select: a.b}
@@ -200,12 +220,13 @@ def reference_targets(nodes: Mapping[NodePath, Any], path: NodePath) -> Iterator
                 yield target
 
 
-def reference_target(nodes: Mapping[NodePath, Any], path: NodePath, key: str) -> NodePath | None:
+def reference_target(
+    nodes: Mapping[NodePath, Any], path: NodePath, key: str
+) -> NodePath | None:
     """Return the path of the node that `key` refers to, or None if there is none.
 
-    Leading dots make the key relative to `path`. If a node on the way is itself a reference,
-    return the path of that node.
-    """
+    Leading dots make the key relative to `path`. If a node on the way is itself a
+    reference, return the path of that node."""
     steps_up = len(key) - len(key.lstrip("."))
     target = path[: len(path) - steps_up] if steps_up else ()
     for part in re.findall(r"[^.\[\]]+", key):
@@ -260,7 +281,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=1000)
 def parse_cached(text: str) -> Any:
-    """Parse a YAML document, with a cache. Listing all options reads the same files many times."""
+    """Parse a YAML document, with a cache. Listing all options reads the same files
+    many times."""
     return parsed(text)
 
 
@@ -270,7 +292,9 @@ def yaml_mistake(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mist
         return Mistake(f"{file} cannot be read as YAML: it is not plain text in UTF-8")
     mark = error.problem_mark or error.context_mark
     line = f", line {mark.line + 1}" if mark else ""
-    return Mistake(f"{file}{line} cannot be read as YAML: {error.problem or error.context}")
+    return Mistake(
+        f"{file}{line} cannot be read as YAML: {error.problem or error.context}"
+    )
 
 
 # --- Writing plain data as YAML.
@@ -280,7 +304,9 @@ def spell_value(value: object) -> str:
     """Format a value as YAML on one line. Texts get no quotes."""
     if isinstance(value, str):
         return value
-    text = str(yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True))
+    text = str(
+        yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+    )
     return text.removesuffix("\n...\n").strip()
 
 
@@ -297,8 +323,11 @@ def as_yaml(tree: Mapping[str, Any], indent: str = "") -> str:
         if isinstance(item, dict) and item:
             lines.append(f"{indent}{key}:\n{as_yaml(item, indent + '  ')}")
             continue
-        # dump [item] and strip the brackets: this keeps one line, and quotes texts if necessary
+        # dump [item] and strip the brackets: this keeps one line,
+        # and quotes texts if necessary
         width = float("inf")
-        listed = yaml.safe_dump([item], default_flow_style=True, width=width, allow_unicode=True)
+        listed = yaml.safe_dump(
+            [item], default_flow_style=True, width=width, allow_unicode=True
+        )
         lines.append(f"{indent}{key}: {str(listed).strip()[1:-1]}\n")
     return "".join(lines)

@@ -1,13 +1,14 @@
-"""Covariances and tangent kernels between pixels at infinite width, and the operations that layers
-need.
+"""Covariances and tangent kernels between pixels at infinite width,
+and the operations that layers need.
 
     nngp   K[p, q](x, x′), the covariance of pixel p for x with pixel q for x′
     ntk    Θ[p, q](x, x′), the tangent kernel at these pixels
 
-Layers transform two objects. The first is K between each example and itself, [example, *pair]. It
-provides the variances K[p, p](x, x) at nonlinear layers; pooling also needs its covariances between
-different pixels. The second is K and Θ between the left and right examples (rows and columns),
-[row, column, *pair]. It uses these variances. The `push` of a layer contains the formulas for both.
+Layers transform two objects. The first is K between each example and itself, [example,
+*pair]. It provides the variances K[p, p](x, x) at nonlinear layers; pooling also needs
+its covariances between different pixels. The second is K and Θ between the left and
+right examples (rows and columns), [row, column, *pair]. It uses these variances. The
+`push` of a layer contains the formulas for both.
 
 >>> from ntkexp.layer.pointwise import ReLU
 >>> alone = ReLU().push(Covariance.alone(torch.tensor([[2.0, 0.0]]), Pairs.equal(())), (2,))
@@ -25,29 +26,37 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.covariance.pairs import Coarse, Pairs, average_pixels, keeps_pixels, pairs_after
+from ntkexp.covariance.pairs import (
+    Coarse,
+    Pairs,
+    average_pixels,
+    keeps_pixels,
+    pairs_after,
+)
 from ntkexp.mistake import Mistake
 
 ROUNDING = 16
-"""A correlation within this many eps of 1 counts as 1. A relative difference below this many eps
-counts as 0.
-"""
+"""A correlation within this many eps of 1 counts as 1. A relative difference below this
+many eps counts as 0. """
 PORTION = 2**17
-"""Numbers in a portion of examples. Portions of this size stay in the cache between operations."""
+"""Numbers in a portion of examples. Portions of this size stay
+in the cache between operations."""
 Variances = tuple[Float[Tensor, "_ ..."], ...]
-"""The variances of the left or right examples at each nonlinear layer, [example, *pixel]."""
+"""The variances of the left or right examples at each nonlinear layer,
+[example, *pixel]."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """Properties of a signal (the values after a layer) in an infinitely wide network. Layers use
-    them to check that a limit exists.
+    """Properties of a signal (the values after a layer) in an infinitely wide network.
+    Layers use them to check that a limit exists.
 
-    `gaussian`: the channels are independent Gaussians of equal variance at each pixel. This holds
-    after weights; pointwise layers and norms require it. `fresh`: the signal is independent of the
-    input of its branch. The covariances of a sum add only if all terms but one are fresh. `wide`:
-    the number of channels grows with the width, unlike for inputs. Dropout and concatenations
-    require it. `uneven`: a concatenation has joined channels of different variances.
+    `gaussian`: the channels are independent Gaussians of equal variance at each pixel.
+    This holds after weights; pointwise layers and norms require it. `fresh`: the signal
+    is independent of the input of its branch. The covariances of a sum add only if all
+    terms but one are fresh. `wide`: the number of channels grows with the width, unlike
+    for inputs. Dropout and concatenations require it. `uneven`: a concatenation has
+    joined channels of different variances.
 
     >>> Signal().after_weights()
     Signal(gaussian=True, fresh=True, wide=True, uneven=False)
@@ -62,7 +71,8 @@ class Signal:
         return Signal(gaussian=True, fresh=True, wide=True)
 
     def refuse_unmixed(self, layer: str) -> None:
-        """Raise unless the signal directly follows weights, as activations and norms require."""
+        """Raise unless the signal directly follows weights,
+        as activations and norms require."""
         if self.uneven:
             raise Mistake(
                 f"{layer} has no known limit of infinite width right after a concatenation, whose "
@@ -88,16 +98,17 @@ class PairEnd:
 
 
 class Distances(NamedTuple):
-    """Squared distances of the signals u and v at the two pixels of each pair, [*examples, *pair].
+    """Squared distances of the signals u and v at the two pixels of each pair,
+    [*examples, *pair].
 
         near + slack = E (u − v)² = q₁ + q₂ − 2c
         far + slack  = E (u + v)² = q₁ + q₂ + 2c
         excess       = q₁ − q₂
 
-    The differences on the right lose digits if u ≈ ±v. Distances avoid them: affine layers
-    transform near, far, slack and excess linearly, like q and c. At a nonlinear layer, `at` sets
-    slack = (√q₁ − √q₂)², so that near = 2(√(q₁q₂) − c) and far = 2(√(q₁q₂) + c).
-    """
+    The differences on the right lose digits if u ≈ ±v. Distances avoid them: affine
+    layers transform near, far, slack and excess linearly, like q and c. At a nonlinear
+    layer, `at` sets slack = (√q₁ − √q₂)², so that near = 2(√(q₁q₂) − c) and far =
+    2(√(q₁q₂) + c)."""
 
     near: Tensor
     far: Tensor
@@ -111,11 +122,15 @@ class Distances(NamedTuple):
         return Distances(*map(torch.add, self, other))
 
     def at(self, q1: Tensor, q2: Tensor) -> Distances:
-        """Return the same distances with slack = (√q₁ − √q₂)², for the variances q₁ and q₂."""
+        """Return the same distances with slack = (√q₁ − √q₂)²,
+        for the variances q₁ and q₂."""
         slack = unequal_roots(q1, q2, self.excess)
-        # After biases and means over pixels, slack is larger. Move the surplus into near and far.
+        # After biases and means over pixels, slack is larger.
+        # Move the surplus into near and far.
         surplus = self.slack - slack
-        is_significant = surplus > ROUNDING * torch.finfo(surplus.dtype).eps * self.slack
+        is_significant = (
+            surplus > ROUNDING * torch.finfo(surplus.dtype).eps * self.slack
+        )
         surplus = torch.where(is_significant, surplus, 0.0)
         near = (self.near + surplus).clamp_min(0)
         far = (self.far + surplus).clamp_min(0)
@@ -146,12 +161,12 @@ def safe_root(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Covariance:
-    """K and Θ between left and right examples, or, if `ntk` is None, K between each example and
-    itself.
+    """K and Θ between left and right examples, or, if `ntk` is None,
+    K between each example and itself.
 
-    Between left and right examples, `left` and `right` hold their variances at all nonlinear
-    layers, and `nonlinear_layers` counts these layers so far. Between each example and itself, the
-    nonlinear layers append their variances to `left`.
+    Between left and right examples, `left` and `right` hold their variances at all
+    nonlinear layers, and `nonlinear_layers` counts these layers so far. Between each
+    example and itself, the nonlinear layers append their variances to `left`.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     >>> Covariance.between(x, x, Pairs.equal(()), (), (), same=True).nngp
@@ -168,13 +183,17 @@ class Covariance:
     """Row k and column k are the same example, for all k."""
     nonlinear_layers: int = 0
     in_pairs: bool = False
-    """The left example k is paired only with the right example k; there is a single column."""
+    """The left example k is paired only with the right example k;
+    there is a single column."""
     carried: tuple[Tensor, Distances] | None = None
     """The distances, and the tensor `nngp` that they belong to."""
 
     @classmethod
-    def alone(cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs) -> Covariance:
-        """Return K between each input and itself: the mean over channels of x[p] x[q]."""
+    def alone(
+        cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs
+    ) -> Covariance:
+        """Return K between each input and itself:
+        the mean over channels of x[p] x[q]."""
         means = []
         for part in split_portions(x, pairs.count * x.shape[1]):
             products = pairs.at_first(part) * pairs.at_second(part)
@@ -183,15 +202,22 @@ class Covariance:
 
     @classmethod
     def between(
-        cls, x1: Tensor, x2: Tensor, pairs: Pairs, left: Variances, right: Variances, same: bool
+        cls,
+        x1: Tensor,
+        x2: Tensor,
+        pairs: Pairs,
+        left: Variances,
+        right: Variances,
+        same: bool,
     ) -> Covariance:
-        """Return K = mean over channels of x₁[p] x₂[q], and Θ = 0, for inputs [example, channel,
-        *pixel].
-        """
+        """Return K = mean over channels of x₁[p] x₂[q], and Θ = 0,
+        for inputs [example, channel, *pixel]."""
         if pairs.pixels:
             total = x1.new_zeros(())
             for one, two in zip(x1.unbind(1), x2.unbind(1), strict=True):
-                total = total + pairs.at_first(one)[:, None] * pairs.at_second(two)[None]
+                total = (
+                    total + pairs.at_first(one)[:, None] * pairs.at_second(two)[None]
+                )
         else:
             total = x1 @ x2.t()
         nngp = total / x1.shape[1]
@@ -199,25 +225,32 @@ class Covariance:
 
     @classmethod
     def of_pairs(
-        cls, x1: Tensor, x2: Tensor, pairs: Pairs, left: Variances, right: Variances, same: bool
+        cls,
+        x1: Tensor,
+        x2: Tensor,
+        pairs: Pairs,
+        left: Variances,
+        right: Variances,
+        same: bool,
     ) -> Covariance:
-        """Return K and the distances between the k-th inputs in x₁ and x₂, for all k. Each pair
-        consists of equal pixels.
-        """
+        """Return K and the distances between the k-th inputs in x₁ and x₂, for all k.
+        Each pair consists of equal pixels."""
 
         def mean(values: Tensor) -> Tensor:
             return pairs.at_first(values.mean(1))[:, None]
 
         nngp = mean(x1 * x2)
-        start = cls(nngp, torch.zeros_like(nngp), pairs, left, right, same, in_pairs=True)
+        start = cls(
+            nngp, torch.zeros_like(nngp), pairs, left, right, same, in_pairs=True
+        )
         q1 = x1.square().mean(1, keepdim=True)
         q2 = x2.square().mean(1, keepdim=True)
         difference = x1 - x2
         total = x1 + x2
         excess = (difference * total).mean(1, keepdim=True)
 
-        # near and far are E (su ∓ v/s)² with s² = √q₂/√q₁. Evaluate su ∓ v/s as
-        # s(u ∓ v) ± (s − 1/s)v, and s − 1/s from q₁ − q₂ = E (u − v)(u + v) (`excess`). So
+        # near and far are E (su ∓ v/s)² with s² = √q₂/√q₁. Evaluate su ∓ v/s as s(u ∓
+        # v) ± (s − 1/s)v, and s − 1/s from q₁ − q₂ = E (u − v)(u + v) (`excess`). So
         # rounding errors stay small if u ≈ ±v.
         nonzero = (q1 > 0) & (q2 > 0)
         root1 = torch.where(nonzero, q1, 1.0).sqrt()
@@ -233,9 +266,8 @@ class Covariance:
 
     @property
     def distances(self) -> Distances | None:
-        """The distances that belong to `nngp`. None if the layer that computed `nngp` has no
-        formula for distances.
-        """
+        """The distances that belong to `nngp`. None if the layer that computed `nngp`
+        has no formula for distances."""
         if self.carried is None or self.carried[0] is not self.nngp:
             return None
         return self.carried[1]
@@ -246,7 +278,8 @@ class Covariance:
         return replace(self, carried=(self.nngp, distances))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Covariance:
-        """Apply a linear function to the covariance K, the tangent kernel Θ and the distances."""
+        """Apply a linear function to the covariance K,
+        the tangent kernel Θ and the distances."""
         mapped = replace(self, nngp=function(self.nngp), carried=None)
         if self.ntk is not None:
             mapped = replace(mapped, ntk=function(self.ntk))
@@ -255,9 +288,8 @@ class Covariance:
         return mapped
 
     def enter_nonlinear(self) -> tuple[Covariance, PairEnd, PairEnd]:
-        """Enter a nonlinear layer. Return the variances at both pixels, and the covariance with
-        updated variances or an updated count `nonlinear_layers`.
-        """
+        """Enter a nonlinear layer. Return the variances at both pixels, and the
+        covariance with updated variances or an updated count `nonlinear_layers`."""
         pairs = self.pairs
         if self.ntk is None:
             q = pairs.diagonal(self.nngp)
@@ -275,7 +307,9 @@ class Covariance:
         second = PairEnd(self.right[self.nonlinear_layers], at_second)
         return replace(self, nonlinear_layers=self.nonlinear_layers + 1), first, second
 
-    def replace_self_pairs(self, values: Tensor, alone: Float[Tensor, "example *pixel"]) -> Tensor:
+    def replace_self_pairs(
+        self, values: Tensor, alone: Float[Tensor, "example *pixel"]
+    ) -> Tensor:
         """Replace the values of pairs of a pixel with itself by `alone`."""
         if self.in_pairs:
             return self.pairs.with_diagonal(values[:, 0], alone)[:, None]
@@ -284,7 +318,8 @@ class Covariance:
         return values.diagonal_scatter(of_same.movedim(0, -1), dim1=0, dim2=1)
 
     def coarse(self, coarse: Sequence[Coarse]) -> Covariance:
-        """Average pixels, for K and Θ: K′[p′, q′] = mean K[p, q] over p in p′ and q in q′."""
+        """Average pixels, for K and Θ: K′[p′, q′] = mean K[p,
+        q] over p in p′ and q in q′."""
         if keeps_pixels(coarse, self.pairs):
             return self
         averages = self.map(lambda values: average_pixels(values, self.pairs, coarse))
@@ -294,8 +329,8 @@ class Covariance:
         """Turn an image of one pixel into a vector."""
         if not self.pairs.pixels:
             return self
-        # There is one pair of pixels. If no later layer needs variances, there is none, and the sum
-        # is 0.
+        # There is one pair of pixels. If no later layer needs variances,
+        # there is none, and the sum is 0.
         axis = self.nngp.dim() - 2 * len(self.pairs.pixels)
         vectors = self.map(lambda values: values.flatten(axis).sum(axis))
         return replace(vectors, pairs=Pairs((), ()))
@@ -307,13 +342,14 @@ class Covariance:
         return replace(self, left=branch.left, nonlinear_layers=branch.nonlinear_layers)
 
     def plus(self, last: Covariance) -> Covariance:
-        """Add the kernels of another branch, an independent signal, at the pairs that both branches
-        have.
-        """
+        """Add the kernels of another branch, an independent signal,
+        at the pairs that both branches have."""
         pairs = self.pairs.common(last.pairs)
         one = self.map(lambda v: self.pairs.restrict(v, pairs))
         two = last.map(lambda v: last.pairs.restrict(v, pairs))
-        total = replace(last, nngp=one.nngp + two.nngp, ntk=None, pairs=pairs, carried=None)
+        total = replace(
+            last, nngp=one.nngp + two.nngp, ntk=None, pairs=pairs, carried=None
+        )
         if one.ntk is not None and two.ntk is not None:
             total = replace(total, ntk=one.ntk + two.ntk)
         if one.distances is not None and two.distances is not None:

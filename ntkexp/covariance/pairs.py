@@ -1,10 +1,11 @@
-"""Pairs of pixels (p, p + o) stored by offset o, linear maps between pairs, and operations on
-tiles.
+"""Pairs of pixels (p, p + o) stored by offset o, linear maps between pairs,
+and operations on tiles.
 
-A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], an offset and a pixel for each axis
-of the image. The second pixel is (p + o) mod n, so that n offsets contain all n² pairs of an axis
-with n pixels. A convolution shifts both pixels of a pair by the same amount, so it never changes
-the offset. After the last layer with pixels, a tensor has only the axes of the examples.
+A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], an offset and a pixel
+for each axis of the image. The second pixel is (p + o) mod n, so that n offsets contain
+all n² pairs of an axis with n pixels. A convolution shifts both pixels of a pair by the
+same amount, so it never changes the offset. After the last layer with pixels, a tensor
+has only the axes of the examples.
 
 >>> pairs = Pairs.all((3,))
 >>> pairs.second(0).tolist()
@@ -29,7 +30,8 @@ from ntkexp.mistake import Mistake
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pixel pairs of an image: all pixels, with all combinations of the offsets along each axis."""
+    """Pixel pairs of an image: all pixels, with all combinations
+    of the offsets along each axis."""
 
     pixels: tuple[int, ...]
     offsets: tuple[tuple[int, ...], ...]
@@ -96,18 +98,16 @@ class Pairs:
         return torch.where(is_equal, self.at_first(diagonal), values)
 
     def at_first(self, diagonal: Tensor) -> Tensor:
-        """Return the values [*example, *pixel] at the first pixel of each pair, broadcastable over
-        offsets.
-        """
+        """Return the values [*example, *pixel] at the first pixel of each pair,
+        broadcastable over offsets."""
         first = diagonal.dim() - len(self.pixels)
         for axis in range(len(self.pixels)):
             diagonal = diagonal.unsqueeze(first + 2 * axis)
         return diagonal
 
     def matrix_indices(self) -> Int[Tensor, "first second"]:
-        """Return the index of each pair (p, q) in the flattened axes of pairs. Raise unless all
-        pairs are stored.
-        """
+        """Return the index of each pair (p, q) in the flattened axes of pairs. Raise
+        unless all pairs are stored."""
         count = prod(self.pixels)
         if self.count != count**2:
             raise ValueError(f"these are {self.count} of {count**2} pairs")
@@ -152,11 +152,13 @@ class Pairs:
 
 # --- Means over windows
 #
-# A window shifts both pixels of a pair equally. Pairs outside the image count as zero, or continue
-# periodically.
+# A window shifts both pixels of a pair equally. Pairs outside the image count as zero,
+# or continue periodically.
 
 
-def window_mean(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool) -> Tensor:
+def window_mean(
+    values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool
+) -> Tensor:
     """Return the mean over a window, mean_δ value[p + δ, q + δ], for every pair (p, q).
 
     >>> import torch
@@ -207,16 +209,16 @@ def window_sum(
 
 
 class AbstractPixelMap(ABC):
-    """A linear map along one image axis, from values at pairs of input pixels (fine) to values at
-    pairs of output pixels (new).
-    """
+    """A linear map along one image axis, from values at pairs of input pixels (fine) to
+    values at pairs of output pixels (new)."""
 
     members: tuple[tuple[int, ...], ...]
     """The input (fine) pixels of each output (new) pixel."""
 
     @abstractmethod
     def fine(self, shift: int, pixels: int) -> set[int]:
-        """Return the fine offsets of all fine pairs that contribute at the new offset `shift`."""
+        """Return the fine offsets of all fine pairs that contribute
+        at the new offset `shift`."""
 
     @abstractmethod
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
@@ -233,8 +235,8 @@ class AbstractPixelMap(ABC):
 class Coarse(AbstractPixelMap):
     """The fine pixels over which each coarse pixel averages, along one axis.
 
-    The mean is over all pairs (p, q) of members (pooling, strides), or only over equal window
-    positions (`equal`, for flattening):
+    The mean is over all pairs (p, q) of members (pooling, strides), or only over equal
+    window positions (`equal`, for flattening):
 
         K′[p′, q′] = mean K[p, q],   p a member of p′, q of q′
 
@@ -247,7 +249,8 @@ class Coarse(AbstractPixelMap):
 
     @classmethod
     def windows(cls, pixels: int, window: int) -> Coarse:
-        """Average over consecutive windows. Pixels that do not fill the last window are dropped."""
+        """Average over consecutive windows. Pixels
+        that do not fill the last window are dropped."""
         starts = range(0, pixels - window + 1, window)
         return cls(tuple(tuple(range(start, start + window)) for start in starts))
 
@@ -266,16 +269,15 @@ class Coarse(AbstractPixelMap):
 
     @property
     def is_disjoint(self) -> bool:
-        """True if the pooling windows do not overlap and the map averages all pairs (p, q), not
-        only pairs at equal window positions.
-        """
+        """True if the pooling windows do not overlap and the map averages all pairs (p,
+        q), not only pairs at equal window positions."""
         pixels = [p for members in self.members for p in members]
         return not self.equal and len(set(pixels)) == len(pixels)
 
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
-        """Return, for each coarse pixel p, the pairs of fine pixels over which the kernel of (p, q)
-        is averaged. The coarse pixel q is `shift` pixels after p, in periodic order.
-        """
+        """Return, for each coarse pixel p, the pairs of fine pixels over which the
+        kernel of (p, q) is averaged. The coarse pixel q is `shift` pixels after p, in
+        periodic order."""
         count = len(self.members)
         matches: list[list[tuple[int, int]]] = []
         for pixel, first in enumerate(self.members):
@@ -290,12 +292,13 @@ class Coarse(AbstractPixelMap):
         return {(q - p) % pixels for row in self.matched(shift) for p, q in row}
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Return the indices of the averaged pairs in the flattened axes (offset, pixel), [coarse
-        pixel, averaged pair].
-        """
+        """Return the indices of the averaged pairs in the flattened axes (offset,
+        pixel), [coarse pixel, averaged pair]."""
         n = pairs.pixels[axis]
         index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
-        rows = [[index[(q - p) % n] * n + p for p, q in row] for row in self.matched(shift)]
+        rows = [
+            [index[(q - p) % n] * n + p for p, q in row] for row in self.matched(shift)
+        ]
         return torch.tensor(rows)
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
@@ -309,8 +312,8 @@ class Coarse(AbstractPixelMap):
 
 @dataclass(frozen=True)
 class Taps(AbstractPixelMap):
-    """For every output pixel, the input (fine) pixel p_k that each weight k of a window multiplies;
-    −1 if p_k is outside the image.
+    """For every output pixel, the input (fine) pixel p_k that each weight k of a window
+    multiplies; −1 if p_k is outside the image.
 
         K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|
 
@@ -328,9 +331,8 @@ class Taps(AbstractPixelMap):
     def convolution(
         cls, pixels: int, *, window: int, stride: int, padding: int, dilation: int
     ) -> Taps:
-        """Return the taps of a convolution: p_k = p · stride + k · dilation − padding for output
-        pixel p and weight k.
-        """
+        """Return the taps of a convolution: p_k = p · stride + k · dilation − padding
+        for output pixel p and weight k."""
         count = (pixels + 2 * padding - dilation * (window - 1) - 1) // stride + 1
         rows: list[tuple[int, ...]] = []
         for p in range(count):
@@ -349,10 +351,15 @@ class Taps(AbstractPixelMap):
         dilation: int,
         output_padding: int,
     ) -> Taps:
-        """Return the taps of a transposed convolution: p_k = (p + padding − k · dilation)/stride
-        for output pixel p and weight k.
-        """
-        count = (pixels - 1) * stride + dilation * (window - 1) + 1 - 2 * padding + output_padding
+        """Return the taps of a transposed convolution: p_k = (p + padding − k ·
+        dilation)/stride for output pixel p and weight k."""
+        count = (
+            (pixels - 1) * stride
+            + dilation * (window - 1)
+            + 1
+            - 2 * padding
+            + output_padding
+        )
         rows: list[tuple[int, ...]] = []
         for p in range(count):
             row = [-1] * window
@@ -364,9 +371,8 @@ class Taps(AbstractPixelMap):
         return cls(tuple(rows))
 
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
-        """Return, for each output pixel p and weight k, the input pixels (p_k, q_k). The output
-        pixel q is `shift` pixels after p, in periodic order.
-        """
+        """Return, for each output pixel p and weight k, the input pixels (p_k, q_k).
+        The output pixel q is `shift` pixels after p, in periodic order."""
         count = len(self.members)
         return [
             list(zip(first, self.members[(pixel + shift) % count], strict=True))
@@ -380,15 +386,16 @@ class Taps(AbstractPixelMap):
         return offsets
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        # Always include offset 0. Otherwise, no offset would be left if no fine pairs contribute.
+        # Always include offset 0. Otherwise,
+        # no offset would be left if no fine pairs contribute.
         needed = {0}
         for shift in offsets:
             needed |= self.fine(shift, pixels)
         return tuple(sorted(needed))
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Return the indices of the fine pairs in the flattened axes (offset, pixel), [new pixel,
-        weight].
+        """Return the indices of the fine pairs in the flattened axes (offset,
+        pixel), [new pixel, weight].
 
         Pairs outside the image get the index after the last.
         """
@@ -406,7 +413,8 @@ class Taps(AbstractPixelMap):
 
 
 def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
-    """Apply `Taps` axis by axis: sum over the weights of a window, and divide by their number.
+    """Apply `Taps` axis by axis: sum over the weights of a window,
+    and divide by their number.
 
     >>> pairs = Pairs.all((2,))
     >>> taps = Taps.convolution(2, window=2, stride=1, padding=1, dilation=1)
@@ -417,7 +425,9 @@ def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
     """
     after = pairs_after(taps, pairs)
     for axis, one in enumerate(taps):
-        dim = values.dim() - 2 * (len(taps) - axis)  # axis of the offsets; pixels follow
+        dim = values.dim() - 2 * (
+            len(taps) - axis
+        )  # axis of the offsets; pixels follow
         lead = values.shape[:dim]
         rest = values.shape[dim + 2 :]
         # Append a zero, which is the value of pairs outside the image.
@@ -433,12 +443,16 @@ def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
 
 
 def stacked_tables(one: Coarse | Taps, pairs: Pairs, axis: int, after: Pairs) -> Tensor:
-    """Return the tables of all new offsets along an axis, [offset, pixel, averaged pair]."""
+    """Return the tables of all new offsets along an axis, [offset, pixel,
+    averaged pair]."""
     return torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]])
 
 
-def pairs_before(coarse: Sequence[AbstractPixelMap], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
-    """Return the input pairs that a map needs in order to compute the pairs `wanted`."""
+def pairs_before(
+    coarse: Sequence[AbstractPixelMap], wanted: Pairs, pixels: Sequence[int]
+) -> Pairs:
+    """Return the input pairs that a map needs in order
+    to compute the pairs `wanted`."""
     axes = zip(coarse, wanted.offsets, pixels, strict=True)
     offsets = tuple(one.needed(wanted_offsets, n) for one, wanted_offsets, n in axes)
     return Pairs(tuple(pixels), offsets)
@@ -457,13 +471,18 @@ def keeps_pixels(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
 
 
 def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
-    """Average over the pixels that each coarse pixel covers (see `Coarse`), axis by axis."""
+    """Average over the pixels that each coarse pixel covers (see `Coarse`),
+    axis by axis."""
     after = pairs_after(coarse, pairs)
     for axis, one in enumerate(coarse):
-        dim = values.dim() - 2 * (len(coarse) - axis)  # axis of the offsets; pixels follow
+        dim = values.dim() - 2 * (
+            len(coarse) - axis
+        )  # axis of the offsets; pixels follow
         lead = values.shape[:dim]
         rest = values.shape[dim + 2 :]
-        if not after.offsets[axis]:  # no later layer needs a pair of pixels on this axis
+        if not after.offsets[
+            axis
+        ]:  # no later layer needs a pair of pixels on this axis
             values = values.new_empty(*lead, 0, len(one.members), *rest)
             continue
         if one.is_identity(pairs.pixels[axis]):
@@ -488,18 +507,21 @@ MAX_KERNEL_ERROR = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 class Unresolved(Mistake):
-    """Raised if cancellation leaves too few digits of the kernel between nearly equal inputs."""
+    """Raised if cancellation leaves too few digits
+    of the kernel between nearly equal inputs."""
 
 
 def require_resolved(
     layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0
 ) -> Float[Tensor, "..."]:
-    """Return the variances, or raise `Unresolved` if they are too large for an accurate kernel.
+    """Return the variances, or raise `Unresolved` if they are too large
+    for an accurate kernel.
 
-    The kernels of erf, GELU and waves depend on the variances q₁, q₂ and the covariance c through
-    q₁q₂ − c² or (q₁ + q₂)/2 − c, relative to 1 + 2q, 1 + q or 1/b². For nearly equal inputs, these
-    differences have the absolute rounding error of q² or q, so the relative error of the kernel is
-    about b²q eps. It does not occur if the kernel is computed from distances.
+    The kernels of erf, GELU and waves depend on the variances q₁, q₂ and the covariance
+    c through q₁q₂ − c² or (q₁ + q₂)/2 − c, relative to 1 + 2q, 1 + q or 1/b². For
+    nearly equal inputs, these differences have the absolute rounding error of q² or q,
+    so the relative error of the kernel is about b²q eps. It does not occur if the
+    kernel is computed from distances.
 
     >>> require_resolved("Erf", torch.tensor([1e12], dtype=torch.float64))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -519,8 +541,8 @@ def require_resolved(
     return q
 
 
-# --- Operations on tiles: K and Θ at all pixels for one offset. A layer's fused form consists of
-# these:
+# --- Operations on tiles: K and Θ at all pixels for one offset.
+# A layer's fused form consists of these:
 #
 #     weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β, Σ over a window; weights s, b, α, β
 #     bend     κ and κ̇ of a bent line; constants k, h; ends √q, 1/√q
@@ -536,8 +558,8 @@ def require_resolved(
 #     wrap     fill pixels outside the image with copies from its other side
 #     coarsen  average or sample pixels, which leaves a smaller image
 #
-# `ends` are functions of the variance at either pixel of a pair. They are computed once per
-# example.
+# `ends` are functions of the variance at either pixel of a pair.
+# They are computed once per example.
 
 
 BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES, COARSEN = range(12)
@@ -561,7 +583,8 @@ CLEANING = frozenset({BEND, CLEAR, ARC, NORM, SERIES})
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on the tile in a register, a buffer for one tile (see the list above)."""
+    """An operation on the tile in a register,
+    a buffer for one tile (see the list above)."""
 
     kind: int
     register: int
@@ -584,9 +607,8 @@ Operations = tuple[Operation, ...]
 
 
 class NoFusedForm(Exception):
-    """Raised if a layer has no fused form for this shape of examples; the message names the
-    layer.
-    """
+    """Raised if a layer has no fused form for this shape of examples;
+    the message names the layer."""
 
 
 def weigh(
@@ -596,8 +618,8 @@ def weigh(
     learned: tuple[float, float] = (0.0, 0.0),
     reach: tuple[int, int, int] = (0, 0, 0),
 ) -> Operation:
-    """Return the operation K′ = s Σ K + b, Θ′ = s Σ Θ + α Σ K + β (WEIGH), with s = `scale`, b =
-    `shift` and (α, β) = `learned`.
+    """Return the operation K′ = s Σ K + b, Θ′ = s Σ Θ + α Σ K + β (WEIGH), with s =
+    `scale`, b = `shift` and (α, β) = `learned`.
 
     >>> weigh(0, scale=0.25).weights
     (0.25, 0.0, 0.0, 0.0)
@@ -606,9 +628,8 @@ def weigh(
 
 
 def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
-    """Return an operation that averages or samples pixels along up to three axes (COARSEN). Raise
-    `NoFusedForm` if windows overlap.
-    """
+    """Return an operation that averages or samples pixels along up to three axes
+    (COARSEN). Raise `NoFusedForm` if windows overlap."""
     if not all(one.is_disjoint for one in coarse):
         raise NoFusedForm("a mean over windows that overlap")
     missing = (Coarse.strided(1, 1),) * (3 - len(coarse))

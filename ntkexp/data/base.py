@@ -1,15 +1,16 @@
-"""Sources of examples, and the splits into training examples, queries and test examples.
+"""Sources of examples, and the splits into training examples,
+queries and test examples.
 
-A source returns examples, and `split` cuts three disjoint splits from them: `train`, `query` and
-`test`. The seed of the source determines the order of the examples and the noise, by separate
-random streams. Inputs and real targets are standardised with the statistics of the training split:
+A source returns examples, and `split` cuts three disjoint splits from them: `train`,
+`query` and `test`. The seed of the source determines the order of the examples and the
+noise, by separate random streams. Inputs and real targets are standardised with the
+statistics of the training split:
 
     x ← (x − mean) / deviation,    deviation² = mean (x − mean)²
 
-With `as_given`, examples keep their order and targets their unit. A source can also divide its
-examples into phases, which are trained one after the other. Every split then contains the phases in
-order.
-"""
+With `as_given`, examples keep their order and targets their unit. A source can also
+divide its examples into phases, which are trained one after the other. Every split then
+contains the phases in order."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ UserPath = Annotated[Path, AfterValidator(expand_home)]
 
 
 def quoted(path: Path) -> str:
-    """Return `data.path='…'` for messages. The quotes make blanks and line breaks visible."""
+    """Return `data.path='…'` for messages. The quotes make blanks
+    and line breaks visible."""
     return f"data.path={str(path)!r}"
 
 
@@ -58,7 +60,8 @@ def is_there(path: Path) -> bool:
 
 
 def require_file(path: Path) -> Path:
-    """Return the path if it is a regular file, else raise with a hint at a similar file name."""
+    """Return the path if it is a regular file,
+    else raise with a hint at a similar file name."""
     try:
         is_folder = path.is_dir()
         exists = path.exists()
@@ -76,9 +79,8 @@ def require_file(path: Path) -> Path:
 
 
 def read_contents(path: Path) -> bytes:
-    """Return the contents of a file. Read no more bytes than its size, because some special files
-    never end.
-    """
+    """Return the contents of a file. Read no more bytes than its size, because some
+    special files never end."""
     try:
         with require_file(path).open("rb") as file:
             return file.read(path.stat().st_size)
@@ -97,18 +99,18 @@ def one_line(text: str) -> str:
 
 
 Standardise = Literal["each", "all", "none"]
-"""Standardise each feature separately, all features with common statistics (for pixels), or
-nothing.
-"""
+"""Standardise each feature separately, all features with common statistics (for
+pixels), or nothing. """
 
 # --- Operations on inputs and targets: scaling, filling gaps, noise
 
 
 def scale_of(mode: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the affine map that standardises these values to mean 0 and standard deviation 1.
+    """Return the affine map that standardises these values to mean 0
+    and standard deviation 1.
 
-    A feature that is constant in these values is mapped to 0 everywhere, because a network cannot
-    learn from it.
+    A feature that is constant in these values is mapped to 0 everywhere, because a
+    network cannot learn from it.
 
     >>> measured = scale_of("each", torch.tensor([[1.0, 4.0], [3.0, 4.0]], dtype=torch.float64))
     >>> measured(torch.tensor([[5.0, 6.0]], dtype=torch.float64)).tolist()
@@ -154,9 +156,9 @@ def add_label_noise(
 ) -> Tensor:
     """Add noise to training targets.
 
-    For class labels, replace exactly the given share (rounded) by other classes, with equal
-    probabilities. For real targets, add Gaussian noise whose standard deviation is the given share
-    of theirs.
+    For class labels, replace exactly the given share (rounded) by other classes, with
+    equal probabilities. For real targets, add Gaussian noise whose standard deviation
+    is the given share of theirs.
 
     >>> clean = torch.zeros(10, dtype=torch.int64)
     >>> add_label_noise(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
@@ -166,7 +168,9 @@ def add_label_noise(
         noise = torch.randn(target.shape, generator=generator, dtype=target.dtype)
         return target + share * target.std(0, correction=0) * noise
     # A cyclic shift by 1 … classes − 1 always changes the class.
-    chosen = torch.randperm(len(target), generator=generator)[: round(share * len(target))]
+    chosen = torch.randperm(len(target), generator=generator)[
+        : round(share * len(target))
+    ]
     step = torch.randint(1, max(classes, 2), chosen.shape, generator=generator)
     return target.index_copy(0, chosen, (target[chosen] + step) % classes)
 
@@ -175,8 +179,8 @@ def add_label_noise(
 
 
 def share(count: int, number: int, phases: int) -> int:
-    """Return the number of examples or steps in phase `number`, if `phases` phases share `count`
-    equally. The remainder is distributed over the first phases.
+    """Return the number of examples or steps in phase `number`, if `phases` phases
+    share `count` equally. The remainder is distributed over the first phases.
 
     >>> [share(128, number, 3) for number in range(3)]
     [43, 43, 42]
@@ -203,10 +207,11 @@ def find_leak(
     train: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
     evaluated: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
 ) -> tuple[int, int] | None:
-    """Find a training example of one phase that is evaluated in another phase, but is not a
-    training example there. Return both phases.
+    """Find a training example of one phase that is evaluated in another phase, but is
+    not a training example there. Return both phases.
 
-    `train` and `evaluated` contain examples and their phases. Return None if there is no such example.
+    `train` and `evaluated` contain examples and their phases.
+    Return None if there is no such example.
 
     >>> rows, phase = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])
     >>> find_leak((rows, phase), (torch.tensor([[2.0]]), torch.tensor([0])))
@@ -228,7 +233,8 @@ def find_leak(
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs before standardisation, and targets, which are class labels or real values.
+    """Inputs before standardisation, and targets,
+    which are class labels or real values.
 
     Images may be stored as bytes, to save memory. `white` is the byte for intensity 1.
     """
@@ -239,11 +245,13 @@ class Examples:
     """Names of the classes; empty for regression."""
     white: float = 1.0
     gaps: bool = False
-    """If True, NaN marks a missing input, which is replaced by the mean over the training split."""
+    """If True, NaN marks a missing input, which is replaced
+    by the mean over the training split."""
     vocabulary: int = 0
     """If positive, inputs are tokens: integers below this number."""
     one_hot: int = 0
-    """If positive, inputs are tokens below this number, which `part` encodes as one-hot vectors."""
+    """If positive, inputs are tokens below this number,
+    which `part` encodes as one-hot vectors."""
     as_given: bool = False
     """Keep the order of the examples and the unit of the targets."""
     phases: tuple[str, ...] = ()
@@ -254,7 +262,8 @@ class Examples:
     """Class names in each phase, if phases share the outputs."""
 
     def refuse_infinite(self) -> None:
-        """Raise if an input or target is not finite; NaN inputs are allowed if they mark gaps."""
+        """Raise if an input or target is not finite;
+        NaN inputs are allowed if they mark gaps."""
         valid = self.inputs.isfinite()
         if self.gaps:
             valid |= self.inputs.isnan()
@@ -267,19 +276,27 @@ class Examples:
                 )
 
     def part(self, index: Int[Tensor, " chosen"]) -> Split:
-        """Return the examples at these indices in double precision, not yet standardised."""
+        """Return the examples at these indices in double precision,
+        not yet standardised."""
         inputs = self.inputs[index]
         if self.one_hot:
             inputs = torch.nn.functional.one_hot(inputs.long(), self.one_hot)
         shown = inputs.double() / self.white
         target = self.target[index]
         phase = None if self.phase is None else self.phase[index]
-        return Split(shown, shown, target.long() if self.classes else target.double(), index, phase)
+        return Split(
+            shown,
+            shown,
+            target.long() if self.classes else target.double(),
+            index,
+            phase,
+        )
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split of the data. `shown` are the inputs before, `inputs` after standardisation."""
+    """One split of the data. `shown` are the inputs before,
+    `inputs` after standardisation."""
 
     shown: Float[Tensor, "example *shape"]
     inputs: Float[Tensor, "example *shape"]
@@ -304,9 +321,8 @@ class Data:
 
 
 class AbstractSource(Component):
-    """A source of examples, and the sizes of the splits. If `test` is None, it contains all other
-    examples.
-    """
+    """A source of examples, and the sizes of the splits. If `test` is None,
+    it contains all other examples."""
 
     train: Count = 128
     query: CountOrNone = 128
@@ -321,24 +337,29 @@ class AbstractSource(Component):
         """Return all examples in any order. Draw random numbers from the generator."""
 
     def phase_steps(self, steps: int) -> tuple[int, ...]:
-        """Return the number of training steps in each phase. By default there is one phase."""
+        """Return the number of training steps in each phase.
+        By default there is one phase."""
         return (steps,)
 
     @final
     def split(self, seed: int = 0) -> Data:
-        """Shuffle the examples, cut the splits, add noise to training targets, and standardise.
+        """Shuffle the examples, cut the splits, add noise to training targets,
+        and standardise.
 
-        A seed of the source takes precedence over `seed`. The result is bitwise independent of the
-        number of threads, because kernel files identify their data by a digest.
-        """
+        A seed of the source takes precedence over `seed`. The result is bitwise
+        independent of the number of threads, because kernel files identify their data
+        by a digest."""
         seed = seed if self.seed is None else self.seed
         with one_thread():
             examples = self.examples(examples_stream(seed))
             examples.refuse_infinite()
-            train, *others = (examples.part(index) for index in self.split_indices(examples, seed))
+            train, *others = (
+                examples.part(index) for index in self.split_indices(examples, seed)
+            )
             if not examples.as_given:
                 refuse_leaks(train, others)
-                # Check before and after the noise, because noise could hide constant targets.
+                # Check before and after the noise,
+                # because noise could hide constant targets.
                 refuse_constant(train)
                 noise = stream("noise", seed)
                 classes = len(examples.classes)
@@ -349,17 +370,20 @@ class AbstractSource(Component):
 
     @final
     def split_indices(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
-        """Return the indices of the three splits in random order. Each phase gets an equal number
-        of examples of a split.
-        """
-        groups = phase_positions(examples.phase, len(examples.phases), len(examples.inputs))
+        """Return the indices of the three splits in random order. Each phase gets an
+        equal number of examples of a split."""
+        groups = phase_positions(
+            examples.phase, len(examples.phases), len(examples.inputs)
+        )
         phases = len(groups)
         splits: list[tuple[Tensor, ...]] = []
         for number, group in enumerate(groups):
             # The order of a phase does not depend on other phases.
             order = group
             if not examples.as_given:
-                order = group[torch.randperm(len(group), generator=stream("order", seed))]
+                order = group[
+                    torch.randperm(len(group), generator=stream("order", seed))
+                ]
             train = share(self.train, number, phases)
             query = share(self.query, number, phases)
             test = None if self.test is None else share(self.test, number, phases)
@@ -377,7 +401,9 @@ class AbstractSource(Component):
                     f"data.train={self.train}: it leaves some of the {phases} phases without an "
                     "example; raise data.train"
                 )
-            tests = order[train + query :] if test is None else order[train + query : end]
+            tests = (
+                order[train + query :] if test is None else order[train + query : end]
+            )
             splits.append((order[:train], order[train : train + query], tests))
         return tuple(torch.cat(parts) for parts in zip(*splits, strict=True))
 
@@ -387,7 +413,9 @@ class AbstractSource(Component):
         if examples.gaps:
             fill = column_means(splits[0].shown)
             splits = [
-                replace(split, shown=torch.where(split.shown.isnan(), fill, split.shown))
+                replace(
+                    split, shown=torch.where(split.shown.isnan(), fill, split.shown)
+                )
                 for split in splits
             ]
         scale = scale_of(self.standardise, splits[0].shown)
@@ -424,9 +452,8 @@ def one_thread() -> Iterator[None]:
 
 
 def refuse_leaks(train: Split, other_splits: Sequence[Split]) -> None:
-    """Raise if a training example of one phase is evaluated in another phase, but is not a training
-    example there.
-    """
+    """Raise if a training example of one phase is evaluated in another phase, but is
+    not a training example there."""
     if train.phase is None:
         return
     for split in other_splits:
@@ -444,7 +471,9 @@ def refuse_leaks(train: Split, other_splits: Sequence[Split]) -> None:
 def refuse_constant(train: Split) -> None:
     """Raise if all training targets of a phase are equal."""
     phases = 1 if train.phase is None else int(train.phase.max()) + 1
-    for number, group in enumerate(phase_positions(train.phase, phases, len(train.target))):
+    for number, group in enumerate(
+        phase_positions(train.phase, phases, len(train.target))
+    ):
         target = train.target[group]
         if (target == target[:1]).all(0).any():
             of_phase = f" of phase {number + 1}" if phases > 1 else ""

@@ -1,4 +1,5 @@
-"""Data sets of labelled images, and readers for the files of MNIST (IDX) and CIFAR-10."""
+"""Data sets of labelled images, and readers for the files of MNIST (IDX)
+and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ from ntkexp.mistake import Mistake, NoData
 #
 #     0 0 type axes | one big-endian 32-bit length per axis | the data, last axis fastest
 #
-# The package cuts all splits from the training files (60,000 images). It never reads the official
-# test files.
+# The package cuts all splits from the training files (60,000 images). It never reads
+# the official test files.
 
 
 IMAGES = ("train-images-idx3-ubyte", "train-images.idx3-ubyte")
@@ -55,7 +56,9 @@ def find_idx_file(folder: Path, names: tuple[str, ...], advice: str) -> Path:
     for name in (*names, *(f"{name}.gz" for name in names)):
         if is_there(folder / name):
             return folder / name
-    raise NoData(f"{quoted(folder)} is not a folder with {names[0]} or {names[0]}.gz; {advice}")
+    raise NoData(
+        f"{quoted(folder)} is not a folder with {names[0]} or {names[0]}.gz; {advice}"
+    )
 
 
 def read_idx_pictures(
@@ -80,7 +83,9 @@ def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
     try:
         raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     except (EOFError, OSError, zlib.error) as error:
-        raise Mistake(f"{quoted(path)} is cut short or damaged: it cannot be unzipped") from error
+        raise Mistake(
+            f"{quoted(path)} is cut short or damaged: it cannot be unzipped"
+        ) from error
     if len(raw) < 4 + 4 * axes or raw[:2] != b"\0\0":
         raise Mistake(
             f"{quoted(path)} is not an IDX file: it begins with {raw[:4].hex(' ') or 'nothing'}"
@@ -106,7 +111,8 @@ def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
 #     binary    data_batch_1.bin …   records of a label and 3072 = 3 · 32 · 32 bytes
 #     python    data_batch_1 …       a pickle of {b"data": bytes [n, 3072], b"labels": list of n}
 #
-# The package reads all training batches in the folder, and never the official test batch.
+# The package reads all training batches in the folder,
+# and never the official test batch.
 
 
 CIFAR10_PIXELS = 3 * 32 * 32
@@ -117,7 +123,8 @@ CIFAR10_ADVICE = (
 
 
 def find_batches(folder: Path) -> tuple[Path, ...]:
-    """Return the training batches in a folder. If there are binary files, ignore pickles."""
+    """Return the training batches in a folder. If there are binary files,
+    ignore pickles."""
     for suffix in (".bin", ""):
         candidates = [folder / f"data_batch_{k}{suffix}" for k in range(1, 6)]
         paths = tuple(path for path in candidates if is_there(path))
@@ -137,7 +144,8 @@ def read_batches(
 
 
 def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
-    """Return the records of a batch, each a label followed by the bytes of the image."""
+    """Return the records of a batch, each a label followed by the bytes
+    of the image."""
     raw = read_contents(path)
     if path.suffix == ".bin":
         if not raw or len(raw) % (1 + CIFAR10_PIXELS):
@@ -148,7 +156,10 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
         return np.frombuffer(raw, np.uint8).reshape(-1, 1 + CIFAR10_PIXELS)
     try:
         batch: Any = unpickle_plain(raw)  # keys are text if Python 3 wrote the file
-        match {key.encode() if isinstance(key, str) else key: part for key, part in batch.items()}:
+        match {
+            key.encode() if isinstance(key, str) else key: part
+            for key, part in batch.items()
+        }:
             case {b"data": Array(values=pixels), b"labels": [*labels]}:
                 if labels and pixels.shape == (len(labels), CIFAR10_PIXELS):
                     return np.column_stack([np.array(labels, np.uint8), pixels])
@@ -165,8 +176,9 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
 
 # --- Pickles of plain values and arrays of bytes
 #
-# Loading a pickle can run code. The unpickler below replaces the few functions that an array of
-# bytes needs by harmless stand-ins, and refuses all other names. A file can therefore run no code.
+# Loading a pickle can run code. The unpickler below replaces the few functions that an
+# array of bytes needs by harmless stand-ins, and refuses all other names. A file can
+# therefore run no code.
 #
 #     numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), 'b') ← (version, shape, dtype, column order, bytes)
 #     numpy._core.numeric._frombuffer(bytes, dtype, shape, order)     since protocol 5
@@ -174,7 +186,8 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
 
 
 class Forbidden(pickle.UnpicklingError):
-    """Raised if a pickle names a class or function that an array of bytes does not need."""
+    """Raised if a pickle names a class or function that an array
+    of bytes does not need."""
 
 
 class Type:
@@ -193,7 +206,9 @@ class Array:
     def __init__(self, *empty: object) -> None:
         self.values: UInt8[np.ndarray, "..."] = np.empty(0, np.uint8)
 
-    def __setstate__(self, state: tuple[int, tuple[int, ...], Type, bool, bytes]) -> None:
+    def __setstate__(
+        self, state: tuple[int, tuple[int, ...], Type, bool, bytes]
+    ) -> None:
         _, shape, kind, column_order, raw = state
         if kind.name != "u1":
             raise ValueError(f"an array of {kind.name}, not of bytes")
@@ -202,9 +217,8 @@ class Array:
 
 
 def from_buffer(raw: bytes, kind: Type, shape: tuple[int, ...], order: str) -> Array:
-    """Return an `Array` of the bytes `raw`. It replaces numpy's private `_frombuffer`, which
-    pickled arrays call.
-    """
+    """Return an `Array` of the bytes `raw`. It replaces numpy's private `_frombuffer`,
+    which pickled arrays call."""
     array = Array()
     array.__setstate__((1, shape, kind, order == "F", raw))
     return array
@@ -250,11 +264,13 @@ def unpickle_plain(raw: bytes) -> object:
 
 # --- Sets of labelled images
 #
-# Classes have the order in which the configuration lists them. Of two classes, the second is the
-# positive one.
+# Classes have the order in which the configuration lists them. Of two classes, the
+# second is the positive one.
 
 
-Pictures = tuple[UInt8[Tensor, "example channel row column"], Integer[Tensor, " example"]]
+Pictures = tuple[
+    UInt8[Tensor, "example channel row column"], Integer[Tensor, " example"]
+]
 
 
 class AbstractImages(AbstractSource):
@@ -270,18 +286,23 @@ class AbstractImages(AbstractSource):
         """Return all images and their labels."""
 
     def examples(self, generator: torch.Generator) -> Examples:
-        chosen = tuple(range(len(self.names))) if self.classes == "all" else self.classes
+        chosen = (
+            tuple(range(len(self.names))) if self.classes == "all" else self.classes
+        )
         unknown = [k for k in chosen if not 0 <= k < len(self.names)]
         if unknown:
             labels_and_names = [
-                str(k) if name == str(k) else f"{k} ({name})" for k, name in enumerate(self.names)
+                str(k) if name == str(k) else f"{k} ({name})"
+                for k, name in enumerate(self.names)
             ]
             raise Mistake(
                 f"data.classes={[*chosen]}: there is no class {unknown[0]}; choose from "
                 f"{', '.join(labels_and_names)}"
             )
         if len(set(chosen)) < max(2, len(chosen)):
-            raise Mistake(f"data.classes={[*chosen]}: name at least two classes, each once, or all")
+            raise Mistake(
+                f"data.classes={[*chosen]}: name at least two classes, each once, or all"
+            )
 
         pictures, labels = self.pictures()
         if int(labels.max()) >= len(self.names):
@@ -302,7 +323,8 @@ class AbstractImages(AbstractSource):
 
 
 class Digits(AbstractImages):
-    """Handwritten digits of 8 × 8 pixels with 17 grey levels: the test part of the UCI data set.
+    """Handwritten digits of 8 × 8 pixels with 17 grey levels:
+    the test part of the UCI data set.
 
     1797 images in ten classes, about 180 in each.
 
@@ -339,11 +361,13 @@ CLOTHES = (
 
 
 class Clothes(AbstractImages):
-    """Clothes of 8 × 8 pixels with 17 grey levels: images of Fashion-MNIST, reduced like `digits`.
+    """Clothes of 8 × 8 pixels with 17 grey levels: images of Fashion-MNIST,
+    reduced like `digits`.
 
-    1800 images, the first 180 of each of ten classes in the training set. Each image was padded by
-    two pixels, averaged over 4 × 4 pixels, and rounded to 0 … 16. H. Xiao, K. Rasul and R.
-    Vollgraf, "Fashion-MNIST: a novel image dataset for benchmarking" (2017), arXiv:1708.07747.
+    1800 images, the first 180 of each of ten classes in the training set. Each image
+    was padded by two pixels, averaged over 4 × 4 pixels, and rounded to 0 … 16. H.
+    Xiao, K. Rasul and R. Vollgraf, "Fashion-MNIST: a novel image dataset for
+    benchmarking" (2017), arXiv:1708.07747.
 
     >>> Clothes(train=100).split().train.inputs.shape
     torch.Size([100, 1, 8, 8])
@@ -357,17 +381,20 @@ class Clothes(AbstractImages):
         return read_small_pictures("clothes")
 
 
-MNIST_ADVICE = "MNIST's files can be had from storage.googleapis.com/cvdf-datasets/mnist"
+MNIST_ADVICE = (
+    "MNIST's files can be had from storage.googleapis.com/cvdf-datasets/mnist"
+)
 
 
 class MNIST(AbstractImages):
-    """MNIST: 60,000 handwritten digits of 28 × 28 pixels, from the IDX training files in a folder.
+    """MNIST: 60,000 handwritten digits of 28 × 28 pixels,
+    from the IDX training files in a folder.
 
-    Ten classes. `test` defaults to 1024, because the set is large; null means all other images.
+    Ten classes. `test` defaults to 1024, because the set is large;
+    null means all other images.
 
-    Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-based learning applied to document
-    recognition" (1998).
-    """
+    Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-based learning applied to
+    document recognition" (1998)."""
 
     names: ClassVar[tuple[str, ...]] = tuple("0123456789")
     test: CountOrNone | None = 1024
@@ -389,10 +416,11 @@ FASHION_MNIST_ADVICE = (
 
 
 class FashionMnist(AbstractImages):
-    """Fashion-MNIST: 60,000 clothes of 28 × 28 pixels, from the IDX training files in a folder.
+    """Fashion-MNIST: 60,000 clothes of 28 × 28 pixels,
+    from the IDX training files in a folder.
 
-    Ten classes. `test` defaults to 1024, because the set is large; null means all other images.
-    `path` defaults to the folder of Debian's package dataset-fashion-mnist.
+    Ten classes. `test` defaults to 1024, because the set is large; null means all other
+    images. `path` defaults to the folder of Debian's package dataset-fashion-mnist.
 
     H. Xiao, K. Rasul and R. Vollgraf,
     "Fashion-MNIST: a novel image dataset for benchmarking" (2017), arXiv:1708.07747.
@@ -411,17 +439,28 @@ class FashionMnist(AbstractImages):
 
 
 class CIFAR10(AbstractImages):
-    """CIFAR-10: colour photographs of 32 × 32 pixels, from a folder with the python or binary
-    files.
+    """CIFAR-10: colour photographs of 32 × 32 pixels,
+    from a folder with the python or binary files.
 
-    Ten classes. `test` defaults to 1024, because the set is large; null means all other images.
-    `path` defaults to the folder in the environment variable CIFAR10.
+    Ten classes. `test` defaults to 1024, because the set is large; null means all other
+    images. `path` defaults to the folder in the environment variable CIFAR10.
 
     A. Krizhevsky, "Learning multiple layers of features from tiny images" (2009).
     """
 
     names: ClassVar[tuple[str, ...]] = (
-        *("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        *(
+            "airplane",
+            "automobile",
+            "bird",
+            "cat",
+            "deer",
+            "dog",
+            "frog",
+            "horse",
+            "ship",
+            "truck",
+        ),
     )
     test: CountOrNone | None = 1024
     classes: tuple[int, ...] | Literal["all"] = (3, 5)

@@ -1,6 +1,5 @@
-"""Sequences: sentences of tokens with a class to predict, and tasks that are trained one after
-another.
-"""
+"""Sequences: sentences of tokens with a class to predict,
+and tasks that are trained one after another."""
 
 from __future__ import annotations
 
@@ -59,13 +58,13 @@ class AbstractTokens(AbstractSource):
 class ModularAddition(AbstractTokens):
     """Modular addition: two numbers as tokens, and their sum modulo p as the class.
 
-    There are `modulus` classes. The token k < `modulus` is the number k; the token `modulus` is the
-    sign '='.
+    There are `modulus` classes. The token k < `modulus` is the number k; the token
+    `modulus` is the sign '='.
 
         x = (a, b)  or  (a, b, =),    y = (a + b) mod p,    all p² pairs of a, b in 0 … p − 1
 
-    A. Power et al., "Grokking: generalization beyond overfitting on small algorithmic datasets"
-    (2022), arXiv:2201.02177.
+    A. Power et al., "Grokking: generalization beyond overfitting on small algorithmic
+    datasets" (2022), arXiv:2201.02177.
 
     >>> source = ModularAddition(modulus=5, train=20, query=5)
     >>> data = source.split()
@@ -98,13 +97,14 @@ class ModularAddition(AbstractTokens):
 class Text(AbstractTokens):
     """Text from a file, byte by byte: predict the next byte from `context` bytes.
 
-        ntkexp train model=transformer model.causal=true data=text data.path=book.txt data.context=16
+        ntkexp train model=transformer model.causal=true data=text data.path=book.txt
+        data.context=16
 
-    Tokens and classes are the bytes that occur in the file, in ascending order. Other bytes would
-    only enlarge kernels, whose size grows with the square of the number of classes. Windows do not
-    overlap, so that no split contains the answers of another, and repeated windows are used once.
-    The default splits are small, because there are many classes.
-    """
+    Tokens and classes are the bytes that occur in the file, in ascending order. Other
+    bytes would only enlarge kernels, whose size grows with the square of the number of
+    classes. Windows do not overlap, so that no split contains the answers of another,
+    and repeated windows are used once. The default splits are small, because there are
+    many classes."""
 
     train: Count = 32
     query: CountOrNone = 16
@@ -127,7 +127,9 @@ class Text(AbstractTokens):
         window_count = len(tokens) // size
         windows: Tensor = tokens[:0]
         if window_count:
-            windows = torch.unique(tokens[: window_count * size].view(window_count, size), dim=0)
+            windows = torch.unique(
+                tokens[: window_count * size].view(window_count, size), dim=0
+            )
         count = self.train + self.query + (self.test or 0)
         if count > len(windows):
             raise Mistake(
@@ -159,7 +161,8 @@ class Sequence(AbstractSource):
 
         ntkexp train data=sequence data.phases=[[0,1],[2,3],[4,5]]
 
-    A phase is a list of classes of `source`, or another source, from which only the examples are
+    A phase is a list of classes of `source`, or another source,
+    from which only the examples are
     used: the sequence sets their number, noise and scale. All phases share one network. With
     `outputs=shared`, the k-th classes of all phases share one output ("domain-incremental"
     learning); with `outputs=own`, every class has its own output ("class-incremental"; G. van de
@@ -207,9 +210,8 @@ class Sequence(AbstractSource):
 
     @property
     def sources(self) -> tuple[AbstractSource, ...]:
-        """The source of each phase: the phase itself if it is a source, or `source` restricted to
-        the classes that the phase lists.
-        """
+        """The source of each phase: the phase itself if it is a source, or `source`
+        restricted to the classes that the phase lists."""
         sources: list[AbstractSource] = []
         for phase in self.phases:
             if isinstance(phase, AbstractSource):
@@ -225,8 +227,8 @@ class Sequence(AbstractSource):
         return tuple(sources)
 
     def phase_steps(self, steps: int) -> tuple[int, ...]:
-        """Return the number of steps of each phase: `self.steps`, or equal parts of `steps`. The
-        first phases are rounded up.
+        """Return the number of steps of each phase: `self.steps`, or equal parts of
+        `steps`. The first phases are rounded up.
 
         >>> Sequence().phase_steps(301), Sequence(steps=(1, 9)).phase_steps(10)
         ((151, 150), (1, 9))
@@ -256,18 +258,25 @@ class Sequence(AbstractSource):
             " ".join(part.classes) or source.option
             for source, part in zip(sources, parts, strict=True)
         ]
-        phase_numbers = [torch.full((len(part.inputs),), k) for k, part in enumerate(parts)]
-        names, targets = shared_targets(parts) if self.outputs == "shared" else own_targets(parts)
+        phase_numbers = [
+            torch.full((len(part.inputs),), k) for k, part in enumerate(parts)
+        ]
+        names, targets = (
+            shared_targets(parts) if self.outputs == "shared" else own_targets(parts)
+        )
         phase_classes: tuple[tuple[str, ...], ...] = ()
         if names and self.outputs == "shared":
             phase_classes = tuple(part.classes for part in parts)
         # Keep images as bytes if all phases have bytes with the same `white`.
         first = parts[0]
         all_bytes = all(
-            part.inputs.dtype == torch.uint8 and part.white == first.white for part in parts
+            part.inputs.dtype == torch.uint8 and part.white == first.white
+            for part in parts
         )
         inputs = [
-            part.inputs if all_bytes or part.one_hot else part.inputs.double() / part.white
+            part.inputs
+            if all_bytes or part.one_hot
+            else part.inputs.double() / part.white
             for part in parts
         ]
         return Examples(
@@ -285,16 +294,16 @@ class Sequence(AbstractSource):
 
 
 def shared_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]]:
-    """Return the names of shared outputs, which join the names of the k-th classes of all phases,
-    and the unchanged targets.
-    """
+    """Return the names of shared outputs, which join the names of the k-th classes of
+    all phases, and the unchanged targets."""
     by_output = zip(*(part.classes for part in parts), strict=True)
     names = tuple("/".join(dict.fromkeys(classes)) for classes in by_output)
     return names, [part.target for part in parts]
 
 
 def own_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]]:
-    """Return the names of all classes, and targets that are indices into these names."""
+    """Return the names of all classes, and targets
+    that are indices into these names."""
     names = tuple(dict.fromkeys(name for part in parts for name in part.classes))
     targets = []
     for part in parts:
@@ -303,8 +312,11 @@ def own_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]
     return names, targets
 
 
-def examples_of_phase(source: AbstractSource, generator: torch.Generator, number: int) -> Examples:
-    """Return the examples of a phase, which are independent of its position in the sequence."""
+def examples_of_phase(
+    source: AbstractSource, generator: torch.Generator, number: int
+) -> Examples:
+    """Return the examples of a phase, which are independent of its position
+    in the sequence."""
     if source.seed is None:
         stream = torch.Generator()
         stream.set_state(generator.get_state())
@@ -347,7 +359,9 @@ def refuse_unlike(parts: Several[Examples], outputs: str) -> None:
     first = parts[0]
     for number, part in enumerate(parts[1:], start=2):
         if part.as_given or first.as_given:
-            raise Mistake("data.phases: a source with a fixed order of examples cannot be a phase")
+            raise Mistake(
+                "data.phases: a source with a fixed order of examples cannot be a phase"
+            )
         if layout(part) != layout(first):
             raise Mistake(
                 f"data.phases: phase {number} has {in_words(part)}, and phase 1 "
@@ -361,4 +375,6 @@ def refuse_unlike(parts: Several[Examples], outputs: str) -> None:
                 "data.outputs=own"
             )
     if outputs == "own" and not first.classes:
-        raise Mistake("data.outputs=own: there are values and no classes; use data.outputs=shared")
+        raise Mistake(
+            "data.outputs=own: there are values and no classes; use data.outputs=shared"
+        )

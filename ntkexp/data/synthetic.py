@@ -15,8 +15,8 @@ from ntkexp.component import MAX_COUNT, Count, CountOrNone, Depth
 from ntkexp.data.base import AbstractSource, Examples, Standardise
 from ntkexp.mistake import Mistake
 
-# Each source draws its target function before the inputs, so that the function is independent of
-# the number of examples.
+# Each source draws its target function before the inputs, so that the function is
+# independent of the number of examples.
 
 
 class AbstractSynthetic(AbstractSource):
@@ -46,7 +46,9 @@ class Circle(AbstractSynthetic):
     frequencies: tuple[Count, ...] = Field((1, 2, 3), min_length=1)
 
     def examples(self, generator: torch.Generator) -> Examples:
-        angle = 2 * pi * torch.rand(self.size, 1, generator=generator, dtype=torch.float64)
+        angle = (
+            2 * pi * torch.rand(self.size, 1, generator=generator, dtype=torch.float64)
+        )
         phase = angle * torch.tensor(self.frequencies, dtype=torch.float64)
         target = (phase.cos() + phase.sin()).sum(1, keepdim=True)
         return Examples(torch.cat([angle.cos(), angle.sin()], 1), target)
@@ -68,9 +70,13 @@ class Moons(AbstractSynthetic):
         labels = torch.arange(self.size) % 2
         upper = torch.stack([angle.cos(), angle.sin()], 1)
         lower = torch.stack([1 - angle.cos(), 0.5 - angle.sin()], 1)
-        noise = self.noise * torch.randn(self.size, 2, generator=generator, dtype=torch.float64)
+        noise = self.noise * torch.randn(
+            self.size, 2, generator=generator, dtype=torch.float64
+        )
         return Examples(
-            torch.where(labels[:, None] == 0, upper, lower) + noise, labels, ("upper", "lower")
+            torch.where(labels[:, None] == 0, upper, lower) + noise,
+            labels,
+            ("upper", "lower"),
         )
 
 
@@ -81,8 +87,8 @@ class Sphere(AbstractSynthetic):
 
         x uniform on S^{d−1},    y = Σ_{k ≤ degree} h_k(√d w_k·x),    w_k random unit vectors
 
-    h_k = He_k/√k! are the normalised Hermite polynomials. In high dimension, every degree
-    contributes the same variance to y.
+    h_k = He_k/√k! are the normalised Hermite polynomials. In high dimension, every
+    degree contributes the same variance to y.
 
         h_0 = 1,    h_1 = z,    √(k+1) h_{k+1} = z h_k − √k h_{k−1}
 
@@ -97,17 +103,23 @@ class Sphere(AbstractSynthetic):
     def examples(self, generator: torch.Generator) -> Examples:
         def unit_vectors(count: int) -> Tensor:
             return normalize(
-                torch.randn(count, self.dimension, generator=generator, dtype=torch.float64)
+                torch.randn(
+                    count, self.dimension, generator=generator, dtype=torch.float64
+                )
             )
 
         directions = unit_vectors(self.degree)
         inputs = unit_vectors(self.size)
         projections = sqrt(self.dimension) * inputs @ directions.t()
-        target = sum(hermite(z, k)[k] for k, z in enumerate(projections.unbind(1), start=1))
+        target = sum(
+            hermite(z, k)[k] for k, z in enumerate(projections.unbind(1), start=1)
+        )
         return Examples(inputs, torch.as_tensor(target)[:, None])
 
 
-def hermite(z: Float[Tensor, " example"], degree: int) -> list[Float[Tensor, " example"]]:
+def hermite(
+    z: Float[Tensor, " example"], degree: int
+) -> list[Float[Tensor, " example"]]:
     """Return the normalised Hermite polynomials h_0(z) … h_degree(z)."""
     values = [torch.ones_like(z), z]
     for k in range(1, degree):
@@ -116,8 +128,8 @@ def hermite(z: Float[Tensor, " example"], degree: int) -> list[Float[Tensor, " e
 
 
 class Parity(AbstractSynthetic):
-    """Parity (generalised XOR): fewer than `order` coordinates contain no information about the
-    label.
+    """Parity (generalised XOR): fewer than `order` coordinates contain no information
+    about the label.
 
     Two classes; the inputs are corners of the cube {−1, 1}^dimension, or Gaussian.
 
@@ -149,7 +161,8 @@ class Parity(AbstractSynthetic):
 def distinct_corners(
     count: int, dimension: int, generator: torch.Generator
 ) -> Float[Tensor, "example dimension"]:
-    """Draw distinct corners of the cube {−1, 1}^dimension; all sets are equally likely."""
+    """Draw distinct corners of the cube {−1, 1}^dimension;
+    all sets are equally likely."""
     if count > 2**dimension:
         raise Mistake(
             f"data.train, data.query and data.test ask for {count} examples, and a cube of "
@@ -175,9 +188,13 @@ class Teacher(AbstractSynthetic):
     hidden: Count = 16
 
     def examples(self, generator: torch.Generator) -> Examples:
-        first = torch.randn(self.dimension, self.hidden, generator=generator, dtype=torch.float64)
+        first = torch.randn(
+            self.dimension, self.hidden, generator=generator, dtype=torch.float64
+        )
         second = torch.randn(self.hidden, 1, generator=generator, dtype=torch.float64)
-        inputs = torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64)
+        inputs = torch.randn(
+            self.size, self.dimension, generator=generator, dtype=torch.float64
+        )
         hidden = torch.tanh(inputs @ first / sqrt(self.dimension))
         return Examples(inputs, hidden @ second / sqrt(self.hidden))
 
@@ -190,10 +207,11 @@ class Cued(AbstractSynthetic):
         x ~ N(0, I_d) with the cue (c, 0) for the first task and (0, c) for the second
         y = w₁·x or w₂·x,  wᵢ·wⱼ = δᵢⱼ
 
-    With equal seeds, both tasks have the same x and differ in cue and target. `data=sequence`
-    trains them one after the other, as in T. Flesch, K. Juechems, T. Dumbalska, A. Saxe & C.
-    Summerfield, "Orthogonal representations for robust context-dependent task performance in brains
-    and neural networks", Neuron 110 (2022).
+    With equal seeds, both tasks have the same x and differ in cue and target.
+    `data=sequence` trains them one after the other, as in T. Flesch, K. Juechems, T.
+    Dumbalska, A. Saxe & C. Summerfield, "Orthogonal representations for robust
+    context-dependent task performance in brains and neural networks", Neuron 110
+    (2022).
 
     >>> from ntkexp.data.base import examples_stream
     >>> sources = [Cued(task=task, train=3, query=1, test=0) for task in (1, 2)]
@@ -209,10 +227,16 @@ class Cued(AbstractSynthetic):
     cue: float = Field(2.0, ge=0)
 
     def examples(self, generator: torch.Generator) -> Examples:
-        random = torch.randn(self.dimension, 2, generator=generator, dtype=torch.float64)
+        random = torch.randn(
+            self.dimension, 2, generator=generator, dtype=torch.float64
+        )
         directions = torch.linalg.qr(random).Q
-        points = torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64)
-        cue = self.cue * torch.eye(2, dtype=points.dtype)[self.task - 1].expand(len(points), 2)
+        points = torch.randn(
+            self.size, self.dimension, generator=generator, dtype=torch.float64
+        )
+        cue = self.cue * torch.eye(2, dtype=points.dtype)[self.task - 1].expand(
+            len(points), 2
+        )
         target = points @ directions[:, self.task - 1 : self.task]
         return Examples(torch.cat([points, cue], 1), target)
 
@@ -223,14 +247,15 @@ Whole = Annotated[int, Field(ge=-(10**6), le=10**6)]
 class Integers(AbstractSource):
     """The integers from `first` to `last`; only a few are training examples.
 
-    Regression with one target value for all. `train` must be the number of observed integers.
+    Regression with one target value for all.
+    `train` must be the number of observed integers.
 
         x = first … last,    y = value
 
-    The training split contains the integers in `observed`, in this order; the test split contains
-    all others. F. Huszár, "Some intuition on the neural tangent kernel" (2020), draws kernels over
-    x = −10 … 20 with one observation, (10, 50). Inputs and targets are neither standardised nor
-    shuffled.
+    The training split contains the integers in `observed`, in this order; the test
+    split contains all others. F. Huszár, "Some intuition on the neural tangent kernel"
+    (2020), draws kernels over x = −10 … 20 with one observation, (10, 50). Inputs and
+    targets are neither standardised nor shuffled.
 
     >>> data = Integers().split()
     >>> data.train.inputs.tolist(), data.train.target.tolist(), len(data.test.inputs)
@@ -268,6 +293,10 @@ class Integers(AbstractSource):
         return self
 
     def examples(self, generator: torch.Generator) -> Examples:
-        unobserved = [x for x in range(self.first, self.last + 1) if x not in set(self.observed)]
-        inputs = torch.tensor([*self.observed, *unobserved], dtype=torch.float64)[:, None]
+        unobserved = [
+            x for x in range(self.first, self.last + 1) if x not in set(self.observed)
+        ]
+        inputs = torch.tensor([*self.observed, *unobserved], dtype=torch.float64)[
+            :, None
+        ]
         return Examples(inputs, torch.full_like(inputs, self.value), as_given=True)

@@ -1,13 +1,15 @@
 r"""Tables: a user's file (CSV or Parquet), and small data sets of the package.
 
-sets/README.md lists the origins of the data sets. A cell is text, and may be a number or missing:
+sets/README.md lists the origins of the data sets. A cell is text,
+and may be a number or missing:
 
 >>> parse_number("1e3"), parse_number("TRUE"), parse_number("1_000"), parse_number("inf")
 (1000.0, 1.0, nan, nan)
 >>> is_missing("N/A"), is_missing("none")
 (True, False)
 
-`foreign_format` recognises other formats by their first bytes, so that an error message can name
+`foreign_format` recognises other formats by their first bytes,
+so that an error message can name
 them:
 
 >>> foreign_format(b"PK\x03\x04...")
@@ -52,7 +54,8 @@ from ntkexp.mistake import Mistake, nearest
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of cells, as text without surrounding blanks; a missing cell is an empty text."""
+    """A table of cells, as text without surrounding blanks;
+    a missing cell is an empty text."""
 
     path: Path
     columns: tuple[str, ...]
@@ -68,14 +71,17 @@ class Grid:
         """Return a description of a cell and its position, for messages."""
         cell = self.rows[row][self.columns.index(column)]
         row_number = f"{self.unit} {self.numbers[row]}"
-        return f"{self.path.name!r}, {row_number}, column {brief(column)} is {brief(cell)}"
+        return (
+            f"{self.path.name!r}, {row_number}, column {brief(column)} is {brief(cell)}"
+        )
 
     def cells(self, column: str) -> list[str]:
         position = self.columns.index(column)
         return [row[position] for row in self.rows]
 
     def check(self, target: str) -> None:
-        """Raise unless there are rows, distinct column names, the target column, and a feature."""
+        """Raise unless there are rows, distinct column names,
+        the target column, and a feature."""
         if not self.rows:
             raise Mistake(f"{quoted(self.path)} has no rows below its header")
         if "" in self.columns:
@@ -108,7 +114,8 @@ class Grid:
 
 
 def list_names(names: Iterable[str], limit: int = 12) -> str:
-    """Return the first names as text. If some are left out, add the number of all names.
+    """Return the first names as text. If some are left out,
+    add the number of all names.
 
     >>> list_names(["a", "b", "c"], limit=2)
     "'a', 'b', … (3 in all)"
@@ -123,7 +130,8 @@ MISSING_CELLS = frozenset({"", "?", "na", "n/a", "<na>", "nan", "null"})
 
 
 def parse_number(cell: str) -> float:
-    """Return the number in a cell, or NaN. Infinity and 1_000 do not count as numbers."""
+    """Return the number in a cell, or NaN. Infinity and 1_000 do not count
+    as numbers."""
     text = cell.lower()
     if text in TRUTH:
         return TRUTH[text]
@@ -155,22 +163,28 @@ FILE_KINDS = {
     rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF[\0-\xff]{4}WEBP|II\*\0|MM\0\*|BM[\0-\xff]{4}\0\0\0\0": "an image",
     rb"%PDF-": "a PDF",
 }
-"""Patterns of other formats: first bytes, and last bytes if a text could have these first bytes."""
+"""Patterns of other formats: first bytes, and last bytes
+if a text could have these first bytes."""
 
 
 def foreign_format(raw: bytes) -> str | None:
-    """Return the name of a known binary format, or None for text and unknown formats."""
-    return next((kind for first, kind in FILE_KINDS.items() if re.match(first, raw)), None)
+    """Return the name of a known binary format,
+    or None for text and unknown formats."""
+    return next(
+        (kind for first, kind in FILE_KINDS.items() if re.match(first, raw)), None
+    )
 
 
 # --- Comma-separated text in UTF-8, with a header
 #
-# The number of a row is the line on which it begins; the header is line 1. A quoted cell may span
-# several lines. Empty lines are ignored.
+# The number of a row is the line on which it begins; the header is line 1. A quoted
+# cell may span several lines. Empty lines are ignored.
 
 
 def read_comma(path: Path) -> Grid:
-    reader = csv.reader(StringIO(read_text(path), newline=""), skipinitialspace=True, strict=True)
+    reader = csv.reader(
+        StringIO(read_text(path), newline=""), skipinitialspace=True, strict=True
+    )
     line_numbers: list[int] = []
     rows: list[list[str]] = []
     line_number = 1
@@ -240,7 +254,10 @@ def read_parquet(path: Path) -> Grid:
         ) from error
     try:
         table = parquet.ParquetFile(BytesIO(raw)).read()
-        columns = [[cell_text(value) for value in column.to_pylist()] for column in table.columns]
+        columns = [
+            [cell_text(value) for value in column.to_pylist()]
+            for column in table.columns
+        ]
     except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
         raise Mistake(
             f"{quoted(path)} is cut short or damaged: it is not a Parquet file that can be read"
@@ -261,7 +278,11 @@ def is_learned(kind: Any, types: Any) -> bool:
     """
     if types.is_dictionary(kind):
         return is_learned(kind.value_type, types)
-    text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    text = (
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
+    )
     number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
     return bool(text or number or types.is_boolean(kind) or types.is_null(kind))
 
@@ -284,7 +305,8 @@ Missing = Literal["refuse", "drop", "mean"]
 
 
 def read_features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
-    """Return all columns except the target, with NaN for gaps. Raise if a column has only gaps."""
+    """Return all columns except the target, with NaN for gaps.
+    Raise if a column has only gaps."""
     names = [name for name in grid.columns if name != target]
     columns = [[parse_number(cell) for cell in grid.cells(name)] for name in names]
     values = torch.tensor(columns, dtype=torch.float64).t()
@@ -301,7 +323,8 @@ def read_features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
 def usable_rows(
     values: Float[Tensor, "row feature"], grid: Grid, target: str, missing: Missing
 ) -> Bool[Tensor, " row"]:
-    """Return a mask of the rows to use: rows without gaps, or all rows if gaps will be filled."""
+    """Return a mask of the rows to use: rows without gaps,
+    or all rows if gaps will be filled."""
     gaps = values.isnan()
     if missing == "refuse" and gaps.any():
         names = [name for name in grid.columns if name != target]
@@ -321,9 +344,9 @@ def usable_rows(
 
 # --- Targets: classes or real numbers
 #
-# Texts, truth values, and up to 20 different integers are classes, in sorted order. Other numbers
-# are real targets. A missing target raises, and so does a mixture of numbers and texts: any
-# replacement would be trained as if it were true.
+# Texts, truth values, and up to 20 different integers are classes, in sorted order.
+# Other numbers are real targets. A missing target raises, and so does a mixture of
+# numbers and texts: any replacement would be trained as if it were true.
 
 
 MAX_CLASSES = 20
@@ -371,29 +394,34 @@ def number_labels(values: list[Name]) -> tuple[Tensor, tuple[str, ...]]:
     """Return the label of each value, and the sorted distinct values as class names."""
     names = sorted(set(values))
     label = {name: k for k, name in enumerate(names)}
-    return torch.tensor([label[value] for value in values]), tuple(str(name) for name in names)
+    return torch.tensor([label[value] for value in values]), tuple(
+        str(name) for name in names
+    )
 
 
 SETS = Path(__file__).resolve().parent / "sets"
 
 
-def read_bundled(name: str) -> tuple[Float[Tensor, "example feature"], Float[Tensor, " example"]]:
+def read_bundled(
+    name: str,
+) -> tuple[Float[Tensor, "example feature"], Float[Tensor, " example"]]:
     """Read the inputs and targets of a data set of the package."""
     numbers = torch.from_numpy(np.loadtxt(SETS / f"{name}.csv.gz", delimiter=","))
     return numbers[:, :-1], numbers[:, -1]
 
 
 class Table(AbstractSource):
-    """A user's table (CSV or Parquet), in which one column is the target and the others are
-    features.
+    """A user's table (CSV or Parquet), in which one column is the target
+    and the others are features.
 
     Classification or regression, depending on the target column.
 
         ntkexp train data=table data.path=houses.csv data.target=price
 
-    Features are numbers, or true and false. Other cells are gaps. With `missing=refuse`, a gap
-    raises an error; with `drop`, the row is dropped; with `mean`, the gap is filled by the mean of
-    the column over the training split. A gap in the target always raises.
+    Features are numbers, or true and false. Other cells are gaps. With
+    `missing=refuse`, a gap raises an error; with `drop`, the row is dropped; with
+    `mean`, the gap is filled by the mean of the column over the training split. A gap
+    in the target always raises.
 
     >>> inputs, target = read_bundled("wine")
     >>> inputs.shape, target.unique()
@@ -425,11 +453,14 @@ class Table(AbstractSource):
         target, classes = read_targets(grid, self.target)
         values = read_features(grid, self.target)
         keep = usable_rows(values, grid, self.target, self.missing)
-        return Examples(values[keep], target[keep], classes, gaps=self.missing == "mean")
+        return Examples(
+            values[keep], target[keep], classes, gaps=self.missing == "mean"
+        )
 
 
 class BreastCancer(AbstractSource):
-    """Breast cancer Wisconsin (diagnostic): 30 measurements of cell nuclei in 569 tumours.
+    """Breast cancer Wisconsin (diagnostic): 30 measurements of cell nuclei
+    in 569 tumours.
 
     Two classes, malignant and benign.
     """
@@ -440,12 +471,11 @@ class BreastCancer(AbstractSource):
 
 
 class Diabetes(AbstractSource):
-    """Diabetes: ten measurements of 442 patients, and the progression of the disease after one
-    year.
+    """Diabetes: ten measurements of 442 patients,
+    and the progression of the disease after one year.
 
-    Regression; the file contains the inputs in their original units, because the package
-    standardises them.
-    """
+    Regression; the file contains the inputs in their original units, because the
+    package standardises them."""
 
     def examples(self, generator: torch.Generator) -> Examples:
         inputs, target = read_bundled("diabetes")

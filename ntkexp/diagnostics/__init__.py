@@ -1,4 +1,5 @@
-"""Diagnostics: quantities of the network that are measured during training, at chosen steps.
+"""Diagnostics: quantities of the network that are measured during training,
+at chosen steps.
 
 Each module imports only from the modules listed before it:
 

@@ -58,7 +58,9 @@ class TrainingState:
     kernel_of: Callable[[Collection[str]], Float[Tensor, "train out train out_"]]
     start_kernel_of: Callable[[Collection[str]], Float[Tensor, "train out train out_"]]
 
-    def block_loss(self, weights: Weights, inputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+    def block_loss(
+        self, weights: Weights, inputs: Tensor, targets: Tensor
+    ) -> Float[Tensor, ""]:
         """Return the share of a block of examples in the objective L(θ)."""
         return self.loss(self.network(weights, inputs), targets)
 
@@ -66,7 +68,8 @@ class TrainingState:
     def gradient(self) -> Weights:
         """The gradient ∇L of the objective."""
         gradients: list[Weights] = [
-            grad(self.block_loss)(self.weights, inputs, targets) for inputs, targets in self.blocks
+            grad(self.block_loss)(self.weights, inputs, targets)
+            for inputs, targets in self.blocks
         ]
         return reduce(added, gradients)
 
@@ -84,7 +87,9 @@ class TrainingState:
                 image: Weights = pull_back(direction)[0]
             return image
 
-        return reduce(added, (product(inputs, targets) for inputs, targets in self.blocks))
+        return reduce(
+            added, (product(inputs, targets) for inputs, targets in self.blocks)
+        )
 
 
 def added(left: Weights, right: Weights) -> Weights:
@@ -98,13 +103,15 @@ def added(left: Weights, right: Weights) -> Weights:
 
 
 class AbstractDiagnostic(Component):
-    """A quantity that a run measures at each step with a stored kernel (`path.schedule`).
+    """A quantity that a run measures at each step
+    with a stored kernel (`path.schedule`).
 
     Numbers become columns of metrics.csv. Arrays are stored in diagnostics.zarr.
     """
 
     needs_kernel: ClassVar[bool] = False
-    """True if the diagnostic reads the tangent kernel, which requires `path.kernels=all`."""
+    """True if the diagnostic reads the tangent kernel,
+    which requires `path.kernels=all`."""
 
     @abstractmethod
     def measure(self, state: TrainingState) -> Measured:

@@ -18,9 +18,8 @@ class UserFunction(AbstractDiagnostic):
         ntkexp train diagnostics=[my_file.py:rotation]
 
     The user must have trusted the file. The function takes a
-    `ntkexp.diagnostics.base.TrainingState`. It returns a number, an array, or a dict of them. It
-    must not change the tensors that it receives.
-    """
+    `ntkexp.diagnostics.base.TrainingState`. It returns a number, an array, or a dict of
+    them. It must not change the tensors that it receives."""
 
     path: str
 

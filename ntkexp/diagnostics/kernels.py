@@ -19,10 +19,9 @@ class KernelVelocity(AbstractDiagnostic):
         velocity = (1 − cos(K_s, K_r)) / (s − r)
         rotation = 1 − ‖U_0ᵀ U_s‖² / k
 
-    K_r is the latest earlier stored kernel. The columns of U are the first k eigenvectors of the
-    kernel. The rotation is 0 if they span the same space as before training, and 1 if the two
-    spaces are orthogonal.
-    """
+    K_r is the latest earlier stored kernel. The columns of U are the first k
+    eigenvectors of the kernel. The rotation is 0 if they span the same space as before
+    training, and 1 if the two spaces are orthogonal."""
 
     needs_kernel: ClassVar[bool] = True
 
@@ -49,8 +48,8 @@ class LayerAlignment(AbstractDiagnostic):
         labels.LAYER = CKA(K_layer, y yᵀ)
         start.LAYER  = CKA(K_layer, K_layer before training)
 
-    CKA is the alignment (cosine) of centred kernels. Kernels are averaged over outputs first.
-    """
+    CKA is the alignment (cosine) of centred kernels.
+    Kernels are averaged over outputs first."""
 
     needs_kernel: ClassVar[bool] = True
 
@@ -60,11 +59,15 @@ class LayerAlignment(AbstractDiagnostic):
             now = state.kernel_of(parameters)
             before = state.start_kernel_of(parameters)
             values[f"labels.{layer}"] = label_alignment(now, state.targets)
-            values[f"start.{layer}"] = alignment(centred(averaged(now)), centred(averaged(before)))
+            values[f"start.{layer}"] = alignment(
+                centred(averaged(now)), centred(averaged(before))
+            )
         return values
 
 
-def averaged(kernel: Float[Tensor, "train out train out_"]) -> Float[Tensor, "train train"]:
+def averaged(
+    kernel: Float[Tensor, "train out train out_"],
+) -> Float[Tensor, "train train"]:
     """Return the mean of K[x, c, x′, c] over the outputs c."""
     return kernel.diagonal(dim1=1, dim2=3).mean(2)
 
@@ -75,9 +78,8 @@ class Eigenfunctions(AbstractDiagnostic):
         Σ_j K(x_i, x_j) φ_k(x_j) = λ_k φ_k(x_i)          at the training examples, ‖φ_k‖ = 1
         φ_k(x) = Σ_j K(x, x_j) φ_k(x_j) / λ_k            at the queries
 
-    `functions` [mode, point, out] contains the training examples, then the queries. The sign of an
-    eigenfunction is such that its largest value is positive.
-    """
+    `functions` [mode, point, out] contains the training examples, then the queries. The
+    sign of an eigenfunction is such that its largest value is positive."""
 
     needs_kernel: ClassVar[bool] = True
 
@@ -97,7 +99,8 @@ class Eigenfunctions(AbstractDiagnostic):
 
 
 def positive(modes: Spectrum, top: int) -> Spectrum:
-    """Return the first eigenvectors, with signs that make the largest entry of each positive.
+    """Return the first eigenvectors, with signs that make the largest entry
+    of each positive.
 
     >>> positive(Spectrum(torch.ones(1), torch.tensor([[-1.0], [0.5]])), 1).modes.flatten()
     tensor([ 1.0000, -0.5000])

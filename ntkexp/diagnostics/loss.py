@@ -25,9 +25,8 @@ class Sharpness(AbstractDiagnostic):
         lambda_max = λ_max(∇²L)
         stability  = η λ_max / 2
 
-    Gradient descent on a quadratic with this Hessian diverges if the stability exceeds 1. At the
-    edge of stability (Cohen et al. 2021) it stays close to 1.
-    """
+    Gradient descent on a quadratic with this Hessian diverges if the stability exceeds
+    1. At the edge of stability (Cohen et al. 2021) it stays close to 1."""
 
     def measure(self, state: TrainingState) -> Measured:
         flat = flat_like(state.weights)
@@ -36,7 +35,9 @@ class Sharpness(AbstractDiagnostic):
         def times_hessian(vector: Tensor) -> Tensor:
             return flat.vector(state.hessian_product(flat.weights(vector)))
 
-        noise = torch.randn(flat.size, generator=stream("sharpness", 0), dtype=torch.float64)
+        noise = torch.randn(
+            flat.size, generator=stream("sharpness", 0), dtype=torch.float64
+        )
         try:
             sharpness = largest_eigenvalue(times_hessian, noise.to(like))
         except (NotImplementedError, RuntimeError) as error:

@@ -1,2 +1,2 @@
-"""Effects: the derivative of the trained outputs by each example's weight, through all of
-training."""
+"""Effects: the derivative of the trained outputs by each example's weight,
+through all of training."""

@@ -1,12 +1,15 @@
-"""Hessian-vector products of a step, its per-example gradients, and the derivative of clipping.
+"""Hessian-vector products of a step, its per-example gradients,
+and the derivative of clipping.
 
-Let g(θ, κ) = Σ κᵢ∇ℓᵢ(θ) be the gradient of a step, with the weight κᵢ of example i in the loss, and
-H the Hessian ∂g/∂θ. For a vector γ, one backward pass through γ·g gives both products:
+Let g(θ, κ) = Σ κᵢ∇ℓᵢ(θ) be the gradient of a step, with the weight κᵢ of example i in
+the loss, and H the Hessian ∂g/∂θ. For a vector γ, one backward pass through γ·g gives
+both products:
 
     (Hγ, γ·∇ℓ₁ … γ·∇ℓ_B) = the gradient of γ·g in (θ, κ)
 
-The graph of g is recorded once. The backward pass is vectorized over many γ. No gradient of a
-single example is formed. Forward mode (Pearlmutter 1994) took 1.5 to 2 times as long.
+The graph of g is recorded once. The backward pass is vectorized over many γ. No
+gradient of a single example is formed. Forward mode (Pearlmutter 1994) took 1.5 to 2
+times as long.
 
 >>> square = TakenBatch(
 ...     examples=torch.tensor([0]),
@@ -47,23 +50,30 @@ def batched_map(
     *arguments: Num[Tensor, "several ..."],
     chunk_size: int | None = None,
 ) -> Mapped:
-    """Map a function over the first axis, `chunk_size` elements at a time, by default all.
+    """Map a function over the first axis, `chunk_size` elements at a time,
+    by default all.
 
-    If the function branches on tensor values, which `vmap` does not support, map it over one
-    element at a time.
+    If the function branches on tensor values, which `vmap` does not support, map it
+    over one element at a time.
 
     >>> batched_map(lambda x: x * 2 if x.sum() > 0 else x, torch.tensor([[1.0], [-1.0]]))
     tensor([[ 2.],
             [-1.]])
     """
     try:
-        mapped: Mapped = vmap(function, chunk_size=chunk_size, randomness="same")(*arguments)
-    except RuntimeError:  # if the function itself is wrong, `one_by_one` raises the error again
+        mapped: Mapped = vmap(function, chunk_size=chunk_size, randomness="same")(
+            *arguments
+        )
+    except (
+        RuntimeError
+    ):  # if the function itself is wrong, `one_by_one` raises the error again
         return one_by_one(function, *arguments)
     return mapped
 
 
-def one_by_one(function: Callable[..., Mapped], *arguments: Num[Tensor, "several ..."]) -> Mapped:
+def one_by_one(
+    function: Callable[..., Mapped], *arguments: Num[Tensor, "several ..."]
+) -> Mapped:
     """Map a function over the first axis without `vmap`."""
     results: list[Any] = [function(*row) for row in zip(*arguments, strict=True)]
     stacked: Any = tree_map(lambda *parts: torch.stack(parts), *results)
@@ -83,7 +93,8 @@ def gradient(
 
 @dataclass(frozen=True)
 class RecordedGradient:
-    """The gradient g of a step, and its backward pass `pullback`: γ ↦ (Hγ, γ·∇ℓ₁ … γ·∇ℓ_B)."""
+    """The gradient g of a step, and its backward pass `pullback`: γ ↦ (Hγ,
+    γ·∇ℓ₁ … γ·∇ℓ_B)."""
 
     gradient: Float[Tensor, " weight"]
     pullback: Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -91,10 +102,9 @@ class RecordedGradient:
     def curvature(
         self, vectors: Float[Tensor, "vector weight"], chunk_size: int | None = None
     ) -> tuple[Float[Tensor, "vector weight"], Float[Tensor, "vector row"]]:
-        """Return the Hessian-vector product Hγ for each γ in `vectors`, and γ·∇ℓᵢ for each row i of
-        all batches. Run one vectorized backward pass for `chunk_size` vectors at a time, by default
-        for all.
-        """
+        """Return the Hessian-vector product Hγ for each γ in `vectors`, and γ·∇ℓᵢ for
+        each row i of all batches. Run one vectorized backward pass for `chunk_size`
+        vectors at a time, by default for all."""
         with plain_kernels():
             return batched_map(self.pullback, vectors, chunk_size=chunk_size)
 
@@ -105,7 +115,9 @@ def recorded_gradient(
     """Compute g = Σ κᵢ∇ℓᵢ and record its graph. Without batches, g is zero."""
     if not batches:
         zero = torch.zeros_like(weights)
-        return RecordedGradient(zero, lambda vector: (torch.zeros_like(vector), vector[:0]))
+        return RecordedGradient(
+            zero, lambda vector: (torch.zeros_like(vector), vector[:0])
+        )
     shares = torch.cat([batch.shares for batch in batches])
     with plain_kernels():
         result = vjp(grad(partial(summed, batches)), weights, shares)
@@ -118,7 +130,8 @@ def scores(
     vectors: Float[Tensor, "vector weight"],
     chunk_size: int | None = None,
 ) -> Float[Tensor, "vector row"]:
-    """Return γ·∇ℓᵢ for each γ in `vectors` and each row i of all batches, without Hγ."""
+    """Return γ·∇ℓᵢ for each γ in `vectors` and each row i of all batches,
+    without Hγ."""
 
     def losses(at: Tensor) -> Tensor:
         return torch.cat([batch.losses(at) for batch in batches])
@@ -144,15 +157,21 @@ def row_gradients(
 
 @cache
 def load_forward_mode() -> None:
-    """Load torch's forward-mode rules without the warnings that they raise on import."""
+    """Load torch's forward-mode rules without the warnings that they raise
+    on import."""
     with warnings.catch_warnings():
-        for kind in (DeprecationWarning, FutureWarning):  # FutureWarning since torch 2.15
+        for kind in (
+            DeprecationWarning,
+            FutureWarning,
+        ):  # FutureWarning since torch 2.15
             warnings.simplefilter("ignore", kind)
         jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
 
 
 def summed(
-    batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"], shares: Float[Tensor, " row"]
+    batches: Sequence[TakenBatch],
+    weights: Float[Tensor, " weight"],
+    shares: Float[Tensor, " row"],
 ) -> Float[Tensor, ""]:
     """Return the loss of a step, Σ κᵢℓᵢ over the rows of all batches (κ: `shares`)."""
     return torch.cat([batch.losses(weights) for batch in batches]) @ shares
@@ -160,9 +179,9 @@ def summed(
 
 # --- Gradients that consist only of rounding errors, because the terms κᵢ∇ℓᵢ cancel.
 #
-# If an optimizer divides such a gradient by its own size, the derivative of the step is up to 1/ε
-# too large. Random factors ξᵢ estimate the size of the terms without the gradient of any single
-# example:
+# If an optimizer divides such a gradient by its own size, the derivative of the step is
+# up to 1/ε too large. Random factors ξᵢ estimate the size of the terms without the
+# gradient of any single example:
 #
 #     Σᵢ (κᵢ∇ℓᵢ)² ≈ (Σᵢ ξᵢκᵢ∇ℓᵢ)²,        ξᵢ ~ N(0, 1)
 
@@ -176,15 +195,16 @@ def credit_of_rows(
     gradient: Float[Tensor, " weight"],
     flat: FlatWeights,
 ) -> Float[Tensor, " weight"] | None:
-    """Return the credit of a gradient: 0 where it is only rounding error, and 1 elsewhere. Return
-    None if the credit is 1 everywhere.
-    """
+    """Return the credit of a gradient: 0 where it is only rounding error, and 1
+    elsewhere. Return None if the credit is 1 everywhere."""
     shares = torch.cat([batch.shares for batch in batches])
     squares = torch.zeros_like(weights)
     generator = stream("terms", len(shares))
     for _ in range(DRAWS):
         # Σᵢ ξᵢκᵢ∇ℓᵢ
-        factors = torch.randn(len(shares), generator=generator, dtype=torch.float64).to(shares)
+        factors = torch.randn(len(shares), generator=generator, dtype=torch.float64).to(
+            shares
+        )
         with plain_kernels():
             drawn: Tensor = grad(partial(summed, batches))(weights, shares * factors)
         squares += drawn.square()
@@ -228,8 +248,11 @@ class Clipping:
             return 1.0
         return min(1.0, self.norm / (float(self.gradient.norm()) + GUARD))
 
-    def pull_back(self, adjoint: Float[Tensor, "vector weight"]) -> Float[Tensor, "vector weight"]:
-        """Return the adjoint γ of the gradient from the adjoint p̂ of the clipped gradient."""
+    def pull_back(
+        self, adjoint: Float[Tensor, "vector weight"]
+    ) -> Float[Tensor, "vector weight"]:
+        """Return the adjoint γ of the gradient from the adjoint p̂
+        of the clipped gradient."""
         if self.norm is None or self.factor == 1.0:
             return adjoint
         size = float(self.gradient.norm())

@@ -1,4 +1,5 @@
-"""The memory of a sweep for leave-out effects, and caveats on effects as predictions."""
+"""The memory of a sweep for leave-out effects,
+and caveats on effects as predictions."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from ntkexp.text import several
 # --- The memory of a sweep (`effects.sweep`), and the number of outputs per pass.
 
 
-# number of extra copies of the final gradient ∂F/∂θ_T kept per output F, besides the adjoints of
-# that output
+# number of extra copies of the final gradient ∂F/∂θ_T kept per output F, besides the
+# adjoints of that output
 END_GRADIENTS = 1
-# weight vectors of each output in the backward pass of one step: three vectors of `effects.sweep`
-# (p̂, S⊙a, Hγ), and a temporary one
+# weight vectors of each output in the backward pass of one step: three vectors of
+# `effects.sweep` (p̂, S⊙a, Hγ), and a temporary one
 PASS_VECTORS = 4
 PASS_TAPES = 6  # tapes in this pass: values, tangents, and gradients of both
-# entries of the adjoints γ of all outputs in this pass, so that they stay in the CPU cache
+# entries of the adjoints γ of all outputs in this pass,
+# so that they stay in the CPU cache
 SWEEP_CACHE_NUMBERS = 2**20
 
 
@@ -39,7 +41,8 @@ class SweepMemory:
 
     @property
     def points_per_chunk(self) -> int:
-        """The number of points in a chunk. Raise if not even one point fits into memory."""
+        """The number of points in a chunk. Raise
+        if not even one point fits into memory."""
         per_point = self.outputs * self.per_output
         self.budget.require(
             2 * max(per_point, self.least_pass),
@@ -50,22 +53,26 @@ class SweepMemory:
 
     @property
     def least_pass(self) -> float:
-        """Bytes of the backward pass of one step with one output, or of the gradients of single
-        rows if that is more.
-        """
+        """Bytes of the backward pass of one step with one output, or of the gradients
+        of single rows if that is more."""
         return max(
-            self.per_pass, PASS_TAPES * self.single_rows * self.parameters * self.number_bytes
+            self.per_pass,
+            PASS_TAPES * self.single_rows * self.parameters * self.number_bytes,
         )
 
     @property
     def outputs_per_pass(self) -> int:
         """The number of outputs per backward pass."""
-        return self.budget.largest_batch(2 * self.per_pass, SWEEP_CACHE_NUMBERS // self.parameters)
+        return self.budget.largest_batch(
+            2 * self.per_pass, SWEEP_CACHE_NUMBERS // self.parameters
+        )
 
     @property
     def per_output(self) -> float:
         """Bytes of one output during the whole backward pass through training."""
-        return ((self.adjoints + END_GRADIENTS) * self.parameters + self.train) * self.number_bytes
+        return (
+            (self.adjoints + END_GRADIENTS) * self.parameters + self.train
+        ) * self.number_bytes
 
     @property
     def per_pass(self) -> float:
@@ -76,11 +83,11 @@ class SweepMemory:
         )
 
     def retraining_remark(self, *, has_sweep: bool = True) -> str:
-        """The message that effects are measured by retraining instead of a backward pass.
+        """The message that effects are measured by retraining instead
+        of a backward pass.
 
-        `has_sweep` is False if no backward pass is possible, because the derivative of the optimizer is
-        unknown.
-        """
+        `has_sweep` is False if no backward pass is possible, because the derivative of
+        the optimizer is unknown."""
         trainings = f"effects: {self.train} trainings, each without one example,"
         if not has_sweep:
             reason = "the derivative of this optimizer's step is not known"
@@ -94,18 +101,20 @@ class SweepMemory:
 
 # --- Caveats.
 #
-# The derivative is exact. Yet in two cases, it does not predict a removal. First, training may be
-# chaotic. Then the adjoint a_s of the weights grows from the last step T back, and
-# max_s ‖a_s‖/‖a_T‖ is large. Second, gradients may jump, for example at the kinks of ReLU. Then the
-# first and the second half of a removal agree poorly:
+# The derivative is exact. Yet in two cases, it does not predict a removal. First,
+# training may be chaotic. Then the adjoint a_s of the weights grows from the last step
+# T back, and max_s ‖a_s‖/‖a_T‖ is large. Second, gradients may jump, for example at the
+# kinks of ReLU. Then the first and the second half of a removal agree poorly:
 #
 #     agreement = cos(F(½) − F(1), F(0) − F(½)),
 #     F(w) = the outputs after training with the weight w for a random twentieth of the examples
 
 
-# in 12 runs, max_s ‖a_s‖/‖a_T‖ was above 1e3 if derivatives were useless, and below 3 otherwise
+# in 12 runs, max_s ‖a_s‖/‖a_T‖ was above 1e3 if derivatives were useless,
+# and below 3 otherwise
 CHAOTIC_GROWTH = 1e3
-# in 12 runs, effects predicted removals if the agreement was above .86, and failed below .73
+# in 12 runs, effects predicted removals if the agreement was above .86,
+# and failed below .73
 MIN_AGREEMENT = 0.8
 SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the gradient
 
@@ -116,7 +125,9 @@ class Caveats:
 
     # growth of the adjoint a of the weights, from the last step back: max_s ‖a_s‖/‖a_T‖
     growth: float
-    agreement: float | None = None  # of the two halves of a removal; None if not measured
+    agreement: float | None = (
+        None  # of the two halves of a removal; None if not measured
+    )
     kinks: Sequence[str] = ()  # operations and losses with a discontinuous derivative
     eps: float | None = None  # ε of an adaptive optimizer
 
@@ -136,7 +147,11 @@ class Caveats:
         """The caveat on chaotic training, or an empty text."""
         if self.growth < CHAOTIC_GROWTH:
             return ""
-        growth = f"{self.growth:.2g} times" if self.growth < float("inf") else "beyond all bounds"
+        growth = (
+            f"{self.growth:.2g} times"
+            if self.growth < float("inf")
+            else "beyond all bounds"
+        )
         return f"effects mean little: on the way back the adjoint grows {growth}; try smaller steps"
 
     @property
@@ -170,7 +185,9 @@ optimizer.eps'
         if self.kinks:
             reasons.append((f"{self.kinked} that no derivative sees", "tanh or gelu"))
         if self.eps is not None and self.eps <= SIGN_EPS:
-            reasons.append((f"steps with eps={self.eps:g} follow signs", "a larger optimizer.eps"))
+            reasons.append(
+                (f"steps with eps={self.eps:g} follow signs", "a larger optimizer.eps")
+            )
         return reasons
 
     @property

@@ -1,9 +1,11 @@
-"""The sweep: a backward pass through training that computes the leave-out effect of each example.
+"""The sweep: a backward pass through training
+that computes the leave-out effect of each example.
 
-The sweep goes from the last step to the first, with an adjoint for each output. At each step it
-needs γ·g, where g = Σ κⱼ∇ℓⱼ is the gradient of the batch B, κⱼ is the share of example j in the
-loss, and γ is the adjoint of g. Example i has the weight wᵢ, which is 1 in training and 0 if i is
-left out. There are two conventions for the shares of the other examples:
+The sweep goes from the last step to the first, with an adjoint for each output. At each
+step it needs γ·g, where g = Σ κⱼ∇ℓⱼ is the gradient of the batch B, κⱼ is the share of
+example j in the loss, and γ is the adjoint of g. Example i has the weight wᵢ, which is
+1 in training and 0 if i is left out. There are two conventions for the shares of the
+other examples:
 
     fixed           κⱼ(w) = κⱼwⱼ                   The others keep their shares:
                                                    ∂(γ·g)/∂wᵢ = κᵢ γ·∇ℓᵢ
@@ -17,8 +19,8 @@ order:
     γ·g⁻ⁱ − γ·g = −∂(γ·g)/∂wᵢ · 1/(1 − κᵢmᵢ/Σκm)
                 = −∂(γ·g)/∂wᵢ · |B|/(|B| − 1)      if all m are equal
 
-The change is −κᵢ γ·∇ℓᵢ if the shares are fixed, if the loss is a sum, or if i is the only example
-of the batch.
+The change is −κᵢ γ·∇ℓᵢ if the shares are fixed, if the loss is a sum, or if i is the
+only example of the batch.
 
 >>> along, batch = torch.tensor([[1.0, 3.0]]), TakenBatch(
 ...     examples=torch.tensor([0, 1]),
@@ -42,7 +44,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.effects.curvature import Clipping, credit_of_rows, recorded_gradient, row_gradients
+from ntkexp.effects.curvature import (
+    Clipping,
+    credit_of_rows,
+    recorded_gradient,
+    row_gradients,
+)
 from ntkexp.effects.trajectory import (
     AbstractTrajectory,
     Denominator,
@@ -56,8 +63,9 @@ from ntkexp.optimizer.base import GUARD
 #
 #     a = ∂F/∂θ      −b = ∂F/∂m      d = ∂F/∂u      e = ∂F/∂t        one row for each output F
 #
-# `effects.trajectory` defines the step and its letters. Here is its backward pass, with r = m/n.
-# Primes denote values before the step, so 1[u > t′] is 1 where u exceeds AMSGrad's running maximum:
+# `effects.trajectory` defines the step and its letters. Here is its backward pass, with
+# r = m/n. Primes denote values before the step, so 1[u > t′] is 1 where u exceeds
+# AMSGrad's running maximum:
 #
 #     b ← b + S⊙a
 #     t ∋ n:   e ← e + S⊙a⊙r/ρ          AMSGrad   d ← d + 1[u > t′] e,  e ← 1[u ≤ t′] e
@@ -68,19 +76,21 @@ from ntkexp.optimizer.base import GUARD
 
 @dataclass(kw_only=True)
 class StateAdjoint:
-    """The adjoints of the training state: a of the weights, and b, d and e of the optimizer's
-    state. b, d and e are created when a step needs them.
-    """
+    """The adjoints of the training state: a of the weights, and b, d and e of the
+    optimizer's state. b, d and e are created when a step needs them."""
 
     weights: Float[Tensor, "vector weight"]  # a = ∂F/∂θ, for the weights θ
     memory: Tensor | None = None  # b = −∂F/∂m, for the momentum m
-    latest: Tensor | None = None  # d = ∂F/∂u, for u = √v of adaptive optimizers such as Adam
+    latest: Tensor | None = (
+        None  # d = ∂F/∂u, for u = √v of adaptive optimizers such as Adam
+    )
     largest: Tensor | None = None  # e = ∂F/∂t, for AMSGrad's running maximum t
 
     def pull_back(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
     ) -> Float[Tensor, "vector weight"]:
-        """Pull the adjoints back through one step. Return the adjoint p̂ of the clipped gradient.
+        """Pull the adjoints back through one step.
+        Return the adjoint p̂ of the clipped gradient.
 
         `gradient` is the clipped gradient of the step.
         """
@@ -97,10 +107,11 @@ class StateAdjoint:
                 self.weights[:, part] += linear.l2 * adjoint[:, part]
         return adjoint
 
-    def through(self, update: Update, p: Float[Tensor, " part"]) -> Float[Tensor, "vector part"]:
-        """Pull the adjoints back through one update. Return the adjoint p̂ of its input p (the
-        clipped gradient and the L2 decay).
-        """
+    def through(
+        self, update: Update, p: Float[Tensor, " part"]
+    ) -> Float[Tensor, "vector part"]:
+        """Pull the adjoints back through one update. Return the adjoint p̂ of its input
+        p (the clipped gradient and the L2 decay)."""
         linear = update.linear
         a = self.weights[:, update.weight_slice]
 
@@ -132,11 +143,11 @@ class StateAdjoint:
         scaled_adjoint: Float[Tensor, "vector part"],
         p: Float[Tensor, " part"],
     ) -> Float[Tensor, "vector part"]:
-        """Pull the adjoints back through a denominator. Return the resulting term of the adjoint p̂
-        of the update's input.
+        """Pull the adjoints back through a denominator. Return the resulting term of
+        the adjoint p̂ of the update's input.
 
-        `scaled_adjoint` is S⊙a: the factor S of the step times the adjoint a of the weights.
-        """
+        `scaled_adjoint` is S⊙a: the factor S of the step times the adjoint a
+        of the weights."""
         if self.latest is None:
             self.latest = torch.zeros_like(self.weights)
         latest = self.latest[:, weight_slice]
@@ -183,18 +194,16 @@ class StateAdjoint:
 Effects: TypeAlias = Literal["one_step", "derivative"] | bool
 """The kind of effects.
 
-False: none. True: each example is left out of the mean of its batch, and the rest of training is
-linearised. "one_step": the optimizer's step is also repeated without the example. "derivative": the
-derivative in the weight of the example.
-"""
+False: none. True: each example is left out of the mean of its batch, and the rest of
+training is linearised. "one_step": the optimizer's step is also repeated without the
+example. "derivative": the derivative in the weight of the example. """
 
 MeanName: TypeAlias = Literal["renormalised", "fixed"]
 
 
 class AbstractMean(ABC):
-    """The convention for the other examples' shares κ in the loss if the weight of one example
-    changes.
-    """
+    """The convention for the other examples' shares κ in the loss
+    if the weight of one example changes."""
 
     @abstractmethod
     def shares(
@@ -212,7 +221,8 @@ class AbstractMean(ABC):
     def removals(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
     ) -> Float[Tensor, "vector row"]:
-        """Return the change of γ·g if the example of a row is left out, given `along` = γ·∇ℓᵢ.
+        """Return the change of γ·g if the example of a row is left out,
+        given `along` = γ·∇ℓᵢ.
 
         If an example has several rows, the sum of their results is the change.
         """
@@ -238,9 +248,8 @@ class FixedMean(AbstractMean):
 
 
 class RenormalisedMean(AbstractMean):
-    """If an example is left out, the mean of its batch is over the other examples only. If there
-    are no other examples, the loss of the batch is 0.
-    """
+    """If an example is left out, the mean of its batch is over the other examples only.
+    If there are no other examples, the loss of the batch is 0."""
 
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
@@ -249,7 +258,9 @@ class RenormalisedMean(AbstractMean):
         if not batch.is_mean:
             return weighted
         remaining = (weighted * batch.counts).sum(-1, keepdim=True)
-        return torch.where(remaining != 0, weighted * batch.counted.sum() / remaining, 0.0)
+        return torch.where(
+            remaining != 0, weighted * batch.counted.sum() / remaining, 0.0
+        )
 
     def slopes(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
@@ -265,14 +276,17 @@ class RenormalisedMean(AbstractMean):
         fixed_removal = -along * batch.shares
         if not batch.is_mean:
             return fixed_removal
-        # κᵢmᵢ of the example of each row, summed over the rows of the example; Σκm of the batch
+        # κᵢmᵢ of the example of each row, summed over the rows of the example;
+        # Σκm of the batch
         examples, rows = torch.unique(batch.examples, return_inverse=True)
-        counts = batch.shares.new_zeros(len(examples)).index_add_(0, rows, batch.counted)
+        counts = batch.shares.new_zeros(len(examples)).index_add_(
+            0, rows, batch.counted
+        )
         count = counts[rows]
         total = batch.counted.sum()
 
-        # True if other examples remain, up to rounding; the absolute value is needed because κ < 0
-        # if the loss has the opposite sign
+        # True if other examples remain, up to rounding; the absolute value is needed
+        # because κ < 0 if the loss has the opposite sign
         eps = torch.finfo(total.dtype).eps
         remaining = total - count
         has_others = remaining.abs() > len(rows) * eps * total.abs()
@@ -286,7 +300,8 @@ class RenormalisedMean(AbstractMean):
 
 @dataclass(frozen=True)
 class Infinitesimal(AbstractMean):
-    """A convention with derivatives in the weight of an example in place of finite removals."""
+    """A convention with derivatives in the weight of an example in place
+    of finite removals."""
 
     mean: AbstractMean
 
@@ -306,13 +321,16 @@ class Infinitesimal(AbstractMean):
         return -self.mean.slopes(along, batch)
 
 
-MEANS: dict[MeanName, AbstractMean] = {"renormalised": RenormalisedMean(), "fixed": FixedMean()}
+MEANS: dict[MeanName, AbstractMean] = {
+    "renormalised": RenormalisedMean(),
+    "fixed": FixedMean(),
+}
 
 
 def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
-    """Return how the mean of a batch changes if an example is left out, by the name `mean`. If
-    `effects` is "derivative", the result gives derivatives, not finite removals.
-    """
+    """Return how the mean of a batch changes if an example is left out, by the name
+    `mean`. If `effects` is "derivative", the result gives derivatives, not finite
+    removals."""
     return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
 
 
@@ -321,29 +339,33 @@ def kind_of(effects: Effects) -> str:
     return "removal" if isinstance(effects, bool) else effects
 
 
-# --- One-step removal: each step is repeated exactly without each of its examples. Only the later
-# steps are linearised.
+# --- One-step removal: each step is repeated exactly without each of its examples. Only
+# the later steps are linearised.
 #
 #     effect of i = Σ_s a·(θ⁻ⁱ − θ) − b·(m⁻ⁱ − m) + d·(u⁻ⁱ − u) + e·(t⁻ⁱ − t)    if i ∈ batch s
 #
-# The derivative has the slopes in place of these differences. One-step removal also includes the
-# nonlinear response of the optimizer, such as Adam, to the finite change of the gradient. It needs
-# the gradient of every single example.
+# The derivative has the slopes in place of these differences. One-step removal also
+# includes the nonlinear response of the optimizer, such as Adam, to the finite change
+# of the gradient. It needs the gradient of every single example.
 
 
 @dataclass(frozen=True)
 class Change:
-    """The changes of weights and optimizer state if an update is repeated without each example."""
+    """The changes of weights and optimizer state
+    if an update is repeated without each example."""
 
     examples: Int[Tensor, " left"]
     weight_slice: slice
     weights: Float[Tensor, "left part"]
-    memory: Float[Tensor, "left part"]  # −(m⁻ⁱ − m) for the momentum m, as its adjoint is −b
+    memory: Float[
+        Tensor, "left part"
+    ]  # −(m⁻ⁱ − m) for the momentum m, as its adjoint is −b
     latest: Float[Tensor, "left part"] | None
     largest: Float[Tensor, "left part"] | None
 
     def effect(self, adjoint: StateAdjoint) -> Float[Tensor, "vector left"]:
-        """Return the response of each output, given the adjoint of the state after the step."""
+        """Return the response of each output,
+        given the adjoint of the state after the step."""
         effect = adjoint.weights[:, self.weight_slice] @ self.weights.T
         pairs = (
             (adjoint.memory, self.memory),
@@ -359,7 +381,8 @@ class Change:
 def changes_without(
     step: TrainedStep, gradient: Float[Tensor, " weight"], mean: AbstractMean
 ) -> list[Change]:
-    """Return the changes of each update if the step is repeated without each of its examples.
+    """Return the changes of each update if the step is repeated without each
+    of its examples.
 
     `gradient` is the gradient of the step before clipping.
     """
@@ -381,7 +404,8 @@ def changes_without(
 def gradients_without(
     step: TrainedStep, mean: AbstractMean
 ) -> tuple[Tensor, Float[Tensor, "left weight"]]:
-    """Return the distinct examples of a step, and the gradient of the step without each of them."""
+    """Return the distinct examples of a step,
+    and the gradient of the step without each of them."""
     examples = torch.unique(torch.cat([batch.examples for batch in step.batches]))
     total = step.weights.new_zeros(len(examples), len(step.weights))
     gradients = row_gradients(step.batches, step.weights)
@@ -410,9 +434,8 @@ def change_of(
     p: Float[Tensor, " part"],
     p_without: Float[Tensor, "left part"],
 ) -> Change:
-    """Return how weights and optimizer state change if an update gets each row of `p_without`, in place
-    of the gradient p, as its input.
-    """
+    """Return how weights and optimizer state change if an update gets each row of
+    `p_without`, in place of the gradient p, as its input."""
     linear = update.linear
     denominator = update.denominator
     change = p_without - p
@@ -420,7 +443,9 @@ def change_of(
     if denominator is None:
         step_change = -linear.momentum_scale * momentum_change
         weights = step_change - linear.gradient_scale * change
-        return Change(examples, update.weight_slice, weights, -momentum_change, None, None)
+        return Change(
+            examples, update.weight_slice, weights, -momentum_change, None, None
+        )
 
     # u and t without the example
     squares = denominator.beta2 * denominator.second_moment_before
@@ -440,7 +465,9 @@ def change_of(
     largest = None
     if denominator.max_second_moment is not None:
         largest = t - denominator.t
-    return Change(examples, update.weight_slice, weights, -momentum_change, latest, largest)
+    return Change(
+        examples, update.weight_slice, weights, -momentum_change, latest, largest
+    )
 
 
 # --- The sweep, for each output F.
@@ -451,23 +478,23 @@ def change_of(
 #     γ_s    ← the backward pass of clipping, applied to p̂_s
 #     a_s    ← a + H_s γ_s
 #
-# Then ∂F/∂wᵢ = Σ_s γ_s·∂g_s/∂wᵢ, and the leave-out effect of i is Σ_s γ_s·(g_s⁻ⁱ − g_s).
+# Then ∂F/∂wᵢ = Σ_s γ_s·∂g_s/∂wᵢ, and the leave-out effect
+# of i is Σ_s γ_s·(g_s⁻ⁱ − g_s).
 #
-# ∂F/∂wᵢ is the derivative of F(θ_T) in the weight of an example through all of training: gradients,
-# the optimizer's state, its denominators, clipping and decay (the metagradient of Engstrom et al.
-# 2025). A leave-out effect uses the finite change of each batch mean without the example, and
-# linearises everything after it. If `one_step` is set, the optimizer's step is also repeated
-# without the example.
+# ∂F/∂wᵢ is the derivative of F(θ_T) in the weight of an example through all of
+# training: gradients, the optimizer's state, its denominators, clipping and decay (the
+# metagradient of Engstrom et al. 2025). A leave-out effect uses the finite change of
+# each batch mean without the example, and linearises everything after it. If `one_step`
+# is set, the optimizer's step is also repeated without the example.
 
 
 @dataclass(kw_only=True)
 class AdjointSweep:
-    """The backward pass through all training steps for some outputs. `steps_left` is the number of
-    remaining steps.
+    """The backward pass through all training steps for some outputs. `steps_left` is
+    the number of remaining steps.
 
-    The outputs are split into parts, so that the adjoints of a part stay in the CPU cache during a
-    step.
-    """
+    The outputs are split into parts, so that the adjoints of a part stay in the CPU
+    cache during a step."""
 
     trajectory: AbstractTrajectory
     mean: AbstractMean
@@ -475,11 +502,13 @@ class AdjointSweep:
     effects: Float[Tensor, "vector example"]
     steps_left: int
     one_step: bool = False
-    # the sum over the outputs of ‖a_s‖, the norm of the adjoint of the weights, for s = T, T − 1, …
+    # the sum over the outputs of ‖a_s‖, the norm of the adjoint of the weights,
+    # for s = T, T − 1, …
     norms: list[float] = field(default_factory=list)
 
     def steps_back(self) -> Iterator[int]:
-        """Run the remaining steps. After each step, yield the number of remaining steps."""
+        """Run the remaining steps. After each step,
+        yield the number of remaining steps."""
         while self.steps_left:
             self.pull_back(self.steps_left - 1)
             self.steps_left -= 1
@@ -496,13 +525,16 @@ class AdjointSweep:
         clipping = Clipping(gradient, step.clip_norm)
         consumed = clipping.factor * clipping.gradient
 
-        # the changes without each example, for `one_step`; `credited` masks rounding errors
+        # the changes without each example, for `one_step`;
+        # `credited` masks rounding errors
         changes: list[Change] = []
         if self.one_step and step.batches:
             changes = changes_without(step, clipping.gradient, self.mean)
         credited = self.credit(step, recorded.gradient)
 
-        parts = torch.split(self.effects, [len(adjoint.weights) for adjoint in self.adjoints])
+        parts = torch.split(
+            self.effects, [len(adjoint.weights) for adjoint in self.adjoints]
+        )
         for adjoint, effects in zip(self.adjoints, parts, strict=True):
             # one-step removal: a·(θ⁻ⁱ − θ) and so on, with the adjoint after the step
             for change in changes:
@@ -523,15 +555,17 @@ class AdjointSweep:
     def credit(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
     ) -> Float[Tensor, " weight"] | None:
-        """Return the credit of a step's gradient, if the step divides by past gradients.
+        """Return the credit of a step's gradient,
+        if the step divides by past gradients.
 
-        The credit is 0 where the gradient is a rounding error, and 1 elsewhere. Return None if it
-        is 1 everywhere.
-        """
+        The credit is 0 where the gradient is a rounding error, and 1 elsewhere. Return
+        None if it is 1 everywhere."""
         divides = any(update.denominator is not None for update in step.updates)
         if not divides or not step.batches:
             return None
-        return credit_of_rows(step.batches, step.weights, gradient, self.trajectory.flat)
+        return credit_of_rows(
+            step.batches, step.weights, gradient, self.trajectory.flat
+        )
 
     def add_removals(
         self,
@@ -539,11 +573,12 @@ class AdjointSweep:
         along: Float[Tensor, "vector row"],
         effects: Float[Tensor, "vector example"],
     ) -> None:
-        """Add γ·(g⁻ⁱ − g), the effect of leaving example i out of the step's gradient g, for each i,
-        given `along` = γ·∇ℓ of each row.
-        """
+        """Add γ·(g⁻ⁱ − g), the effect of leaving example i out of the step's gradient
+        g, for each i, given `along` = γ·∇ℓ of each row."""
         lengths = [len(batch.examples) for batch in step.batches]
-        for rows, batch in zip(torch.split(along, lengths, dim=1), step.batches, strict=True):
+        for rows, batch in zip(
+            torch.split(along, lengths, dim=1), step.batches, strict=True
+        ):
             effects.index_add_(1, batch.examples, self.mean.removals(rows, batch))
 
     @property
@@ -577,9 +612,9 @@ def sweep_from(
     *,
     one_step: bool = False,
 ) -> AdjointSweep:
-    """Return a backward pass that begins with `end`, the gradients ∂F/∂θ_T of the outputs F. The
-    outputs are split into parts of `outputs_per_pass` outputs; by default, there is one part.
-    """
+    """Return a backward pass that begins with `end`, the gradients ∂F/∂θ_T of the
+    outputs F. The outputs are split into parts of `outputs_per_pass` outputs; by
+    default, there is one part."""
     adjoints = [
         StateAdjoint(weights=part.clone())
         for part in torch.split(end, outputs_per_pass or max(1, len(end)))
@@ -602,7 +637,8 @@ def sweep_from(
 
 @dataclass(kw_only=True)
 class ChunkedSweep:
-    """The backward passes through training for all points, one for each chunk of points."""
+    """The backward passes through training for all points,
+    one for each chunk of points."""
 
     training: AbstractTrajectory
     # the gradients ∂F/∂θ_T of the outputs F at some points
@@ -616,14 +652,19 @@ class ChunkedSweep:
     norms: Float[Tensor, " moment"] | None = None
     done: int = 0  # number of completed chunks
     sweep: AdjointSweep | None = None  # the sweep of the current chunk
-    saved: Mapping[str, Any] | None = None  # state of the current sweep, from a checkpoint
+    saved: Mapping[str, Any] | None = (
+        None  # state of the current sweep, from a checkpoint
+    )
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
-        """Run the remaining steps. After each, yield the numbers of completed and of all steps."""
+        """Run the remaining steps. After each,
+        yield the numbers of completed and of all steps."""
         count = len(self.effects)
         length = self.training.length
         starts = range(0, count, self.points_per_chunk)
-        chunks = [slice(start, min(start + self.points_per_chunk, count)) for start in starts]
+        chunks = [
+            slice(start, min(start + self.points_per_chunk, count)) for start in starts
+        ]
         while self.done < len(chunks):
             points = chunks[self.done]
             self.sweep = sweep_from(
@@ -646,7 +687,8 @@ class ChunkedSweep:
 
     @property
     def growth(self) -> float:
-        """The growth of the adjoint a of the weights, from the last step back: max_s ‖a_s‖/‖a_T‖."""
+        """The growth of the adjoint a of the weights, from the last step back:
+        max_s ‖a_s‖/‖a_T‖."""
         if self.norms is None or not self.norms.isfinite().all():
             return float("inf")
         return float(self.norms.max() / self.norms[0])
@@ -670,5 +712,6 @@ class ChunkedSweep:
 
 
 def total_norm(adjoint: StateAdjoint) -> float:
-    """Return the sum over the outputs of ‖a‖, the norm of the adjoint of the weights."""
+    """Return the sum over the outputs of ‖a‖,
+    the norm of the adjoint of the weights."""
     return float(torch.linalg.vector_norm(adjoint.weights, dim=1).sum())

@@ -1,4 +1,5 @@
-"""The interface of a recorded training run for backward passes, and named weights as one vector."""
+"""The interface of a recorded training run for backward passes,
+and named weights as one vector."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class FlatWeights:
         return sum(shape.numel() for shape in self.shapes.values())
 
     def vector(self, weights: Mapping[str, Tensor]) -> Float[Tensor, "*several weight"]:
-        """Concatenate weights along the last axis. Keep leading axes, such as one of networks."""
+        """Concatenate weights along the last axis. Keep leading axes,
+        such as one of networks."""
         flat = []
         for name, shape in self.shapes.items():
             leading = weights[name].shape[: weights[name].dim() - len(shape)]
@@ -61,8 +63,11 @@ class FlatWeights:
         torch.Size([3, 1, 2])
         """
         leading = vector.shape[:-1]
-        # Use one split: the backward pass of one slice per name would allocate a vector per name.
-        parts = torch.split(vector, [shape.numel() for shape in self.shapes.values()], dim=-1)
+        # Use one split: the backward pass of one slice per name would allocate a vector
+        # per name.
+        parts = torch.split(
+            vector, [shape.numel() for shape in self.shapes.values()], dim=-1
+        )
         return {
             name: part.view(*leading, *shape)
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
@@ -74,14 +79,15 @@ def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
     return FlatWeights({name: weight.shape for name, weight in weights.items()})
 
 
-# --- A recorded training run, or a recorded followed loop. One step is, by PyTorch's definitions:
+# --- A recorded training run, or a recorded followed loop. One step is,
+# by PyTorch's definitions:
 #
 #     g = Σ κᵢ ∇ℓᵢ(θ)        p = c g + λθ,  c = min(1, clip_norm/(‖g‖ + 1e-6))
 #     m ← βm + αp            θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# Each letter is a number or a vector, as in `optimizer.base`. κᵢ is the share of example i in the
-# loss. If the optimizer divides by past gradients, then S = σ/n (Adam; also RMSprop, with ρ = 1 and
-# m = p):
+# Each letter is a number or a vector, as in `optimizer.base`. κᵢ is the share of
+# example i in the loss. If the optimizer divides by past gradients, then S = σ/n (Adam;
+# also RMSprop, with ρ = 1 and m = p):
 #
 #     n = t/ρ + ε,   u² ← β₂u² + (1 − β₂)p²,   t = u, or the largest u so far (AMSGrad)
 
@@ -94,10 +100,14 @@ class TakenBatch:
     """
 
     examples: Int[Tensor, " row"]  # the index of the example of each row
-    shares: Float[Tensor, " row"]  # κ, the shares in the loss: 1/|B| in a mean over a batch B
+    shares: Float[
+        Tensor, " row"
+    ]  # κ, the shares in the loss: 1/|B| in a mean over a batch B
     # θ ↦ ℓᵢ(θ), twice differentiable
     losses: Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]
-    is_mean: bool = True  # True for a mean: without an example, the shares of the others grow
+    is_mean: bool = (
+        True  # True for a mean: without an example, the shares of the others grow
+    )
     # κ/w, the shares divided by the weights w of the examples; None: w = 1
     per_weight: Float[Tensor, " row"] | None = None
     # the count of each row in the mean: 1, a class weight or a number of tokens
@@ -105,26 +115,29 @@ class TakenBatch:
 
     @property
     def unweighted_shares(self) -> Float[Tensor, " row"]:
-        """The share κ of each row divided by the weight w of its example, defined even if w = 0."""
+        """The share κ of each row divided by the weight w of its example,
+        defined even if w = 0."""
         return self.shares if self.per_weight is None else self.per_weight
 
     @property
     def counted(self) -> Float[Tensor, " row"]:
-        """The share of each row times its count in the mean. Only ratios between rows matter."""
+        """The share of each row times its count in the mean.
+        Only ratios between rows matter."""
         return self.shares * self.counts
 
     def times(self, factor: float) -> TakenBatch:
         """Return the batch with its shares multiplied by a factor."""
         return replace(
-            self, shares=self.shares * factor, per_weight=self.unweighted_shares * factor
+            self,
+            shares=self.shares * factor,
+            per_weight=self.unweighted_shares * factor,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Denominator:
-    """The denominator n = t/ρ + ε of an update, and the optimizer state before and after the step.
-    u² is the second moment of the gradients.
-    """
+    """The denominator n = t/ρ + ε of an update, and the optimizer state before and
+    after the step. u² is the second moment of the gradients."""
 
     beta2: float  # β₂, the decay rate of u²
     bias_correction: float  # ρ = √(1 − β₂ˢ⁺¹)
@@ -132,9 +145,13 @@ class Denominator:
     mean: Tensor  # m, the momentum
     second_moment: Tensor  # u² after the step
     second_moment_before: Tensor
-    max_second_moment: Tensor | None = None  # t², the largest u² so far (AMSGrad); None: t = u
+    max_second_moment: Tensor | None = (
+        None  # t², the largest u² so far (AMSGrad); None: t = u
+    )
     max_second_moment_before: Tensor | None = None
-    max_slope: Tensor | None = None  # ∂t/∂u; None: 1 where u exceeds the earlier t, else 0
+    max_slope: Tensor | None = (
+        None  # ∂t/∂u; None: 1 where u exceeds the earlier t, else 0
+    )
 
     @property
     def t(self) -> Tensor:
@@ -150,9 +167,8 @@ class Denominator:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """The optimizer's linear step for the weights in the slice `weight_slice`, and the denominator n of
-    its factor S = σ/n.
-    """
+    """The optimizer's linear step for the weights in the slice `weight_slice`, and the
+    denominator n of its factor S = σ/n."""
 
     weight_slice: slice
     linear: LinearStep

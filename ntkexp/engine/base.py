@@ -1,7 +1,7 @@
 """Engines and jobs: `run_jobs` runs jobs on an engine and yields events.
 
-The end of the file translates faults of the machine, such as a full disk, into error messages.
-"""
+The end of the file translates faults of the machine, such as a full disk,
+into error messages."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ from typing import ClassVar, Literal, TypeAlias
 from ntkexp.mistake import Mistake, WrongArgument, first_line, nearest
 from ntkexp.records.folder import Held
 
-# --- Tasks and their events: Began → Stepped, Stepped, … → Ended. Events of concurrent tasks are
-# interleaved.
+# --- Tasks and their events: Began → Stepped, Stepped, … → Ended. Events of concurrent
+# tasks are interleaved.
 #
-# Warnings are reported with the end of a task, because not every engine can report them earlier.
+# Warnings are reported with the end of a task,
+# because not every engine can report them earlier.
 #
-# A job is plain data, so that it can be sent to other machines. Its results are written to a folder
-# that all workers share.
+# A job is plain data, so that it can be sent to other machines. Its results are written
+# to a folder that all workers share.
 
 
-Ending: TypeAlias = Literal["done", "found", "held", "stopped", "killed", "broken", "failed"]
+Ending: TypeAlias = Literal[
+    "done", "found", "held", "stopped", "killed", "broken", "failed"
+]
 """The reason why a task ended:
 
 done      its work is complete
@@ -47,7 +50,8 @@ failed    the job raised an error, and would raise it again
 
 
 class WrongEngine(WrongArgument):
-    """Raised for an unknown or unavailable engine. The message begins with `engine=`."""
+    """Raised for an unknown or unavailable engine.
+    The message begins with `engine=`."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"engine={message}", "engine")
@@ -91,14 +95,16 @@ class AbstractJob(ABC):
     """A job for a worker. Subclasses are frozen dataclasses that can be pickled."""
 
     loads: ClassVar[tuple[str, ...]] = ()
-    """Modules that the job imports lazily. A fork server imports them once for all workers."""
+    """Modules that the job imports lazily. A fork server imports them once
+    for all workers."""
 
     advice: ClassVar[str] = ""
     """Advice that is appended to the message of an unexpected error."""
 
     @abstractmethod
     def carry_out(self, name: str, threads: int, report_event: ReportEvent) -> Ending:
-        """Do the work in this process with `threads` threads. Report progress to `report_event`."""
+        """Do the work in this process with `threads` threads.
+        Report progress to `report_event`."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,8 @@ class AbstractWorkers(ABC):
 
     @abstractmethod
     def submit(self, task: Task) -> Future[Ended]:
-        """Send a task to a worker. If the worker's process dies, the task ends as `killed`."""
+        """Send a task to a worker. If the worker's process dies,
+        the task ends as `killed`."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -139,7 +146,8 @@ class AbstractEngine(ABC):
         """Open the workers. If they can report progress, they call `report_event`."""
 
     def limit_threads(self) -> None:  # noqa: B027  remote workers leave this process its threads
-        """Limit the threads of this process and its workers to their share of the cores.
+        """Limit the threads of this process and its workers to their share
+        of the cores.
 
         Call this before the import of torch.
         """
@@ -157,10 +165,9 @@ class AbstractEngine(ABC):
 def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
     """Run tasks on an engine, and yield their events.
 
-    The next task is taken from the iterator when a worker is free. If a process dies, only its
-    current task is lost. If the generator is closed or an exception is raised inside it, running
-    jobs are asked to save their state and to end within seconds.
-    """
+    The next task is taken from the iterator when a worker is free. If a process dies,
+    only its current task is lost. If the generator is closed or an exception is raised
+    inside it, running jobs are asked to save their state and to end within seconds."""
     events: SimpleQueue[Event] = SimpleQueue()
     workers = engine.open(events.put)
     running = 0
@@ -169,7 +176,9 @@ def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
             while running < engine.workers and (task := next(tasks, None)) is not None:
                 yield Began(task.name)
                 running += 1
-                workers.submit(task).add_done_callback(partial(report_end, events, task.name))
+                workers.submit(task).add_done_callback(
+                    partial(report_end, events, task.name)
+                )
             if not running:
                 return
             event = events.get()
@@ -191,15 +200,15 @@ def report_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> 
 
 
 class Unfinished(RuntimeError):
-    """Raised if workers left a result incomplete. The message is one line, with advice."""
+    """Raised if workers left a result incomplete. The message is one line,
+    with advice."""
 
 
 def reason_of_loss(event: Event, place: Path) -> str:
     """Return the reason why a worker was lost, or "" if the event reports no loss.
 
-    If a job failed, raise `Unfinished`, because the other jobs for the result at `place` would also
-    fail.
-    """
+    If a job failed, raise `Unfinished`, because the other jobs for the result at
+    `place` would also fail."""
     match event:
         case Ended(how="failed" | "broken"):
             raise Unfinished(f"{place}: {event.reason}")
@@ -212,7 +221,8 @@ def reason_of_loss(event: Event, place: Path) -> str:
 
 
 SAFE_PATH = "PYTHONSAFEPATH"
-"""An environment variable. If set, Python does not import modules from the working folder.
+"""An environment variable. If set, Python does not import modules
+from the working folder.
 
 Without it, a file `struct.py` in the working folder would replace Python's own module.
 """
@@ -240,8 +250,8 @@ SAVE_SECONDS = 30.0
 def blocked(number: signal.Signals) -> Iterator[None]:
     """Block a signal in this thread until the context ends.
 
-    Processes that start inside the context inherit the blocked signal, and may unblock it.
-    """
+    Processes that start inside the context inherit the blocked signal,
+    and may unblock it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -261,18 +271,20 @@ SPELLINGS = "local, dask:ADDRESS, dask:scheduler.json or slurm:KEY=VALUE,…"
 
 
 def choose(spelling: str, workers: int | None) -> AbstractEngine:
-    """Return the engine that a text such as `local` or `slurm:KEY=VALUE` on the command line
-    specifies.
+    """Return the engine that a text such as `local` or `slurm:KEY=VALUE`
+    on the command line specifies.
 
-    The engine's module is imported here, because some engines need an optional dependency. Raise
-    if the engine is unknown or unavailable.
+    The engine's module is imported here, because some engines need an optional
+    dependency. Raise if the engine is unknown or unavailable.
 
     >>> choose("local", 2)
     Local(workers=2)
     """
     kind, _, where = spelling.partition(":")
     if kind not in ENGINE_MODULES:
-        raise WrongEngine(f"{spelling}: it takes {SPELLINGS}{nearest(kind, ENGINE_MODULES)}")
+        raise WrongEngine(
+            f"{spelling}: it takes {SPELLINGS}{nearest(kind, ENGINE_MODULES)}"
+        )
     try:
         module = import_module(ENGINE_MODULES[kind])
     except ModuleNotFoundError as error:
@@ -291,9 +303,8 @@ def ignore(event: Event) -> None:
 
 
 def work(task: Task, report_event: ReportEvent = ignore) -> Ended:
-    """Carry out a task, and return its `Ended` event with all warnings. Convert an exception to an
-    ending.
-    """
+    """Carry out a task, and return its `Ended` event with all warnings. Convert an
+    exception to an ending."""
     texts: list[str] = []
 
     def collect_warnings(event: Event) -> None:
@@ -309,11 +320,15 @@ def work(task: Task, report_event: ReportEvent = ignore) -> Ended:
             reason = ""
         except (Exception, KeyboardInterrupt) as error:
             how, reason = ending_of(error, task.job.advice)
-    texts += [warning_in_words(w.message, w.category, w.filename, w.lineno) for w in caught]
+    texts += [
+        warning_in_words(w.message, w.category, w.filename, w.lineno) for w in caught
+    ]
     return Ended(task.name, how, reason, tuple(texts))
 
 
-def warning_in_words(message: Warning | str, category: type[Warning], file: str, line: int) -> str:
+def warning_in_words(
+    message: Warning | str, category: type[Warning], file: str, line: int
+) -> str:
     """Format a Python warning as one line.
 
     >>> warning_in_words("mind the gap", UserWarning, "net.py", 3)
@@ -323,10 +338,11 @@ def warning_in_words(message: Warning | str, category: type[Warning], file: str,
 
 
 def work_interruptibly(task: Task, report_event: ReportEvent = ignore) -> Ended:
-    """Carry out a task with SIGINT unblocked, in a process that started with SIGINT blocked.
+    """Carry out a task with SIGINT unblocked,
+    in a process that started with SIGINT blocked.
 
-    The first SIGINT stops the task, even if it arrived earlier. Further ones are ignored.
-    """
+    The first SIGINT stops the task, even if it arrived earlier.
+    Further ones are ignored."""
     signal.signal(signal.SIGINT, interrupt_once)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -365,8 +381,8 @@ def ending_of(error: BaseException, advice: str = "") -> tuple[Ending, str]:
             return "failed", "; ".join(filter(None, parts))
 
 
-# --- Error messages for faults of the machine and missing permissions. After a repair, the same
-# command continues. Exit statuses of the command:
+# --- Error messages for faults of the machine and missing permissions. After a repair,
+# the same command continues. Exit statuses of the command:
 #
 # status 1    the machine failed: its disk, memory or threads, or the reader of the output closed it
 # status 2    the user can choose a different path, or change permissions

@@ -1,10 +1,9 @@
 """A process for one task: `python -m ntkexp.engine.child`.
 
-The process reads the pickled task as a line of hexadecimal digits from stdin, and writes the
-`Ended` event as a line of JSON to stdout. The parent keeps stdin open. If stdin closes, for example
-because the parent died, the process kills itself. After SIGINT, the process saves its state and
-ends.
-"""
+The process reads the pickled task as a line of hexadecimal digits from stdin, and
+writes the `Ended` event as a line of JSON to stdout. The parent keeps stdin open. If
+stdin closes, for example because the parent died, the process kills itself. After
+SIGINT, the process saves its state and ends."""
 
 from __future__ import annotations
 

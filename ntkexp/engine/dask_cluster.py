@@ -1,8 +1,8 @@
-"""An existing Dask cluster: `dask:ADDRESS` or `dask:scheduler.json`, and `,timeout=SECONDS`.
+"""An existing Dask cluster: `dask:ADDRESS` or `dask:scheduler.json`,
+and `,timeout=SECONDS`.
 
-If a worker dies, Dask repeats its task, and the job continues from its folder. Each task runs in a
-separate process, so that the Dask worker stays responsive.
-"""
+If a worker dies, Dask repeats its task, and the job continues from its folder. Each
+task runs in a separate process, so that the Dask worker stays responsive."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ from ntkexp.engine.child import to_line
 from ntkexp.mistake import first_line
 
 CONNECT_SECONDS = 10.0  # default timeout for the connection to a scheduler
-SPELLING = (
-    "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
-)
+SPELLING = "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
 
 children: defaultdict[str, list[subprocess.Popen[str]]] = defaultdict(list)
 """On a worker: the child processes of each command, by the token of the command."""
@@ -114,16 +112,20 @@ def connect_client(address: str, timeout: float) -> Any:
         raise WrongEngine(
             f"dask:{address}: there is no such file; `dask scheduler --scheduler-file` writes one"
         )
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are reported in one line
+    logging.getLogger("distributed").setLevel(
+        logging.CRITICAL
+    )  # errors are reported in one line
     try:
         scheduler = address
         if by_file:
             scheduler = json.loads(Path(address).read_text(encoding="utf-8"))["address"]
-        # Use a new thread, because in a notebook this thread already runs an event loop.
+        # Use a new thread, because in a notebook this thread already runs an event
+        # loop.
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, greet(scheduler, timeout)).result()
         return distributed.Client(scheduler, timeout=timeout, set_as_default=False)
-    # MemoryError: the reply of a server of a different kind may be read as a huge message size
+    # MemoryError: the reply of a server of a different kind may be read
+    # as a huge message size
     except (OSError, ValueError, KeyError, MemoryError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise WrongEngine(
@@ -134,10 +136,11 @@ def connect_client(address: str, timeout: float) -> Any:
 async def greet(address: str, timeout: float) -> None:
     """Connect to a scheduler and disconnect. Raise if there is none.
 
-    This check comes before the creation of a client, because a client without a scheduler logs
-    further errors later.
-    """
-    line = await connect(address, timeout=timeout, **Security().get_connection_args("client"))
+    This check comes before the creation of a client, because a client without a
+    scheduler logs further errors later."""
+    line = await connect(
+        address, timeout=timeout, **Security().get_connection_args("client")
+    )
     line.abort()
 
 
@@ -146,14 +149,18 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
 
     This function runs on a worker.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // distributed.get_worker().state.nthreads)
+    threads = max(
+        1, len(os.sched_getaffinity(0)) // distributed.get_worker().state.nthreads
+    )
     limits = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     limits[SAFE_PATH] = "1"  # applies also to processes that the child starts
-    with blocked(signal.SIGINT):  # the new process unblocks SIGINT when it can report its end
+    with blocked(
+        signal.SIGINT
+    ):  # the new process unblocks SIGINT when it can report its end
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ntkexp.engine.child"],
             stdin=subprocess.PIPE,
@@ -165,7 +172,9 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
     children[token].append(process)
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(BrokenPipeError):  # the process has died; its empty answer is handled below
+    with suppress(
+        BrokenPipeError
+    ):  # the process has died; its empty answer is handled below
         process.stdin.write(to_line(pickled, threads))
         process.stdin.flush()
     answer = process.stdout.read()
@@ -178,9 +187,13 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
 
 
 async def interrupt(token: str) -> None:
-    """Interrupt the processes of a command, and wait until they end. This runs on a worker."""
+    """Interrupt the processes of a command, and wait until they end.
+    This runs on a worker."""
     for process in children[token]:
         process.send_signal(signal.SIGINT)
     end = time.monotonic() + SAVE_SECONDS
-    while any(process.poll() is None for process in children[token]) and time.monotonic() < end:
+    while (
+        any(process.poll() is None for process in children[token])
+        and time.monotonic() < end
+    ):
         await asyncio.sleep(0.1)

@@ -1,9 +1,9 @@
 """This machine: a process for every task, forked from a server that has imported torch.
 
-Tasks share nothing. If a process dies, for example for lack of memory, only its task is lost.
-Workers run in separate sessions, so that Ctrl-C in a terminal reaches only the command, which then
-interrupts the workers. If the command dies, the workers kill themselves.
-"""
+Tasks share nothing. If a process dies, for example for lack of memory, only its task is
+lost. Workers run in separate sessions, so that Ctrl-C in a terminal reaches only the
+command, which then interrupts the workers. If the command dies, the workers kill
+themselves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ from ntkexp.engine.base import (
 FORKS = multiprocessing.get_context("forkserver")
 WATCH = "ntkexp.engine.orphan"
 PRELOADED = ["ntkexp.engine.local"]
-REPEAT_SECONDS = 1.0  # interval between repeated interrupts, for processes that were still starting
+REPEAT_SECONDS = (
+    1.0  # interval between repeated interrupts, for processes that were still starting
+)
 
 
 def cores() -> int:
@@ -69,9 +71,8 @@ class Local(AbstractEngine):
 
 
 class LocalWorkers(AbstractWorkers):
-    """Workers on this machine. Each task runs in a separate process, and a thread of the main
-    process receives its events.
-    """
+    """Workers on this machine. Each task runs in a separate process, and a thread of
+    the main process receives its events."""
 
     def __init__(self, count: int, threads: int, report_event: ReportEvent) -> None:
         self.threads = threads
@@ -87,16 +88,25 @@ class LocalWorkers(AbstractWorkers):
         ours, theirs = FORKS.Pipe(duplex=False)
         arguments = (replace(task, threads=self.threads), theirs)
         process = FORKS.Process(target=serve, args=arguments, daemon=True)
-        with blocked(signal.SIGINT):  # no interrupt between the start of process and of listener
+        with blocked(
+            signal.SIGINT
+        ):  # no interrupt between the start of process and of listener
             with self.lock:
                 process.start()
                 self.running.add(process)
             theirs.close()
-            future = self.listeners.submit(self.receive_events, task.name, process, ours)
-            self.futures = [*(other for other in self.futures if not other.done()), future]
+            future = self.listeners.submit(
+                self.receive_events, task.name, process, ours
+            )
+            self.futures = [
+                *(other for other in self.futures if not other.done()),
+                future,
+            ]
         return future
 
-    def receive_events(self, name: str, process: BaseProcess, line: Connection) -> Ended:
+    def receive_events(
+        self, name: str, process: BaseProcess, line: Connection
+    ) -> Ended:
         """Pass the events of a process to `report_event`, and return its end."""
         event: Event | None = None
         with line, suppress(EOFError, OSError):
@@ -140,7 +150,9 @@ class LocalWorkers(AbstractWorkers):
 
 def open_engine(where: str, workers: int | None) -> Local:
     if where:
-        raise WrongEngine(f"local:{where}: 'local' takes no address; write engine=local")
+        raise WrongEngine(
+            f"local:{where}: 'local' takes no address; write engine=local"
+        )
     return Local(workers or cores())
 
 
@@ -151,7 +163,8 @@ def start_server(*modules: str) -> None:
     """
     FORKS.set_forkserver_preload([WATCH, *modules, *PRELOADED])
     with safe_path():
-        # Start the resource tracker first: the server would start it, and it unblocks signals.
+        # Start the resource tracker first: the server would start it,
+        # and it unblocks signals.
         resource_tracker.ensure_running()
         with blocked(signal.SIGINT):
             forkserver.ensure_running()

@@ -1,9 +1,8 @@
 """End a fork server whose command dies while the server is importing modules.
 
-A fork server imports this module first. Without it, the server would notice the death of its
-command only after the import of torch, seconds later. A timer signal checks for it; a thread cannot
-be used, because a process with threads must not fork.
-"""
+A fork server imports this module first. Without it, the server would notice the death
+of its command only after the import of torch, seconds later. A timer signal checks for
+it; a thread cannot be used, because a process with threads must not fork."""
 
 from __future__ import annotations
 
@@ -19,7 +18,8 @@ COMMAND = os.getppid()
 
 
 def leave_with_command(number: int, frame: FrameType | None) -> None:
-    """End this process if its parent has died. After the last import, stop the timer."""
+    """End this process if its parent has died. After the last import,
+    stop the timer."""
     if os.getppid() != COMMAND:
         os._exit(1)
     if hasattr(sys.modules.get(LAST), "start_server"):

@@ -6,9 +6,8 @@ Keys and their defaults:
     time (minutes, 60)   cpus (1)   memory_gb (8)   gpus (0)
     cluster=local        run processes on this machine instead, to try the settings
 
-Scripts and logs are written to a folder `slurm/`. A job that reaches its time limit or is
-pre-empted is queued again, and continues from its folder.
-"""
+Scripts and logs are written to a folder `slurm/`. A job that reaches its time limit or
+is pre-empted is queued again, and continues from its folder."""
 
 from __future__ import annotations
 
@@ -83,7 +82,8 @@ class Slurm(AbstractEngine):
 
 
 class SlurmWorkers(AbstractWorkers):
-    """Jobs submitted by submitit, and a thread that polls the queue for finished jobs."""
+    """Jobs submitted by submitit, and a thread that polls the queue
+    for finished jobs."""
 
     def __init__(self, cluster: str, parameters: dict[str, Any]) -> None:
         self.cluster = cluster
@@ -111,10 +111,13 @@ class SlurmWorkers(AbstractWorkers):
         setup = [f"export {limits}", f"export {SAFE_PATH}=1"]
         executor.update_parameters(**self.parameters, name=task.name, slurm_setup=setup)
         with safe_path():  # cluster=local ignores `slurm_setup`
-            return executor.submit(Job(), replace(task, threads=self.parameters["cpus_per_task"]))
+            return executor.submit(
+                Job(), replace(task, threads=self.parameters["cpus_per_task"])
+            )
 
     def watch(self) -> None:
-        """Complete the futures of finished jobs, until `shutdown` is called and all have ended."""
+        """Complete the futures of finished jobs,
+        until `shutdown` is called and all have ended."""
         while self.jobs or not self.stopping.is_set():
             for future, (task, job) in list(self.jobs.items()):
                 try:
@@ -145,7 +148,9 @@ def end_of(task: Task, job: Any) -> Ended:
         return ended
     reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     return Ended(
-        task.name, "killed", f"job {job.job_id} ended with {reason}; see {job.paths.stderr}"
+        task.name,
+        "killed",
+        f"job {job.job_id} ended with {reason}; see {job.paths.stderr}",
     )
 
 
@@ -159,14 +164,14 @@ class Job:
         return work(task)
 
     def checkpoint(self, task: Task) -> Any:
-        """Return a submission of the same task, which continues from its last saved state."""
+        """Return a submission of the same task,
+        which continues from its last saved state."""
         return DelayedSubmission(self, task)
 
 
 def open_engine(where: str, workers: int | None) -> Slurm:
-    """Return the engine for the command line's `slurm:KEY=VALUE,…`. Raise if a key or value is
-    invalid.
-    """
+    """Return the engine for the command line's `slurm:KEY=VALUE,…`.
+    Raise if a key or value is invalid."""
     cluster = "slurm"
     parameters: dict[str, Any] = {}
     for entry in filter(None, where.split(",")):
@@ -191,5 +196,7 @@ def open_engine(where: str, workers: int | None) -> Slurm:
             f"slurm:{where}: cluster takes slurm or local{nearest(cluster, ['slurm', 'local'])}"
         )
     if cluster == "slurm" and submitit.SlurmExecutor.affinity() < 0:
-        raise WrongEngine("slurm: there is no srun here; call it on a machine that can submit jobs")
+        raise WrongEngine(
+            "slurm: there is no srun here; call it on a machine that can submit jobs"
+        )
     return Slurm(cluster, DEFAULT_RESOURCES | parameters, workers or MAX_QUEUED_JOBS)

@@ -34,9 +34,8 @@ from ntkexp.schedule import AbstractSchedule
 class Experiment(Component):
     """All settings of a run.
 
-    Some settings, such as `device` and `threads`, are circumstances (`records.folder`). They do not
-    belong to the identity of the experiment.
-    """
+    Some settings, such as `device` and `threads`, are circumstances (`records.folder`).
+    They do not belong to the identity of the experiment."""
 
     data: AbstractSource
     model: AbstractArchitecture
@@ -58,7 +57,8 @@ class Experiment(Component):
     checkpoint_seconds: float = Field(30.0, ge=0)
 
     def draw(self) -> Data:
-        """Draw the data from the seed. Raise if they exceed the memory limit of the host."""
+        """Draw the data from the seed. Raise if they exceed the memory limit
+        of the host."""
         # limit for the host's memory, not the device's
         host = MemoryBudget.of_gb(self.memory_gb or DEFAULT_MEMORY_GB)
         remedy = "data.train, data.query, data.test or the size of an example"
@@ -77,7 +77,9 @@ class Experiment(Component):
             device = torch.device(name)
             if str(device) == name and (device.type != "cpu" or device.index is None):
                 return name
-        raise Mistake("it takes cpu, cuda, cuda:1, mps, xpu or another device that torch knows")
+        raise Mistake(
+            "it takes cpu, cuda, cuda:1, mps, xpu or another device that torch knows"
+        )
 
     @property
     def budget(self) -> MemoryBudget:
@@ -91,7 +93,8 @@ class Experiment(Component):
 
     @property
     def loss_scale(self) -> float:
-        """The factor by which the loss is multiplied: 1/α² if the network is centred, else 1."""
+        """The factor by which the loss is multiplied:
+        1/α² if the network is centred, else 1."""
         return self.init.alpha**-2 if self.init.centred else 1.0
 
     def timetable(self) -> AbstractTimetable:
@@ -109,7 +112,8 @@ class Experiment(Component):
 
     @model_validator(mode="after")
     def refuse_phases(self) -> Self:
-        """Raise if the data have several phases and a setting supports only one phase."""
+        """Raise if the data have several phases
+        and a setting supports only one phase."""
         self.timetable()
         if not self.switches:
             return self
@@ -139,7 +143,8 @@ class Experiment(Component):
 
     @model_validator(mode="after")
     def refuse_unusable_diagnostics(self) -> Self:
-        """Raise if two diagnostics have the same name, or if one needs kernels and there are none."""
+        """Raise if two diagnostics have the same name,
+        or if one needs kernels and there are none."""
         names = [diagnostic.option for diagnostic in self.diagnostics]
         for diagnostic in self.diagnostics:
             name = diagnostic.option
@@ -167,15 +172,19 @@ class Experiment(Component):
         """Raise if leave-out effects are requested but cannot be computed."""
         _ = self.integration  # raises if the settings of the path contradict each other
 
-        # Effects are computed by differentiating the optimizer's steps, or by retraining without
-        # each example if there are few examples.
+        # Effects are computed by differentiating the optimizer's steps, or by
+        # retraining without each example if there are few examples.
         given = f"path.effects={str(self.path.effects).lower()}"
         if self.path.effects and self.optimizer.flows:
             raise Mistake(
                 f"{given}: optimizer={self.optimizer.option} is a flow, which has no steps to "
                 "differentiate; use optimizer=gd with a small optimizer.step_size"
             )
-        if self.path.effects and not self.knows_derivative and not self.path.may_retrain:
+        if (
+            self.path.effects
+            and not self.knows_derivative
+            and not self.path.may_retrain
+        ):
             raise Mistake(
                 f"{given}: the derivative of the steps of optimizer={self.optimizer.option} is "
                 "not known; use path.effects=true with path.mean=renormalised, which trains "
@@ -191,16 +200,21 @@ GPU_MEMORY_SHARE = 0.8  # the rest of a GPU's memory is for torch and fragmentat
 def memory_limit(device: str) -> float:
     """Return the default memory limit of a device in GB.
 
-    For a GPU, the limit is a fixed share of its total memory. It does not depend on the free
-    memory, which differs from run to run: a different limit would change the sizes of blocks, and
-    thus rounding errors. For an absent or unknown device, return the limit of the CPU.
-    """
+    For a GPU, the limit is a fixed share of its total memory. It does not depend on the
+    free memory, which differs from run to run: a different limit would change the sizes
+    of blocks, and thus rounding errors. For an absent or unknown device, return the
+    limit of the CPU."""
     kind = torch.device(device)
-    if kind.type == "cpu" or not (module := torch.get_device_module(kind)).is_available():
+    if (
+        kind.type == "cpu"
+        or not (module := torch.get_device_module(kind)).is_available()
+    ):
         return DEFAULT_MEMORY_GB
     if kind.type == "mps":
         return GPU_MEMORY_SHARE * torch.mps.recommended_max_memory() / 1e9
     if not hasattr(module, "mem_get_info"):
         return DEFAULT_MEMORY_GB
-    _, total = module.mem_get_info(kind.index)  # an index of None means the current device
+    _, total = module.mem_get_info(
+        kind.index
+    )  # an index of None means the current device
     return GPU_MEMORY_SHARE * float(total) / 1e9

@@ -3,9 +3,8 @@
 Commands that compute the same results have the same identity, and share a run folder.
 
 identity = sha256(canonical JSON of the validated fields without the circumstances,
-                  sha256 of every file that a component reads,
-                  sha256 of the source file of every component from outside this package,
-                  results_version)
+                  sha256 of every file that a component reads, sha256 of the source file
+                  of every component from outside this package, results_version)
 """
 
 from __future__ import annotations
@@ -27,17 +26,21 @@ from ntkexp.records.folder import CIRCUMSTANCES, results_version
 
 
 def canonical(experiment: Experiment) -> dict[str, Any]:
-    """Return the experiment as plain data. `ntkexp.config.build.build` is the inverse."""
+    """Return the experiment as plain data. `ntkexp.config.build.build` is the
+    inverse."""
     return experiment.fields()
 
 
 def identity(experiment: Experiment) -> str:
     """Return the identity of an experiment: 64 hexadecimal digits."""
     fields = {
-        name: value for name, value in canonical(experiment).items() if name not in CIRCUMSTANCES
+        name: value
+        for name, value in canonical(experiment).items()
+        if name not in CIRCUMSTANCES
     }
     if experiment.kernel == Kernel():
-        # Omit fields with default values that were added later, so that old identities stay valid.
+        # Omit fields with default values that were added later,
+        # so that old identities stay valid.
         del fields["kernel"]
     if experiment.path.kernels == "all":
         del fields["path"]["kernels"]
@@ -50,16 +53,25 @@ def identity(experiment: Experiment) -> str:
     if not experiment.path.effects:
         del fields["path"]["effects"], fields["path"]["mean"]
     contents = [digest(file) for file in files_of(experiment)]
-    content = {"experiment": fields, "files": contents, "results_version": results_version}
+    content = {
+        "experiment": fields,
+        "files": contents,
+        "results_version": results_version,
+    }
     return sha256(
-        json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+        json.dumps(
+            content, sort_keys=True, separators=(",", ":"), allow_nan=False
+        ).encode()
     ).hexdigest()
 
 
 def folder_name(experiment: Experiment) -> str:
-    """Return the name of the run folder: model, width, seed and 12 digits of the identity."""
+    """Return the name of the run folder: model, width,
+    seed and 12 digits of the identity."""
     model = experiment.model
-    return f"{model.option}-w{model.width}-s{experiment.seed}-{identity(experiment)[:12]}"
+    return (
+        f"{model.option}-w{model.width}-s{experiment.seed}-{identity(experiment)[:12]}"
+    )
 
 
 def components(value: object) -> Iterator[Component]:
@@ -76,10 +88,9 @@ def components(value: object) -> Iterator[Component]:
 def files_of(value: object) -> list[Path]:
     """Return the files that the components in a value depend on.
 
-    These are the files that components read, and the source files of components from outside this
-    package. The source files of this package are not included, because `results_version` changes
-    with them.
-    """
+    These are the files that components read, and the source files of components from
+    outside this package. The source files of this package are not included, because
+    `results_version` changes with them."""
     files: list[Path] = []
     for component in components(value):
         files += component.files()

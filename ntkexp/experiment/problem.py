@@ -1,4 +1,5 @@
-"""The data and the network of an experiment, and the network's kernels at infinite width."""
+"""The data and the network of an experiment,
+and the network's kernels at infinite width."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ from ntkexp.stream import stream
 class Problem:
     """The drawn data and network of an experiment.
 
-    Inputs and targets hold the points of all splits that are used, training examples first.
-    """
+    Inputs and targets hold the points of all splits that are used,
+    training examples first."""
 
     data: Data
     inputs: Float[Tensor, "point *shape"]
@@ -59,10 +60,14 @@ def draw_problem(experiment: Experiment) -> Problem:
     data = experiment.draw()
     dtype = getattr(torch, experiment.dtype)
 
-    # Collect the points: the training examples, which are the columns of every kernel, and the
-    # splits in `path.queries`.
+    # Collect the points: the training examples, which are the columns of every kernel,
+    # and the splits in `path.queries`.
     queries = experiment.path.queries
-    splits = [name for name in ("train", "query", "test") if name == "train" or name in queries]
+    splits = [
+        name
+        for name in ("train", "query", "test")
+        if name == "train" or name in queries
+    ]
     parts = list[Tensor]()
     split_slices = dict[str, slice]()
     first = 0
@@ -78,7 +83,9 @@ def draw_problem(experiment: Experiment) -> Problem:
         )
 
     targets = torch.cat(parts)
-    module = draw_network(experiment, data, targets.shape[1], copies_of_drawn(dtype.itemsize))
+    module = draw_network(
+        experiment, data, targets.shape[1], copies_of_drawn(dtype.itemsize)
+    )
     inputs = torch.cat([getattr(data, name).inputs for name in splits])
     return Problem(
         data=data,
@@ -91,7 +98,9 @@ def draw_problem(experiment: Experiment) -> Problem:
     )
 
 
-def phases_of_splits(data: Data, split_slices: Mapping[str, slice]) -> dict[str, tuple[slice, ...]]:
+def phases_of_splits(
+    data: Data, split_slices: Mapping[str, slice]
+) -> dict[str, tuple[slice, ...]]:
     """Return the points of each phase by split, or {} if the data have no phases.
 
     In every split, the examples of a phase are consecutive.
@@ -99,7 +108,9 @@ def phases_of_splits(data: Data, split_slices: Mapping[str, slice]) -> dict[str,
     if not data.phases:
         return {}
     phases = {}
-    for name, split in ({"train": slice(0, len(data.train.inputs))} | dict(split_slices)).items():
+    for name, split in (
+        {"train": slice(0, len(data.train.inputs))} | dict(split_slices)
+    ).items():
         counts = getattr(data, name).phase.bincount(minlength=len(data.phases)).tolist()
         ends = list(accumulate(counts, initial=split.start))
         phases[name] = tuple(slice(*ends[k : k + 2]) for k in range(len(counts)))
@@ -121,29 +132,36 @@ def draw_network(
         "model.width, model.depth or the size of an example",
         copies,
     ):
-        module = experiment.model.module(experiment.init, shape, outputs, weights, data.vocabulary)
+        module = experiment.model.module(
+            experiment.init, shape, outputs, weights, data.vocabulary
+        )
     return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()
 
 
-# --- The kernels of an experiment's network at infinite width: the tangent kernel Θ and the
-# covariance 𝒢 of the initial outputs. In the limit,
+# --- The kernels of an experiment's network at infinite width: the tangent kernel Θ and
+# the covariance 𝒢 of the initial outputs. In the limit,
 #
 #     K_0 → α²Θ,    Cov f_0 → α²𝒢
 #
-# An antisymmetric or centred f is built from a network h (see `ntkexp.model.base`). Θ and 𝒢 are
-# then the kernels of h. If the computation is too large, or if no limit is known, a `DoesNotApply`
-# with the reason replaces the kernels.
+# An antisymmetric or centred f is built from a network h (see `ntkexp.model.base`). Θ
+# and 𝒢 are then the kernels of h. If the computation is too large, or if no limit is
+# known, a `DoesNotApply` with the reason replaces the kernels.
 
 
-# Limit on the work: (pixel pairs) × (example pairs) × (layers). This much work takes half a
-# minute on two cores.
+# Limit on the work: (pixel pairs) × (example pairs) × (layers). This much work takes
+# half a minute on two cores.
 MAX_LIMIT_WORK = 2 * 10**9
 NUMBERS_PER_PAIR = 4  # numbers in memory for each pair of points
-LIMIT_MEMORY_PARTS = 4  # the kernels at infinite width may take this part (1/4) of the memory
+LIMIT_MEMORY_PARTS = (
+    4  # the kernels at infinite width may take this part (1/4) of the memory
+)
 
 
 def limit_kernels(
-    experiment: Experiment, inputs: Float[Tensor, "point *shape"], train: int, vocabulary: int
+    experiment: Experiment,
+    inputs: Float[Tensor, "point *shape"],
+    train: int,
+    vocabulary: int,
 ) -> LimitKernels | DoesNotApply:
     """Return the kernels at infinite width, if a kernel machine needs them.
 
@@ -177,7 +195,10 @@ def limit_kernels(
 
 
 def infinite_kernels(
-    network: Network, inputs: Float[Tensor, "point *shape"], train: int, experiment: Experiment
+    network: Network,
+    inputs: Float[Tensor, "point *shape"],
+    train: int,
+    experiment: Experiment,
 ) -> LimitKernels:
     """Return α²𝒢 and α²Θ between all points (rows) and the training examples (columns).
 
@@ -190,7 +211,8 @@ def infinite_kernels(
     budget = experiment.budget.part(LIMIT_MEMORY_PARTS)
     threads = torch.get_num_threads()
     computed = [
-        compute(network, block, inputs, inputs, budget=budget, threads=threads) for block in blocks
+        compute(network, block, inputs, inputs, budget=budget, threads=threads)
+        for block in blocks
     ]
     nngp = torch.cat([block.nngp for block in computed])
     ntk = torch.cat([block.ntk for block in computed])

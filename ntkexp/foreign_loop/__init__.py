@@ -1,27 +1,29 @@
-"""Follow a user's own training loop: record it, prove each step, and attribute outputs to examples.
+"""Follow a user's own training loop: record it, prove each step,
+and attribute outputs to examples.
 
     with ntkexp.follow(model, optimizer, queries=x_query) as trace:
         train()                       # any loop of PyTorch, unchanged
     found = trace.attribute()         # contribution of each example to each output
 
-A call is one forward pass of the model in the loop. The trace records its inputs and ∂L/∂f, the
-gradient of the loss with respect to its outputs f. Each optimizer step has three proofs, which are
-numerical checks up to rounding:
+A call is one forward pass of the model in the loop. The trace records its inputs and
+∂L/∂f, the gradient of the loss with respect to its outputs f. Each optimizer step has
+three proofs, which are numerical checks up to rounding:
 
-(a) The gradient that the optimizer used is the sum of the gradients of the recorded examples, up
-    to a factor (clipping, or the scale of a GradScaler).
+(a) The gradient that the optimizer used is the sum of the gradients of the recorded
+    examples, up to a factor (clipping, or the scale of a GradScaler).
 (b) The optimizer's update rule maps the weights before the step to the weights after it.
 (c) The secant Jacobian times the change of the weights is the change of the outputs at the
     queries.
 
-If (a) or (b) fails, an error is raised. The error of (c) is reported. If a call draws random
-numbers, as dropout does, (a) holds for the drawn masks, and (c) for queries in evaluation mode.
-Under autocast, (a) holds under the same casts, and (c) without casts.
+If (a) or (b) fails, an error is raised. The error of (c) is reported. If a call draws
+random numbers, as dropout does, (a) holds for the drawn masks, and (c) for queries in
+evaluation mode. Under autocast, (a) holds under the same casts, and (c) without casts.
 
-A *query* is an input whose outputs are attributed. *Casts* are autocast, or frozen weights of lower
-precision than the trained weights. The *circumstances* of a call are the modes of its layers, the
-states of random number generators, autocast, and the allowed kernels. A *signature* is a random
-projection of a tensor, which is stored and compared instead of the tensor.
+A *query* is an input whose outputs are attributed. *Casts* are autocast, or frozen
+weights of lower precision than the trained weights. The *circumstances* of a call are
+the modes of its layers, the states of random number generators, autocast, and the
+allowed kernels. A *signature* is a random projection of a tensor, which is stored and
+compared instead of the tensor.
 
 Each module imports only from the modules listed before it:
 

@@ -1,5 +1,5 @@
-"""Run a followed loop again with different weights of its examples, by calling the user's function
-`again=`."""
+"""Run a followed loop again with different weights of its examples, by calling the
+user's function `again=`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from torch import Tensor
 
 from ntkexp.effects.sweep import MeanName
 from ntkexp.effects.trajectory import FlatWeights, flat_like
-from ntkexp.foreign_loop.call import CPU, beginning_at, device_generators, generator_state
+from ntkexp.foreign_loop.call import (
+    CPU,
+    beginning_at,
+    device_generators,
+    generator_state,
+)
 from ntkexp.foreign_loop.problem import LoopProblem
 from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.user_loss import Weighing
@@ -28,8 +33,9 @@ from ntkexp.report.progress import Announced
 from ntkexp.shapes import Weights
 from ntkexp.text import counted, short
 
-# --- The user's function calls `follow`. A context variable passes the weights of the examples, and
-# the folder for the steps, to this inner `follow`. The first trace stays unchanged.
+# --- The user's function calls `follow`. A context variable passes the weights of the
+# examples, and the folder for the steps, to this inner `follow`. The first trace stays
+# unchanged.
 
 
 Again: TypeAlias = Callable[[], object]
@@ -38,8 +44,8 @@ Again: TypeAlias = Callable[[], object]
 
 @dataclass
 class AlteredLoop:
-    """The weights of the examples in a loop that runs again, and the traces that its calls of
-    `follow` have recorded."""
+    """The weights of the examples in a loop that runs again, and the traces that its
+    calls of `follow` have recorded."""
 
     weighing: Weighing
     folder: Path | None  # folder for the steps, or None if they are not stored
@@ -54,11 +60,13 @@ def altered_loop() -> AlteredLoop | None:
     return UNDER_WAY.get()
 
 
-def trained_again(again: Again, weighing: Weighing, folder: Path | None = None) -> LoopProblem:
+def trained_again(
+    again: Again, weighing: Weighing, folder: Path | None = None
+) -> LoopProblem:
     """Run the loop with these weights of its examples, and return its trace.
 
-    Random states are restored at the end. Raise unless the function followed exactly one loop.
-    """
+    Random states are restored at the end. Raise unless the function followed exactly
+    one loop."""
     altered = AlteredLoop(weighing, folder)
     devices = (CPU, *device_generators())
     token = UNDER_WAY.set(altered)
@@ -77,20 +85,21 @@ def trained_again(again: Again, weighing: Weighing, folder: Path | None = None) 
 
 # --- Comparison of the loop that runs again with the followed loop.
 #
-# The second loop must begin at the same weights and use the same examples at the same steps. If all
-# examples have weight 1, it must end at the same weights. The function prints and writes its own
-# output in every run.
+# The second loop must begin at the same weights and use the same examples at the same
+# steps. If all examples have weight 1, it must end at the same weights. The function
+# prints and writes its own output in every run.
 
 
-# With all weights 1, the second loop must end at the outputs of the first one, up to this fraction
-# of the changes by removals.
+# With all weights 1, the second loop must end at the outputs of the first one, up to
+# this fraction of the changes by removals.
 REPEAT_TOLERANCE = 0.01
 GROUPS_SEED = 0  # seed of the random groups that are left out in retrainings
 
 
 @dataclass(frozen=True)
 class LoopAgain(AbstractRetraining):
-    """Retrainings of a followed loop, and the resulting outputs at the queries of its trace."""
+    """Retrainings of a followed loop, and the resulting outputs at the queries
+    of its trace."""
 
     again: Again
     trace: LoopProblem
@@ -121,17 +130,22 @@ class LoopAgain(AbstractRetraining):
     def final_weights(
         self, weights: Float[Tensor, "training example"]
     ) -> Iterator[Float[Tensor, " weight"]]:
-        """Train once for each row of weights of the examples, and yield the final network weights.
+        """Train once for each row of weights of the examples,
+        and yield the final network weights.
 
         The training with all weights 1 runs only once.
         """
         names = list(self.trace.examples)
-        announced = Announced("ntkexp: training without examples", len(weights), self.progress)
+        announced = Announced(
+            "ntkexp: training without examples", len(weights), self.progress
+        )
         for row in weights:
             changed = (row != 1).nonzero().flatten().tolist()
             end = self.whole_end
             if changed:
-                end = self.end_with({names[index]: float(row[index]) for index in changed})
+                end = self.end_with(
+                    {names[index]: float(row[index]) for index in changed}
+                )
             announced.step()
             yield end
         announced.stop()
@@ -143,9 +157,13 @@ class LoopAgain(AbstractRetraining):
     def outputs_at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
         """Return the outputs at the queries, for the network weights `end`."""
         with torch.no_grad(), plain_kernels():
-            return columns(self.trace.function, self.flat.weights(end), self.trace.queries).detach()
+            return columns(
+                self.trace.function, self.flat.weights(end), self.trace.queries
+            ).detach()
 
-    def train(self, weights: Mapping[str, float], folder: Path | None = None) -> LoopProblem:
+    def train(
+        self, weights: Mapping[str, float], folder: Path | None = None
+    ) -> LoopProblem:
         """Run the loop with these weights of some examples, and return its trace."""
         weighing = Weighing(weights, self.mean, self.trace.loss)
         repeated = trained_again(self.again, weighing, folder)
@@ -160,10 +178,12 @@ class LoopAgain(AbstractRetraining):
         refuse_other_examples(ours, theirs)
 
     def rounding_remarks(
-        self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
+        self,
+        repeated: Float[Tensor, "point out"],
+        changes: Float[Tensor, "group point out"],
     ) -> list[str]:
-        """Raise if the second loop with all weights 1 does not end at the same outputs. Otherwise
-        return an empty list."""
+        """Raise if the second loop with all weights 1 does not end at the same outputs.
+        Otherwise return an empty list."""
         changed = float(changes.square().sum((1, 2)).mean().sqrt())
         end = self.flat.vector(self.trace.steps.end)
         gap = float((repeated - self.outputs_at(end)).norm())
@@ -179,7 +199,9 @@ class LoopAgain(AbstractRetraining):
 def refuse_other_start(ours: Weights, theirs: Weights) -> None:
     """Raise if the second loop begins at other weights."""
     different = sorted(
-        name for name in ours if name not in theirs or not same(ours[name], theirs[name])
+        name
+        for name in ours
+        if name not in theirs or not same(ours[name], theirs[name])
     )
     if not different and len(ours) == len(theirs):
         return
@@ -191,7 +213,8 @@ def refuse_other_start(ours: Weights, theirs: Weights) -> None:
 
 
 def refuse_other_examples(ours: AbstractSteps, theirs: AbstractSteps) -> None:
-    """Raise if the second loop uses other examples, or the same examples in another order."""
+    """Raise if the second loop uses other examples,
+    or the same examples in another order."""
     if len(ours) != len(theirs) or list(ours.names()) != list(theirs.names()):
         raise Mistake(
             f"again=: the loop of {len(ours)} steps that was followed saw other examples, or in "

@@ -1,5 +1,5 @@
-"""The arguments of `follow`: parameters by name, models and optimizers inside the wrappers of
-libraries, and checks.
+"""The arguments of `follow`: parameters by name, models and optimizers inside the
+wrappers of libraries, and checks.
 
 Unusable arguments raise before the loop begins, not after hours of training.
 """
@@ -22,8 +22,17 @@ from ntkexp.foreign_loop.batch_norm import BatchNormMode, checked_mode
 from ntkexp.foreign_loop.call import beginning_at, generator_states
 from ntkexp.foreign_loop.clipping import ASK_LOSSES
 from ntkexp.foreign_loop.example_names import Ids
-from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls, query_names
-from ntkexp.foreign_loop.model_function import QUERIES_TO_CHECK, CalledModule, left_alone
+from ntkexp.foreign_loop.measure import (
+    Measure,
+    MeasuredQueries,
+    QueryCalls,
+    query_names,
+)
+from ntkexp.foreign_loop.model_function import (
+    QUERIES_TO_CHECK,
+    CalledModule,
+    left_alone,
+)
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.kernel import NoRule, Reader
@@ -54,13 +63,16 @@ class ParameterGroups:
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
-    # by optimizer: the ids of its groups and parameters, its groups, and all of its parameters
+    # by optimizer: the ids of its groups and parameters, its groups,
+    # and all of its parameters
     known: dict[int, tuple[list[int], list[Group], dict[str, nn.Parameter]]] = field(
         default_factory=dict
     )
 
     def __post_init__(self) -> None:
-        self.names = {id(weight): name for name, weight in self.model.named_parameters()}
+        self.names = {
+            id(weight): name for name, weight in self.model.named_parameters()
+        }
 
     def groups(self, optimizer: torch.optim.Optimizer) -> list[Group]:
         """Return the settings and the parameters of each group of an optimizer.
@@ -76,25 +88,29 @@ class ParameterGroups:
     def present(
         self, optimizer: torch.optim.Optimizer
     ) -> tuple[list[Group], dict[str, nn.Parameter]]:
-        """Return the groups of an optimizer, and the parameters of all of its groups."""
+        """Return the groups of an optimizer,
+        and the parameters of all of its groups."""
         ids = list[int]()
         for group in optimizer.param_groups:
             ids.append(id(group))
             ids += [
-                id(weight) for weight in group["params"] if weight.requires_grad or moves(weight)
+                id(weight)
+                for weight in group["params"]
+                if weight.requires_grad or moves(weight)
             ]
         known = self.known.get(id(optimizer))
         if known is None or known[0] != ids:
             groups = [self.named_group(group) for group in optimizer.param_groups]
-            members = {name: weight for _, named in groups for name, weight in named.items()}
+            members = {
+                name: weight for _, named in groups for name, weight in named.items()
+            }
             known = (ids, groups, members)
             self.known[id(optimizer)] = known
         return known[1:]
 
     def named_group(self, group: dict[str, Any]) -> Group:
-        """Return a parameter group with its parameters by name. Raise if a parameter cannot be
-        followed.
-        """
+        """Return a parameter group with its parameters by name.
+        Raise if a parameter cannot be followed."""
         for weight in group["params"]:
             if id(weight) not in self.names:
                 self.refuse_copies(weight)
@@ -102,7 +118,9 @@ class ParameterGroups:
                     f"the optimizer moves a tensor of shape {list(weight.shape)} that is not a "
                     "parameter of the model; follow the module that holds all of them"
                 )
-        members = {self.names[id(weight)]: weight for weight in filter(moves, group["params"])}
+        members = {
+            self.names[id(weight)]: weight for weight in filter(moves, group["params"])
+        }
         for name, weight in members.items():
             refuse_short(name, weight)
         return group, members
@@ -133,14 +151,16 @@ class ParameterGroups:
             yield from self.of(optimizer).items()
 
 
-def moved_names(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> set[str]:
+def moved_names(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> set[str]:
     """Return the names of the parameters that the optimizers update."""
     return {name for name, _ in ParameterGroups(model, optimizers)}
 
 
 def moves(weight: Tensor) -> bool:
-    """Return False for a parameter that `ParameterGroups` leaves out although an optimizer has it:
-    frozen and in half precision, as in a base model with adapters.
+    """Return False for a parameter that `ParameterGroups` leaves out although an
+    optimizer has it: frozen and in half precision, as in a base model with adapters.
     """
     return weight.requires_grad or not is_short(weight)
 
@@ -171,7 +191,8 @@ def unwrapped_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Return the optimizers inside the wrappers of accelerate and Lightning.
 
-    If a wrapper computes a different step, the check of its first step raises (`rule.RuleProof`).
+    If a wrapper computes a different step, the check
+    of its first step raises (`rule.RuleProof`).
 
     >>> from types import SimpleNamespace
     >>> sgd = torch.optim.SGD([torch.ones(1, requires_grad=True)])
@@ -183,22 +204,29 @@ def unwrapped_optimizers(
 
 
 def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer inside one or more wrappers. SAM names it `base_optimizer`."""
+    """Return the optimizer inside one or more wrappers.
+    SAM names it `base_optimizer`."""
     inner = getattr(optimizer, "optimizer", None)
     if "SAM" in type(optimizer).__name__:
         inner = getattr(optimizer, "base_optimizer", None)
-    return unwrapped_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+    return (
+        unwrapped_optimizer(inner)
+        if isinstance(inner, torch.optim.Optimizer)
+        else optimizer
+    )
 
 
 def unwrapped_model(model: nn.Module) -> nn.Module:
-    """Return the module inside the wrappers of `torch.compile` and DistributedDataParallel."""
+    """Return the module inside the wrappers of `torch.compile` and
+    DistributedDataParallel."""
     called = called_model(model)
     inner = getattr(called, "_orig_mod", None)
     return unwrapped_model(inner) if isinstance(inner, nn.Module) else called
 
 
 def runs_as_it_is(model: nn.Module) -> bool:
-    """Return True if all parameters are on the CPU, and no part of the model is compiled.
+    """Return True if all parameters are on the CPU,
+    and no part of the model is compiled.
 
     >>> runs_as_it_is(nn.Linear(1, 1)), runs_as_it_is(nn.Linear(1, 1, device="meta"))
     (True, False)
@@ -207,12 +235,14 @@ def runs_as_it_is(model: nn.Module) -> bool:
         hasattr(layer, "_orig_mod") or layer._compiled_call_impl is not None
         for layer in model.modules()
     )
-    return not is_compiled and all(weight.device.type == "cpu" for weight in model.parameters())
+    return not is_compiled and all(
+        weight.device.type == "cpu" for weight in model.parameters()
+    )
 
 
 def called_model(model: nn.Module) -> nn.Module:
-    """Return the module inside DistributedDataParallel. Raise if a wrapper splits batches or
-    weights.
+    """Return the module inside DistributedDataParallel.
+    Raise if a wrapper splits batches or weights.
 
     >>> called_model(DataParallel(nn.Linear(1, 1)))
     Traceback (most recent call last):
@@ -287,7 +317,9 @@ class FollowOptions:
             )
         self.refuse_uncallable("loss", "outputs and call")
         self.refuse_uncallable("log", "numbers and step, such as mlflow.log_metrics")
-        self.refuse_uncallable("measure", "outputs and call that gives a number for each query")
+        self.refuse_uncallable(
+            "measure", "outputs and call that gives a number for each query"
+        )
         if not isinstance(self.to, str | Path | None) or "\0" in str(self.to):
             raise Mistake(
                 f"to={in_short(self.to)} is a {type(self.to).__name__} that names no folder; give "
@@ -309,11 +341,14 @@ class FollowOptions:
         """Raise unless an option is a function or None."""
         value = getattr(self, name)
         if not (value is None or callable(value)):
-            raise Mistake(f"{name}= is a {type(value).__name__}; give a function of {arguments}")
+            raise Mistake(
+                f"{name}= is a {type(value).__name__}; give a function of {arguments}"
+            )
 
 
 def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
-    """Raise unless `model` is a module, and `optimizers` are one or more distinct optimizers.
+    """Raise unless `model` is a module, and `optimizers` are one
+    or more distinct optimizers.
 
     >>> refuse_other_objects(nn.Linear(1, 1), [])
     Traceback (most recent call last):
@@ -324,7 +359,9 @@ def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
             f"the model is a {type(model).__name__}; give the torch.nn.Module that the loop calls"
         )
     if not optimizers:
-        raise Mistake("there is no optimizer to follow; give the loop's, or a list of them")
+        raise Mistake(
+            "there is no optimizer to follow; give the loop's, or a list of them"
+        )
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise Mistake(
@@ -336,24 +373,33 @@ def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
 
 
 def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Inputs:
-    """Copy the queries, and check that the module in evaluation mode accepts the first one.
+    """Copy the queries, and check that the module
+    in evaluation mode accepts the first one.
 
     >>> checked_queries(torch.ones(0, 3), nn.Linear(3, 1), None)
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: queries=: they are empty; give inputs at which the model is to be explained
     """
     for leaf in tree_leaves(dict(queries) if isinstance(queries, Mapping) else queries):
-        if isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided):
+        if isinstance(leaf, Tensor) and (
+            leaf.is_nested or leaf.layout is not torch.strided
+        ):
             raise Mistake(
                 "queries=: there is a nested or sparse tensor among them; give a plain one"
             )
     inputs = map_tensors(torch.clone, as_inputs(queries))
     if not examples(inputs):
-        raise Mistake("queries=: they are empty; give inputs at which the model is to be explained")
+        raise Mistake(
+            "queries=: they are empty; give inputs at which the model is to be explained"
+        )
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     function = CalledModule(module, output).function
     try:
-        with torch.no_grad(), beginning_at(generator_states(module)), left_alone(module):
+        with (
+            torch.no_grad(),
+            beginning_at(generator_states(module)),
+            left_alone(module),
+        ):
             outputs = function(weights, part(inputs, slice(1)))
     except Mistake:
         raise
@@ -379,10 +425,16 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
 
 
 def measured_queries(
-    measure: Measure, queries: Inputs, sizes: tuple[int, ...], ids: Ids, called: CalledModule
+    measure: Measure,
+    queries: Inputs,
+    sizes: tuple[int, ...],
+    ids: Ids,
+    called: CalledModule,
 ) -> MeasuredQueries:
     """Return the measure of the queries, checked at the module's outputs."""
-    measured = MeasuredQueries(measure, QueryCalls(sizes, query_names(queries, sizes, ids)))
+    measured = MeasuredQueries(
+        measure, QueryCalls(sizes, query_names(queries, sizes, ids))
+    )
     module = called.module
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     with torch.no_grad(), beginning_at(generator_states(module)), left_alone(module):
@@ -392,9 +444,11 @@ def measured_queries(
     return measured
 
 
-def refuse_without_rules(called: CalledModule, trained: Collection[str], queries: Inputs) -> None:
-    """Raise if an operation between weights and outputs has no secant rule, or if the model mixes
-    examples.
+def refuse_without_rules(
+    called: CalledModule, trained: Collection[str], queries: Inputs
+) -> None:
+    """Raise if an operation between weights and outputs has no secant rule,
+    or if the model mixes examples.
 
     The check records the model at the first queries.
 

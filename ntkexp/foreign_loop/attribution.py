@@ -1,13 +1,14 @@
-"""Attribution: the contribution of each example to each output at the queries, summed from the last
-step to the first.
+"""Attribution: the contribution of each example to each output at the queries, summed
+from the last step to the first.
 
     f_T − f_0 = Σ contributions + decay + rounding
 
-`LoopBackward.take` adds one step. The recursion over steps is `path.backward_sum`. Its inputs are
-the linear steps of the optimizers, the per-example gradients Jᵢᵀℓ′ᵢ of the recorded calls, and the
-factor c between the gradient of the examples and the gradient that the optimizer used (clipping, a
-scaled loss). Jᵢ is the Jacobian of example i at the weights of its call. The three proofs of each
-step (see `foreign_loop`) run at the same time."""
+`LoopBackward.take` adds one step. The recursion over steps is `path.backward_sum`. Its
+inputs are the linear steps of the optimizers, the per-example gradients Jᵢᵀℓ′ᵢ of the
+recorded calls, and the factor c between the gradient of the examples and the gradient
+that the optimizer used (clipping, a scaled loss). Jᵢ is the Jacobian of example i at
+the weights of its call. The three proofs of each step (see `foreign_loop`) run at the
+same time."""
 
 from __future__ import annotations
 
@@ -55,12 +56,18 @@ class LoopBackward:
     reader: Reader
     calls: CallReaders
     queries: Inputs
-    later: Tape  # recorded forward pass of the queries, at the end of the next step to add
+    later: (
+        Tape  # recorded forward pass of the queries, at the end of the next step to add
+    )
     example_rows: Mapping[str, int]  # index of each example
     added: LoopSums  # sums over the steps so far
     steps: Sequence[int]  # indices of the steps
-    sum: BackwardSum = field(default_factory=BackwardSum)  # recursion, after the steps so far
-    multiplied: Factors = field(default_factory=Factors)  # proof (a): factors c of the steps so far
+    sum: BackwardSum = field(
+        default_factory=BackwardSum
+    )  # recursion, after the steps so far
+    multiplied: Factors = field(
+        default_factory=Factors
+    )  # proof (a): factors c of the steps so far
     # parameters whose gradient a step so far divides by a denominator, as Adam does
     divided: set[str] = field(default_factory=set)
     jumping: dict[int, str] = field(default_factory=dict)  # reason for a jump, by step
@@ -68,9 +75,8 @@ class LoopBackward:
     def over(
         self, steps: AbstractSteps, explained: Callable[[Sequence[ModelCall]], object]
     ) -> None:
-        """Add all steps of the loop to the sums. After each step, call `explained` with the
-        recorded model calls of the step.
-        """
+        """Add all steps of the loop to the sums. After each step, call `explained` with
+        the recorded model calls of the step."""
         began = steps.count
         parameters = list(self.calls.called.module.parameters())
         is_large_model = is_large(parameters)
@@ -91,7 +97,8 @@ class LoopBackward:
         """Run the three proofs of one step, and add its terms to the sums."""
         # Jᵢᵀℓ′ᵢ of every example i, at the weights of its call, and g = Σᵢ Jᵢᵀℓ′ᵢ
         starts = [
-            step.start if call.at == step.index else steps.start(call.at) for call in step.calls
+            step.start if call.at == step.index else steps.start(call.at)
+            for call in step.calls
         ]
         begun = weights_of_calls(step.calls, starts)
         calls = self.call_gradients(step, begun)
@@ -106,12 +113,14 @@ class LoopBackward:
         ends = self.query_ends(step, end, steps)
         secant, jumped = self.secants(step, ends)
 
-        # adjoints U ← S ⊙ J̄ + β U and V = α U + N ⊙ J̄, with the symbols of `rule.py`, and the inner
-        # products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩ and −⟨V, e⟩
+        # adjoints U ← S ⊙ J̄ + β U and V = α U + N ⊙ J̄, with the symbols of `rule.py`,
+        # and the inner products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩ and −⟨V, e⟩
         right = StepRows(step, calls, self.calls.buffer_bytes)
         back = BackwardStep(
             start=step.start,
-            difference={name: end[name] - weight for name, weight in step.start.items()},
+            difference={
+                name: end[name] - weight for name, weight in step.start.items()
+            },
             linear=step.linear,
             right=right.jacobians,
             factor=factors,
@@ -122,7 +131,8 @@ class LoopBackward:
         is_exact = self.calls.batch_norm == "exact"
         terms = right.terms(result.terms, coupling_is_rounding=is_exact)
         by_component = [
-            right.terms(share, coupling_is_rounding=is_exact) for share in result.by_component
+            right.terms(share, coupling_is_rounding=is_exact)
+            for share in result.by_component
         ]
         refuse_wrong_sums(step, calls)
 
@@ -138,7 +148,9 @@ class LoopBackward:
             gradient_error=proved.missed,
             rule_error=step.rule_error,
             closure=ratio(unclosed.norm(), change.norm()),
-            casts_error=relative_size(rounding, step.gradient) if self.is_cast(step) else 0.0,
+            casts_error=relative_size(rounding, step.gradient)
+            if self.is_cast(step)
+            else 0.0,
         )
 
         # the magnitudes of all terms, for the final check
@@ -157,7 +169,9 @@ class LoopBackward:
         # the sums by example and by step
         rows = self.rows_of(step, terms.contributions)
         index = self.steps.index(step.index)
-        summands = StepSummands(index, rows, terms, statistics, jumps, proofs, by_component)
+        summands = StepSummands(
+            index, rows, terms, statistics, jumps, proofs, by_component
+        )
         self.added.add(summands)
         self.add_positions(step, calls, rows, right.position_kernel(result.terms))
         self.later = ends.before
@@ -165,15 +179,16 @@ class LoopBackward:
     def secants(
         self, step: FollowedStep, ends: QueryEnds
     ) -> tuple[Jacobian, Bool[Tensor, " query"]]:
-        """Return the secant Jacobian J̄ of the queries along a step, and a mask of queries with a
-        changed discrete choice.
+        """Return the secant Jacobian J̄ of the queries along a step, and a mask of
+        queries with a changed discrete choice.
 
-        Examples of discrete choices are an argmax, a sorting order, or the expert of a mixture. If
-        a choice changes, no difference rule applies. The query then gets J at the beginning of the
-        step.
-        """
+        Examples of discrete choices are an argmax, a sorting order, or the expert of a
+        mixture. If a choice changes, no difference rule applies. The query then gets J
+        at the beginning of the step."""
         jumped = torch.zeros(
-            len(ends.before.outputs), dtype=torch.bool, device=ends.before.outputs.device
+            len(ends.before.outputs),
+            dtype=torch.bool,
+            device=ends.before.outputs.device,
         )
         try:
             return self.reader.along(ends.before, ends.after, as_copies=True), jumped
@@ -186,7 +201,9 @@ class LoopBackward:
 
         jacobians = list[Jacobian]()
         for query in range(len(jumped)):
-            before, after = (self.record_query(tape, query) for tape in (ends.before, ends.after))
+            before, after = (
+                self.record_query(tape, query) for tape in (ends.before, ends.after)
+            )
             try:
                 jacobians.append(self.reader.along(before, after))
             except ChoiceChanged:
@@ -201,9 +218,8 @@ class LoopBackward:
 
     @property
     def caveats(self) -> dict[str, str]:
-        """Warnings about changed discrete choices, and about gradients that are not derivatives.
-        The keys are the names that the result gives them in `attrs`.
-        """
+        """Warnings about changed discrete choices, and about gradients that are not
+        derivatives. The keys are the names that the result gives them in `attrs`."""
         caveats: dict[str, str] = {}
         if self.jumping:
             first = min(self.jumping)
@@ -237,12 +253,12 @@ class LoopBackward:
         gradient: Weights,
         calls: Sequence[CallGradients],
     ) -> GradientFactors:
-        """Run proof (a), and return the factor c of each parameter, the factors of elements that were
-        clipped by value, and the relative distance of the gradients.
+        """Run proof (a), and return the factor c of each parameter, the factors of
+        elements that were clipped by value, and the relative distance of the gradients.
 
-        Raise unless the optimizer used c times the gradient of the examples, and unless the
-        replayed calls return the outputs of the loop. For calls under casts or with BatchNorm,
-        autograd computes the gradient, under the same casts.
+        Raise unless the optimizer used c times the gradient of the examples, and unless
+        the replayed calls return the outputs of the loop. For calls under casts or with
+        BatchNorm, autograd computes the gradient, under the same casts.
 
         Args:
             step: step to prove.
@@ -252,7 +268,9 @@ class LoopBackward:
         """
         called = self.calls.called
         replayed: Sequence[Replayed] = [each.replayed for each in calls]
-        if self.is_cast(step) or any(call.statistics is not None for call in step.calls):
+        if self.is_cast(step) or any(
+            call.statistics is not None for call in step.calls
+        ):
             gradient, replayed = self.replay_by_autograd(step, begun, replayed)
         consumed = {name: step.gradient[name] for name in step.with_grad}
         tolerance = called.cast_eps(step.calls, exact=step.exact)
@@ -275,14 +293,16 @@ class LoopBackward:
         if proved.clipped is not None:
             self.multiplied.clipped_values.append(proved.clipped)
         unclipped = proved.before_clipping(consumed)
-        factors = self.multiplied.take(step.index, proved.factors, gradient, unclipped, bound)
+        factors = self.multiplied.take(
+            step.index, proved.factors, gradient, unclipped, bound
+        )
         return replace(proved, factors=dict.fromkeys(step.start, 0.0) | factors)
 
     def replay_by_autograd(
         self, step: FollowedStep, begun: Sequence[Weights], replayed: Sequence[Replayed]
     ) -> tuple[Weights, Sequence[Replayed]]:
-        """Return the gradient of the calls, and their outputs, by autograd under the loop's
-        casts."""
+        """Return the gradient of the calls, and their outputs,
+        by autograd under the loop's casts."""
         called, outputs = self.calls.called, list[Tensor]()
         gradient = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
         gradient |= called.gradient(step.calls, begun, outputs.append)
@@ -303,22 +323,26 @@ class LoopBackward:
         gradient: Weights,
         proved: GradientFactors,
     ) -> tuple[Weights, Weights]:
-        """Return the part e of the optimizer's gradient that no example caused, and the credit of
-        the examples (see `credit_of_examples`).
+        """Return the part e of the optimizer's gradient that no example caused, and the
+        credit of the examples (see `credit_of_examples`).
 
-        The credit of an element is 0 if its gradient is only rounding, else 1. If gradients were
-        clipped by value, it also includes the element's factor.
-        e is the effect of casts, or the rounding error of terms that cancel. The rounding error
-        matters because Adam normalizes gradients: a gradient that is only a rounding error moves
-        the weights as far as any other gradient.
-        """
+        The credit of an element is 0 if its gradient is only rounding, else 1. If
+        gradients were clipped by value, it also includes the element's factor. e is the
+        effect of casts, or the rounding error of terms that cancel. The rounding error
+        matters because Adam normalizes gradients: a gradient that is only a rounding
+        error moves the weights as far as any other gradient."""
         cast = self.is_cast(step)
         factors = proved.factors
         self.divided |= {name for name in step.with_grad if step.linear[name].divides}
-        credited = credit_of_examples(step, calls, gradient, proved, self.divided, cast=cast)
+        credited = credit_of_examples(
+            step, calls, gradient, proved, self.divided, cast=cast
+        )
         credited = {
             **proved.elements,
-            **{name: proved.elements.get(name, 1.0) * mask for name, mask in credited.items()},
+            **{
+                name: proved.elements.get(name, 1.0) * mask
+                for name, mask in credited.items()
+            },
         }
         if not cast and not self.divided:
             return {}, credited
@@ -334,13 +358,18 @@ class LoopBackward:
             rounding[name] = step.gradient[name] - multiple(factors[name], by_examples)
         return rounding, credited
 
-    def query_ends(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> QueryEnds:
-        """Record the queries at both ends of a step, with the running statistics from before it."""
+    def query_ends(
+        self, step: FollowedStep, end: Weights, steps: AbstractSteps
+    ) -> QueryEnds:
+        """Record the queries at both ends of a step,
+        with the running statistics from before it."""
         statistics = numbers_of(steps.statistics(step.index))
         later = numbers_of(steps.statistics(step.index + 1))
         before = self.reader.record(step.start | statistics, self.queries)
         after = self.later
-        moved = any(not torch.equal(value, later[name]) for name, value in statistics.items())
+        moved = any(
+            not torch.equal(value, later[name]) for name, value in statistics.items()
+        )
         if moved:
             after = self.reader.record(end | statistics, self.queries)
         return QueryEnds(before, after)
@@ -375,30 +404,35 @@ class LoopBackward:
         calls: Sequence[CallGradients],
         credited: Weights,
     ) -> None:
-        """If contributions cancel in this step, and their total magnitude is the largest so far,
-        find the parameter that causes most of the cancellation.
-        """
+        """If contributions cancel in this step, and their total magnitude is the
+        largest so far, find the parameter that causes most of the cancellation."""
         if not self.added.closing.cancels_most(contributions):
             return
         assert self.sum.adjoint is not None
-        examples = [jacobian for call in calls if call.can_be_reread for jacobian in call.features]
+        examples = [
+            jacobian
+            for call in calls
+            if call.can_be_reread
+            for jacobian in call.features
+        ]
         adjoint = self.sum.adjoint.scaled(credited)
         like = contributions[:, :, 0]
         self.added.closing.find_parameter(adjoint, examples, step.with_grad, like)
 
     def add_earlier_momentum(self, step: FollowedStep) -> None:
-        """Add −⟨βU, m⟩, the effect of the momentum m from before the followed steps, with the
-        adjoint U. No followed example caused it."""
+        """Add −⟨βU, m⟩, the effect of the momentum m from before the followed steps,
+        with the adjoint U. No followed example caused it."""
         if step.remembered and self.sum.adjoint is not None:
-            momentum = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
+            momentum = {
+                name: torch.zeros_like(weight) for name, weight in step.start.items()
+            }
             for name, m in step.remembered.items():
                 momentum[name] = self.sum.momentum_decay[name] * m
             self.added.carried -= self.sum.adjoint.applied(momentum)
 
     def pass_over(self, start: Weights) -> None:
-        """Skip steps that were not followed, and reset the adjoint U to zero. `start` are the
-        weights before these steps.
-        """
+        """Skip steps that were not followed, and reset the adjoint U to zero. `start`
+        are the weights before these steps."""
         tape = self.reader.record(start, self.queries)
         self.added.other_steps += self.later.outputs - tape.outputs
         self.later = tape
@@ -410,21 +444,23 @@ class LoopBackward:
 
 
 class QueryEnds(NamedTuple):
-    """Recorded forward passes (tapes) of the queries before and after a step, with the same running
-    statistics."""
+    """Recorded forward passes (tapes) of the queries before and after a step, with the
+    same running statistics."""
 
     before: Tape
     after: Tape
 
 
 def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weights:
-    """Return the sum of the gradients of all examples of a step, for the parameters with a
-    gradient."""
+    """Return the sum of the gradients of all examples of a step,
+    for the parameters with a gradient."""
     gradient: Weights = {}
     for call in calls:
         total = call.total(step.start)
         for name in step.with_grad:
-            gradient[name] = gradient[name] + total[name] if name in gradient else total[name]
+            gradient[name] = (
+                gradient[name] + total[name] if name in gradient else total[name]
+            )
         del total
     if not calls:
         return {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
@@ -432,7 +468,8 @@ def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weigh
 
 
 def refuse_wrong_sums(step: FollowedStep, calls: Sequence[CallGradients]) -> None:
-    """Raise if per-example gradients through a coupled batch do not add up to its gradient."""
+    """Raise if per-example gradients through a coupled batch do not add up
+    to its gradient."""
     for call in calls:
         if isinstance(call.features, TermGradients) and call.whole is not None:
             call.features.refuse_other_sum(call.whole, step.index)
@@ -447,18 +484,20 @@ def credit_of_examples(
     *,
     cast: bool,
 ) -> Weights:
-    """Return 0 for elements whose gradient is only a rounding error, and 1 for all others.
+    """Return 0 for elements whose gradient is only a rounding error,
+    and 1 for all others.
 
-    Only the parameters in `divided` are examined, whose gradient this step or a later one divides
-    by a denominator. (Momentum carries rounding errors to later steps.) Parameters without elements
-    of credit 0 are omitted.
-    """
+    Only the parameters in `divided` are examined, whose gradient this step or a later
+    one divides by a denominator. (Momentum carries rounding errors to later steps.)
+    Parameters without elements of credit 0 are omitted."""
     consumed = {name: step.gradient[name] for name in step.with_grad if name in divided}
     if not consumed:
         return {}
     consumed = proved.before_clipping(consumed)
     factors = proved.factors
-    jacobians = (jacobian for call in calls if call.can_be_reread for jacobian in call.features)
+    jacobians = (
+        jacobian for call in calls if call.can_be_reread for jacobian in call.features
+    )
     sizes = {
         name: size * abs(factors[name])
         for name, size in term_sizes(jacobians, step.start).items()
@@ -467,8 +506,8 @@ def credit_of_examples(
     if cast:
         return credit(consumed, sizes, {})
 
-    # the loop and the replay sum the same terms in different order; their distance also shows the
-    # rounding error of a gradient
+    # the loop and the replay sum the same terms in different order; their distance also
+    # shows the rounding error of a gradient
     other = {name: multiple(factors[name], gradient[name]) for name in consumed}
     for call in calls:
         if (
@@ -510,13 +549,13 @@ class StepRows:
         self.first_position = self.examples + len(batch)
 
     def terms(self, terms: StepTerms, *, coupling_is_rounding: bool) -> LoopTerms:
-        """Return contributions and coupling, from the inner products `terms` of V with these rows.
+        """Return contributions and coupling,
+        from the inner products `terms` of V with these rows.
 
-        The gradients of single examples may not add up to the gradient of a coupled batch. With
-        `coupling_is_rounding` the gap is added to `rounding`, because each gradient was computed
-        through the batch. Otherwise the gap is `coupling`, the effect of examples on one another
-        through the batch statistics.
-        """
+        The gradients of single examples may not add up to the gradient of a coupled
+        batch. With `coupling_is_rounding` the gap is added to `rounding`, because each
+        gradient was computed through the batch. Otherwise the gap is `coupling`, the
+        effect of examples on one another through the batch statistics."""
         kernel = terms.kernel[:, :, : self.examples]
         contributions = kernel.squeeze(3).neg()
         gap = torch.zeros_like(terms.rounding)
@@ -527,20 +566,25 @@ class StepRows:
         gap = (kernel[:, :, coupled].sum(2) - batch).squeeze(2)
         if coupling_is_rounding:
             rounding = terms.rounding + gap
-            return LoopTerms(contributions, terms.decay, rounding, torch.zeros_like(gap))
+            return LoopTerms(
+                contributions, terms.decay, rounding, torch.zeros_like(gap)
+            )
         return LoopTerms(contributions, terms.decay, terms.rounding, gap)
 
     def position_kernel(self, terms: StepTerms) -> Float[Tensor, "query out row"]:
-        """Return the inner products of the adjoint V with the gradients by position, which are the
-        last rows of the kernel."""
+        """Return the inner products of the adjoint V with the gradients by position,
+        which are the last rows of the kernel."""
         return terms.kernel[:, :, self.first_position :].squeeze(3)
 
 
 class Chain(Sequence[Jacobian]):
-    """Concatenation of several sequences, without reading their elements before they are needed."""
+    """Concatenation of several sequences, without reading their elements before they
+    are needed."""
 
     def __init__(self, sequences: Sequence[Sequence[Jacobian]]) -> None:
-        self.elements = [(each, index) for each in sequences for index in range(len(each))]
+        self.elements = [
+            (each, index) for each in sequences for index in range(len(each))
+        ]
 
     def __len__(self) -> int:
         return len(self.elements)
@@ -551,9 +595,8 @@ class Chain(Sequence[Jacobian]):
 
 
 def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
-    """Return the sum of the gradients of all calls with a coupled batch, as a list with one
-    Jacobian. Return an empty list if no batch is coupled.
-    """
+    """Return the sum of the gradients of all calls with a coupled batch, as a list with
+    one Jacobian. Return an empty list if no batch is coupled."""
     wholes = [call.whole for call in calls if call.whole is not None]
     if not wholes:
         return []

@@ -1,21 +1,20 @@
-"""Per-example gradients through a batch that couples its examples, by the mean and variance of
-BatchNorm, or in the user's function of `trace.losses`.
+"""Per-example gradients through a batch that couples its examples, by the mean and
+variance of BatchNorm, or in the user's function of `trace.losses`.
 
-The loss of a call is Σᵢ ℓᵢ(fᵢ(θ; batch)). With batch_norm="exact", the gradient gᵢ of an example is
-the gradient of its term, through the whole batch. This takes one backward pass of the batch for
-each example:
+The loss of a call is Σᵢ ℓᵢ(fᵢ(θ; batch)). With batch_norm="exact", the gradient gᵢ of
+an example is the gradient of its term, through the whole batch. This takes one backward
+pass of the batch for each example:
 
     gᵢ = ∂/∂θ ⟨ℓ′ᵢ, fᵢ(θ; batch)⟩        Σᵢ gᵢ = gradient of the batch
 
-With batch_norm="constant", the batch mean and variance are treated as constants. Examples are then
-independent, and one backward pass gives all gradients. The difference from the gradient of the
-batch is reported as `coupling`:
+With batch_norm="constant", the batch mean and variance are treated as constants.
+Examples are then independent, and one backward pass gives all gradients. The difference
+from the gradient of the batch is reported as `coupling`:
 
     gᵢ = J(xᵢ)ᵀℓ′ᵢ at constant statistics        coupling: gradient of the batch − Σᵢ gᵢ
 
-In `trace.losses`, f is the vector of losses. If its examples are independent, gᵢ is computed from a
-few rows of the batch.
-"""
+In `trace.losses`, f is the vector of losses. If its examples are independent, gᵢ is
+computed from a few rows of the batch."""
 
 from __future__ import annotations
 
@@ -43,7 +42,9 @@ from ntkexp.text import short
 
 MAX_COTANGENTS = 64  # number of cotangents in one backward pass; more are no faster
 SPLIT_ROWS = 32  # number of rows in one part of a batch of independent examples
-TERM_SUM_TOLERANCE = 1e3  # eps: largest relative distance of Σᵢ gᵢ from the batch gradient
+TERM_SUM_TOLERANCE = (
+    1e3  # eps: largest relative distance of Σᵢ gᵢ from the batch gradient
+)
 
 
 # --- The gradient of each example's term, through the whole batch.
@@ -52,9 +53,8 @@ TERM_SUM_TOLERANCE = 1e3  # eps: largest relative distance of Σᵢ gᵢ from th
 class CountedBytes(DispatchMode):
     """A mode that counts the bytes of all results of operations, except views.
 
-    This bounds the bytes that autograd saves for the backward pass. Hooks for saved tensors would
-    count more exactly, but torch.func does not support them.
-    """
+    This bounds the bytes that autograd saves for the backward pass. Hooks for saved
+    tensors would count more exactly, but torch.func does not support them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,13 +65,16 @@ class CountedBytes(DispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
-            self.nbytes += sum(leaf.nbytes for leaf in leaves(result) if isinstance(leaf, Tensor))
+            self.nbytes += sum(
+                leaf.nbytes for leaf in leaves(result) if isinstance(leaf, Tensor)
+            )
         return result
 
 
 @dataclass
 class CoupledOutputs:
-    """The outputs of a call with their autograd graph, and the trained weights as its leaves."""
+    """The outputs of a call with their autograd graph,
+    and the trained weights as its leaves."""
 
     outputs: Tensor
     leaves: Weights
@@ -79,19 +82,28 @@ class CoupledOutputs:
 
     @classmethod
     def of(
-        cls, function: Function, weights: Weights, inputs: Inputs, trained: frozenset[str]
+        cls,
+        function: Function,
+        weights: Weights,
+        inputs: Inputs,
+        trained: frozenset[str],
     ) -> CoupledOutputs:
-        """Evaluate a function, and bound the bytes that its graph saves for the backward pass."""
+        """Evaluate a function, and bound the bytes that its graph saves
+        for the backward pass."""
         leaves = {
             name: weight.detach().requires_grad_(name in trained)
             for name, weight in weights.items()
         }
         with torch.enable_grad(), plain_kernels(), CountedBytes() as counted:
             outputs = function(leaves, inputs)
-        trained_leaves = {name: leaf for name, leaf in leaves.items() if name in trained}
+        trained_leaves = {
+            name: leaf for name, leaf in leaves.items() if name in trained
+        }
         return cls(outputs, trained_leaves, counted.nbytes)
 
-    def gradients(self, cotangent: Tensor, *, keep: bool, batched: bool = False) -> list[Tensor]:
+    def gradients(
+        self, cotangent: Tensor, *, keep: bool, batched: bool = False
+    ) -> list[Tensor]:
         """Return Jᵀ times a cotangent, or times a batch of cotangents, for each leaf.
 
         `keep` retains the graph, and `batched` is True for a batch of cotangents.
@@ -111,7 +123,8 @@ class CoupledOutputs:
         ]
 
     def gradients_of_each(self, cotangents: Tensor) -> list[Tensor]:
-        """Return Jᵀ times each cotangent, batched if torch supports it, else one after another."""
+        """Return Jᵀ times each cotangent, batched if torch supports it,
+        else one after another."""
         if len(cotangents) > 1:
             try:
                 return self.gradients(cotangents, keep=True, batched=True)
@@ -126,9 +139,8 @@ class CoupledOutputs:
 class TermGradients(Sequence[Jacobian]):
     """The gradients gᵢ of the examples of a call, as a sequence of groups of examples.
 
-    A group is computed each time it is read. If all gradients fit into half of `buffer_bytes`, they
-    are stored and computed only once.
-    """
+    A group is computed each time it is read. If all gradients fit into half of
+    `buffer_bytes`, they are stored and computed only once."""
 
     coupled: CoupledOutputs
     output_gradient: Float[Tensor, "example ..."]  # ℓ′ = ∂L/∂f
@@ -142,9 +154,11 @@ class TermGradients(Sequence[Jacobian]):
         self.group = self.group_of(MAX_COTANGENTS, self.coupled.graph_bytes)
 
     def group_of(self, most: int, graph_bytes: float) -> int:
-        """Return the number of examples in a group, at most `most`, that fits into memory if each
-        example takes `graph_bytes` in a backward pass."""
-        return int(max(1, min(most, self.buffer_bytes / 2 / (self.row_bytes + graph_bytes))))
+        """Return the number of examples in a group, at most `most`, that fits into
+        memory if each example takes `graph_bytes` in a backward pass."""
+        return int(
+            max(1, min(most, self.buffer_bytes / 2 / (self.row_bytes + graph_bytes)))
+        )
 
     @property
     def examples(self) -> int:
@@ -166,7 +180,9 @@ class TermGradients(Sequence[Jacobian]):
         jacobian = self.computed(index)
         if index == self.summed:
             for name, part in jacobian.total(self.coupled.leaves).items():
-                self.total[name] = self.total[name] + part if name in self.total else part
+                self.total[name] = (
+                    self.total[name] + part if name in self.total else part
+                )
             self.summed += 1
         if self.fits:
             self.stored[index] = jacobian
@@ -182,7 +198,8 @@ class TermGradients(Sequence[Jacobian]):
         return self.jacobian(self.coupled.gradients_of_each(cotangents))
 
     def jacobian(self, gradients: Sequence[Tensor]) -> Jacobian:
-        """Return the gradients of a group as a Jacobian with one block for each leaf."""
+        """Return the gradients of a group as a Jacobian with one block
+        for each leaf."""
         blocks = tuple(
             Rows(gradient.flatten(1)[:, None], name)
             for name, gradient in zip(self.coupled.leaves, gradients, strict=True)
@@ -190,7 +207,8 @@ class TermGradients(Sequence[Jacobian]):
         return Jacobian(blocks, len(gradients[0]), 1)
 
     def refuse_other_sum(self, whole: Weights, step: int) -> None:
-        """Raise if the examples' gradients gᵢ do not add up to `whole`, the gradient of the batch."""
+        """Raise if the examples' gradients gᵢ do not add up to `whole`,
+        the gradient of the batch."""
         ours = torch.cat([self.total[name].detach().flatten() for name in whole])
         theirs = torch.cat([whole[name].detach().flatten() for name in whole])
         gap = float((ours - theirs).norm())
@@ -205,14 +223,15 @@ class TermGradients(Sequence[Jacobian]):
             )
 
 
-# --- Independent examples: if no loss depends on the rows of other examples, a group needs only its
-# own rows. A call of n examples still takes n backward passes, but each pass goes through the rows
-# of one group instead of the whole batch.
+# --- Independent examples: if no loss depends on the rows of other examples, a group
+# needs only its own rows. A call of n examples still takes n backward passes, but each
+# pass goes through the rows of one group instead of the whole batch.
 
 
 @dataclass
 class SplitGradients(TermGradients):
-    """The gradients gᵢ of independent examples. Each group is computed from its own rows."""
+    """The gradients gᵢ of independent examples.
+    Each group is computed from its own rows."""
 
     # the losses as a function of the weights, for a slice of the rows
     losses_of_rows: Callable[[slice], Function] = field(kw_only=True)
@@ -226,15 +245,19 @@ class SplitGradients(TermGradients):
     def computed(self, index: int) -> Jacobian:
         chosen = slice(index * self.group, (index + 1) * self.group)
         function = self.losses_of_rows(chosen)
-        part = CoupledOutputs.of(function, self.weights, (), frozenset(self.coupled.leaves))
-        return self.jacobian(part.gradients_of_each(self.output_gradient[chosen].diag()))
+        part = CoupledOutputs.of(
+            function, self.weights, (), frozenset(self.coupled.leaves)
+        )
+        return self.jacobian(
+            part.gradients_of_each(self.output_gradient[chosen].diag())
+        )
 
     def are_gradients(self) -> bool:
-        """Return True if these are the gradients of the examples through the whole batch.
+        """Return True if these are the gradients
+        of the examples through the whole batch.
 
-        Compare Σ rᵢgᵢ with the gradient of Σ rᵢκᵢℓᵢ through the whole batch, where rᵢ are random
-        numbers and κ = ∂L/∂ℓ. An error in any gᵢ changes this sum.
-        """
+        Compare Σ rᵢgᵢ with the gradient of Σ rᵢκᵢℓᵢ through the whole batch, where rᵢ
+        are random numbers and κ = ∂L/∂ℓ. An error in any gᵢ changes this sum."""
         generator = stream("shares", self.examples)
         shares = torch.randn(self.examples, generator=generator, dtype=torch.float64)
         shares = shares.to(self.output_gradient)
@@ -247,9 +270,13 @@ class SplitGradients(TermGradients):
                 for block in self[index].blocks:
                     assert isinstance(block, Rows)
                     terms = rows[:, None] * block.rows.flatten(1)
-                    gap[block.name] = gap[block.name] - terms.sum(0).view_as(gap[block.name])
+                    gap[block.name] = gap[block.name] - terms.sum(0).view_as(
+                        gap[block.name]
+                    )
                     square += float(terms.square().sum())
-        except Exception as error:  # the user's function may fail if it receives only some rows
+        except (
+            Exception
+        ) as error:  # the user's function may fail if it receives only some rows
             if is_out_of_memory(error):
                 raise
             return False
@@ -262,8 +289,9 @@ class SplitGradients(TermGradients):
 
 
 class FixedStatistics(TorchFunctionMode):
-    """A mode that replaces the batch statistics in `batch_norm` by the constants `given`: (mean,
-    variance) of one layer after another. Without `given`, it records the batch statistics.
+    """A mode that replaces the batch statistics in `batch_norm` by the constants
+    `given`: (mean, variance) of one layer after another. Without `given`, it records
+    the batch statistics.
 
     >>> x = torch.tensor([[1.0], [3.0]])
     >>> with FixedStatistics() as recording:
@@ -281,7 +309,9 @@ class FixedStatistics(TorchFunctionMode):
         self.given = None if given is None else iter(given)
         self.recorded = list[tuple[Tensor, Tensor]]()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is not functional.batch_norm:
             return func(*args, **(kwargs or {}))
         call = signature(func).bind(*args, **(kwargs or {}))
@@ -294,21 +324,29 @@ class FixedStatistics(TorchFunctionMode):
             self.recorded.append((x.mean(axes), x.var(axes, correction=0)))
         else:
             mean, variance = next(self.given)
-            call.arguments.update(running_mean=mean, running_var=variance, training=False)
+            call.arguments.update(
+                running_mean=mean, running_var=variance, training=False
+            )
         return func(*call.args, **call.kwargs)
 
 
 CONSTANTS = "statistics of the batch"
-"""The prefix of the names of batch means and variances, which `at_constants` adds to the weights."""
+"""The prefix of the names of batch means and variances,
+which `at_constants` adds to the weights."""
 
 
 def at_constants(function: Function) -> Function:
-    """Return a function that takes the batch means and variances as additional weights."""
+    """Return a function that takes the batch means and variances
+    as additional weights."""
 
     def fixed(weights: Weights, inputs: Inputs) -> Tensor:
-        constants = [weight for name, weight in weights.items() if name.startswith(CONSTANTS)]
+        constants = [
+            weight for name, weight in weights.items() if name.startswith(CONSTANTS)
+        ]
         others = {
-            name: weight for name, weight in weights.items() if not name.startswith(CONSTANTS)
+            name: weight
+            for name, weight in weights.items()
+            if not name.startswith(CONSTANTS)
         }
         pairs = list(zip(constants[::2], constants[1::2], strict=True))
         with FixedStatistics(pairs):

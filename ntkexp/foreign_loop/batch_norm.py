@@ -1,7 +1,8 @@
-"""BatchNorm in training mode: running statistics, and their effect on the outputs at the queries.
+"""BatchNorm in training mode: running statistics,
+and their effect on the outputs at the queries.
 
-Queries are evaluated with the running statistics B. Calls of the model update B, optimizer steps do
-not. The change in one step is the sum of two parts:
+Queries are evaluated with the running statistics B. Calls of the model update B,
+optimizer steps do not. The change in one step is the sum of two parts:
 
     f(θ₁, B₁) − f(θ₀, B₀) = [f(θ₁, B₀) − f(θ₀, B₀)] + [f(θ₁, B₁) − f(θ₁, B₀)]
                             explained by the secant      `statistics`
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 BatchNormMode: TypeAlias = Literal["exact", "constant"]
-"""Per-example gradients pass through the batch mean and variance ("exact"), or hold both constant
-("constant")."""
+"""Per-example gradients pass through the batch mean and variance ("exact"), or hold
+both constant ("constant")."""
 
 
 BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("exact", "constant")
@@ -55,7 +56,9 @@ def checked_mode(mode: str) -> BatchNormMode:
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     layers = named_layers(model)
-    return {name: layer for name, layer in layers.items() if isinstance(layer, _BatchNorm)}
+    return {
+        name: layer for name, layer in layers.items() if isinstance(layer, _BatchNorm)
+    }
 
 
 def running_statistics(model: nn.Module) -> dict[str, Tensor]:
@@ -83,7 +86,9 @@ def copies_of(statistics: Weights) -> Weights:
 
 def numbers_of(statistics: Weights) -> Weights:
     """Return the running means and variances, without `num_batches_tracked`."""
-    return {name: value for name, value in statistics.items() if value.is_floating_point()}
+    return {
+        name: value for name, value in statistics.items() if value.is_floating_point()
+    }
 
 
 def couples(module: nn.Module) -> bool:
@@ -93,7 +98,8 @@ def couples(module: nn.Module) -> bool:
     (True, False)
     """
     return any(
-        layer.training or layer.running_mean is None for layer in batch_norms(module).values()
+        layer.training or layer.running_mean is None
+        for layer in batch_norms(module).values()
     )
 
 
@@ -105,15 +111,19 @@ def refuse_instance_statistics(step: int, layers: Mapping[str, nn.Module]) -> No
     ntkexp.mistake.Mistake: step 0: layer '' (InstanceNorm1d) moves running statistics; let it track none, or eval() it
     """
     for name, layer in layers.items():
-        if isinstance(layer, _InstanceNorm) and layer.training and layer.running_mean is not None:
+        if (
+            isinstance(layer, _InstanceNorm)
+            and layer.training
+            and layer.running_mean is not None
+        ):
             raise Mistake(
                 f"step {step}: layer '{name}' ({type(layer).__name__}) moves running statistics; "
                 "let it track none, or eval() it"
             )
 
 
-# --- Running statistics of a followed loop. Every call of the model updates them, with or without
-# gradients.
+# --- Running statistics of a followed loop. Every call
+# of the model updates them, with or without gradients.
 
 
 @dataclass
@@ -131,7 +141,8 @@ class RunningStatistics:
         self.at_step = self.latest
 
     def begin_call(self, step: int, *, with_gradients: bool) -> None:
-        """Begin a call of the model. Raise if anything else has changed the statistics."""
+        """Begin a call of the model. Raise if anything else has changed the
+        statistics."""
         layers = batch_norms(self.model)
         now = statistics_of(layers)
         if now.keys() != self.latest.keys():
@@ -147,9 +158,8 @@ class RunningStatistics:
             self.refuse_other(step, now)
 
     def end_call(self) -> tuple[Weights, Weights] | None:
-        """Return the running statistics before and after the latest call, or None if no call
-        updates running statistics.
-        """
+        """Return the running statistics before and after the latest call, or None if no
+        call updates running statistics."""
         if not self.moves:
             return None
         before = self.latest
@@ -159,9 +169,8 @@ class RunningStatistics:
         return before, self.latest
 
     def end_step(self) -> tuple[Weights, Weights] | None:
-        """Return the running statistics after the previous step and after this step, or None if no
-        call updates running statistics.
-        """
+        """Return the running statistics after the previous step and after this step, or
+        None if no call updates running statistics."""
         before = self.at_step
         self.at_step = self.latest
         return (before, self.at_step) if self.moves else None
@@ -201,19 +210,26 @@ class RunningStatistics:
 # --- The update of the statistics in a replayed call.
 
 
-BATCH_STATISTICS_TOLERANCE = 1e3  # eps: relative rounding error of sums in a different order
-# eps of the lower precision: rounding error if torch computes the same sums differently under casts
+BATCH_STATISTICS_TOLERANCE = (
+    1e3  # eps: relative rounding error of sums in a different order
+)
+# eps of the lower precision: rounding error
+# if torch computes the same sums differently under casts
 BATCH_CAST_TOLERANCE = 8
 
 
 @contextmanager
 def beginning_with(
-    module: nn.Module, statistics: tuple[Weights, Weights] | None, step: int, cast_eps: float
+    module: nn.Module,
+    statistics: tuple[Weights, Weights] | None,
+    step: int,
+    cast_eps: float,
 ) -> Iterator[None]:
-    """Set the running statistics to their values before a call, for a replay of the call.
+    """Set the running statistics to their values before a call,
+    for a replay of the call.
 
-    On exit, raise unless the replay has updated them to the recorded values, and restore the
-    previous statistics of the module. If `statistics` is None, do nothing.
+    On exit, raise unless the replay has updated them to the recorded values, and
+    restore the previous statistics of the module. If `statistics` is None, do nothing.
     """
     if statistics is None:
         yield
@@ -256,8 +272,8 @@ def refuse_other_update(
 
 
 def batch_norm_sentence(attribution: xr.Dataset) -> str:
-    """Return a sentence on the effect of running statistics and coupling, or an empty string if no
-    statistics were updated."""
+    """Return a sentence on the effect of running statistics and coupling, or an empty
+    string if no statistics were updated."""
     if "statistics" not in attribution:
         return ""
     change = float((attribution["change"] ** 2).sum() ** 0.5)
@@ -266,9 +282,7 @@ def batch_norm_sentence(attribution: xr.Dataset) -> str:
         size = float((attribution[name] ** 2).sum() ** 0.5)
         return short(size / change if change else size)
 
-    moved = (
-        f"running statistics of BatchNorm did {share('statistics')} of what changed (`statistics`)"
-    )
+    moved = f"running statistics of BatchNorm did {share('statistics')} of what changed (`statistics`)"
     if "coupling" not in attribution:
         return f"{moved}, which belongs to no example"
     return (

@@ -1,10 +1,9 @@
-"""A recorded call of the model: its inputs, its circumstances, and the gradient ∂L/∂f of the loss
-with respect to its outputs.
+"""A recorded call of the model: its inputs, its circumstances, and the gradient ∂L/∂f
+of the loss with respect to its outputs.
 
-A call's outputs depend on the weights, the inputs and the circumstances: the layers' modes, the
-states of the random number generators, autocast, and the allowed kernels. A replay under the same
-circumstances returns the same bits.
-"""
+A call's outputs depend on the weights, the inputs and the circumstances: the layers'
+modes, the states of the random number generators, autocast, and the allowed kernels. A
+replay under the same circumstances returns the same bits."""
 
 from __future__ import annotations
 
@@ -27,16 +26,19 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import Output, as_rows
 from ntkexp.shapes import Inputs, Weights
 
-# --- States of torch's random number generators. A state determines the next random numbers.
+# --- States of torch's random number generators.
+# A state determines the next random numbers.
 #
-# The state of the CPU's generator takes 5 kB. The state of a GPU's generator takes 16 bytes.
+# The state of the CPU's generator takes 5 kB.
+# The state of a GPU's generator takes 16 bytes.
 
 
 CPU = "cpu"
 
 
 def generator_states(module: nn.Module) -> dict[str, Tensor]:
-    """Return the states of the random number generators that a module may use, by device.
+    """Return the states of the random number generators that a module may use,
+    by device.
 
     >>> list(generator_states(nn.Linear(1, 1)))
     ['cpu']
@@ -78,7 +80,8 @@ def set_generator_states(states: Mapping[str, Tensor]) -> None:
 
 
 def device_generators() -> list[str]:
-    """Return the accelerators whose random number generators this process may have used.
+    """Return the accelerators whose random number generators this process may have
+    used.
 
     This does not initialize a GPU that was never used.
     """
@@ -93,7 +96,8 @@ def device_generators() -> list[str]:
 
 @contextmanager
 def beginning_at(states: Mapping[str, Tensor]) -> Iterator[None]:
-    """Set random number generators to these states, and restore the previous states on exit.
+    """Set random number generators to these states,
+    and restore the previous states on exit.
 
     >>> state = torch.get_rng_state()
     >>> with beginning_at({"cpu": state}):
@@ -114,12 +118,17 @@ def beginning_at(states: Mapping[str, Tensor]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Autocast:
-    """An autocast context: matrix products use a dtype of lower precision than the weights."""
+    """An autocast context: matrix products use a dtype of lower precision
+    than the weights."""
 
     device: str
     kind: str  # dtype of the products
-    cached: bool  # True if each weight is cast once in the context, instead of at every use
-    whole: bool = True  # True if the context encloses the model, False if the model enters it
+    cached: (
+        bool  # True if each weight is cast once in the context, instead of at every use
+    )
+    whole: bool = (
+        True  # True if the context encloses the model, False if the model enters it
+    )
 
     @classmethod
     def now(cls, device: str, *, whole: bool = True) -> Autocast | None:
@@ -140,41 +149,49 @@ class Autocast:
         return dtype
 
     def again(self) -> AbstractContextManager[object]:
-        """Return a new context with these autocast settings, or a null context if the model itself
-        enters autocast.
-        """
+        """Return a new context with these autocast settings, or a null context if the
+        model itself enters autocast."""
         if not self.whole:
             return nullcontext()
         return torch.autocast(self.device, self.dtype, cache_enabled=self.cached)
 
 
-# --- Switches that allow or forbid kernels of torch. Different kernels round differently, so a
-# replay sets the switches as in the loop.
+# --- Switches that allow or forbid kernels of torch. Different kernels round
+# differently, so a replay sets the switches as in the loop.
 
 
 KERNEL_SWITCHES: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] = {
-    "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    "flash": (
+        torch.backends.cuda.flash_sdp_enabled,
+        torch.backends.cuda.enable_flash_sdp,
+    ),
     "mem_efficient": (
         torch.backends.cuda.mem_efficient_sdp_enabled,
         torch.backends.cuda.enable_mem_efficient_sdp,
     ),
-    "cudnn": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    "cudnn": (
+        torch.backends.cuda.cudnn_sdp_enabled,
+        torch.backends.cuda.enable_cudnn_sdp,
+    ),
     "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     "mkldnn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
 }
-"""Switches between torch's implementations of attention, and of products on CPUs: a function that
-reads the switch, and a function that sets it."""
+"""Switches between torch's implementations of attention, and of products on CPUs: a
+function that reads the switch, and a function that sets it."""
 
 
 def forbidden_kernels() -> frozenset[str]:
-    """Return the kernels that are forbidden now, for example by `torch.nn.attention.sdpa_kernel`.
+    """Return the kernels that are forbidden now, for example by
+    `torch.nn.attention.sdpa_kernel`.
 
     >>> from torch.nn.attention import SDPBackend, sdpa_kernel
     >>> with sdpa_kernel(SDPBackend.MATH):
     ...     sorted(forbidden_kernels())
     ['cudnn', 'flash', 'mem_efficient']
     """
-    return frozenset(name for name, (is_allowed, _) in KERNEL_SWITCHES.items() if not is_allowed())
+    return frozenset(
+        name for name, (is_allowed, _) in KERNEL_SWITCHES.items() if not is_allowed()
+    )
 
 
 @contextmanager
@@ -233,16 +250,16 @@ class Circumstances:
     # states of the generators that were used
     states: Mapping[str, Tensor] = field(default_factory=dict)
     autocast: Autocast | None = None
-    # implementations that torch was forbidden to use, by their names in `KERNEL_SWITCHES`
+    # implementations that torch was forbidden to use,
+    # by their names in `KERNEL_SWITCHES`
     forbidden: frozenset[str] = frozenset()
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Restore random states and autocast for a replay.
 
-        The caller must set the modes of the module, and the kernels, which the backward pass needs
-        too.
-        """
+        The caller must set the modes of the module, and the kernels,
+        which the backward pass needs too."""
         autocast = nullcontext() if self.autocast is None else self.autocast.again()
         with beginning_at(self.states), autocast:
             yield
@@ -267,8 +284,13 @@ class Circumstances:
         """Return the circumstances that `content` describes."""
         casts = content.get("casts")
         return cls(
-            modes=LayerModes(content.get("trains", False), frozenset(content.get("otherwise", ()))),
-            states={device: state.clone() for device, state in content.get("states", {}).items()},
+            modes=LayerModes(
+                content.get("trains", False), frozenset(content.get("otherwise", ()))
+            ),
+            states={
+                device: state.clone()
+                for device, state in content.get("states", {}).items()
+            },
             autocast=None if casts is None else Autocast(*casts),
             forbidden=frozenset(content.get("forbidden", ())),
         )
@@ -276,15 +298,17 @@ class Circumstances:
 
 # --- A call that returns several tensors.
 #
-# A hook on a tensor receives its total gradient. Suppose that the model computes one output from
-# another, as an autoencoder computes its image from its latent code. Then the total gradient of the
-# code includes the gradient through the image, which would count twice. So the loop receives
-# aliases of the outputs. The gradient of an alias is the partial derivative, and these add up:
+# A hook on a tensor receives its total gradient. Suppose that the model computes one
+# output from another, as an autoencoder computes its image from its latent code. Then
+# the total gradient of the code includes the gradient through the image, which would
+# count twice. So the loop receives aliases of the outputs. The gradient of an alias is
+# the partial derivative, and these add up:
 #
 #     ∂L/∂θ = Σ_outputs Jᵀ ∂L/∂(alias)
 #
-# If the model itself computes a loss from an output, the gradient does not pass through the alias.
-# In this case the total gradient of the followed output is used, as for a model with one output.
+# If the model itself computes a loss from an output, the gradient does not pass through
+# the alias. In this case the total gradient of the followed output is used, as for a
+# model with one output.
 
 
 @dataclass
@@ -295,7 +319,9 @@ class SeveralOutputs:
     shapes: dict[str, tuple[int, ...]]
     signatures: dict[str, Float[Tensor, "example row"]]
     gradients: dict[str, Float[Tensor, "example number"]] = field(default_factory=dict)
-    has_inner_loss: bool = False  # a gradient reached a tensor without a row for each example
+    has_inner_loss: bool = (
+        False  # a gradient reached a tensor without a row for each example
+    )
 
     def add_gradient(self, name: str, gradient: Tensor) -> None:
         """Add the gradient that an alias received in one backward pass."""
@@ -310,19 +336,24 @@ class SeveralOutputs:
 class ModelCall:
     """A recorded call of the model, or of the user's function of `trace.losses`.
 
-    In the second case, f is the vector of losses, and `inputs` is the batch of the function.
-    """
+    In the second case, f is the vector of losses,
+    and `inputs` is the batch of the function."""
 
     at: int  # index of the step before which the call was made
     inputs: Inputs
     given_names: tuple[str, ...] | None = None  # names of the examples by `ids=`
     how: Circumstances = field(default_factory=Circumstances)
     gradient: Float[Tensor, "example out"] | None = None  # ∂L/∂f, after backward
-    # the shapes of the outputs that f concatenates, by name, if several outputs have a gradient
+    # the shapes of the outputs that f concatenates, by name,
+    # if several outputs have a gradient
     joined: dict[str, tuple[int, ...]] = field(default_factory=dict)
     backward: int = -1  # the id of the latest backward pass that reached the outputs
-    passes: int = 0  # number of backward passes so far, even if their gradients were dropped
-    signed: Float[Tensor, "example row"] | None = None  # signature (random projection) of f
+    passes: int = (
+        0  # number of backward passes so far, even if their gradients were dropped
+    )
+    signed: Float[Tensor, "example row"] | None = (
+        None  # signature (random projection) of f
+    )
     shape: tuple[int, ...] = ()  # shape of the followed output
     # BatchNorm's running statistics, before and after the call
     statistics: tuple[Weights, Weights] | None = None
@@ -330,7 +361,9 @@ class ModelCall:
     sums_of_loss: tuple[Tensor, Tensor] | None = None
     # outputs with a gradient, but without a row for each example
     other_outputs: list[str] = field(default_factory=list)
-    several: SeveralOutputs | None = None  # all outputs of the call, while the loop runs
+    several: SeveralOutputs | None = (
+        None  # all outputs of the call, while the loop runs
+    )
     losses: LossFunction | None = None  # the function of `trace.losses`
     is_differentiated: bool = False  # a backward pass of its step had create_graph=True
     # the weights that the loop perturbed before the call (as SAM does), or None
@@ -338,8 +371,8 @@ class ModelCall:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the examples, by default digests. Digests are computed when first read,
-        because they take time."""
+        """The names of the examples, by default digests. Digests are computed when
+        first read, because they take time."""
         return digests(self.rows) if self.given_names is None else self.given_names
 
     @property
@@ -350,7 +383,8 @@ class ModelCall:
         return rows_of_batch(self.inputs, self.shape[0])
 
     def __copy__(self) -> ModelCall:
-        """Return a shallow copy. `copy.copy` would take longer than the rest of `consumed`."""
+        """Return a shallow copy. `copy.copy` would take longer than the rest
+        of `consumed`."""
         call = object.__new__(ModelCall)
         vars(call).update(vars(self))
         return call
@@ -371,16 +405,18 @@ class ModelCall:
     @property
     def has_gradient(self) -> bool:
         """True if a backward pass reached the outputs."""
-        return self.gradient is not None or bool(self.several and self.several.gradients)
+        return self.gradient is not None or bool(
+            self.several and self.several.gradients
+        )
 
     def output(self, followed: Output) -> Output:
-        """Return the names of the outputs whose gradient is stored in `gradient`: `followed`, or
-        several names.
-        """
+        """Return the names of the outputs whose gradient is stored in `gradient`:
+        `followed`, or several names."""
         return tuple(self.joined) or followed
 
     def consumed(self) -> ModelCall:
-        """Return a copy of the call with the output gradient that the optimizer step used.
+        """Return a copy of the call with the output gradient
+        that the optimizer step used.
 
         If several outputs received a gradient, their gradients are concatenated.
         """
@@ -400,8 +436,8 @@ class ModelCall:
 
 
 def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
-    """Return the inputs of a call. A scalar tensor becomes a Python number, which all examples
-    share.
+    """Return the inputs of a call. A scalar tensor becomes a Python number,
+    which all examples share.
 
     >>> call_inputs((), {"x": torch.ones(2), "items": torch.tensor(3)})
     {'x': tensor([1., 1.]), 'items': 3}
@@ -426,7 +462,9 @@ def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
     return result
 
 
-def weights_of_calls(calls: Sequence[ModelCall], starts: Sequence[Weights]) -> list[Weights]:
+def weights_of_calls(
+    calls: Sequence[ModelCall], starts: Sequence[Weights]
+) -> list[Weights]:
     """Return the weights of each call, from the weights before its step.
 
     Calls share one dict if they have the same `weights`.
@@ -458,5 +496,7 @@ def facts_of(calls: Sequence[ModelCall]) -> StepFacts:
         differentiated=any(call.is_differentiated for call in calls),
         losses=any(call.losses is not None for call in calls),
         passes=max((call.passes for call in calls), default=0),
-        other_outputs=tuple(sorted({name for call in calls for name in call.other_outputs})),
+        other_outputs=tuple(
+            sorted({name for call in calls for name in call.other_outputs})
+        ),
     )

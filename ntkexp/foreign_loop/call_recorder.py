@@ -1,14 +1,14 @@
-"""The hooks at the calls of a followed model. They record the inputs and circumstances of each call.
+"""The hooks at the calls of a followed model.
+They record the inputs and circumstances of each call.
 
     begin     the circumstances of the call: the states of random number generators, autocast
     layer     autocast, if the model enters it
     end       a copy of the inputs, the index of the step, a signature (random projection) of the
               outputs, and the weights if the loop has moved them since the latest step, as SAM does
 
-`losses` records a call of the user's function of `trace.losses` in the same way. The hooks raise an
-error if anything but the followed optimizers and calls has changed weights, buffers or BatchNorm's
-running statistics.
-"""
+`losses` records a call of the user's function of `trace.losses` in the same way. The
+hooks raise an error if anything but the followed optimizers and calls has changed
+weights, buffers or BatchNorm's running statistics."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ from ntkexp.shapes import Inputs, Weights
 class LatestCall:
     """The circumstances of the latest call, recorded before its first layer runs."""
 
-    generators: Mapping[str, Tensor] = field(default_factory=dict)  # random states before the call
+    generators: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # random states before the call
     forbidden: frozenset[str] = frozenset()  # see `Circumstances`
     autocast: Autocast | None = None
     is_at_first_layer: bool = True
@@ -77,9 +79,13 @@ class CallRecorder:
     ids: Ids
     log: StepLog | None = None
     count: int = 0  # number of recorded calls
-    under_way: list[int] = field(default_factory=list)  # `count` at the start of each nested call
+    under_way: list[int] = field(
+        default_factory=list
+    )  # `count` at the start of each nested call
     latest_call: LatestCall = field(default_factory=LatestCall)
-    in_losses: bool = False  # True inside `losses`, where calls of the model are not recorded
+    in_losses: bool = (
+        False  # True inside `losses`, where calls of the model are not recorded
+    )
 
     def on_begin(self, *_: object) -> None:
         """Record the circumstances of a call, before its first layer runs."""
@@ -92,29 +98,39 @@ class CallRecorder:
             self.loop.store.count, with_gradients=torch.is_grad_enabled()
         )
         if torch.is_grad_enabled():
-            self.latest_call = LatestCall(generator_states(self.loop.inner), forbidden_kernels())
+            self.latest_call = LatestCall(
+                generator_states(self.loop.inner), forbidden_kernels()
+            )
 
     def on_layer(self, layer: nn.Module, *_: object) -> None:
-        """Record the autocast context of a call, which may begin at its first layer or later."""
+        """Record the autocast context of a call,
+        which may begin at its first layer or later."""
         call = self.latest_call
         if torch.is_grad_enabled() and call.autocast is None:
             # `layer.parameters()` would take most of this hook's time
-            own = [weight for weight in layer._parameters.values() if weight is not None]
+            own = [
+                weight for weight in layer._parameters.values() if weight is not None
+            ]
             device = next(iter(own or layer.parameters())).device.type
             call.autocast = Autocast.now(device, whole=call.is_at_first_layer)
         call.is_at_first_layer = False
 
     def on_end(
-        self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object
+        self,
+        _: nn.Module,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        answer: object,
     ) -> object:
         """Record a call with gradients enabled.
 
-        If the model returns several tensors, return aliases of them to the loop. Otherwise return
-        None, which leaves the model's answer unchanged.
-        """
+        If the model returns several tensors, return aliases of them to the loop.
+        Otherwise return None, which leaves the model's answer unchanged."""
         if self.in_losses or is_transformed():
             return None
-        contains_calls = self.under_way.pop() < self.count  # for example a library's outer wrapper
+        contains_calls = (
+            self.under_way.pop() < self.count
+        )  # for example a library's outer wrapper
         if not self.loop.store.takes_next:
             return None
         statistics = self.loop.statistics.end_call()
@@ -140,24 +156,32 @@ class CallRecorder:
             weights=weights,
         )
         counts = (
-            None if self.pending.weighing is None else self.pending.weighing.counts(output, call)
+            None
+            if self.pending.weighing is None
+            else self.pending.weighing.counts(output, call)
         )
         if self.log is not None:
             call.sums_of_loss = self.log.sums_of_loss(output, call)
         followed = [name for name, tensor in tensors.items() if tensor is output]
         if followed:
             past_casts = call.how.autocast is not None
-            listen(output, partial(self.pending.on_gradient, call, counts), past_casts=past_casts)
+            listen(
+                output,
+                partial(self.pending.on_gradient, call, counts),
+                past_casts=past_casts,
+            )
         self.pending.calls.append(call)
         self.count += 1
         if len(followed) == len(tensors):
             return None
-        aliases = self.listen_to_several(call, counts, tensors, next(iter(followed), ""))
+        aliases = self.listen_to_several(
+            call, counts, tensors, next(iter(followed), "")
+        )
         return with_outputs(answer, aliases) if aliases else None
 
     def losses(self, function: LossFunction, batch: Batch) -> Tensor:
-        """Return the losses `function(model, *batch)`, and record the call if gradients are
-        enabled."""
+        """Return the losses `function(model, *batch)`,
+        and record the call if gradients are enabled."""
         if self.in_losses:
             return function(self.loop.model, *batch)
         refuse_unfollowed_losses(self.loop, weighed=self.pending.weighing is not None)
@@ -171,7 +195,9 @@ class CallRecorder:
             inputs = copied_batch(batch)
             self.loop.store.store_function(function)
         modes = LayerModes.of(layers)
-        self.latest_call = LatestCall(generator_states(self.loop.inner), forbidden_kernels())
+        self.latest_call = LatestCall(
+            generator_states(self.loop.inner), forbidden_kernels()
+        )
 
         self.in_losses = True
         try:
@@ -194,29 +220,43 @@ class CallRecorder:
                 losses=function,
                 weights=weights,
             )
-            listen(losses, partial(self.pending.on_gradient, call, None), past_casts=False)
+            listen(
+                losses, partial(self.pending.on_gradient, call, None), past_casts=False
+            )
             self.pending.calls.append(call)
             self.count += 1
         return losses
 
     def listen_to_several(
-        self, call: ModelCall, counts: Tensor | None, tensors: Mapping[str, Tensor], followed: str
+        self,
+        call: ModelCall,
+        counts: Tensor | None,
+        tensors: Mapping[str, Tensor],
+        followed: str,
     ) -> dict[str, Tensor]:
         """Register hooks on the gradients of all outputs of a call.
 
-        If the loss may use other outputs than the followed one, return an alias of each output.
-        """
+        If the loss may use other outputs than the followed one,
+        return an alias of each output."""
         rows = examples(call.inputs)
         with_rows = {
-            name: tensor for name, tensor in tensors.items() if tensor.dim() and len(tensor) == rows
+            name: tensor
+            for name, tensor in tensors.items()
+            if tensor.dim() and len(tensor) == rows
         }
         for name in tensors.keys() - with_rows.keys():
-            listen(tensors[name], partial(self.pending.on_inner_loss, call, name), past_casts=False)
+            listen(
+                tensors[name],
+                partial(self.pending.on_inner_loss, call, name),
+                past_casts=False,
+            )
         if list(with_rows) == [followed]:
             return {}
 
         signatures = {
-            name: signature(tensor) for name, tensor in with_rows.items() if name != followed
+            name: signature(tensor)
+            for name, tensor in with_rows.items()
+            if name != followed
         }
         if followed in with_rows and call.signed is not None:
             signatures[followed] = call.signed
@@ -234,7 +274,8 @@ class CallRecorder:
     def copied_inputs(
         self, output: Tensor, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Inputs:
-        """Copy the inputs of a call, or raise if its output has no row for each example."""
+        """Copy the inputs of a call, or raise if its output has no row
+        for each example."""
         step = self.loop.store.count
         if not output.dim():
             raise Mistake(f"step {step}: {ONE_NUMBER}")
@@ -316,7 +357,8 @@ def is_transformed() -> bool:
     >>> torch.func.vmap(lambda x: x * is_transformed())(torch.ones(1)), is_transformed()
     (tensor([1.]), False)
     """
-    # torch.compile traces hooks, and the traced call below would always return an object
+    # torch.compile traces hooks, and the traced call below would always return an
+    # object
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is not None
@@ -326,4 +368,8 @@ def differentiable_outputs(answer: object, followed: Tensor) -> dict[str, Tensor
     """Return the tensors in the model's answer that require gradients, by name."""
     if isinstance(answer, Tensor):
         return {"": followed} if followed.requires_grad else {}
-    return {name: tensor for name, tensor in named_outputs(answer).items() if tensor.requires_grad}
+    return {
+        name: tensor
+        for name, tensor in named_outputs(answer).items()
+        if tensor.requires_grad
+    }

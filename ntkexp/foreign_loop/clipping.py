@@ -1,18 +1,19 @@
-"""Proof (a): the gradient that the optimizer used is c g, where g is the gradient of the recorded
-examples. The factor c must be a scale, or come from clipping.
+"""Proof (a): the gradient that the optimizer used is c g, where g is the gradient of
+the recorded examples. The factor c must be a scale, or come from clipping.
 
     scale       c = 2^k of a GradScaler; c = 2^k/n ≤ 1 of a mean; or any c < 1 that also occurs in
                 another step, up to a power of two
     clipping    c = u·M/(u‖g‖ + 1e-6), where u is a scale and M the clipping norm: c‖g‖ ≈ M at every
                 clipped step
 
-Norms are over all parameters with the same c. If the gradient has several elements, a factor c
-exists only if both gradients have the same direction, which does not happen by chance. If it has a
-single element, a factor always exists. In this case c must equal the factor of parameters that were
-clipped together with it, or be a power of two, or lead to the clipping norm or the clipping value of
-other steps.
+Norms are over all parameters with the same c. If the gradient has several elements, a
+factor c exists only if both gradients have the same direction, which does not happen by
+chance. If it has a single element, a factor always exists. In this case c must equal
+the factor of parameters that were clipped together with it, or be a power of two, or
+lead to the clipping norm or the clipping value of other steps.
 
-Clipping by value multiplies each element by a different factor. See `value_clipping`."""
+Clipping by value multiplies each element by a different factor.
+See `value_clipping`."""
 
 from __future__ import annotations
 
@@ -32,25 +33,29 @@ from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 from ntkexp.text import counted
 
-SUM_EPS = 1e3  # eps: relative rounding error of a batch gradient summed in another order
-# rounding may change a gradient by this multiple of the effect of one eps of noise in weights and
-# inputs
+SUM_EPS = (
+    1e3  # eps: relative rounding error of a batch gradient summed in another order
+)
+# rounding may change a gradient by this multiple of the effect of one eps
+# of noise in weights and inputs
 NOISE_MULTIPLE = 64
-CAST_EPS = 8  # eps of the lower precision: rounding error if torch computes sums differently
+CAST_EPS = (
+    8  # eps of the lower precision: rounding error if torch computes sums differently
+)
 # two factors or norms count as equal if they differ by at most this many error bounds
 EQUAL_BOUNDS = 4
-MAX_MEAN = 1000  # a factor 2^k/n counts as a scale (a mean of n terms) if n is at most this
-# two bounds of clipping by value, or two norms of gradients with a single nonzero element, count as
-# equal if they differ by at most this many error bounds
+MAX_MEAN = (
+    1000  # a factor 2^k/n counts as a scale (a mean of n terms) if n is at most this
+)
+# two bounds of clipping by value, or two norms of gradients with a single nonzero
+# element, count as equal if they differ by at most this many error bounds
 RESOLVED_BOUNDS = 0.05
 # a norm or scale is common if at least this fraction of a parameter's steps has it
 COMMON_SHARE = 0.1
 WHAT_ADDED = "was a term added to the loss, or a gradient changed by hand?"
-ASK_LOSSES = (
-    "let a function return one loss for each example, and call it as trace.losses(function, *batch)"
-)
-# changes of a factor or bound, in units in the last place. They are tried until a replayed gradient
-# has the bits of the gradient that the optimizer used
+ASK_LOSSES = "let a function return one loss for each example, and call it as trace.losses(function, *batch)"
+# changes of a factor or bound, in units in the last place. They are tried until a
+# replayed gradient has the bits of the gradient that the optimizer used
 UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
 RARE_SHARE = 0.01  # limits n: about this fraction of random factors is near some 2^k/n
 ASK_ADDED = (
@@ -58,7 +63,9 @@ ASK_ADDED = (
     "the optimizer; one on another output, when that is part of the module's output (output=…), or "
     f"of a call of its own. For a loss on derivatives of the model, {ASK_LOSSES}"
 )
-ASK_DERIVATIVES = f"the loss uses derivatives of the model (create_graph=True); {ASK_LOSSES}"
+ASK_DERIVATIVES = (
+    f"the loss uses derivatives of the model (create_graph=True); {ASK_LOSSES}"
+)
 ASK_SAME_LOSSES = (
     "does the function of trace.losses use the model that it is given, and only tensors and "
     "numbers that stay the same?"
@@ -66,7 +73,8 @@ ASK_SAME_LOSSES = (
 ASK_DRAWS = (
     "were other random numbers drawn in the call, by fused attention (choose "
     "attn_implementation='eager', or "
-    "SDPBackend.MATH in the loop), by a compiled model, after seeding inside? If not, " + ASK_ADDED
+    "SDPBackend.MATH in the loop), by a compiled model, after seeding inside? If not, "
+    + ASK_ADDED
 )
 
 
@@ -87,15 +95,17 @@ class StepFacts:
 
 @dataclass(frozen=True)
 class FactorFit:
-    """One factor for each parameter, and how well they explain the gradient that the optimizer
-    used."""
+    """One factor for each parameter, and how well they explain the gradient
+    that the optimizer used."""
 
     factors: Mapping[str, float]
-    # distance of c g from the gradient that the optimizer used, relative to this gradient: for all
-    # parameters together, or for the worst one
+    # distance of c g from the gradient that the optimizer used, relative to this
+    # gradient: for all parameters together, or for the worst one
     missed: float
     failing: tuple[str, ...] = ()  # parameters that no factor explains, the worst first
-    moved: Weights = field(default_factory=dict)  # rounding error of the replayed g, if measured
+    moved: Weights = field(
+        default_factory=dict
+    )  # rounding error of the replayed g, if measured
 
     @property
     def explains(self) -> bool:
@@ -111,7 +121,8 @@ def fit_factors(
         found: replayed gradient g of the recorded examples, or its signatures.
         consumed: gradient that the optimizer used, or its signatures.
         tolerance: eps of the lower precision under autocast, or 0.
-        noise: function that measures the rounding error of a gradient whose terms cancel.
+        noise: function that measures the rounding error
+            of a gradient whose terms cancel.
     """
     if not consumed:
         return FactorFit({}, 0.0)
@@ -129,7 +140,8 @@ def fit_factors(
         if cancels(found, consumed, near, bound, moved):
             return FactorFit(dict.fromkeys(consumed, near), missed)
     each = {
-        name: factor_between(found[name].flatten(), consumed[name].flatten()) for name in consumed
+        name: factor_between(found[name].flatten(), consumed[name].flatten())
+        for name in consumed
     }
     from_worst = sorted(each, key=lambda name: -each[name][1])
     failing = tuple(name for name in from_worst if not each[name][1] <= bound)
@@ -163,13 +175,17 @@ def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
     )
 
 
-def cancels(found: Weights, consumed: Weights, factor: float, bound: float, noise: Weights) -> bool:
-    """True if rounding of terms that cancel explains, for every parameter, the distance of two
-    gradients."""
+def cancels(
+    found: Weights, consumed: Weights, factor: float, bound: float, noise: Weights
+) -> bool:
+    """True if rounding of terms that cancel explains, for every parameter,
+    the distance of two gradients."""
     for name, part in consumed.items():
         missed = float((factor * found[name] - part).norm())
         rounding = (
-            NOISE_MULTIPLE * abs(factor) * float(noise[name].norm()) if name in noise else 0.0
+            NOISE_MULTIPLE * abs(factor) * float(noise[name].norm())
+            if name in noise
+            else 0.0
         )
         if not missed <= bound * float(part.norm()) + rounding:
             return False
@@ -177,7 +193,8 @@ def cancels(found: Weights, consumed: Weights, factor: float, bound: float, nois
 
 
 def near_power_of_two(factor: float, missed: float) -> float:
-    """Return the power of two within the relative distance `missed` of a factor, or the factor.
+    """Return the power of two within the relative distance `missed`
+    of a factor, or the factor.
 
     >>> near_power_of_two(0.25 + 1e-12, 1e-11), near_power_of_two(0.3, 1e-11)
     (0.25, 0.3)
@@ -189,9 +206,11 @@ def near_power_of_two(factor: float, missed: float) -> float:
 
 
 def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """Return the factor c that minimizes ‖c ours − theirs‖, and this distance relative to ‖theirs‖.
+    """Return the factor c that minimizes ‖c ours − theirs‖,
+    and this distance relative to ‖theirs‖.
 
-    If squares would underflow, as for examples with a tiny loss, compute in double precision.
+    If squares would underflow, as for examples with a tiny loss,
+    compute in double precision.
 
     >>> factor_between(torch.full((2,), 2e-25), torch.full((2,), 1e-25))
     (0.5, 0.0)
@@ -200,10 +219,13 @@ def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
 
 
 def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """Return `factor_between` of gradients in parts, without concatenating them, which can take
-    gigabytes."""
-    # ‖ours‖, ‖theirs‖, ours·ours and ours·theirs of each part, in one transfer from the device
-    norms = torch._foreach_norm([ours for ours, _ in pairs] + [theirs for _, theirs in pairs])
+    """Return `factor_between` of gradients in parts,
+    without concatenating them, which can take gigabytes."""
+    # ‖ours‖, ‖theirs‖, ours·ours and ours·theirs of each part,
+    # in one transfer from the device
+    norms = torch._foreach_norm(
+        [ours for ours, _ in pairs] + [theirs for _, theirs in pairs]
+    )
     squares = [ours @ ours for ours, _ in pairs]
     products = [ours @ theirs for ours, theirs in pairs]
     read = read_numbers([*norms, *squares, *products])
@@ -214,14 +236,21 @@ def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, floa
     # if squares underflow, repeat this in double precision
     count = sum(theirs.numel() for _, theirs in pairs)
     dtype = pairs[0][1].dtype
-    underflows = bool(count) and min(size, size_of_theirs) ** 2 < torch.finfo(dtype).tiny / count
+    underflows = (
+        bool(count) and min(size, size_of_theirs) ** 2 < torch.finfo(dtype).tiny / count
+    )
     if underflows and dtype != torch.float64:
-        return factor_of_parts([(ours.double(), theirs.double()) for ours, theirs in pairs])
+        return factor_of_parts(
+            [(ours.double(), theirs.double()) for ours, theirs in pairs]
+        )
 
     # c = ours·theirs / ours·ours, and ‖c ours − theirs‖ / ‖theirs‖
     square = sum(read[2 * parts : 3 * parts])
     factor = sum(read[3 * parts :]) / square if square else 0.0
-    gaps = [torch.linalg.vector_norm(multiple(factor, ours) - theirs) for ours, theirs in pairs]
+    gaps = [
+        torch.linalg.vector_norm(multiple(factor, ours) - theirs)
+        for ours, theirs in pairs
+    ]
     missed = hypot(*read_numbers(gaps))
     return factor, missed / size_of_theirs if size_of_theirs else 0.0
 
@@ -232,10 +261,11 @@ def multiple(factor: float, tensor: Tensor) -> Tensor:
 
 
 def bound_of(consumed: Weights, tolerance: float) -> float:
-    """Return the bound on the relative rounding error of a gradient. `tolerance` is the eps of
-    casts, or 0."""
+    """Return the bound on the relative rounding error of a gradient.
+    `tolerance` is the eps of casts, or 0."""
     return max(
-        SUM_EPS * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0),
+        SUM_EPS
+        * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0),
         CAST_EPS * tolerance,
     )
 
@@ -250,7 +280,9 @@ class Multiplied:
     step: int
     names: tuple[str, ...]
     factor: float
-    squares: array[float]  # squared norm of each parameter's gradient after multiplication
+    squares: array[
+        float
+    ]  # squared norm of each parameter's gradient after multiplication
     single: bool  # True if at most one element of all gradients is not zero
     bound: float  # relative rounding error of `factor` and of the norm
 
@@ -261,26 +293,29 @@ class Multiplied:
 
     @property
     def tolerance(self) -> float:
-        """The largest distance of two norms after clipping to the same norm. PyTorch divides by
-        ‖g‖ + 1e-6, so that the result is up to 1e-6 below the clipping norm."""
+        """The largest distance of two norms after clipping to the same norm. PyTorch
+        divides by ‖g‖ + 1e-6, so that the result is up to 1e-6 below the clipping
+        norm."""
         return EQUAL_BOUNDS * self.bound * self.norm + GUARD
 
     @property
     def mantissa(self) -> float:
-        """The factor, divided by a power of two, because a GradScaler may change this power."""
+        """The factor, divided by a power of two,
+        because a GradScaler may change this power."""
         return frexp(self.factor)[0]
 
     def may_be_clipped(self, other: Multiplied) -> bool:
         """True if this step and another may have been clipped to the same norm.
 
-        For a single element, the norm is compared more strictly. Because PyTorch divides by
-        ‖g‖ + 1e-6, clipping by norm makes c(‖g‖ + 1e-6) equal in both steps. Clipping by value
-        makes c‖g‖ equal.
-        """
+        For a single element, the norm is compared more strictly. Because PyTorch
+        divides by ‖g‖ + 1e-6, clipping by norm makes c(‖g‖ + 1e-6) equal in both steps.
+        Clipping by value makes c‖g‖ equal."""
         if not self.single:
             return self.factor > 0
         by_value = abs(self.norm - other.norm)
-        by_norm = abs(self.norm + GUARD * self.factor - other.norm - GUARD * other.factor)
+        by_norm = abs(
+            self.norm + GUARD * self.factor - other.norm - GUARD * other.factor
+        )
         return 0 < self.factor < 1 and min(by_norm, by_value) <= (
             RESOLVED_BOUNDS * self.bound * self.norm
         )
@@ -290,7 +325,9 @@ class Multiplied:
         chosen = frozenset(names)
         indices = [index for index, name in enumerate(self.names) if name in chosen]
         squares = array("d", (self.squares[index] for index in indices))
-        return replace(self, names=tuple(self.names[index] for index in indices), squares=squares)
+        return replace(
+            self, names=tuple(self.names[index] for index in indices), squares=squares
+        )
 
 
 @dataclass(frozen=True)
@@ -321,19 +358,23 @@ class Factors:
         consumed: Weights,
         bound: float,
     ) -> dict[str, float]:
-        """Return the factor of each parameter in a step. Store all factors that are not scales.
+        """Return the factor of each parameter in a step.
+        Store all factors that are not scales.
 
-        Any factor explains a parameter with a single nonzero element. Such a parameter gets the
-        factor of a group of other parameters, if the factor of this group explains it, too.
-        """
-        # if all parameters have the same factor and it is a scale, there is nothing to store
+        Any factor explains a parameter with a single nonzero element. Such a parameter
+        gets the factor of a group of other parameters, if the factor of this group
+        explains it, too."""
+        # if all parameters have the same factor and it is a scale,
+        # there is nothing to store
         first = next(iter(factors.values()), 1.0)
-        if all(factor == first for factor in factors.values()) and is_scale(first, bound, 1):
+        if all(factor == first for factor in factors.values()) and is_scale(
+            first, bound, 1
+        ):
             return dict(factors)
 
-        # form groups of parameters with equal factors. A parameter with a single nonzero element
-        # joins the group whose factor fits it best, if the distance is within the rounding error of
-        # the whole gradient
+        # form groups of parameters with equal factors. A parameter with a single
+        # nonzero element joins the group whose factor fits it best, if the distance is
+        # within the rounding error of the whole gradient
         counts = read_numbers([consumed[name].count_nonzero() for name in factors])
         numbers = dict(zip(factors, counts, strict=True))
         chosen = dict(factors)
@@ -346,7 +387,9 @@ class Factors:
                 {name: factor for name, factor in factors.items() if numbers[name] > 1},
                 EQUAL_BOUNDS * bound,
             )
-            tolerance = bound * sqrt(sum(float(consumed[name].square().sum()) for name in factors))
+            tolerance = bound * sqrt(
+                sum(float(consumed[name].square().sum()) for name in factors)
+            )
             for name in singles:
                 fits = [
                     float((chosen[group[0]] * found[name] - consumed[name]).norm())
@@ -359,14 +402,17 @@ class Factors:
                 else:
                     groups.append([name])
 
-        # store all factors except scales; `refuse_unexplained` compares them between steps
+        # store all factors except scales; `refuse_unexplained` compares them between
+        # steps
         for group in groups:
             factor, single = chosen[group[0]], sum(numbers[name] for name in group) < 2
             if not is_scale(factor, bound, 1 if single else MAX_MEAN):
                 squares = array(
                     "d", read_numbers([consumed[name].square().sum() for name in group])
                 )
-                self.seen.append(Multiplied(step, tuple(group), factor, squares, single, bound))
+                self.seen.append(
+                    Multiplied(step, tuple(group), factor, squares, single, bound)
+                )
         return chosen
 
     def refuse_unexplained(self) -> None:
@@ -383,11 +429,13 @@ class Factors:
             if others and all(map(each.may_be_clipped, others)):
                 clipped.add(each)
 
-        # a factor that several steps share, up to a power of two, is a scale. Factors of unions
-        # of groups that were clipped to known norms have an explanation, too
+        # a factor that several steps share, up to a power of two, is a scale. Factors
+        # of unions of groups that were clipped to known norms have an explanation, too
         left = [each for each in self.seen if each not in clipped]
         scales = {each.mantissa for each in scales_among(left)}
-        known = {frozenset(each.names): each.norm for each in ordered if each in clipped}
+        known = {
+            frozenset(each.names): each.norm for each in ordered if each in clipped
+        }
         left = [
             each
             for each in left
@@ -395,12 +443,15 @@ class Factors:
             and not self.is_clipped_by_value(each)
             and not (
                 0 < each.factor < 1
-                and any(nearly_equal(each.mantissa, m, EQUAL_BOUNDS * each.bound) for m in scales)
+                and any(
+                    nearly_equal(each.mantissa, m, EQUAL_BOUNDS * each.bound)
+                    for m in scales
+                )
             )
         ]
 
-        # an unexplained factor below 1 is accepted as clipping if its parameters have no other in
-        # the loop, because the gradients have the same direction
+        # an unexplained factor below 1 is accepted as clipping if its parameters have
+        # no other in the loop, because the gradients have the same direction
         times = Counter(name for each in left for name in each.names)
         for each in sorted(left, key=lambda each: each.step):
             once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
@@ -429,13 +480,17 @@ class Factors:
     def refuse_lone_elements(self) -> None:
         """Raise if a step reduced one element only, to a value that no other step has.
 
-        It is clipping if several elements equal the bound, or if several steps have the same bound.
-        A single element may be smaller for any other reason. If only one step of the loop was
-        clipped, accept it, because no other element of the gradient is larger than the bound.
-        """
+        It is clipping if several elements equal the bound, or if several steps have the
+        same bound. A single element may be smaller for any other reason. If only one
+        step of the loop was clipped, accept it, because no other element of the
+        gradient is larger than the bound."""
         for one in self.clipped_values:
             others = [other for other in self.clipped_values if other is not one]
-            if one.elements == 1 and others and not any(each.is_near(one.value) for each in others):
+            if (
+                one.elements == 1
+                and others
+                and not any(each.is_near(one.value) for each in others)
+            ):
                 raise Mistake(
                     f"step {one.step}: the optimizer's gradient is not the gradient of the recorded "
                     f"examples: one element was reduced to {one.value:.4g}, which is not the bound "
@@ -446,11 +501,12 @@ class Factors:
 def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
     """Yield the entries whose factor occurs in several steps, up to a power of two.
 
-    The factor of a gradient with a single nonzero element must occur in almost all steps.
-    """
+    The factor of a gradient with a single nonzero element must occur
+    in almost all steps."""
     for single, fair in ((False, COMMON_SHARE), (True, 1 - COMMON_SHARE)):
         ordered = sorted(
-            (each for each in several if each.single == single), key=lambda each: each.mantissa
+            (each for each in several if each.single == single),
+            key=lambda each: each.mantissa,
         )
         mantissas = [each.mantissa for each in ordered]
         for each, ends in zip(
@@ -468,10 +524,11 @@ def shared(
     tolerance: Callable[[Multiplied], float],
     fair: float = COMMON_SHARE,
 ) -> Iterator[tuple[Multiplied, ...]]:
-    """For each entry, yield the first and the last entry whose value is equal within the tolerance.
+    """For each entry, yield the first and the last entry whose value is equal within
+    the tolerance.
 
-    Yield () if fewer than the fraction `fair` of the parameter's steps have this value, because a
-    few values are nearly equal by chance.
+    Yield () if fewer than the fraction `fair` of the parameter's steps have this value,
+    because a few values are nearly equal by chance.
 
     Args:
         ordered: entries, sorted by value.
@@ -485,7 +542,9 @@ def shared(
             bisect_left(values, value - tolerance(each)),
             bisect_right(values, value + tolerance(each)),
         )
-        enough = last - first >= max(2.0, fair * min(times[name] for name in each.names))
+        enough = last - first >= max(
+            2.0, fair * min(times[name] for name in each.names)
+        )
         yield (ordered[first], ordered[last - 1]) if enough else ()
 
 
@@ -505,8 +564,8 @@ def clusters(factors: Mapping[str, float], tolerance: float) -> list[list[str]]:
 
 
 def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
-    """True if the parameters in `each` are a union of parameter groups, each clipped to its known
-    norm, whose clipping factors coincide."""
+    """True if the parameters in `each` are a union of parameter groups, each clipped to
+    its known norm, whose clipping factors coincide."""
     left = each
     if each.single or each.factor < 0:
         return False
@@ -515,7 +574,8 @@ def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
         if len(part.names) == len(names) and abs(part.norm - norm) <= part.tolerance:
             left = left.only(name for name in left.names if name not in names)
     return not left.names or (
-        left is not each and any(abs(left.norm - norm) <= left.tolerance for norm in known.values())
+        left is not each
+        and any(abs(left.norm - norm) <= left.tolerance for norm in known.values())
     )
 
 
@@ -525,16 +585,20 @@ def nearly_equal(one: float, other: float, tolerance: float) -> bool:
 
 
 def is_scale(factor: float, bound: float, most: int = MAX_MEAN) -> bool:
-    """True if the factor is a power of two, or 0, or smaller than 1 and 2^k/n with n ≤ `most`.
+    """True if the factor is a power of two, or 0,
+    or smaller than 1 and 2^k/n with n ≤ `most`.
 
     >>> [is_scale(factor, 1e-9) for factor in (1.0, 2.0**-10, 1 / 3, 2.0, 0.3, 3.0, -1.0, 0.0)]
     [True, True, True, True, False, False, False, True]
     """
     if factor <= 0:
         return factor == 0
-    parts = range(1, int(min(most, max(1.0, RARE_SHARE / bound))) + 1 if factor < 1 else 2, 2)
+    parts = range(
+        1, int(min(most, max(1.0, RARE_SHARE / bound))) + 1 if factor < 1 else 2, 2
+    )
     return any(
-        2 * part - 1 <= bound or 1 - part <= bound for part in (frexp(factor * n)[0] for n in parts)
+        2 * part - 1 <= bound or 1 - part <= bound
+        for part in (frexp(factor * n)[0] for n in parts)
     )
 
 

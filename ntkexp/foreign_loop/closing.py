@@ -1,4 +1,5 @@
-"""The final check of an attribution: its parts must add up to the change of the outputs.
+"""The final check of an attribution: its parts must add up to the change
+of the outputs.
 
     Σ contributions + decay + rounding + … = f_T − f_0        up to a tolerance of
 
@@ -7,10 +8,11 @@
     + Σ_s ‖J̄_s Δθ_s − Δf_s‖                   error of the secant of each step, proof (c)
     + 64 eps Σ|parts|                         rounding of the parts, at most 1 % of the change
 
-J̄_s is the secant Jacobian of step s at the queries, and the parts are the terms on the left side.
-If the check fails, an error is raised. It also reports how strongly the contributions cancel,
-Σ|c| / |Σc|, and the parameter that causes it. If they cancel strongly, they still add up in double
-precision, but a single contribution means little."""
+J̄_s is the secant Jacobian of step s at the queries, and the parts are the terms on the
+left side. If the check fails, an error is raised. It also reports how strongly the
+contributions cancel, Σ|c| / |Σc|, and the parameter that causes it. If they cancel
+strongly, they still add up in double precision, but a single contribution means
+little."""
 
 from __future__ import annotations
 
@@ -34,10 +36,14 @@ from ntkexp.text import short
 if TYPE_CHECKING:
     import xarray as xr
 
-WEIGHT_ROUNDING_FACTOR = 4  # safety factor on the effect of rounded weights in a random direction
+WEIGHT_ROUNDING_FACTOR = (
+    4  # safety factor on the effect of rounded weights in a random direction
+)
 PART_EPS = 64  # eps: rounding error of the parts, relative to Σ|parts|
 MAX_PART_SHARE = 0.01  # upper limit of this rounding error, relative to the change
-MIN_CANCELLATION = 1e3  # Σ|parts| / |Σ parts| above which the responsible parameter is named
+MIN_CANCELLATION = (
+    1e3  # Σ|parts| / |Σ parts| above which the responsible parameter is named
+)
 MAGNITUDES_AT_ONCE = 2**18  # elements whose absolute values are stored at once (2 MB)
 
 
@@ -62,7 +68,8 @@ class Closing:
         return facts | ({"cancels_in": self.parameter} if self.parameter else {})
 
     def relative(self, size: float) -> float:
-        """Return a size relative to the change, or the size itself if nothing changed."""
+        """Return a size relative to the change,
+        or the size itself if nothing changed."""
         return size / self.change if self.change else size
 
     @property
@@ -98,7 +105,8 @@ class Closing:
 
 @dataclass
 class ClosingSums:
-    """Sums over the steps for the final check. They stay on the device until the end."""
+    """Sums over the steps for the final check.
+    They stay on the device until the end."""
 
     mass: Float[Tensor, "query out"]  # Σ|parts| of all steps
     unclosed: Float[Tensor, ""]  # errors of the secants, Σ_s ‖J̄Δθ − Δf‖
@@ -108,7 +116,9 @@ class ClosingSums:
     parameter: str = ""
 
     @classmethod
-    def at_zero(cls, outputs: Float[Tensor, "query out"], dtype: torch.dtype) -> ClosingSums:
+    def at_zero(
+        cls, outputs: Float[Tensor, "query out"], dtype: torch.dtype
+    ) -> ClosingSums:
         """Return sums that start at zero."""
         zero = outputs.new_zeros((), dtype=dtype)
         return cls(torch.zeros_like(outputs, dtype=dtype), zero.clone(), zero.clone())
@@ -134,13 +144,16 @@ class ClosingSums:
         self.noise += jacobian.applied(self.rounded(weights)).norm()
 
     def rounded(self, weights: Weights) -> Weights:
-        """Return eps θ ⊙ ±1, a perturbation of the weights θ by rounding, with the same signs in
-        every step.
-        """
+        """Return eps θ ⊙ ±1, a perturbation of the weights θ by rounding, with the same
+        signs in every step."""
         for name, weight in weights.items():
             if name not in self.signs:
                 drawn = torch.randint(
-                    0, 2, weight.shape, generator=stream("signs", weight.numel()), dtype=torch.int8
+                    0,
+                    2,
+                    weight.shape,
+                    generator=stream("signs", weight.numel()),
+                    dtype=torch.int8,
                 )
                 self.signs[name] = (2 * drawn - 1).to(weight.device)
         return {
@@ -149,8 +162,8 @@ class ClosingSums:
         }
 
     def cancels_most(self, parts: Float[Tensor, "query out row"]) -> bool:
-        """Return True if the parts of a step cancel, and Σ|parts| is the largest so far. In this
-        case, store it."""
+        """Return True if the parts of a step cancel, and Σ|parts| is the largest so
+        far. In this case, store it."""
         mass, net = torch.stack([parts.abs().sum(), parts.sum(2).abs().sum()]).tolist()
         if mass <= max(MIN_CANCELLATION * net, self.heaviest):
             return False
@@ -164,7 +177,8 @@ class ClosingSums:
         names: Sequence[str],
         like: Float[Tensor, "query out"],
     ) -> None:
-        """Find the parameter with more than half of the magnitude of a step's contributions.
+        """Find the parameter with more than half of the magnitude
+        of a step's contributions.
 
         Args:
             adjoint: the left factor V of the contributions −⟨V, gᵢ⟩.
@@ -176,7 +190,9 @@ class ClosingSums:
         for name in names:
             one = adjoint.of([name])
             masses[name] = float(
-                kernel_between(one, (each.of([name]) for each in right), like).abs().sum()
+                kernel_between(one, (each.of([name]) for each in right), like)
+                .abs()
+                .sum()
             )
         largest = max(masses, key=lambda name: masses[name])
         self.parameter = largest if 2 * masses[largest] > sum(masses.values()) else ""
@@ -222,24 +238,33 @@ def total_magnitude(numbers: Tensor) -> float:
     return float(torch.stack(sums).sum())
 
 
-# --- The effect of casts, for a loop under autocast or with frozen weights in half precision.
+# --- The effect of casts, for a loop under autocast or with frozen weights
+# in half precision.
 #
 #     f_T − f_0 = Σ contributions + decay + rounding       f in the precision of the trained weights
 #
-# In each step, `rounding` is the effect of the difference between two gradients: the gradient that
-# the optimizer used, and the gradient of the examples without casts for the same ∂L/∂f. It belongs
-# to no example. The loop computes its outputs under casts. Their distance from f is reported
-# separately.
+# In each step, `rounding` is the effect of the difference between two gradients: the
+# gradient that the optimizer used, and the gradient of the examples without casts for
+# the same ∂L/∂f. It belongs to no example. The loop computes its outputs under casts.
+# Their distance from f is reported separately.
 
 
 def casts_sentence(found: xr.Dataset) -> str:
-    """Return a sentence on the effect of casts, or an empty string if there were none."""
+    """Return a sentence on the effect of casts,
+    or an empty string if there were none."""
     if "away" not in found.attrs:
         return ""
     moved = float(((found["change"]) ** 2).sum() ** 0.5)
     named = {"frozen": "frozen weights in {}", "autocast": "autocast to {}"}
-    causes = [said.format(found.attrs[name]) for name, said in named.items() if name in found.attrs]
-    ours, theirs = float((found["rounding"] ** 2).sum() ** 0.5), float(found.attrs["away"])
+    causes = [
+        said.format(found.attrs[name])
+        for name, said in named.items()
+        if name in found.attrs
+    ]
+    ours, theirs = (
+        float((found["rounding"] ** 2).sum() ** 0.5),
+        float(found.attrs["away"]),
+    )
     shares = [short(each / moved) if moved else short(each) for each in (ours, theirs)]
     return (
         f"{' and '.join(causes)} moved gradients by up to "
@@ -251,8 +276,8 @@ def casts_sentence(found: xr.Dataset) -> str:
 
 
 def rounding_sentence(found: xr.Dataset) -> str:
-    """Return a sentence on rounding without casts, or an empty string if its share of the change is
-    at most √eps."""
+    """Return a sentence on rounding without casts, or an empty string if its share of
+    the change is at most √eps."""
     share = float(found.attrs.get("rounding", 0.0))
     if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
         return ""

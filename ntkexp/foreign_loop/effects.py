@@ -1,5 +1,5 @@
-"""Leave-out effects of the examples of a followed loop: by backward sweeps over the steps, or by
-retraining without each example."""
+"""Leave-out effects of the examples of a followed loop: by backward sweeps over the
+steps, or by retraining without each example."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ from ntkexp.report.progress import Announced
 from ntkexp.shapes import Inputs
 from ntkexp.statistics import kinks
 
-# --- Backward sweeps over a loop, from the last step to the first, for the outputs at its queries.
+# --- Backward sweeps over a loop, from the last step to the first,
+# for the outputs at its queries.
 #
-# Queries are handled in chunks, so that their adjoints (the derivatives of the final outputs with
-# respect to the weights before a step) fit into memory. If the trace is in a folder, the state of
-# the sweep is saved there from time to time. A killed sweep continues from the saved state, with
-# the same result to the bit.
+# Queries are handled in chunks, so that their adjoints (the derivatives of the final
+# outputs with respect to the weights before a step) fit into memory. If the trace is in
+# a folder, the state of the sweep is saved there from time to time. A killed sweep
+# continues from the saved state, with the same result to the bit.
 
 
 SWEEP_SAVE_SECONDS = 60.0
@@ -53,7 +54,8 @@ SWEEP_SAVE_SECONDS = 60.0
 
 @dataclass(kw_only=True)
 class FollowedSweep:
-    """The backward sweeps over a loop, and their saved state in the folder of its trace."""
+    """The backward sweeps over a loop, and their saved state in the folder
+    of its trace."""
 
     training: FollowedTraining
     sweep: ChunkedSweep
@@ -61,7 +63,8 @@ class FollowedSweep:
     progress: AbstractProgress = field(default_factory=Silent)
 
     def effects(self) -> Float[Tensor, "query out example"]:
-        """Run the remaining steps, save the state from time to time, and return the effects."""
+        """Run the remaining steps, save the state from time to time,
+        and return the effects."""
         if self.files is not None and self.files.whole(self.files.sweep):
             state = self.files.read(self.files.sweep)
             if state["of"] == self.of:
@@ -69,8 +72,8 @@ class FollowedSweep:
                 self.training.norm = state["norm"]
         kept_at, announced = time.monotonic(), None
         for done, whole in self.sweep.steps_back():
-            # estimate the time from the steps of this process only, because a continued sweep took
-            # its earlier steps in another process
+            # estimate the time from the steps of this process only, because a continued
+            # sweep took its earlier steps in another process
             announced = announced or Announced(
                 "ntkexp: the sweep for effects", 1 + whole - done, self.progress
             )
@@ -85,7 +88,8 @@ class FollowedSweep:
 
     @cached_property
     def of(self) -> Mapping[str, object]:
-        """The identity of the sweep. A saved state is continued only if it has the same identity."""
+        """The identity of the sweep. A saved state is continued only
+        if it has the same identity."""
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
         asked = [
@@ -98,11 +102,14 @@ class FollowedSweep:
         return {"asked": asked, "seen": digest([self.training.end, *losses]).hex()}
 
     def keep(self) -> None:
-        """Save the state of the sweep, if the trace has a folder. If the disk is full, continue
-        without saving.
-        """
+        """Save the state of the sweep, if the trace has a folder. If the disk is full,
+        continue without saving."""
         if self.files is not None:
-            state = {"of": self.of, "norm": self.training.norm, "sweeps": self.sweep.state}
+            state = {
+                "of": self.of,
+                "norm": self.training.norm,
+                "sweeps": self.sweep.state,
+            }
             with suppress(NoPlace):
                 self.files.write(self.files.sweep, state)
 
@@ -115,7 +122,8 @@ def sweep_over(
     mean: MeanName,
     progress: AbstractProgress,
 ) -> FollowedSweep:
-    """Return backward sweeps for all outputs at the queries of a trace, with no step taken yet."""
+    """Return backward sweeps for all outputs at the queries of a trace,
+    with no step taken yet."""
     flat, end = training.flat, training.end
 
     def outputs(weights: Tensor, query: Inputs) -> Tensor:
@@ -127,12 +135,17 @@ def sweep_over(
     def end_gradients(points: slice) -> Tensor:
         with plain_kernels():
             if trace.measured is not None:  # a measure takes all queries at once
-                gradients: Tensor = jacrev(lambda weights: asked(weights)[points].flatten())(end)
+                gradients: Tensor = jacrev(
+                    lambda weights: asked(weights)[points].flatten()
+                )(end)
                 return gradients
             queries = (
-                part(trace.queries, slice(k, k + 1)) for k in range(points.start, points.stop)
+                part(trace.queries, slice(k, k + 1))
+                for k in range(points.start, points.stop)
             )
-            return torch.cat([jacrev(partial(outputs, query=query))(end) for query in queries])
+            return torch.cat(
+                [jacrev(partial(outputs, query=query))(end) for query in queries]
+            )
 
     sweep = ChunkedSweep(
         training=training,
@@ -149,15 +162,16 @@ def sweep_over(
 
 # --- Effects by sweeps, or by retraining without each example, if this is cheaper.
 #
-# In both cases, `loss=` is compared with every call of the loop, because effects assume that it is
-# a mean. The optimizer's rule (proof (b)) is checked at every step of the retrainings. The sum of
-# the examples' gradients (proof (a)) is checked for the followed training, which is repeated first.
+# In both cases, `loss=` is compared with every call of the loop, because effects assume
+# that it is a mean. The optimizer's rule (proof (b)) is checked at every step of the
+# retrainings. The sum of the examples' gradients (proof (a)) is checked for the
+# followed training, which is repeated first.
 
 
 LOG = logging.getLogger("ntkexp.follow")
 OUTPUTS_PER_TRAINING = 2
-"""A backward sweep for this many outputs costs about as much as one training. The measured number is
-0.7 for wide networks, and up to 5.5 for others."""
+"""A backward sweep for this many outputs costs about as much as one training. The
+measured number is 0.7 for wide networks, and up to 5.5 for others."""
 UNCHECKED = (
     "effects were not checked against trainings without examples; give again=, a function that "
     "trains again"
@@ -199,7 +213,8 @@ def loop_effects(
 
 
 def attributes_of(found: EffectsResult) -> dict[str, float | str]:
-    """Return the `attrs` of the array `effect` in the attribution, with "agreement" last."""
+    """Return the `attrs` of the array `effect` in the attribution,
+    with "agreement" last."""
     facts = dict(found.facts)
     agrees = {"agreement": facts.pop("agreement")} if "agreement" in facts else {}
     return facts | {"caveats": "; ".join(found.caveats)} | agrees
@@ -228,7 +243,12 @@ def loss_of(trace: LoopProblem) -> ExampleLoss:
 
 
 def plan_of(
-    trace: LoopProblem, tape: Tape, last: FollowedStep, budget: MemoryBudget, *, one_step: bool
+    trace: LoopProblem,
+    tape: Tape,
+    last: FollowedStep,
+    budget: MemoryBudget,
+    *,
+    one_step: bool,
 ) -> SweepMemory:
     """Plan the memory of the sweep, assuming that all steps are like the last one."""
     rows = sum(len(call.names) for call in last.calls)
@@ -248,8 +268,8 @@ def plan_of(
 
 
 def adjoints(settings: Mapping[str, object]) -> int:
-    """Return the number of adjoints for each weight: one for the weight, and one for each of its
-    optimizer states.
+    """Return the number of adjoints for each weight: one for the weight, and one for
+    each of its optimizer states.
 
     >>> adjoints({"momentum": 0.0}), adjoints({"momentum": 0.9}), adjoints({"betas": (0.9, 0.99), "amsgrad": True})
     (1, 2, 4)

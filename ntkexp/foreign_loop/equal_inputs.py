@@ -1,9 +1,10 @@
 """Detect whether rows with equal inputs come from different examples.
 
-Rows with equal inputs have the same digest, so they count as one example. Its contribution is the
-sum over all of its rows. A loop that draws one example twice looks like a loop with two examples of
-equal inputs, and after shuffling nothing distinguishes the two. Numbering rows by their order would
-mix their contributions. Instead, four signs of several examples are reported:
+Rows with equal inputs have the same digest, so they count as one example. Its
+contribution is the sum over all of its rows. A loop that draws one example twice looks
+like a loop with two examples of equal inputs, and after shuffling nothing distinguishes
+the two. Numbering rows by their order would mix their contributions. Instead, four
+signs of several examples are reported:
 
     equal rows in one call, different ∂L/∂f     several examples with different labels or weights
     equal rows in one call, the same ∂L/∂f      several examples, or one that was drawn twice
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
     import xarray as xr
 
 EQUAL_INPUTS = "equal_inputs"  # the attribute with the sentence on repeated inputs
-# under casts, ∂L/∂f of rows with equal inputs may differ by this fraction of the largest |∂L/∂f|: 8
-# eps of bfloat16
+# under casts, ∂L/∂f of rows with equal inputs may differ by this fraction of the
+# largest |∂L/∂f|: 8 eps of bfloat16
 ROUNDED_SHARE = 0.06
-# Report examples with many uses only if at least this fraction of all examples is used about
-# equally often. Report examples with several labels only if they are at most the fraction
-# 1 − USUAL_SHARE.
+# Report examples with many uses only if at least this fraction of all examples is used
+# about equally often. Report examples with several labels only if they are at most the
+# fraction 1 − USUAL_SHARE.
 USUAL_SHARE = 0.9
 FEWEST_EXAMPLES = 10  # with fewer examples, the number of uses is not examined
 
@@ -42,11 +43,17 @@ FEWEST_EXAMPLES = 10  # with fewer examples, the number of uses is not examined
 class RepeatedInputs:
     """Digests that show one of the four signs."""
 
-    used: Counter[str] = field(default_factory=Counter)  # number of uses of every digest
-    together: set[str] = field(default_factory=set)  # digests that occur repeatedly in one call
+    used: Counter[str] = field(
+        default_factory=Counter
+    )  # number of uses of every digest
+    together: set[str] = field(
+        default_factory=set
+    )  # digests that occur repeatedly in one call
     # digests that occur repeatedly in one call, with different ∂L/∂f
     differing: set[str] = field(default_factory=set)
-    classes: dict[str, int] = field(default_factory=dict)  # the first label that ∂L/∂f shows
+    classes: dict[str, int] = field(
+        default_factory=dict
+    )  # the first label that ∂L/∂f shows
     # digests whose ∂L/∂f showed two or more different class labels
     other_classes: set[str] = field(default_factory=set)
 
@@ -69,11 +76,16 @@ class RepeatedInputs:
             if len(rows) == 1:
                 continue
             self.together.add(name)
-            if call.gradient is not None and not is_random and are_different(call.gradient, rows):
+            if (
+                call.gradient is not None
+                and not is_random
+                and are_different(call.gradient, rows)
+            ):
                 self.differing.add(name)
 
     def often(self) -> set[str]:
-        """Return the digests that are used at least twice as often as nearly all others.
+        """Return the digests that are used at least twice as often
+        as nearly all others.
 
         >>> three_epochs = Counter(dict.fromkeys("abcdefghijk", 3))
         >>> RepeatedInputs(three_epochs + Counter(l=6)).often()
@@ -95,10 +107,11 @@ class RepeatedInputs:
         return self.other_classes if len(self.other_classes) <= max(few, 1.0) else set()
 
     def facts(self, numbers: Mapping[str, int]) -> dict[str, str]:
-        """Return a sentence on all signs, as an attribute of the attribution, or nothing.
+        """Return a sentence on all signs, as an attribute of the attribution,
+        or nothing.
 
-        `numbers` maps the digests to the numbers of the examples, which the sentence shows.
-        """
+        `numbers` maps the digests to the numbers of the examples,
+        which the sentence shows."""
         labels = self.differing | self.relabelled()
         drawn_twice = self.together - labels
         signs = {
@@ -112,7 +125,9 @@ class RepeatedInputs:
         for sign, names in signs.items():
             shown = [f"#{number}" for number in sorted(numbers[name] for name in names)]
             if shown:
-                parts.append(f"{counted(len(shown), 'example')} {sign}: {several(shown)}")
+                parts.append(
+                    f"{counted(len(shown), 'example')} {sign}: {several(shown)}"
+                )
         if not parts:
             return {}
         sentence = (
@@ -123,7 +138,8 @@ class RepeatedInputs:
 
 
 def classes_of(call: ModelCall) -> list[int]:
-    """Return the label k of each row if ∂L/∂f = κ(p − 1ₖ), as in cross-entropy, else −1.
+    """Return the label k of each row if ∂L/∂f = κ(p − 1ₖ), as in cross-entropy,
+    else −1.
 
     κ(p − 1ₖ) sums to zero, and only its entry k is negative.
 

@@ -1,9 +1,8 @@
 """Per-example gradients Jᵢᵀℓ′ᵢ of a call, at the weights of the call.
 
-If the examples are independent, one recorded forward pass (a `Tape`) gives their gradients. If
-BatchNorm couples the batch, the gradient of an example is the gradient of its term of the loss,
-through the whole batch.
-"""
+If the examples are independent, one recorded forward pass (a `Tape`) gives their
+gradients. If BatchNorm couples the batch, the gradient of an example is the gradient of
+its term of the loss, through the whole batch."""
 
 from __future__ import annotations
 
@@ -35,28 +34,31 @@ from ntkexp.shapes import Function, Weights
 class CallReaders:
     """Computes per-example gradients of the recorded calls.
 
-    There is one reader for each combination of layer modes and outputs, so that its checks and
-    programs are reused.
-    """
+    There is one reader for each combination of layer modes and outputs, so that its
+    checks and programs are reused."""
 
     called: CalledModule
     trained: frozenset[str]
     batch_norm: BatchNormMode = "exact"
     buffer_bytes: float = 1e9  # memory for gradients of examples
-    positions: Positions | None = None  # if given, also compute the gradients of positions
+    positions: Positions | None = (
+        None  # if given, also compute the gradients of positions
+    )
     readers: dict[tuple[LayerModes, Output], Reader] = field(default_factory=dict)
     # ids of functions of `trace.losses` whose examples depend on one another
     coupling: set[int] = field(default_factory=set)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
-        """Replay a call at these weights. Return the gradient Jᵢᵀℓ′ᵢ of every example, and the
-        outputs."""
+        """Replay a call at these weights. Return the gradient Jᵢᵀℓ′ᵢ
+        of every example, and the outputs."""
         if call.gradient is None:
             raise ValueError("a call without a gradient")
         function = self.called.at(call)
         if self.called.couples(call):
             return self.pulled_through_batch(call, function, weights)
-        statistics: Weights = {} if call.statistics is None else numbers_of(call.statistics[0])
+        statistics: Weights = (
+            {} if call.statistics is None else numbers_of(call.statistics[0])
+        )
         reader, tape = self.recorded(call, function, weights | statistics)
         output_gradient = call.gradient.to(tape.outputs.dtype)
         as_copies = reader.programs is not None
@@ -72,55 +74,72 @@ class CallReaders:
     def recorded(
         self, call: ModelCall, function: Function, weights: Weights
     ) -> tuple[Reader, Tape]:
-        """Record a call whose examples are independent. Return its reader and the tape."""
+        """Record a call whose examples are independent.
+        Return its reader and the tape."""
         key = reader_key(call)
         if key not in self.readers:
             self.readers[key] = Reader(function, self.trained, programs=ProgramCache())
-        reader = replace(self.readers[key], function=function, repeats_random=bool(call.how.states))
+        reader = replace(
+            self.readers[key], function=function, repeats_random=bool(call.how.states)
+        )
         if reader.is_unfaithful:
-            # surrogate gradients need autograd's graph, which the record of a program lacks
+            # surrogate gradients need autograd's graph,
+            # which the record of a program lacks
             reader = replace(reader, programs=None)
         return reader, reader.record(weights, call.inputs)
 
     def pulled_through_batch(
         self, call: ModelCall, function: Function, weights: Weights
     ) -> CallGradients:
-        """Return the per-example gradients of a call whose batch is coupled, by BatchNorm or in
-        the user's function of `trace.losses`."""
+        """Return the per-example gradients of a call whose batch is coupled, by
+        BatchNorm or in the user's function of `trace.losses`."""
         assert call.gradient is not None
         coupled = CoupledOutputs.of(function, weights, call.inputs, self.trained)
-        output_gradient = call.gradient.reshape(coupled.outputs.shape).to(coupled.outputs.dtype)
+        output_gradient = call.gradient.reshape(coupled.outputs.shape).to(
+            coupled.outputs.dtype
+        )
 
         # the gradient of the whole batch
         is_exact = self.batch_norm == "exact" or call.losses is not None
         totals = coupled.gradients(output_gradient, keep=is_exact)
         whole = dict(zip(coupled.leaves, totals, strict=True))
 
-        # gradients at constant statistics; also checks that nothing else couples the examples
+        # gradients at constant statistics; also checks
+        # that nothing else couples the examples
         features: Sequence[Jacobian] = ()
         is_checked = call.losses is not None or reader_key(call) in self.readers
         if not is_exact or not is_checked:
             constants = constants_of(function, weights, call.inputs)
-            reader, tape = self.recorded(call, at_constants(function), weights | constants)
-            features = [reader.weighted(tape, call.gradient.to(tape.outputs.dtype), as_copies=True)]
+            reader, tape = self.recorded(
+                call, at_constants(function), weights | constants
+            )
+            features = [
+                reader.weighted(
+                    tape, call.gradient.to(tape.outputs.dtype), as_copies=True
+                )
+            ]
 
         # or gradients of each term, through the batch
         if is_exact:
-            features = self.split_gradients(call, function, weights, coupled) or TermGradients(
-                coupled, output_gradient, self.buffer_bytes
-            )
+            features = self.split_gradients(
+                call, function, weights, coupled
+            ) or TermGradients(coupled, output_gradient, self.buffer_bytes)
         outputs = coupled.outputs.detach()
         replayed = replayed_call(call, function, weights, as_rows(outputs))
         return CallGradients(features, replayed, whole)
 
     def split_gradients(
-        self, call: ModelCall, function: Function, weights: Weights, coupled: CoupledOutputs
+        self,
+        call: ModelCall,
+        function: Function,
+        weights: Weights,
+        coupled: CoupledOutputs,
     ) -> SplitGradients | None:
-        """Return the gradients of a call of `trace.losses`, each from a few rows of the batch.
+        """Return the gradients of a call of `trace.losses`,
+        each from a few rows of the batch.
 
-        Return None if examples depend on one another, or if random numbers are drawn for the whole
-        batch.
-        """
+        Return None if examples depend on one another, or if random numbers are drawn
+        for the whole batch."""
         if call.losses is None or call.how.states or id(call.losses) in self.coupling:
             return None
         assert call.gradient is not None
@@ -145,16 +164,16 @@ class CallReaders:
 
 
 def reader_key(call: ModelCall) -> tuple[LayerModes, Output]:
-    """Return the key of the reader for a call: the layer modes, and the outputs if several are
-    joined.
-    """
+    """Return the key of the reader for a call: the layer modes,
+    and the outputs if several are joined."""
     return call.how.modes, tuple(call.joined)
 
 
 def replayed_call(
     call: ModelCall, function: Function, weights: Weights, outputs: Tensor
 ) -> Replayed:
-    """Return the outputs of a replayed call, to be compared with the recorded signature."""
+    """Return the outputs of a replayed call,
+    to be compared with the recorded signature."""
     joined = tuple(call.joined.values())
     return Replayed(function, weights, call.inputs, outputs, joined=joined)
 
@@ -165,7 +184,8 @@ class CallGradients:
 
     features: Sequence[Jacobian]  # one for each group of examples
     replayed: Replayed
-    # gradient of a coupled batch, which may differ from the sum of the examples' gradients
+    # gradient of a coupled batch, which may differ from the sum
+    # of the examples' gradients
     whole: Weights | None = None
     by_position: PositionGradients | None = None
 

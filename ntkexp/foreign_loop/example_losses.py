@@ -3,11 +3,11 @@
     ℓ = function(model, *batch)        one loss ℓᵢ for each example
     ∂L/∂θ = Σᵢ ∂L/∂ℓᵢ ∇_θ ℓᵢ(θ; batch)
 
-The function may differentiate the model, call it at other weights, or couple the examples of the
-batch. The gradient of an example is its term of this sum, through the whole batch. A call of the
-function is recorded like a call of the model: the batch, the random states, ∂L/∂ℓ and a signature
-of ℓ. The calls of the model inside the function are not recorded.
-"""
+The function may differentiate the model, call it at other weights, or couple the
+examples of the batch. The gradient of an example is its term of this sum, through the
+whole batch. A call of the function is recorded like a call of the model: the batch, the
+random states, ∂L/∂ℓ and a signature of ℓ. The calls of the model inside the function
+are not recorded."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ tuples, lists and dicts
                 f"trace.losses: the batch holds a {type(leaf).__name__}; give tensors and "
                 "numbers, also in tuples, lists and dicts"
             )
-        if isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided):
+        if isinstance(leaf, Tensor) and (
+            leaf.is_nested or leaf.layout is not torch.strided
+        ):
             raise Mistake(
                 "trace.losses: the batch holds a nested or sparse tensor; give plain ones, such "
                 "as the indices and values of its elements"
@@ -58,7 +60,8 @@ tuples, lists and dicts
 
 
 def leaves_of(part: object) -> Iterator[object]:
-    """Yield the parts of nested tuples, lists and dicts. Other containers count as one part.
+    """Yield the parts of nested tuples, lists and dicts.
+    Other containers count as one part.
 
     >>> list(leaves_of((1, [2, {"three": 3}])))
     [1, 2, 3]
@@ -72,7 +75,8 @@ def leaves_of(part: object) -> Iterator[object]:
 
 
 def fresh(batch: Inputs) -> Batch:
-    """Copy a batch. The copies of tensors are leaves that require gradients if the tensors do."""
+    """Copy a batch. The copies of tensors are leaves that require gradients
+    if the tensors do."""
 
     def leaf(tensor: Tensor) -> Tensor:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
@@ -83,7 +87,8 @@ def fresh(batch: Inputs) -> Batch:
 
 
 def refuse_other_losses(losses: object, batch: Batch) -> None:
-    """Raise unless the losses are a vector, and some tensor of the batch has a row for each.
+    """Raise unless the losses are a vector, and some tensor
+    of the batch has a row for each.
 
     >>> refuse_other_losses(torch.ones(3), (torch.ones(2, 1), 0.5))
     Traceback (most recent call last):
@@ -106,8 +111,8 @@ loss for each row, and choose among them outside
 
 
 def rows_of_batch(batch: Inputs, count: int) -> tuple[Tensor, ...]:
-    """Return the tensors with one row for each of `count` examples. All others, such as the edges
-    of a graph, belong to the whole batch.
+    """Return the tensors with one row for each of `count` examples. All others, such as
+    the edges of a graph, belong to the whole batch.
 
     >>> [rows.shape for rows in rows_of_batch((torch.ones(3, 2), torch.ones(2, 7)), 3)]
     [torch.Size([3, 2])]
@@ -116,7 +121,8 @@ def rows_of_batch(batch: Inputs, count: int) -> tuple[Tensor, ...]:
 
 
 def part_of_batch(batch: Inputs, count: int, where: slice) -> Inputs:
-    """Select some of the `count` examples. Tensors without a row for each example stay whole."""
+    """Select some of the `count` examples. Tensors without a row
+    for each example stay whole."""
 
     def part(tensor: Tensor) -> Tensor:
         return tensor[where] if rows_of_batch(tensor, count) else tensor
@@ -124,8 +130,8 @@ def part_of_batch(batch: Inputs, count: int, where: slice) -> Inputs:
     return map_tensors(part, batch)
 
 
-# --- The stored form of a call in a folder. Each example's rows are stored once, and the function
-# by its name.
+# --- The stored form of a call in a folder. Each example's rows are stored once, and
+# the function by its name.
 
 
 def name_of(function: LossFunction) -> str:
@@ -138,7 +144,8 @@ def name_of(function: LossFunction) -> str:
 
 
 def store_function(functions: dict[str, LossFunction], function: LossFunction) -> None:
-    """Add a function to `functions`. Raise if another function there has the same name."""
+    """Add a function to `functions`. Raise if another function there has the same
+    name."""
     name = name_of(function)
     if functions.setdefault(name, function) is not function:
         raise Mistake(
@@ -154,7 +161,9 @@ def stored_batch(batch: Inputs, count: int) -> dict[str, object]:
         return bool(rows_of_batch(tensor, count))
 
     return {
-        "batch": map_tensors(lambda tensor: tensor[:0] if is_row(tensor) else tensor, batch),
+        "batch": map_tensors(
+            lambda tensor: tensor[:0] if is_row(tensor) else tensor, batch
+        ),
         "rows_of_batch": [is_row(tensor) for tensor in tensors(batch)],
         "needs_gradients": [tensor.requires_grad for tensor in tensors(batch)],
     }
@@ -190,7 +199,9 @@ class LossModule(nn.Module):
     def __init__(self, model: nn.Module, function: LossFunction) -> None:
         super().__init__()
         self.model = model
-        self.function = partial(function)  # if it is a module, it is not registered as a layer
+        self.function = partial(
+            function
+        )  # if it is a module, it is not registered as a layer
 
     def forward(self, *batch: object) -> Tensor:
         return self.function(self.model, *batch)
@@ -199,14 +210,15 @@ class LossModule(nn.Module):
 def losses_function(model: nn.Module, function: LossFunction) -> Function:
     """Return the losses as a function of the model's weights and the batch.
 
-    The model supplies missing weights and buffers. Gradients are always enabled inside the user's
-    function, because it may need them.
-    """
+    The model supplies missing weights and buffers. Gradients are always enabled inside
+    the user's function, because it may need them."""
     module = LossModule(model, function)
 
     def losses(weights: Weights, batch: Inputs) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        values = {f"{MODEL}.{name}": value for name, value in (buffers | weights).items()}
+        values = {
+            f"{MODEL}.{name}": value for name, value in (buffers | weights).items()
+        }
         with torch.enable_grad(), without_checkpoints():
             result: Tensor = call_with(module, values, fresh(batch))
         return result if torch.is_grad_enabled() else result.detach()

@@ -31,8 +31,8 @@ from ntkexp.text import DIGEST_LENGTH
 
 @dataclass(frozen=True)
 class SeenCall:
-    """A call of the model, in the form that the user's functions `ids`, `loss` and `measure`
-    receive."""
+    """A call of the model, in the form that the user's functions `ids`,
+    `loss` and `measure` receive."""
 
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
@@ -50,20 +50,23 @@ class SeenCall:
 
 
 Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
-"""The option `ids=`: a function that returns the names of a call's examples, or the name of the
-model's keyword argument that contains them.
-"""
+"""The option `ids=`: a function that returns the names of a call's examples, or the
+name of the model's keyword argument that contains them. """
 
 
 def digests(inputs: Inputs) -> tuple[str, ...]:
-    """Return a digest of the content of each example, independent of its batch and position.
+    """Return a digest of the content of each example,
+    independent of its batch and position.
 
     >>> import torch
     >>> one, other, again = digests(torch.tensor([[1.0], [2.0], [1.0]]))
     >>> one == again, one == other
     (True, False)
     """
-    columns = [tensor.detach().cpu()[:, None].flatten(1).contiguous() for tensor in tensors(inputs)]
+    columns = [
+        tensor.detach().cpu()[:, None].flatten(1).contiguous()
+        for tensor in tensors(inputs)
+    ]
     rows = zip(*(column.view(torch.uint8).numpy() for column in columns), strict=True)
     return tuple(digest_of(b"".join(part.tobytes() for part in row)) for row in rows)
 
@@ -72,8 +75,11 @@ def digest_of(content: bytes) -> str:
     return sha256(content).hexdigest()[:DIGEST_LENGTH]
 
 
-def names_of(inputs: Inputs, ids: Ids, count: int | None = None) -> tuple[str, ...] | None:
-    """Return the names that `ids` gives to the `count` examples of a call, or None without `ids`.
+def names_of(
+    inputs: Inputs, ids: Ids, count: int | None = None
+) -> tuple[str, ...] | None:
+    """Return the names that `ids` gives to the `count` examples of a call,
+    or None without `ids`.
 
     By default, `count` is the length of all tensors.
 
@@ -111,20 +117,21 @@ def names_of(inputs: Inputs, ids: Ids, count: int | None = None) -> tuple[str, .
 
 # --- ids="dataset": the indices of the examples in the Dataset that a DataLoader reads.
 #
-# While a loop is followed, every batch that a DataLoader loads is recorded: the indices that it
-# requested from its Dataset, and digests of the rows. The rows of a call are found among these
-# batches by their digests, and named by their indices. An error is raised if rows were changed
-# between the DataLoader and the model, if equal rows have several indices, or if the order of the
-# rows is unknown.
+# While a loop is followed, every batch that a DataLoader loads is recorded: the indices
+# that it requested from its Dataset, and digests of the rows. The rows of a call are
+# found among these batches by their digests, and named by their indices. An error is
+# raised if rows were changed between the DataLoader and the model, if equal rows have
+# several indices, or if the order of the rows is unknown.
 
 
 DATASET = "dataset"  # value of `ids=`: name examples by their index in the data set
-# number of latest batches that are searched: a loop may load several before it calls the model
+# number of latest batches that are searched:
+# a loop may load several before it calls the model
 RECENT_BATCHES = 256
 
 REQUESTED = "_ntkexp_requested"
-"""The attribute of a DataLoader's iterator with the indices that were requested, but not loaded
-yet."""
+"""The attribute of a DataLoader's iterator with the indices
+that were requested, but not loaded yet."""
 
 Indices: TypeAlias = tuple[int, ...]
 """The indices of the rows of a call."""
@@ -132,7 +139,8 @@ Indices: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class RecordedBatch:
-    """A loaded batch: its indices, and the digests of the rows of each of its tensors."""
+    """A loaded batch: its indices, and the digests of the rows of each
+    of its tensors."""
 
     dataset: object
     indices: Indices
@@ -153,17 +161,23 @@ class RecordedBatch:
 class RecordedLoading:
     """The latest batches of all DataLoaders."""
 
-    batches: deque[RecordedBatch] = field(default_factory=lambda: deque(maxlen=RECENT_BATCHES))
-    reason: str = "no DataLoader was read while it was followed"  # why no batch is recorded
+    batches: deque[RecordedBatch] = field(
+        default_factory=lambda: deque(maxlen=RECENT_BATCHES)
+    )
+    reason: str = (
+        "no DataLoader was read while it was followed"  # why no batch is recorded
+    )
 
     def names(self, call: SeenCall) -> list[str]:
-        """Return the indices of the rows of a call. Raise if they are unknown or ambiguous.
+        """Return the indices of the rows of a call.
+        Raise if they are unknown or ambiguous.
 
-        All tensors of the call must lead to the same indices. Tensors whose rows are all equal are
-        ignored if possible.
-        """
+        All tensors of the call must lead to the same indices. Tensors whose rows are
+        all equal are ignored if possible."""
         leaves = tree_leaves((call.args, dict(call.kwargs)))
-        columns = [digests(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+        columns = [
+            digests(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()
+        ]
         with_different_rows = [rows for rows in columns if len(set(rows)) > 1]
         columns = with_different_rows or columns
 
@@ -192,11 +206,14 @@ class RecordedLoading:
         )
 
     def record(self, iterator: Any, batch: object) -> None:
-        """Record a loaded batch, or the reason why the indices of its rows are unknown."""
+        """Record a loaded batch, or the reason why the indices
+        of its rows are unknown."""
         requested = vars(iterator).get(REQUESTED)
         indices = requested.popleft() if requested else None
         if isinstance(iterator._dataset, IterableDataset):
-            self.reason = "the DataLoader reads an IterableDataset, which has no indices"
+            self.reason = (
+                "the DataLoader reads an IterableDataset, which has no indices"
+            )
         elif indices is None:
             self.reason = "the DataLoader was begun before it was followed"
         elif not are_indices(indices):
@@ -212,7 +229,9 @@ class RecordedLoading:
             leaves = tree_leaves(batch)
             rows = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
             columns = tuple(digests(leaf) for leaf in rows if len(leaf) == len(indices))
-            self.batches.append(RecordedBatch(iterator._dataset, tuple(map(int, indices)), columns))
+            self.batches.append(
+                RecordedBatch(iterator._dataset, tuple(map(int, indices)), columns)
+            )
 
 
 def are_indices(value: object) -> bool:
@@ -226,8 +245,8 @@ def are_indices(value: object) -> bool:
 def recorded_loading() -> Iterator[RecordedLoading]:
     """Patch the iterators of DataLoaders, so that loaded batches are recorded.
 
-    Batches may be loaded in this process, or by workers whose batches are requested in advance.
-    """
+    Batches may be loaded in this process, or
+    by workers whose batches are requested in advance."""
     recorded = RecordedLoading()
     kind = loading._BaseDataLoaderIter
     next_index: Callable[..., Any] = kind._next_index
@@ -238,7 +257,9 @@ def recorded_loading() -> Iterator[RecordedLoading]:
         indices = next_index(iterator)
         if not iterator._num_workers:
             vars(iterator)[REQUESTED] = deque([indices])
-        elif REQUESTED in vars(iterator):  # else requests were sent before recording began
+        elif REQUESTED in vars(
+            iterator
+        ):  # else requests were sent before recording began
             vars(iterator)[REQUESTED].append(indices)
         return indices
 

@@ -1,9 +1,8 @@
-"""Proof (a) of the first step, directly after it, so that a loop that cannot be explained fails
-early.
+"""Proof (a) of the first step, directly after it,
+so that a loop that cannot be explained fails early.
 
-If several processes train together, each process records only its own calls. In this case the
-attribution does the check.
-"""
+If several processes train together, each process records only its own calls. In this
+case the attribution does the check."""
 
 from __future__ import annotations
 
@@ -34,38 +33,49 @@ class FirstStepProof:
     queries: Inputs
 
     def prove(self, step: FollowedStep, others: Collection[str] = ()) -> None:
-        """Recompute the gradient from the recorded model calls, and compare it with the gradient
-        that the optimizer used. Raise if they differ.
+        """Recompute the gradient from the recorded model calls, and compare it with the
+        gradient that the optimizer used. Raise if they differ.
 
-        `others` names the outputs that received a gradient, but have no row for each example.
-        """
-        if not step.calls and any(bool(step.gradient[name].any()) for name in step.with_grad):
+        `others` names the outputs that received a gradient,
+        but have no row for each example."""
+        if not step.calls and any(
+            bool(step.gradient[name].any()) for name in step.with_grad
+        ):
             refuse_uncalled(step, others)
         for call in step.calls:
             self.refuse_other_axes(call)
         if all(call.at == step.index for call in step.calls):
             begun = weights_of_calls(step.calls, [step.start] * len(step.calls))
-            zeros = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
+            zeros = {
+                name: torch.zeros_like(step.start[name]) for name in step.with_grad
+            }
             of_calls = zeros | self.called.gradient(step.calls, begun)
             consumed = {name: step.gradient[name] for name in step.with_grad}
             cast_eps = self.called.cast_eps(step.calls)
             noise = partial(self.called.noise, step.calls, begun)
-            gradient_factors(of_calls, consumed, step.index, facts_of(step.calls), cast_eps, noise)
+            gradient_factors(
+                of_calls, consumed, step.index, facts_of(step.calls), cast_eps, noise
+            )
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:
-        """Raise if queries and inputs of the loop differ in their number of axes, and the outputs
-        per example differ in number too. The queries then probably lack the batch axis.
-        """
+        """Raise if queries and inputs of the loop differ in their number of axes, and
+        the outputs per example differ in number too. The queries then probably lack the
+        batch axis."""
         if call.losses is not None:  # its inputs need not be those of the model
             return
         ours = axes_of(self.queries)
         theirs = axes_of(call.inputs)
         if ours.keys() != theirs.keys() or ours == theirs:
             return
-        weights = {name: weight.detach() for name, weight in self.called.module.named_parameters()}
+        weights = {
+            name: weight.detach()
+            for name, weight in self.called.module.named_parameters()
+        }
         with torch.no_grad(), left_alone(self.called.module):
-            outputs = columns(self.called.outputs, weights, part(self.queries, slice(1))).shape[1]
+            outputs = columns(
+                self.called.outputs, weights, part(self.queries, slice(1))
+            ).shape[1]
         loop_outputs = prod(call.shape[1:])
         if outputs != loop_outputs:
             raise Mistake(
@@ -76,7 +86,8 @@ class FirstStepProof:
 
 
 def refuse_uncalled(step: FollowedStep, others: Collection[str]) -> None:
-    """Raise the error for a step whose gradient did not come from a recorded model call."""
+    """Raise the error for a step whose gradient did not come
+    from a recorded model call."""
     if others:
         raise Mistake(
             f"step {step.index}: no gradient came back to an output with a row for each example, but "
@@ -90,7 +101,9 @@ def refuse_uncalled(step: FollowedStep, others: Collection[str]) -> None:
 
 def axes_of(inputs: Inputs) -> dict[object, int]:
     """Return the number of axes of each tensor."""
-    pairs = inputs.items() if isinstance(inputs, Mapping) else enumerate(tensors(inputs))
+    pairs = (
+        inputs.items() if isinstance(inputs, Mapping) else enumerate(tensors(inputs))
+    )
     return {key: value.dim() for key, value in pairs if isinstance(value, Tensor)}
 
 

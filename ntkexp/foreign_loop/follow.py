@@ -1,5 +1,5 @@
-"""The entry point: a context manager around any training loop of PyTorch, or two calls if a library
-runs the loop (`FollowSession`).
+"""The entry point: a context manager around any training loop of PyTorch, or two calls
+if a library runs the loop (`FollowSession`).
 
 `watch` records the loop. `known_optimizers` lists the optimizers that can be followed.
 """
@@ -84,59 +84,67 @@ def follow(
     log: LogStep | None = None,
     quiet: bool = False,
 ) -> Iterator[Trace]:
-    """Record the steps of an optimizer, or of a list of optimizers, while the loop runs.
+    """Record the steps of an optimizer, or of a list of optimizers,
+    while the loop runs.
 
-    The context manager yields a `Trace`. Its method `attribute` returns the contribution of each
-    training example to the change of each output. If the loss is not a function of the model's
-    outputs, as in physics-informed networks, MAML and graphs, call `Trace.losses` in the loop.
+    The context manager yields a `Trace`. Its method `attribute` returns the
+    contribution of each training example to the change of each output. If the loss is
+    not a function of the model's outputs, as in physics-informed networks, MAML and
+    graphs, call `Trace.losses` in the loop.
 
     Args:
-        model: the module that the loop trains, also compiled or in DistributedDataParallel.
+        model: the module that the loop trains, also compiled or in
+            DistributedDataParallel.
         optimizer: the optimizer of the loop, or a list of all its optimizers.
-        queries: inputs at which the model's outputs are attributed, or a DataLoader that yields
-            them in batches. The model is evaluated at the queries when following begins and ends,
-            in evaluation mode, without autocast.
-        output: the name or index of the tensor to explain, or a list of them, if the model
-            returns several. The loss may use any of them.
-        measure: a function (outputs, call) of the outputs at the queries, whose values are
-            explained instead of the outputs, such as a loss, a log-probability or a margin. It
-            returns one value for each query, several values, or a dict of values by name. `call`
-            has `args`, `kwargs` and `ids`.
-        ids: names of examples: a keyword of the model that holds them, a function of the call, or
-            'dataset' for the indices in the Dataset that a DataLoader reads. By default examples
-            are named by digests of their content.
-        loss: a function (outputs, call) that returns one loss for each example, as in the loop, up
-            to a factor. Only leave-out effects need it. It is compared with the gradients of every
-            step. If the loop's mean divides by class weights or tokens, return a pair: the losses,
-            and the weight of each example, as in `losses, weight[labels]`.
-        to: a folder to which steps are written during training. By default steps are held in
-            memory, up to `memory_gb`. If training is killed, its steps remain in the folder, and
-            resumed training continues the trace. If several processes train one model, each follows
-            into the same folder, and the first one attributes.
-        every: the number of steps between stored weights. The steps between them are replayed. The
-            default is 8, or more if the weights do not fit on the disk.
-        by: components by which contributions are split: 'module', 'parameter', or a dict of names
-            to patterns of parameters.
+        queries: inputs at which the model's outputs are attributed, or a DataLoader
+            that yields them in batches. The model is evaluated at the queries when
+            following begins and ends, in evaluation mode, without autocast.
+        output: the name or index of the tensor to explain, or a list of them, if the
+            model returns several. The loss may use any of them.
+        measure: a function (outputs, call) of the outputs at the queries, whose values
+            are explained instead of the outputs, such as a loss, a log-probability or a
+            margin. It returns one value for each query, several values, or a dict of
+            values by name. `call` has `args`, `kwargs` and `ids`.
+        ids: names of examples: a keyword of the model that holds them, a function of
+            the call, or 'dataset' for the indices in the Dataset that a DataLoader
+            reads. By default examples are named by digests of their content.
+        loss: a function (outputs, call) that returns one loss for each example, as in
+            the loop, up to a factor. Only leave-out effects need it. It is compared
+            with the gradients of every step. If the loop's mean divides by class
+            weights or tokens, return a pair: the losses, and the weight of each
+            example, as in `losses, weight[labels]`.
+        to: a folder to which steps are written during training. By default steps are
+            held in memory, up to `memory_gb`. If training is killed, its steps remain
+            in the folder, and resumed training continues the trace. If several
+            processes train one model, each follows into the same folder, and the first
+            one attributes.
+        every: the number of steps between stored weights. The steps between them are
+            replayed. The default is 8, or more if the weights do not fit on the disk.
+        by: components by which contributions are split: 'module', 'parameter', or a
+            dict of names to patterns of parameters.
         memory_gb: the memory for stored steps, and for attribution.
-        batch_norm: how gradients pass through BatchNorm in training mode, as in `attribute`.
-        rules: rules for optimizers other than PyTorch's (`ntkexp.AbstractOptimizerRule`). Every
-            step is compared with its rule.
-        steps: the steps to explain: an integer n for the last n, or indices from 0, such as
-            range(100, 110). For all other steps, only their total change is reported.
-        log: a function (numbers, step) that is called after each step, such as `run.log` of wandb
-            or `mlflow.log_metrics`. `numbers` is a dict with `gradient_norm`, `weight_norm`,
-            `learning_rate`, `examples`, `rule_error`, and with `loss=` also the mean `loss`.
+        batch_norm: how gradients pass through BatchNorm in training mode,
+            as in `attribute`.
+        rules: rules for optimizers other than PyTorch's
+            (`ntkexp.AbstractOptimizerRule`). Every step is compared with its rule.
+        steps: the steps to explain: an integer n for the last n, or indices from 0,
+            such as range(100, 110). For all other steps, only their total change is
+            reported.
+        log: a function (numbers, step) that is called after each step, such as
+            `run.log` of wandb or `mlflow.log_metrics`. `numbers` is a dict with
+            `gradient_norm`, `weight_norm`, `learning_rate`, `examples`, `rule_error`,
+            and with `loss=` also the mean `loss`.
         quiet: log no messages while the loop is followed, such as the size of a trace.
 
     Yields:
         The trace, which records each step. Call its method `attribute` after the loop.
 
     Raises:
-        Mistake: if the loop cannot be followed. The page "Which loops are refused" lists the
-            reasons, and when each is found.
+        Mistake: if the loop cannot be followed. The page "Which loops are refused"
+            lists the reasons, and when each is found.
 
-    A replay draws the same random numbers as the loop, for example in dropout, and enters the same
-    autocast contexts.
+    A replay draws the same random numbers as the loop, for example in dropout, and
+    enters the same autocast contexts.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
@@ -188,10 +196,13 @@ def follow(
             measured = measured_queries(measure, inputs, sizes, ids, called)
             called = replace(called, measured=measured)
 
-        setup = FollowSetup(loop, called, inputs, options, current_processes(), altered_loop())
+        setup = FollowSetup(
+            loop, called, inputs, options, current_processes(), altered_loop()
+        )
         store = choose_store(setup, chosen)
-        # Replayed casts must have the bits of the loop's casts only if both use the same kernels. A
-        # compiled model, a GPU, or another machine may round differently
+        # Replayed casts must have the bits of the loop's casts only if both use the
+        # same kernels. A compiled model, a GPU, or another machine may round
+        # differently
         is_alone = setup.processes.world == 1
         same_kernels = is_alone and not store.count and runs_as_it_is(model)
         called = replace(called, same_kernels=same_kernels)
@@ -207,7 +218,8 @@ def follow(
 
 @dataclass(frozen=True)
 class FollowSetup:
-    """A loop, the queries at which its outputs are explained, and the options of `follow`."""
+    """A loop, the queries at which its outputs are explained,
+    and the options of `follow`."""
 
     loop: FollowedLoop
     called: CalledModule
@@ -269,7 +281,8 @@ def watched(setup: FollowSetup, store: AbstractStore) -> Iterator[Trace]:
 
 @contextmanager
 def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[None]:
-    """Record the outputs of the user's model at the queries when the loop begins and ends."""
+    """Record the outputs of the user's model
+    at the queries when the loop begins and ends."""
 
     def evaluate() -> torch.Tensor | None:
         return evaluate_at_queries(model, trace.output, trace.queries, trace.measured)
@@ -283,14 +296,17 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
     yield
     watch.steps.catch_up()
 
-    # f_T, except if tensors were changed after the last step, because no step explains the change
+    # f_T, except if tensors were changed after the last step,
+    # because no step explains the change
     last = {
         **named_tensors(trace.module),
         **watch.loop.latest.weights,
         **watch.loop.statistics.at_step,
     }
     if all(
-        same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last
+        same_values(now, last[name])
+        for name, now in named_tensors(model).items()
+        if name in last
     ):
         trace.ends.end = evaluate()
         trace.ends.steps = watch.loop.store.count
@@ -298,7 +314,8 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
 
 
 def write_outputs_at_ends(trace: Trace) -> None:
-    """Write the signatures of the outputs at both ends to the trace's folder, if it has one."""
+    """Write the signatures of the outputs at both ends to the trace's folder,
+    if it has one."""
     if trace.folder is not None:
         files = TraceFolder(trace.folder)
         files.write(files.outputs_at_ends, vars(trace.ends))
@@ -307,12 +324,13 @@ def write_outputs_at_ends(trace: Trace) -> None:
 # --- The store.
 
 
-def choose_store(setup: FollowSetup, chosen: int | frozenset[int] | None) -> AbstractStore:
+def choose_store(
+    setup: FollowSetup, chosen: int | frozenset[int] | None
+) -> AbstractStore:
     """Return a store in memory or in a folder.
 
-    A loop that runs again for `again=` stores its weights at both ends. If `altered.folder` names a
-    folder, it stores its steps there.
-    """
+    A loop that runs again for `again=` stores its weights at both ends. If
+    `altered.folder` names a folder, it stores its steps there."""
     options = setup.options
     loop = setup.loop
     refuse_processes(options, setup.processes, setup.altered)
@@ -322,7 +340,11 @@ def choose_store(setup: FollowSetup, chosen: int | frozenset[int] | None) -> Abs
         return disk_store(setup.altered.folder, setup)
     output = setup.called.output
     if chosen is not None:
-        if options.to is not None or setup.processes.world > 1 or len(loop.optimizers) > 1:
+        if (
+            options.to is not None
+            or setup.processes.world > 1
+            or len(loop.optimizers) > 1
+        ):
             raise Mistake(
                 "steps=: some steps are held in memory, of one optimizer in one process; leave "
                 "steps= out, or to= and other optimizers"
@@ -336,8 +358,8 @@ def choose_store(setup: FollowSetup, chosen: int | frozenset[int] | None) -> Abs
 def refuse_processes(
     options: FollowOptions, processes: Processes, altered: AlteredLoop | None
 ) -> None:
-    """Raise if several processes train together without a shared folder, or in a loop that runs
-    again."""
+    """Raise if several processes train together without a shared folder,
+    or in a loop that runs again."""
     if processes.world == 1:
         return
     if altered is not None:
@@ -354,7 +376,8 @@ def refuse_processes(
 
 
 def disk_store(path: Path | str, setup: FollowSetup) -> DiskStore:
-    """Return a store in a folder. A loop may continue the trace only if its config is equal."""
+    """Return a store in a folder. A loop may continue the trace only
+    if its config is equal."""
     loop = setup.loop
     called = setup.called
     options = setup.options
@@ -392,7 +415,8 @@ def disk_store(path: Path | str, setup: FollowSetup) -> DiskStore:
 
 
 class FollowSession:
-    """Follows a loop that a library runs, from `begin` to `end`, with the options of `follow`.
+    """Follows a loop that a library runs, from `begin` to `end`,
+    with the options of `follow`.
 
     The names of the options are checked before training begins.
 
@@ -407,12 +431,15 @@ class FollowSession:
         self.stack = ExitStack()
         self.begun: Trace | None = None
 
-    def begin(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def begin(
+        self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
         """Enter `follow` for the model and optimizers of the library."""
         self.begun = self.stack.enter_context(follow(model, optimizers, **self.options))
 
     def end(self, error: BaseException | None = None) -> None:
-        """Exit `follow`. `error` is the exception that interrupted the training, if any."""
+        """Exit `follow`. `error` is the exception
+        that interrupted the training, if any."""
         self.stack.__exit__(None if error is None else type(error), error, None)
 
     @property

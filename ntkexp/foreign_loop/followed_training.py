@@ -1,5 +1,6 @@
-"""A followed loop as a differentiable training, for leave-out effects: the batches, losses and
-updates of every step, Adam's moments, and the norm that gradients were clipped to."""
+"""A followed loop as a differentiable training, for leave-out effects: the batches,
+losses and updates of every step, Adam's moments, and the norm that gradients were
+clipped to."""
 
 from __future__ import annotations
 
@@ -45,10 +46,11 @@ from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 from ntkexp.text import several
 
-# --- Adam's moments after every step of a loop, computed from the first step to the last: m, v, and
-# the largest v so far for AMSGrad.
+# --- Adam's moments after every step of a loop, computed from the first step to the
+# last: m, v, and the largest v so far for AMSGrad.
 #
-# They are stored in an unnamed temporary file, which the system deletes when it is closed.
+# They are stored in an unnamed temporary file,
+# which the system deletes when it is closed.
 
 
 ADAM_PARTS = ("mean", "latest", "largest")
@@ -64,7 +66,8 @@ class AdamStates:
     device: torch.device
 
     def denominator(self, step: FollowedStep, name: str) -> Denominator | None:
-        """Return the denominator in the step of a parameter, or None if Adam does not update it."""
+        """Return the denominator in the step of a parameter,
+        or None if Adam does not update it."""
         settings = step.settings[name]
         weight_slice = self.flat.slices[name]
         if "betas" not in settings:
@@ -89,11 +92,14 @@ class AdamStates:
         """Return the moments after a step, or zeros before the first step."""
         if index < 0:
             return torch.zeros_like(self.row(0, weight_slice))
-        return torch.from_numpy(np.array(self.rows[index, :, weight_slice])).to(self.device)
+        return torch.from_numpy(np.array(self.rows[index, :, weight_slice])).to(
+            self.device
+        )
 
 
 def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
-    """Compute Adam's moments after every step. Return None if no optimizer is an Adam."""
+    """Compute Adam's moments after every step.
+    Return None if no optimizer is an Adam."""
     memory: dict[str, Tensor] = {}
     times: dict[str, int] = dict.fromkeys(flat.shapes, 0)
     rows: NDArray[Any] | None = None
@@ -102,9 +108,12 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
         for name in step.with_grad:
             times[name] += 1
             if "betas" in step.settings[name]:
-                # If the linear step has no momentum although β₁ > 0, a new optimizer began here:
-                # drop the moments of the earlier one
-                if step.settings[name]["betas"][0] and not step.linear[name].momentum_decay:
+                # If the linear step has no momentum although β₁ > 0, a new optimizer
+                # began here: drop the moments of the earlier one
+                if (
+                    step.settings[name]["betas"][0]
+                    and not step.linear[name].momentum_decay
+                ):
                     times[name] = 1
                     memory.pop(name, None)
                 memory[name] = after(step, name, memory.get(name))
@@ -132,7 +141,9 @@ def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
     mean, latest, largest = p.new_zeros(3, len(p)) if before is None else before
     first, second = step.settings[name]["betas"]
     latest = second * latest + (1 - second) * p * p
-    return torch.stack([first * mean + (1 - first) * p, latest, torch.maximum(largest, latest)])
+    return torch.stack(
+        [first * mean + (1 - first) * p, latest, torch.maximum(largest, latest)]
+    )
 
 
 def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
@@ -144,13 +155,14 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
         return np.memmap(file, dtype, "w+", shape=(steps, len(ADAM_PARTS), flat.size))
 
 
-# --- The mean that a loop computes. Let mᵢ be the count of example i in the mean: 1, its class
-# weight, or its number of tokens. The trace shows only the loss factor κ of each call, with
-# ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ.
+# --- The mean that a loop computes. Let mᵢ be the count of example i in the mean: 1,
+# its class weight, or its number of tokens. The trace shows only the loss factor κ of
+# each call, with ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ.
 #
-# Without example i, a mean divides by Σm − mᵢ instead of Σm. The loss is known to be such a mean
-# only if κ Σm is the same at every call, up to the scale of a GradScaler. Unless `loss=` returns m,
-# all examples of a call must have the same count: 1, or the number of outputs or targets of each.
+# Without example i, a mean divides by Σm − mᵢ instead of Σm. The loss is known to be
+# such a mean only if κ Σm is the same at every call, up to the scale of a GradScaler.
+# Unless `loss=` returns m, all examples of a call must have the same count: 1, or the
+# number of outputs or targets of each.
 
 
 MAX_WHOLE_NUMBER = 1000  # largest integer that a mean may be multiplied or divided by
@@ -163,13 +175,14 @@ COUNTS = (
 )
 
 
-def consumed_share(share: CallShare, after: TakenBatch, before: TakenBatch) -> CallShare:
-    """Return the share in the gradient that the optimizer used: `share` with κ times the scale of
-    the step, for example 1/scale of a GradScaler.
+def consumed_share(
+    share: CallShare, after: TakenBatch, before: TakenBatch
+) -> CallShare:
+    """Return the share in the gradient that the optimizer used: `share` with κ times
+    the scale of the step, for example 1/scale of a GradScaler.
 
-    κ is 0 if the examples of the call have no weight. `after` and `before` are the batch with and
-    without this scale.
-    """
+    κ is 0 if the examples of the call have no weight. `after` and `before` are the
+    batch with and without this scale."""
     scale = (
         after.unweighted_shares[0] / before.unweighted_shares[0]
         if before.unweighted_shares[0]
@@ -180,8 +193,8 @@ def consumed_share(share: CallShare, after: TakenBatch, before: TakenBatch) -> C
 
 @dataclass
 class MeanCheck:
-    """The loss factor κ times Σm, for each kind of count m ("examples", "counts", …) on which all
-    calls agree."""
+    """The loss factor κ times Σm, for each kind of count m ("examples", "counts", …) on
+    which all calls agree."""
 
     first: tuple[int, CallShare] | None = None
     means: dict[str, float] = field(default_factory=dict)
@@ -189,8 +202,8 @@ class MeanCheck:
     def check(self, step: int, shares: Sequence[CallShare]) -> None:
         """Raise unless the loss of each call is a mean over its examples.
 
-        Calls with a single example are not checked, because no other example shares their mean.
-        """
+        Calls with a single example are not checked,
+        because no other example shares their mean."""
         for share in shares:
             if share.factor and share.examples > 1:
                 self.first = self.first or (step, share)
@@ -200,7 +213,8 @@ class MeanCheck:
                 self.compare(step, share, agreed)
 
     def agreed(self, step: int, share: CallShare) -> dict[str, float]:
-        """Return κ Σm of a call (see above), for each kind of count that agrees with earlier calls."""
+        """Return κ Σm of a call (see above),
+        for each kind of count that agrees with earlier calls."""
         assert self.first is not None
         means = means_of(share)
         tolerance = share.tolerance + self.first[1].tolerance
@@ -220,15 +234,17 @@ class MeanCheck:
         return agreed
 
     def compare(self, step: int, share: CallShare, agreed: dict[str, float]) -> None:
-        """Raise if the loss of a call is not a mean over its examples, unless the user gave the
-        counts."""
+        """Raise if the loss of a call is not a mean over its examples,
+        unless the user gave the counts."""
         assert self.first is not None
         if share.counts is None and share.targets is not None and isnan(share.targets):
             raise Mistake(
                 f"step {step}: loss= has class weights, or targets that are ignored; {COUNTS}"
             )
         known = {
-            name: mean for name, mean in agreed.items() if not self.means or name in self.means
+            name: mean
+            for name, mean in agreed.items()
+            if not self.means or name in self.means
         }
         if share.counts is None and not known:
             raise Mistake(
@@ -260,8 +276,8 @@ def means_of(share: CallShare) -> dict[str, float]:
 
 
 def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
-    """Raise if the loss is a sum: its factor κ is 1, or the same in two calls with different total
-    counts."""
+    """Raise if the loss is a sum: its factor κ is 1, or the same in two calls with
+    different total counts."""
     sizes = [
         float(share.examples if share.counts is None else share.counts.sum())
         for share in (one, other)
@@ -291,7 +307,8 @@ def same_scale(one: float, other: float, tolerance: float) -> bool:
 def is_plain(mean: float, tolerance: float) -> bool:
     """True if a mean is an integer or the inverse of an integer, times a power of two.
 
-    The integer may be a number of calls or outputs, and the power of two the scale of a GradScaler.
+    The integer may be a number of calls or outputs,
+    and the power of two the scale of a GradScaler.
 
     >>> is_plain(1 / 12, 1e-9), is_plain(-5.0, 1e-9), is_plain(24 / 37.1, 1e-9)
     (True, True, False)
@@ -306,34 +323,46 @@ def is_plain(mean: float, tolerance: float) -> bool:
 
 # --- A followed loop as a differentiable training.
 #
-# The optimizer used c g, where one factor c multiplies the gradient g of all parameters. If c is a
-# power of two, it is the scale of a GradScaler. Any other c < 1 is clipping to the norm
-# k = c(‖g‖ + 1e-6), which must be the same at every step. If several processes trained together, g
-# is the mean of their gradients.
+# The optimizer used c g, where one factor c multiplies the gradient g of all
+# parameters. If c is a power of two, it is the scale of a GradScaler. Any other c < 1
+# is clipping to the norm k = c(‖g‖ + 1e-6), which must be the same at every step. If
+# several processes trained together, g is the mean of their gradients.
 
 
-SUM_ORDER_EPS = 1e4  # eps: relative rounding error of a gradient that is summed in another order
-# if c is nearly a power of two, up to this relative distance, measure whether terms of g cancel
+SUM_ORDER_EPS = (
+    1e4  # eps: relative rounding error of a gradient that is summed in another order
+)
+# if c is nearly a power of two, up to this relative distance,
+# measure whether terms of g cancel
 NEAR_POWER = 0.01
 SAME_NORM = 1e-3  # relative tolerance for equal clipping norms of all steps, in float32
 
 
 @dataclass(kw_only=True)
 class FollowedTraining(AbstractTrajectory):
-    """The steps of a followed loop. Read them from the last to the first, which is cheapest."""
+    """The steps of a followed loop. Read them from the last to the first,
+    which is cheapest."""
 
     steps: AbstractSteps
     called: CalledModule
     loss: ExampleLoss
     names: dict[str, int]  # index of each example
-    weighing: Weighing = field(default_factory=Weighing)  # weights of the examples in this loop
-    back: Iterator[tuple[FollowedStep, Weights]] = field(default_factory=lambda: iter(()))
+    weighing: Weighing = field(
+        default_factory=Weighing
+    )  # weights of the examples in this loop
+    back: Iterator[tuple[FollowedStep, Weights]] = field(
+        default_factory=lambda: iter(())
+    )
     next: int = -1  # index of the next step of `back`
-    norm: float | None = None  # clipping norm of the steps so far, None if none was clipped
+    norm: float | None = (
+        None  # clipping norm of the steps so far, None if none was clipped
+    )
     mean_check: MeanCheck = field(default_factory=MeanCheck)
 
     def __post_init__(self) -> None:
-        if unknown := next((each for each in self.steps.known if not each.rule.has_effects), None):
+        if unknown := next(
+            (each for each in self.steps.known if not each.rule.has_effects), None
+        ):
             raise Mistake(
                 f"effects of a loop with {unknown.kind.__name__} are not known, because they need "
                 "the derivative of "
@@ -379,12 +408,16 @@ class FollowedTraining(AbstractTrajectory):
         if self.weighing.mean == "renormalised":
             shares = [
                 consumed_share(share, after, before)
-                for after, (before, share) in zip(step.batches, batches_and_shares, strict=True)
+                for after, (before, share) in zip(
+                    step.batches, batches_and_shares, strict=True
+                )
             ]
             self.mean_check.check(index, shares)
         return step
 
-    def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, CallShare]:
+    def batch(
+        self, step: FollowedStep, call: ModelCall
+    ) -> tuple[TakenBatch, CallShare]:
         """Return the examples of a call, and the factor κ of its loss."""
         if call.weights is not None:
             raise Mistake(
@@ -417,12 +450,16 @@ class FollowedTraining(AbstractTrajectory):
         counts = share.counts
         kappa = share.factor / self.steps.processes
         factors = self.weighing.factors(call.names, counts).to(self.end)
-        rows = torch.tensor([self.names[name] for name in call.names], device=self.end.device)
+        rows = torch.tensor(
+            [self.names[name] for name in call.names], device=self.end.device
+        )
         batch = TakenBatch(
             examples=rows,
             shares=kappa * factors,
             losses=lambda weights: losses.at(self.flat.weights(weights)),
-            per_weight=torch.full_like(factors, kappa * self.weighing.shared(call.names, counts)),
+            per_weight=torch.full_like(
+                factors, kappa * self.weighing.shared(call.names, counts)
+            ),
             counts=1.0 if counts is None else counts.to(self.end),
         )
         return batch, share
@@ -434,26 +471,33 @@ class FollowedTraining(AbstractTrajectory):
             denominator = self.memory.denominator(step, name)
         if isinstance(linear.momentum_scale, Tensor):
             linear = replace(linear, momentum_scale=linear.momentum_scale.reshape(-1))
-        return Update(weight_slice=self.flat.slices[name], linear=linear, denominator=denominator)
+        return Update(
+            weight_slice=self.flat.slices[name], linear=linear, denominator=denominator
+        )
 
     def with_grad(self, step: FollowedStep) -> Float[Tensor, " weight"]:
         """Return 1 for weights with a gradient in the step, and 0 for all others."""
         with_grad = set(step.with_grad)
         return self.flat.vector(
-            {n: torch.full_like(w, float(n in with_grad)) for n, w in step.start.items()}
+            {
+                n: torch.full_like(w, float(n in with_grad))
+                for n, w in step.start.items()
+            }
         )
 
     def clipped(self, followed: FollowedStep, step: TrainedStep) -> TrainedStep:
-        """Return the step with its loss scale or its clipping norm, whichever explains the gradient
-        that the optimizer used.
+        """Return the step with its loss scale or its clipping norm, whichever explains
+        the gradient that the optimizer used.
 
-        The optimizer used c times the replayed gradient. If c is a power of two, it is the scale of
-        the loss, and the batches are multiplied by it. Otherwise, the gradient was clipped by norm.
-        """
+        The optimizer used c times the replayed gradient. If c is a power of two, it is
+        the scale of the loss, and the batches are multiplied by it. Otherwise, the
+        gradient was clipped by norm."""
         if not step.batches:
             return step
         with_grad = self.with_grad(followed)
-        zeros = {name: torch.zeros_like(weight) for name, weight in followed.start.items()}
+        zeros = {
+            name: torch.zeros_like(weight) for name, weight in followed.start.items()
+        }
         consumed = self.flat.vector(zeros | dict(followed.gradient)) * with_grad
 
         def replayed(multiple: float) -> Tensor:
@@ -465,17 +509,22 @@ class FollowedTraining(AbstractTrajectory):
         if is_power_of_two(factor, rounding):
             batches = tuple(batch.times(factor) for batch in step.batches)
             return replace(step, batches=batches)
-        return replace(step, clip_norm=self.same_norm(step.index, factor, float(g.norm())))
+        return replace(
+            step, clip_norm=self.same_norm(step.index, factor, float(g.norm()))
+        )
 
     def factor(
-        self, index: int, g: Tensor, consumed: Tensor, replayed: Callable[[float], Tensor]
+        self,
+        index: int,
+        g: Tensor,
+        consumed: Tensor,
+        replayed: Callable[[float], Tensor],
     ) -> tuple[float, float]:
-        """Return the factor c between the replayed gradient g and the gradient that the optimizer
-        used, and the relative rounding error of c.
+        """Return the factor c between the replayed gradient g and the gradient that the
+        optimizer used, and the relative rounding error of c.
 
-        If terms of g cancel, the rounding error is measured from `replayed`, which returns the
-        gradient of a multiple of the loss.
-        """
+        If terms of g cancel, the rounding error is measured from `replayed`, which
+        returns the gradient of a multiple of the loss."""
         factor, missed = factor_between(g, consumed)
         rounding = SUM_ORDER_EPS * torch.finfo(self.end.dtype).eps
         near_power = is_power_of_two(factor, NEAR_POWER)
@@ -491,8 +540,8 @@ class FollowedTraining(AbstractTrajectory):
         return factor, rounding
 
     def same_norm(self, index: int, factor: float, size: float) -> float:
-        """Return the clipping norm of a step. Raise if the factor is not below 1, or if an earlier
-        step was clipped to another norm."""
+        """Return the clipping norm of a step. Raise if the factor is not below 1, or if
+        an earlier step was clipped to another norm."""
         multiplied = (
             f"step {index}: the gradient was multiplied with {factor:.4g}, which is not a power of "
             "two"

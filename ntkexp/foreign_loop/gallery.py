@@ -1,4 +1,5 @@
-"""Examples and queries for display in reports: one input tensor each, or its decoded text."""
+"""Examples and queries for display in reports: one input tensor each,
+or its decoded text."""
 
 from __future__ import annotations
 
@@ -25,15 +26,20 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 """A function from token ids to their text, such as a tokenizer's `decode`."""
 
 MAX_SHOWN_BYTES = 500e6  # largest memory for copies of examples during the attribution
-# if all queries and examples take more bytes, copy only the strongest examples and their queries
+# if all queries and examples take more bytes,
+# copy only the strongest examples and their queries
 MAX_COPIED_BYTES = 50e6
-PREFERRED = ("input_ids", "pixel_values")  # inputs of Hugging Face models that are shown if present
+PREFERRED = (
+    "input_ids",
+    "pixel_values",
+)  # inputs of Hugging Face models that are shown if present
 FILLER = -1  # pads short texts to the length of the longest one
 
 
 @dataclass
 class Gallery:
-    """The input row of each example by name. Rows are added until `free_bytes` is used up."""
+    """The input row of each example by name.
+    Rows are added until `free_bytes` is used up."""
 
     rows: dict[str, NDArray[Any]] = field(default_factory=dict)
     free_bytes: float = MAX_SHOWN_BYTES
@@ -63,7 +69,9 @@ def shown(inputs: Inputs) -> NDArray[Any]:
     """
     tensor: object = tensors(inputs)[0]
     if isinstance(inputs, Mapping):
-        preferred = [inputs[key] for key in PREFERRED if isinstance(inputs.get(key), Tensor)]
+        preferred = [
+            inputs[key] for key in PREFERRED if isinstance(inputs.get(key), Tensor)
+        ]
         tensor = [*preferred, tensor][0]
     assert isinstance(tensor, Tensor)
     values = tensor.detach().cpu()
@@ -86,7 +94,9 @@ def stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     if any(row.ndim != 1 for row in rows):
         return np.zeros((len(rows), 0))
     longest = max(len(row) for row in rows)
-    return np.stack([np.pad(row, (0, longest - len(row)), constant_values=FILLER) for row in rows])
+    return np.stack(
+        [np.pad(row, (0, longest - len(row)), constant_values=FILLER) for row in rows]
+    )
 
 
 def texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
@@ -105,15 +115,19 @@ def token_texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
     >>> token_texts(np.array([[1, 0], [1, -1]]), alphabet).tolist()
     [['b', 'a'], ['b', '']]
     """
-    text_of_token = {int(token): decode([int(token)]) for token in np.unique(rows) if token >= 0}
+    text_of_token = {
+        int(token): decode([int(token)]) for token in np.unique(rows) if token >= 0
+    }
     return np.array(
-        [[text_of_token.get(int(token), "") for token in row] for row in rows], dtype=str
+        [[text_of_token.get(int(token), "") for token in row] for row in rows],
+        dtype=str,
     )
 
 
 @dataclass(frozen=True)
 class ShownExamples:
-    """The queries and examples that a notebook shows, by axis ("query" or "example") and index.
+    """The queries and examples that a notebook shows,
+    by axis ("query" or "example") and index.
 
     Each has a name, a row, and its decoded text. It is formatted when it is shown.
     """
@@ -122,15 +136,20 @@ class ShownExamples:
 
     @classmethod
     def of(
-        cls, attribution: xr.Dataset, queries: Inputs, gallery: Gallery, decode: Decode | None
+        cls,
+        attribution: xr.Dataset,
+        queries: Inputs,
+        gallery: Gallery,
+        decode: Decode | None,
     ) -> ShownExamples:
         """Copy the queries and examples to be shown.
 
-        If the examples are large, copy only those with the largest contributions to the first
-        queries.
-        """
+        If the examples are large, copy only those
+        with the largest contributions to the first queries."""
 
-        def copied(name: str, row: NDArray[Any]) -> tuple[str, NDArray[Any], str | None]:
+        def copied(
+            name: str, row: NDArray[Any]
+        ) -> tuple[str, NDArray[Any], str | None]:
             text = None if decode is None else str(texts(row[None], decode)[0])
             return name, row.copy(), text
 
@@ -145,7 +164,8 @@ class ShownExamples:
             example_places = {index for top in tops for index in top.places}
 
         known = {
-            ("query", index): copied(f"query {index}", points[index]) for index in query_places
+            ("query", index): copied(f"query {index}", points[index])
+            for index in query_places
         }
         for index in example_places:
             name = names[index]

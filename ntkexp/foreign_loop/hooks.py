@@ -1,8 +1,9 @@
 """Hooks on a followed model and its optimizers.
 
-`copy.deepcopy`, `pickle`, `torch.save` and new processes copy a module together with its hooks. A
-copy is not part of the followed loop, and may be loaded in a program without this package. So
-`FollowHook` works only on the followed object and its shallow copies:
+`copy.deepcopy`, `pickle`, `torch.save` and new processes copy a module together with
+its hooks. A copy is not part of the followed loop, and may be loaded in a program
+without this package. So `FollowHook` works only on the followed object and its shallow
+copies:
 
     the same object, in this process     the hook works
     a shallow copy (`copy.copy`)         the hook works, because parameters are shared
@@ -52,7 +53,8 @@ class FollowHook:
         return self.react(owner, *event)
 
     def follows(self, owner: object) -> bool:
-        """Return True for the owner of the hook, and for a module that shares its parameters."""
+        """Return True for the owner of the hook,
+        and for a module that shares its parameters."""
         if owner is self.owner:
             return True
         if not isinstance(owner, nn.Module) or not isinstance(self.owner, nn.Module):
@@ -60,19 +62,20 @@ class FollowHook:
         return owner._parameters is self.owner._parameters
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        """Replace the hook in copies and pickles by `nullcontext().__exit__`, which takes any
-        arguments and does nothing."""
+        """Replace the hook in copies and pickles by `nullcontext().__exit__`, which
+        takes any arguments and does nothing."""
         return getattr, (nullcontext(), "__exit__")
 
 
 def is_traced() -> bool:
-    """Return True during `torch.export` and `torch.jit.trace`, whose programs must not contain
-    hooks."""
+    """Return True during `torch.export` and `torch.jit.trace`,
+    whose programs must not contain hooks."""
     return torch.compiler.is_exporting() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
 def silence() -> None:
-    """Disable all hooks in a forked process, because the loop continues in its parent."""
+    """Disable all hooks in a forked process,
+    because the loop continues in its parent."""
     for hook in FOLLOWING:
         hook.forked = True
 
@@ -83,9 +86,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 
 # --- Hooks on the gradients of outputs.
 #
-# Some models compute their loss from an output inside `forward`. Under autocast, a library may then
-# cast this output before it is returned. The gradient of the loss reaches the tensor before the
-# cast, but not the returned output, so the hook must be on the tensor before the cast.
+# Some models compute their loss from an output inside `forward`. Under autocast, a
+# library may then cast this output before it is returned. The gradient of the loss
+# reaches the tensor before the cast, but not the returned output, so the hook must be
+# on the tensor before the cast.
 
 
 CAST_NODE = "ToCopyBackward0"
@@ -98,8 +102,8 @@ Listener: TypeAlias = Callable[[Tensor], Tensor | None]
 def listen(output: Tensor, listener: Listener, *, past_casts: bool) -> None:
     """Register a listener for the gradient of an output.
 
-    With `past_casts`, the listener receives the gradient of the tensor from which the output was
-    cast.
+    With `past_casts`, the listener receives the gradient of the tensor from
+    which the output was cast.
 
     >>> gradients, hidden = [], torch.ones(2, requires_grad=True) * 3
     >>> listen(hidden.double(), gradients.append, past_casts=True)
@@ -117,7 +121,9 @@ def listen(output: Tensor, listener: Listener, *, past_casts: bool) -> None:
     while node is not None and node.name() == CAST_NODE:
         node, index = node.next_functions[0]
 
-    def at_node(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+    def at_node(
+        gradients: tuple[Tensor | None, ...],
+    ) -> tuple[Tensor | None, ...] | None:
         gradient = gradients[index]
         replacement = None if gradient is None else listener(gradient)
         if replacement is None:

@@ -13,11 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-MAX_JOINED_NUMBERS = 2**16  # elements; concatenating a larger tensor would double its memory
+MAX_JOINED_NUMBERS = (
+    2**16
+)  # elements; concatenating a larger tensor would double its memory
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copy tensors to the CPU. Small tensors of the same device and dtype share one transfer.
+    """Copy tensors to the CPU. Small tensors of the same device
+    and dtype share one transfer.
 
     >>> [tensor.tolist() for tensor in to_host([torch.ones(2), torch.zeros(1, 2)])]
     [[1.0, 1.0], [[0.0, 0.0]]]

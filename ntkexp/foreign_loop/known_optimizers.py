@@ -1,7 +1,9 @@
-"""The rule of an optimizer: the user's rule, or the rule of PyTorch's or another library's class.
+"""The rule of an optimizer: the user's rule,
+or the rule of PyTorch's or another library's class.
 
-The rule of an optimizer is the rule of its class, or of the first base class with a rule. If a
-subclass computes a different step, the check of its first step raises (`rule.RuleProof`)."""
+The rule of an optimizer is the rule of its class, or of the first base class with a
+rule. If a subclass computes a different step, the check of its first step raises
+(`rule.RuleProof`)."""
 
 from __future__ import annotations
 
@@ -23,21 +25,22 @@ from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.model.foreign import load_torchvision
 
 LIBRARIES = frozenset({"timm", "lion_pytorch", "schedulefree"})
-"""Packages whose optimizers a later process imports by name, to replay a trace on disk."""
+"""Packages whose optimizers a later process imports by name,
+to replay a trace on disk."""
 
 
 @dataclass(frozen=True)
 class KnownOptimizer:
-    """A rule, and the class of optimizer that it applies to. Replays use an optimizer of this
-    class."""
+    """A rule, and the class of optimizer that it applies to.
+    Replays use an optimizer of this class."""
 
     rule: AbstractOptimizerRule
     kind: type[torch.optim.Optimizer]
 
     @property
     def name(self) -> str:
-        """The name that a trace stores. For a user's rule, it includes the name of the rule. For a
-        rule of another library, it includes the module of the class.
+        """The name that a trace stores. For a user's rule, it includes the name of the
+        rule. For a rule of another library, it includes the module of the class.
 
         >>> KnownOptimizer(TORCH_RULES[0], torch.optim.SGD).name
         'SGD'
@@ -57,12 +60,13 @@ class KnownOptimizer:
     def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """Construct an optimizer with these parameter groups.
 
-        Required arguments of the constructor are taken from the first group. Some optimizers read
-        settings that all groups share from their defaults.
-        """
+        Required arguments of the constructor are taken from the first group. Some
+        optimizers read settings that all groups share from their defaults."""
         shared = groups[0]
         _, *needed = self.required_arguments
-        optimizer = self.kind(groups, **{name: shared[name] for name in needed if name in shared})
+        optimizer = self.kind(
+            groups, **{name: shared[name] for name in needed if name in shared}
+        )
         for name in optimizer.defaults.keys() & shared.keys():
             optimizer.defaults[name] = shared[name]
         return optimizer
@@ -78,8 +82,8 @@ NOT_LINEAR = {
 def known_optimizer(
     optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOptimizerRule] = ()
 ) -> KnownOptimizer:
-    """Return the rule of an optimizer: one of the user's `rules`, or the rule of its class in
-    PyTorch or another library. Raise if there is none."""
+    """Return the rule of an optimizer: one of the user's `rules`, or the rule of its
+    class in PyTorch or another library. Raise if there is none."""
     kind = type(optimizer)
     where = f"{kind.__module__}.{kind.__qualname__}"
     if any(group.get("differentiable") for group in optimizer.param_groups):
@@ -105,7 +109,11 @@ def known_optimizer(
             "let it wrap an optimizer, or move the weights in the loop"
         )
     reason = next(
-        (f" ({NOT_LINEAR[base.__name__]})" for base in kind.__mro__ if base.__name__ in NOT_LINEAR),
+        (
+            f" ({NOT_LINEAR[base.__name__]})"
+            for base in kind.__mro__
+            if base.__name__ in NOT_LINEAR
+        ),
         "",
     )
     names = [each.__name__ for rule in TORCH_RULES for each in rule.kinds]
@@ -118,10 +126,13 @@ def known_optimizer(
 
 
 def applies(rule: AbstractOptimizerRule, kind: type) -> bool:
-    """True if a rule is for a class. Rules for other libraries compare the name of the class."""
+    """True if a rule is for a class. Rules for other libraries compare the name of the
+    class."""
     if kind in rule.kinds:
         return True
-    is_by_name = isinstance(rule, AbstractLibraryRule) and kind.__name__ in rule.class_names
+    is_by_name = (
+        isinstance(rule, AbstractLibraryRule) and kind.__name__ in rule.class_names
+    )
     return is_by_name and issubclass(kind, torch.optim.Optimizer)
 
 
@@ -131,12 +142,17 @@ def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimi
     >>> named("AdamW").kind
     <class 'torch.optim.adamw.AdamW'>
     """
-    known = [KnownOptimizer(rule, kind) for rule in (*rules, *TORCH_RULES) for kind in rule.kinds]
+    known = [
+        KnownOptimizer(rule, kind)
+        for rule in (*rules, *TORCH_RULES)
+        for kind in rule.kinds
+    ]
     optimizer = next((each for each in known if each.name == name), None)
     optimizer = optimizer or next(optimizers_of_libraries(name, rules), None)
     if optimizer is None:
         raise WrongArgument(
-            f"rule=: the trace has steps of {name}, whose rule has to be given again", "rule"
+            f"rule=: the trace has steps of {name}, whose rule has to be given again",
+            "rule",
         )
     return optimizer
 
@@ -146,9 +162,8 @@ def optimizers_of_libraries(
 ) -> Iterator[KnownOptimizer]:
     """Yield the optimizer whose class has this module and name.
 
-    A rule of the user may name the class, or a module that this process has imported may contain it.
-    Only the packages in `LIBRARIES` are imported for this purpose.
-    """
+    A rule of the user may name the class, or a module that this process has imported
+    may contain it. Only the packages in `LIBRARIES` are imported for this purpose."""
     module, _, kind_name = name.rpartition(".")
     for rule in rules:
         for kind in rule.kinds:

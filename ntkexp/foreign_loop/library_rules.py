@@ -1,8 +1,9 @@
-"""The rules of optimizers from other libraries: Lion, signSGD, LAMB, LARS, and schedule-free ones.
+"""The rules of optimizers from other libraries: Lion, signSGD, LAMB, LARS,
+and schedule-free ones.
 
-These libraries need not be installed. A rule applies to every class with one of its names, for
-example `timm.optim.Lion`. If a class with this name computes other steps, the check of its first
-step raises (`rule.RuleProof`).
+These libraries need not be installed. A rule applies to every class with one of its
+names, for example `timm.optim.Lion`. If a class with this name computes other steps,
+the check of its first step raises (`rule.RuleProof`).
 
 The docstrings use the symbols of `torch_rules.py`.
 """
@@ -31,9 +32,11 @@ class AbstractLibraryRule(AbstractTorchRule):
 
 
 class LionRule(AbstractLibraryRule):
-    """Lion: θ ← (1 − ηλ)θ − η sign(c), with c = β₁m₋ + (1 − β₁)g and m ← β₂m₋ + (1 − β₂)g.
+    """Lion: θ ← (1 − ηλ)θ − η sign(c), with c = β₁m₋ + (1 − β₁)g
+    and m ← β₂m₋ + (1 − β₂)g.
 
-    With m₋ = (m − (1 − β₂)g)/β₂, c = a m + b g, so that S = aη/|c|, N = bη/|c|, and 0 where c = 0:
+    With m₋ = (m − (1 − β₂)g)/β₂, c = a m + b g, so that S = aη/|c|, N = bη/|c|,
+    and 0 where c = 0:
 
         a = β₁/β₂,   b = (1 − β₁) − a(1 − β₂),   β = β₂,   α = 1 − β₂
 
@@ -44,14 +47,22 @@ class LionRule(AbstractLibraryRule):
     remembers = "exp_avg"
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         first, second = (float(beta) for beta in group["betas"])
         if not second:
-            raise Mistake("Lion with betas=(…, 0) forgets the momentum of its step; take another")
+            raise Mistake(
+                "Lion with betas=(…, 0) forgets the momentum of its step; take another"
+            )
         of_momentum = first / second
         of_gradient = (1 - first) - of_momentum * (1 - second)
-        gradient = -step_input.gradient if group.get("maximize") else step_input.gradient
+        gradient = (
+            -step_input.gradient if group.get("maximize") else step_input.gradient
+        )
         c = of_momentum * state[self.remembers] + of_gradient * gradient
         denominator, residual = sign_denominator(c, float(group["lr"]))
         if group.get("caution"):
@@ -79,7 +90,11 @@ class SignSGDRule(AbstractLibraryRule):
     remembers = "momentum_buffer"
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         momentum = float(group.get("momentum", 0.0))
         direction = state[self.remembers] if momentum else step_input.gradient
@@ -97,8 +112,9 @@ class SignSGDRule(AbstractLibraryRule):
 def sign_denominator(direction: Tensor, rate: float) -> tuple[Tensor, Tensor | None]:
     """Return n and r with direction/n + r = rate · sign(direction).
 
-    n is |direction|/rate, or ∞ where the direction is 0. r is None, unless some elements are so
-    small that 1/n overflows. The movement of these elements is attributed to no example.
+    n is |direction|/rate, or ∞ where the direction is 0. r is None, unless some
+    elements are so small that 1/n overflows. The movement of these elements is
+    attributed to no example.
 
     >>> sign_denominator(torch.tensor([2.0, 0.0, -4.0]), 0.5)
     (tensor([4., inf, 8.]), None)
@@ -117,14 +133,15 @@ def sign_denominator(direction: Tensor, rate: float) -> tuple[Tensor, Tensor | N
 
 
 def caution(update: Tensor, gradient: Tensor) -> Tensor:
-    """Return the factors of a cautious update: 0 where update and gradient differ in sign, and one
-    number elsewhere, so that the mean of the factors is 1."""
+    """Return the factors of a cautious update: 0 where update and gradient differ in
+    sign, and one number elsewhere, so that the mean of the factors is 1."""
     mask = (update * gradient > 0).to(update.dtype)
     return mask / mask.mean().clamp(min=LEAST_CAUTION)
 
 
 def decay_rate(group: Entries) -> float:
-    """Return the rate that multiplies weight decay: η, or η²/η_max for timm's corrected decay."""
+    """Return the rate that multiplies weight decay: η,
+    or η²/η_max for timm's corrected decay."""
     rate = float(group["lr"])
     if group.get("corrected_weight_decay"):
         return rate**2 / float(group["max_lr_snapshot"])
@@ -132,15 +149,16 @@ def decay_rate(group: Entries) -> float:
 
 
 class LAMBRule(AbstractLibraryRule):
-    """LAMB as in timm: Adam's update u, times the trust ratio r = ‖θ‖/‖u‖ of the parameter.
+    """LAMB as in timm: Adam's update u, times the trust ratio r = ‖θ‖/‖u‖
+    of the parameter.
 
         u = (m/(1 − β₁ᵗ)) / n + λθ,   n = √(v/(1 − β₂ᵗ)) + ε
         S = rη/(1 − β₁ᵗ)/n,   d = rηλ,   β = β₁,   α = (1 − β₁)/k
 
-    k = max(1, ‖g‖/`max_grad_norm`) clips the gradients of all parameters together. With decoupled
-    decay, d = ηλ, and θ is the weight after the decay. r is 1 if a norm is 0, or without decay unless
-    `always_adapt` is set. As in Adafactor, r and k multiply the gradients of all examples.
-    """
+    k = max(1, ‖g‖/`max_grad_norm`) clips the gradients of all parameters together. With
+    decoupled decay, d = ηλ, and θ is the weight after the decay. r is 1 if a norm is 0,
+    or without decay unless `always_adapt` is set. As in Adafactor, r and k multiply the
+    gradients of all examples."""
 
     class_names = ("Lamb",)
     remembers = "exp_avg"
@@ -148,7 +166,11 @@ class LAMBRule(AbstractLibraryRule):
     changes_settings = True
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         rate = float(group["lr"])
         decay = float(group["weight_decay"])
@@ -159,11 +181,14 @@ class LAMBRule(AbstractLibraryRule):
             unbiased_first = 1 - first ** float(group["step"])
             unbiased_second = 1 - second ** float(group["step"])
 
-        # the update u without decay, and the weights that the trust ratio compares it with
+        # the update u without decay, and the weights
+        # that the trust ratio compares it with
         denominator = (state["exp_avg_sq"] / unbiased_second).sqrt_().add_(group["eps"])
         denominator *= unbiased_first
         if group["caution"]:
-            denominator = denominator / caution(state[self.remembers], step_input.gradient)
+            denominator = denominator / caution(
+                state[self.remembers], step_input.gradient
+            )
         update = state[self.remembers] / denominator
         weight = step_input.weight
         decoupled_decay = 0.0
@@ -182,7 +207,9 @@ class LAMBRule(AbstractLibraryRule):
             decoupled_decay = ratio * rate * decay
         clipping = 1.0
         if group["max_grad_norm"] is not None:
-            clipping = max(1.0, step_input.gradient_norm / float(group["max_grad_norm"]))
+            clipping = max(
+                1.0, step_input.gradient_norm / float(group["max_grad_norm"])
+            )
         return LinearStep(
             momentum_scale=ratio * rate,
             momentum_decay=first,
@@ -207,9 +234,9 @@ class LARSRule(AbstractLibraryRule):
         timm, Lightning Bolts    r = κ‖θ‖ / (‖g‖ + λ‖θ‖ + ε);   r = 1 and λ = 0 without decay
         MoCo v3, MAE             r = κ‖θ‖ / ‖g + λθ‖ for matrices;   r = 1 and λ = 0 for vectors
 
-    κ is the trust coefficient. r is 1 if a norm is 0. The coefficients are as in SGD, with α times r,
-    and with N = rη for Nesterov momentum. r multiplies the gradients of all examples.
-    """
+    κ is the trust coefficient. r is 1 if a norm is 0. The coefficients are as in SGD,
+    with α times r, and with N = rη for Nesterov momentum. r multiplies the gradients of
+    all examples."""
 
     class_names = ("Lars", "LARS")
 
@@ -218,12 +245,18 @@ class LARSRule(AbstractLibraryRule):
         return momentum
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         rate = float(group["lr"])
         momentum = float(group["momentum"])
         ratio, l2 = (
-            self.of_matrices(group, step_input) if "mu" in state else self.of_all(group, step_input)
+            self.of_matrices(group, step_input)
+            if "mu" in state
+            else self.of_all(group, step_input)
         )
         momentum_scale = rate
         gradient_scale = 0.0
@@ -264,7 +297,9 @@ class LARSRule(AbstractLibraryRule):
         update = step_input.gradient.add(step_input.weight, alpha=decay)
         weight = float(step_input.weight.norm())
         size = float(update.norm())
-        ratio = trust_coefficient(group) * weight / size if weight > 0 and size > 0 else 1.0
+        ratio = (
+            trust_coefficient(group) * weight / size if weight > 0 and size > 0 else 1.0
+        )
         return ratio, decay
 
 
@@ -275,17 +310,19 @@ def trust_coefficient(group: Entries) -> float:
 
 
 class ScheduleFreeRule(AbstractLibraryRule):
-    """Schedule-free SGD and AdamW. The weights θ are the points y where gradients are computed.
+    """Schedule-free SGD and AdamW. The weights θ are the points y where gradients are
+    computed.
 
         y ← (1 − c)y + cz + η(β(1 − c) − 1)u,   z ← z − ηu,   u = (g + λny)/n
 
-    η is the rate after warmup, and c is the weight of this step in the average. n = 1 for SGD, and
-    n = √(v/(1 − β₂ᵗ)) + ε for AdamW. With the memory m = y − z, which is 0 at the beginning,
+    η is the rate after warmup, and c is the weight of this step in the average. n = 1
+    for SGD, and n = √(v/(1 − β₂ᵗ)) + ε for AdamW. With the memory m = y − z, which is 0
+    at the beginning,
 
         m ← (1 − c)m + (1 − c)βη/n p,   y ← y − c/(1 − c) m − η(1 − β)/n p,   p = g + λny
 
-    If c = 1, then y ← y − η/n p and m ← 0. `eval()` moves the weights to the average x of z.
-    """
+    If c = 1, then y ← y − η/n p and m ← 0. `eval()` moves the weights
+    to the average x of z."""
 
     class_names = ("SGDScheduleFree", "AdamWScheduleFree")
     remembers = "z"
@@ -293,16 +330,27 @@ class ScheduleFreeRule(AbstractLibraryRule):
     overwrites_gradient = True
     swaps_weights = True
 
-    def momentum_at(self, group: Entries, state: Entries, weight: Tensor) -> Tensor | None:
+    def momentum_at(
+        self, group: Entries, state: Entries, weight: Tensor
+    ) -> Tensor | None:
         return weight - state["z"] if "z" in state else None
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         rate = float(group["scheduled_lr"])
-        weight = float(group["k"]) ** group["r"] * group["lr_max"] ** group["weight_lr_power"]
+        weight = (
+            float(group["k"]) ** group["r"]
+            * group["lr_max"] ** group["weight_lr_power"]
+        )
         share = weight / group["weight_sum"] if group["weight_sum"] else 0.0
-        momentum = float(group["momentum"] if "momentum" in group else group["betas"][0])
+        momentum = float(
+            group["momentum"] if "momentum" in group else group["betas"][0]
+        )
         decay = float(group["weight_decay"])
 
         # the denominator n, and λn

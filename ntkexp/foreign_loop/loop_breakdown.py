@@ -1,10 +1,9 @@
-"""The breakdown of a removal: run a followed loop again without some examples, and divide the
-change of the outputs among all examples.
+"""The breakdown of a removal: run a followed loop again without some examples, and
+divide the change of the outputs among all examples.
 
-The first training is the followed one, read from its folder. The second training is followed and
-proved as well, and its steps are stored until the breakdown is complete. The model and the loss are
-taken from the call of `follow` in the second training.
-"""
+The first training is the followed one, read from its folder. The second training is
+followed and proved as well, and its steps are stored until the breakdown is complete.
+The model and the loss are taken from the call of `follow` in the second training."""
 
 from __future__ import annotations
 
@@ -33,7 +32,8 @@ from ntkexp.records.contributions import REMOVAL_FOLDER, Removal
 from ntkexp.removal.between import Pair, TrainingPair
 from ntkexp.removal.retraining import ChosenOutputs, removal_of, split_change
 
-# elements of the adjoints in one backward sweep; about 12 arrays of this size are in memory
+# elements of the adjoints in one backward sweep;
+# about 12 arrays of this size are in memory
 MAX_ADJOINT_NUMBERS = 2**28 // 12
 
 
@@ -45,8 +45,8 @@ def loop_without(
     points: Sequence[int],
     progress: AbstractProgress,
 ) -> Removal:
-    """Retrain without some examples. Return the change of the outputs at some queries, and its
-    split by example and step.
+    """Retrain without some examples. Return the change of the outputs at some queries,
+    and its split by example and step.
 
     Args:
         files: trace of the followed loop.
@@ -60,9 +60,13 @@ def loop_without(
     removals.mkdir(exist_ok=True)
     try:
         with TemporaryDirectory(dir=removals, prefix="again-") as folder:
-            progress.say(f"carrying the loop out again without {len(group)} of its examples")
+            progress.say(
+                f"carrying the loop out again without {len(group)} of its examples"
+            )
             second_place = Path(folder) / "trace"
-            pair, first = trained_twice(files, again, Weighing(mean=mean), group, second_place)
+            pair, first = trained_twice(
+                files, again, Weighing(mean=mean), group, second_place
+            )
 
             # split the queries into sweeps that fit into memory
             flat = pair.first.flat
@@ -83,8 +87,8 @@ def loop_without(
 def outputs_at(
     trace: Trace, flat: FlatWeights, point: int, weights: Float[Tensor, " weight"]
 ) -> Float[Tensor, " out"]:
-    """Return the outputs at query `point`. A measure takes all queries at once, so it is evaluated
-    at all queries."""
+    """Return the outputs at query `point`. A measure takes all queries at once, so it
+    is evaluated at all queries."""
     if trace.measured is not None:
         return trace.function(flat.weights(weights), trace.queries)[point]
     query = part(trace.queries, slice(point, point + 1))
@@ -92,10 +96,14 @@ def outputs_at(
 
 
 def trained_twice(
-    files: TraceFolder, again: Again, weighing: Weighing, group: Sequence[int], folder: Path
+    files: TraceFolder,
+    again: Again,
+    weighing: Weighing,
+    group: Sequence[int],
+    folder: Path,
 ) -> tuple[TrainingPair, Trace]:
-    """Return the followed training and the training without the examples in `group`, and the trace
-    of the followed training.
+    """Return the followed training and the training without the examples in `group`,
+    and the trace of the followed training.
 
     Both trainings use the model of the second one, whose steps are stored in `folder`.
     """

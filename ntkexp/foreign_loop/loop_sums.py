@@ -1,5 +1,5 @@
-"""Sums of contributions over the steps of a followed loop: by example, step, component and
-position. Also the plan of the memory that they take."""
+"""Sums of contributions over the steps of a followed loop: by example, step, component
+and position. Also the plan of the memory that they take."""
 
 from __future__ import annotations
 
@@ -35,11 +35,16 @@ NamedArrays: TypeAlias = dict[str, tuple[tuple[str, ...], Tensor]]
 
 
 class StepProofs(NamedTuple):
-    """Factors and errors of the three proofs of a step, in the order of `run_folder.PROOFS`."""
+    """Factors and errors of the three proofs of a step,
+    in the order of `run_folder.PROOFS`."""
 
     gradient_factor: float  # (a) smallest factor c of all parameters
-    gradient_error: float  # (a) relative distance of c g from the gradient that the optimizer used
-    rule_error: float  # (b) relative distance of the weights from the optimizer's update rule
+    gradient_error: (
+        float  # (a) relative distance of c g from the gradient that the optimizer used
+    )
+    rule_error: (
+        float  # (b) relative distance of the weights from the optimizer's update rule
+    )
     closure: float  # (c) relative error of the secant, ‖J̄Δθ − Δf‖/‖Δf‖
     casts_error: float  # norm of the gradient error by casts, relative to the optimizer's gradient
 
@@ -47,11 +52,16 @@ class StepProofs(NamedTuple):
 class LoopTerms(NamedTuple):
     """The terms of one step, summed over all parameters or over one component."""
 
-    # −⟨V, c Jᵢᵀℓ′ᵢ⟩ for each row i of the calls, with the adjoint V of the step (`attribution`)
+    # −⟨V, c Jᵢᵀℓ′ᵢ⟩ for each row i of the calls,
+    # with the adjoint V of the step (`attribution`)
     contributions: Float[Tensor, "query out row"]
     decay: Float[Tensor, "query out"]
-    rounding: Float[Tensor, "query out"]  # effect of rounding errors in gradients, and of casts
-    coupling: Float[Tensor, "query out"]  # effect of examples on one another in BatchNorm
+    rounding: Float[
+        Tensor, "query out"
+    ]  # effect of rounding errors in gradients, and of casts
+    coupling: Float[
+        Tensor, "query out"
+    ]  # effect of examples on one another in BatchNorm
 
 
 @dataclass(frozen=True)
@@ -69,8 +79,8 @@ class StepSummands:
 
 @dataclass
 class TermTotals:
-    """Sums of terms over the steps so far. With components, the first axis of each tensor is the
-    component."""
+    """Sums of terms over the steps so far. With components, the first axis of each
+    tensor is the component."""
 
     contributions: Float[Tensor, "*component query out example"]
     decay: Float[Tensor, "*component query out"]
@@ -114,7 +124,8 @@ class TermTotals:
             index: position of the step in `by_step`.
             rows: index of the example of each row of the step's calls.
             terms: terms of the step.
-            of_no_example: further change in this step, which is included in `by_step` only.
+            of_no_example: further change in this step,
+                which is included in `by_step` only.
         """
         contributions = terms.contributions.to(self.contributions.dtype)
         self.contributions.index_add_(2, rows, contributions)
@@ -144,7 +155,8 @@ class TermTotals:
 
 @dataclass
 class LoopSums:
-    """The sums over the steps so far, beginning with the last step, and the proofs of each step."""
+    """The sums over the steps so far, beginning with the last step,
+    and the proofs of each step."""
 
     totals: TermTotals
     statistics: Float[Tensor, "query out"]  # effect of BatchNorm's running statistics
@@ -219,19 +231,21 @@ class LoopSums:
         return arrays
 
 
-# --- The memory of the sums and of one step. If they do not fit, an error is raised before the
-# first step. If only `half_by` does not fit, it is omitted.
+# --- The memory of the sums and of one step. If they do not fit, an error is raised
+# before the first step. If only `half_by` does not fit, it is omitted.
 
 
 MAX_HALF_BY_NUMBERS = 2**27
 """`half_by` is computed if it needs at most this many numbers (1 GB)."""
 
 PRODUCT_COPIES = 5
-"""The number of arrays of inner products ⟨V, J⟩ that exist at once in a step: the products of one
-parameter, their sum over parameters, a multiple of the sum, its negative, and a temporary array."""
+"""The number of arrays of inner products ⟨V, J⟩ that exist at once in a step: the
+products of one parameter, their sum over parameters, a multiple of the sum, its
+negative, and a temporary array."""
 
 CACHED_COPIES = 6
-"""The number of blocks of gradients, of the size of the processor's cache, that exist at once."""
+"""The number of blocks of gradients, of the size of the processor's cache,
+that exist at once."""
 
 
 @dataclass(frozen=True)
@@ -241,27 +255,36 @@ class StepMemory:
     tape: Tape  # recorded forward pass of the queries
     rows: int  # largest number of examples in a step
     parameters: int  # number of trained weights
-    # number of arrays like the adjoint: 1 for U, or 3 if V and N ⊙ J̄ (`path.backward_sum`) differ
+    # number of arrays like the adjoint: 1 for U, or 3 if V and N ⊙ J̄
+    # (`path.backward_sum`) differ
     adjoints: int
 
     @property
     def products(self) -> float:
-        """Bytes of the inner products of a step, between the adjoint V and the gradients."""
+        """Bytes of the inner products of a step,
+        between the adjoint V and the gradients."""
         outputs = self.tape.outputs
-        return float(PRODUCT_COPIES * outputs.numel() * self.rows * outputs.element_size())
+        return float(
+            PRODUCT_COPIES * outputs.numel() * self.rows * outputs.element_size()
+        )
 
     @property
     def held(self) -> float:
-        """Bytes of the adjoints, the tapes of queries and examples, and blocks of gradients."""
+        """Bytes of the adjoints, the tapes of queries and examples,
+        and blocks of gradients."""
         points, outputs_each = self.tape.outputs.shape
         outputs = self.tape.outputs.numel()
         query_tapes = points * (3 + 2 * outputs_each)
         example_tapes = self.rows * (2 + outputs_each)
         rows = max(self.rows, outputs)
-        piece = max(PIECE_BYTES // self.tape.outputs.element_size(), PIECE_ELEMENTS * rows)
+        piece = max(
+            PIECE_BYTES // self.tape.outputs.element_size(), PIECE_ELEMENTS * rows
+        )
         numbers = self.adjoints * outputs * self.parameters
         numbers += min(piece, rows * self.parameters)
-        numbers += CACHED_COPIES * min(CACHED_NUMBERS, (self.rows + 1) * outputs * self.parameters)
+        numbers += CACHED_COPIES * min(
+            CACHED_NUMBERS, (self.rows + 1) * outputs * self.parameters
+        )
         tapes = self.tape.bytes_per_example * (query_tapes + example_tapes)
         return numbers * self.tape.outputs.element_size() + tapes
 
@@ -274,7 +297,8 @@ def sums_at_zero(
     components: Components | None = None,
     positions: Positions | None = None,
 ) -> LoopSums:
-    """Return sums that start at zero. Raise if the sums and one step do not fit into memory.
+    """Return sums that start at zero. Raise if the sums
+    and one step do not fit into memory.
 
     Omit `half_by`, with a warning, if only this sum does not fit.
     """
@@ -283,9 +307,7 @@ def sums_at_zero(
     if components is not None:
         by = f" by {counted(len(components), 'component')}"
         fewer = ", by fewer components"
-    contributions = (
-        f"contributions of {examples} examples to {outputs.numel()} outputs of the queries"
-    )
+    contributions = f"contributions of {examples} examples to {outputs.numel()} outputs of the queries"
     needed = needed_bytes(step, examples, steps, components)
     budget.require(needed, f"{contributions}{by}", f"give fewer queries{fewer}")
     budget = budget.holding(needed)
@@ -294,7 +316,8 @@ def sums_at_zero(
     if with_halves and not budget.fits(half_bytes):
         with_halves = False
         LOG.warning(
-            "ntkexp: `half_by` is left out: %s", budget.refusal(half_bytes, "it and other sums")
+            "ntkexp: `half_by` is left out: %s",
+            budget.refusal(half_bytes, "it and other sums"),
         )
     zero = torch.zeros_like(outputs, dtype=accumulated_in(outputs))
     totals = TermTotals.at_zero(zero, examples, steps)
@@ -328,11 +351,14 @@ def needed_bytes(
     sum_bytes = accumulated_in(outputs).itemsize
     contributions = outputs.numel() * examples * (outputs.element_size() + sum_bytes)
     by_step = outputs.numel() * steps * sum_bytes
-    return (contributions + by_step + step.products) * (1 + len(components or {})) + step.held
+    return (contributions + by_step + step.products) * (
+        1 + len(components or {})
+    ) + step.held
 
 
 def accumulated_in(outputs: Tensor) -> torch.dtype:
-    """Return the dtype of sums over steps: float64, unless the device does not support it.
+    """Return the dtype of sums over steps: float64,
+    unless the device does not support it.
 
     >>> accumulated_in(torch.ones(1, dtype=torch.float32))
     torch.float64

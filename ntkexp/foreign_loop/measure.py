@@ -1,10 +1,12 @@
-"""The user's measure g of the outputs at the queries, which is attributed instead of the outputs.
+"""The user's measure g of the outputs at the queries, which is attributed instead of
+the outputs.
 
     m(θ) = g(f(θ; x), x)            m_T − m_0 = Σ contributions + decay + rounding + outside
 
-g may be a loss, a log-probability, a margin, or a projection. The secant is computed through g as
-through any layer, so the parts add up to the change of m up to rounding. If g returns one value for
-each query, one adjoint for each query suffices, instead of one for each output.
+g may be a loss, a log-probability, a margin, or a projection. The secant is computed
+through g as through any layer, so the parts add up to the change of m up to rounding.
+If g returns one value for each query, one adjoint for each query suffices, instead of
+one for each output.
 
 `measure` is called with the outputs at all queries, or at one batch of a DataLoader.
 """
@@ -39,17 +41,16 @@ from ntkexp.records.contributions import MEASURE
 from ntkexp.shapes import Function, Inputs, Weights
 
 Measure: TypeAlias = Callable[[Tensor, SeenCall], Tensor | Mapping[str, Tensor]]
-"""A function (outputs, call) of the queries of a call. It returns values [query], or [query, out],
-or a dict from names to tensors [query]."""
+"""A function (outputs, call) of the queries of a call. It returns values [query], or
+[query, out], or a dict from names to tensors [query]."""
 
 RANDOM = "the module draws random numbers"
-MEASURE_FORMS = (
-    "give a tensor [queries], or [queries, numbers], or a dict of names to tensors [queries]"
-)
+MEASURE_FORMS = "give a tensor [queries], or [queries, numbers], or a dict of names to tensors [queries]"
 
 
 class NamedValues(NamedTuple):
-    """The values of a measure at some queries, and the names or indices of their columns."""
+    """The values of a measure at some queries, and the names or indices of their
+    columns."""
 
     names: Sequence[str | int]
     values: Float[Tensor, "query out"]
@@ -95,7 +96,8 @@ class MeasuredQueries:
 
     @property
     def described(self) -> str:
-        """The name of the measure and a digest of its code, as stored in config.json."""
+        """The name of the measure and a digest of its code, as stored in
+        config.json."""
         return described(self.measure)
 
     @property
@@ -103,9 +105,8 @@ class MeasuredQueries:
         return self.described.split()[0]
 
     def of(self, function: Function) -> Function:
-        """Return the composition g ∘ f of the measure and the model, as a function of the weights
-        and all queries.
-        """
+        """Return the composition g ∘ f of the measure and the model, as a function of
+        the weights and all queries."""
 
         def measured(weights: Weights, inputs: Inputs) -> Tensor:
             return self.values(function(weights, inputs), inputs)
@@ -113,7 +114,8 @@ class MeasuredQueries:
         return measured
 
     def values(self, outputs: Tensor, inputs: Inputs) -> Float[Tensor, "query out"]:
-        """Return the values of all queries, in the dtype of the outputs, but at least float32."""
+        """Return the values of all queries, in the dtype of the outputs, but at least
+        float32."""
         outputs = at_least_float(outputs)
         if len(self.calls.sizes) == 1:
             return self.of_call(outputs, inputs, self.calls.ids).values
@@ -126,16 +128,23 @@ class MeasuredQueries:
             for where in self.calls
         ]
 
-    def of_call(self, outputs: Tensor, inputs: Inputs, ids: tuple[str, ...]) -> NamedValues:
-        """Return the values at the queries of one call. Raise if the result has a wrong form."""
+    def of_call(
+        self, outputs: Tensor, inputs: Inputs, ids: tuple[str, ...]
+    ) -> NamedValues:
+        """Return the values at the queries of one call. Raise if the result has a wrong
+        form."""
         result = self.measure(outputs, SeenCall.of(inputs, ids))
         if isinstance(result, Mapping):
             names = list(result)
             if not names or not all(isinstance(name, str) for name in names):
-                raise Mistake(f"measure=: it gives a dict with the names {names}; {MEASURE_FORMS}")
+                raise Mistake(
+                    f"measure=: it gives a dict with the names {names}; {MEASURE_FORMS}"
+                )
             for name, column in result.items():
                 refuse_form(column, (len(ids),), f" for '{name}'")
-            return NamedValues(names, torch.stack(list(result.values()), 1).to(outputs.dtype))
+            return NamedValues(
+                names, torch.stack(list(result.values()), 1).to(outputs.dtype)
+            )
         if isinstance(result, Tensor) and result.dim() == 2 and result.numel():
             count = result.shape[1]
             refuse_form(result, (len(ids), count))
@@ -144,8 +153,8 @@ class MeasuredQueries:
         return NamedValues([MEASURE], torch.stack([result], 1).to(outputs.dtype))
 
     def out_names(self, outputs: Tensor, queries: Inputs) -> list[str] | list[int]:
-        """Return the names or indices of the values. Raise if the measure fails or is not finite at
-        these outputs."""
+        """Return the names or indices of the values. Raise if the measure fails or is
+        not finite at these outputs."""
         outputs = at_least_float(outputs)
         try:
             with torch.no_grad():
@@ -174,8 +183,8 @@ class MeasuredQueries:
         return [*map(str, first)] if isinstance(first[0], str) else [*map(int, first)]
 
     def refuse_unexplained(self, outputs: Tensor, queries: Inputs) -> None:
-        """Raise if an operation of the measure has no secant rule, or if its values do not have the
-        gradient that autograd computes."""
+        """Raise if an operation of the measure has no secant rule, or if its values do
+        not have the gradient that autograd computes."""
         with torch.enable_grad():
             values = self.values(outputs.detach().requires_grad_(), queries)
             if not values.requires_grad:
@@ -196,9 +205,8 @@ class MeasuredQueries:
             reader.checks.refuse_dependence(tape)
 
     def recorded(self, outputs: Tensor, queries: Inputs) -> tuple[Reader, Tape]:
-        """Record the measure g alone, as a function of a single weight of value 1 that multiplies
-        these outputs.
-        """
+        """Record the measure g alone, as a function of a single weight of value 1 that
+        multiplies these outputs."""
 
         def scaled_measure(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)
@@ -246,13 +254,18 @@ class MeasuredQueries:
 
 def at_least_float(outputs: Tensor) -> Tensor:
     """Convert dtypes of lower precision than float32 to float32."""
-    return outputs.float() if outputs.element_size() < torch.float32.itemsize else outputs
+    return (
+        outputs.float() if outputs.element_size() < torch.float32.itemsize else outputs
+    )
 
 
 def refuse_form(values: object, shape: tuple[int, ...], name: str = "") -> None:
-    """Raise unless `values` is a floating-point tensor of this shape, with a row for each query."""
+    """Raise unless `values` is a floating-point tensor of this shape, with a row for
+    each query."""
     if not isinstance(values, Tensor):
-        raise Mistake(f"measure=: it gives a {type(values).__name__}{name}; {MEASURE_FORMS}")
+        raise Mistake(
+            f"measure=: it gives a {type(values).__name__}{name}; {MEASURE_FORMS}"
+        )
     if values.shape != shape:
         count = "1 query" if shape[0] == 1 else f"{shape[0]} queries"
         raise Mistake(
@@ -290,12 +303,15 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
     with beginning_at({"cpu": torch.get_rng_state()}):
         batches = [as_inputs(batch) for batch in queries]
     if not batches:
-        raise Mistake("queries=: they are empty; give inputs at which the model is to be explained")
+        raise Mistake(
+            "queries=: they are empty; give inputs at which the model is to be explained"
+        )
     return joined(batches), tuple(examples(batch) for batch in batches)
 
 
 def refuse_bare_graph(queries: object) -> None:
-    """Raise if tensors of the queries have different lengths, as the nodes and edges of a graph.
+    """Raise if tensors of the queries have different lengths, as the nodes and edges of
+    a graph.
 
     >>> refuse_bare_graph((torch.ones(3, 2), torch.ones(2, 7)))
     Traceback (most recent call last):
@@ -303,7 +319,9 @@ def refuse_bare_graph(queries: object) -> None:
 queries; if they are one graph, give the module an axis of graphs, queries=(x[None], edges[None]), and call \
 trace.losses in the loop, with one loss for each node
     """
-    shapes = [list(leaf.shape) for leaf in tree_leaves(queries) if isinstance(leaf, Tensor)]
+    shapes = [
+        list(leaf.shape) for leaf in tree_leaves(queries) if isinstance(leaf, Tensor)
+    ]
     if len({tuple(shape[:1]) for shape in shapes}) > 1:
         raise Mistake(
             f"queries=: tensors of {', '.join(map(str, shapes))} differ in their first axis, which "
@@ -326,8 +344,11 @@ def joined(batches: list[Inputs]) -> Inputs:
         if isinstance(first, Mapping):
             if any(set(first) != set(other) for other in rest):
                 raise KeyError("names")
-            return {key: joined_leaves([batch[key] for batch in batches]) for key in first}  # type: ignore[call-overload,index]
-        return tuple(joined_leaves(list(leaves)) for leaves in zip(*batches, strict=True))
+            leaves = {key: [batch[key] for batch in batches] for key in first}  # type: ignore[call-overload,index]
+            return {key: joined_leaves(leaves[key]) for key in first}
+        return tuple(
+            joined_leaves(list(leaves)) for leaves in zip(*batches, strict=True)
+        )
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise Mistake(
             f"queries=: batches of the DataLoader have different forms ({first_line(error)}); let "
@@ -336,7 +357,8 @@ def joined(batches: list[Inputs]) -> Inputs:
 
 
 def joined_leaves(leaves: list[Any]) -> Any:
-    """Concatenate tensors. Raise if values other than tensors differ between batches."""
+    """Concatenate tensors. Raise if values other than tensors differ between
+    batches."""
     if all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
         return torch.cat(leaves)
     if any(isinstance(leaf, Tensor) or leaf != leaves[0] for leaf in leaves):
@@ -345,7 +367,8 @@ def joined_leaves(leaves: list[Any]) -> Any:
 
 
 def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str, ...]:
-    """Return the names of the queries for a measure: from `ids`, or their indices by default."""
+    """Return the names of the queries for a measure: from `ids`, or their indices by
+    default."""
     if ids is None or ids == DATASET:
         return tuple(map(str, range(sum(sizes))))
     names = list[str]()
@@ -362,9 +385,9 @@ def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str,
     return tuple(names)
 
 
-# --- The identity of a measure. A trace continues only with a measure of the same name, code and
-# constants. `signatures.OutputsAtEnds` also compares the measure's values at the queries, for the
-# replayed model and for the user's model.
+# --- The identity of a measure. A trace continues only with a measure of the same name,
+# code and constants. `signatures.OutputsAtEnds` also compares the measure's values at
+# the queries, for the replayed model and for the user's model.
 
 
 def described(measure: Measure) -> str:
@@ -384,7 +407,9 @@ def described(measure: Measure) -> str:
                 add(value.co_consts)
             case FunctionType():
                 cells = [
-                    cell.cell_contents for cell in value.__closure__ or () if cell != CellType()
+                    cell.cell_contents
+                    for cell in value.__closure__ or ()
+                    if cell != CellType()
                 ]
                 keywords = [*(value.__kwdefaults__ or {}).items()]
                 add([value.__code__, value.__defaults__, keywords, cells])

@@ -1,10 +1,11 @@
-"""The followed model as a function of its weights: in evaluation mode for the queries, and for each
-call under the recorded circumstances.
+"""The followed model as a function of its weights: in evaluation mode for the queries,
+and for each call under the recorded circumstances.
 
-These functions compute without casts, in the precision of the trained weights. There they are
-smooth, so secants explain their change up to rounding. Frozen weights of lower precision, as in a
-base model with adapters, are converted to the precision of the trained weights. Calls under casts
-are also replayed with casts, by autograd (`CalledModule.gradient`).
+These functions compute without casts, in the precision of the trained weights. There
+they are smooth, so secants explain their change up to rounding. Frozen weights of lower
+precision, as in a base model with adapters, are converted to the precision of the
+trained weights. Calls under casts are also replayed with casts, by autograd
+(`CalledModule.gradient`).
 
 For a call, the random states are restored, so that dropout draws the same masks.
 """
@@ -60,14 +61,17 @@ QUERIES_TO_CHECK = 2  # enough to check if a module mixes its examples
 
 @dataclass(frozen=True)
 class CalledModule:
-    """A copy of the followed module, and its outputs and gradients as functions of its weights."""
+    """A copy of the followed module, and its outputs and gradients
+    as functions of its weights."""
 
     module: nn.Module  # copy in evaluation mode
     output: Output
     casts: Autocast | None = None  # autocast of the loop
     # True if replays presumably use the same implementations of operations as the loop
     same_kernels: bool = False
-    twins: dict[tuple[LayerModes, torch.dtype | None], nn.Module] = field(default_factory=dict)
+    twins: dict[tuple[LayerModes, torch.dtype | None], nn.Module] = field(
+        default_factory=dict
+    )
     # half-precision tensors of the module, converted to a longer dtype, by id and dtype
     long: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     measured: MeasuredQueries | None = None  # the measure of the outputs at the queries
@@ -81,18 +85,21 @@ class CalledModule:
 
     @cached_property
     def outputs(self) -> Function:
-        """The module in evaluation mode without casts, whose outputs the measure receives."""
+        """The module in evaluation mode without casts,
+        whose outputs the measure receives."""
         cast = self.casts is not None
         return self.without_casts(EVALUATION, self.output, cast=cast, any_mode=False)
 
     def asked(self, function: Function) -> Function:
-        """Return the measure composed with a function, or the function if there is no measure."""
+        """Return the measure composed with a function,
+        or the function if there is no measure."""
         return function if self.measured is None else self.measured.of(function)
 
     def without_casts(
         self, modes: LayerModes, output: Output, *, cast: bool, any_mode: bool = True
     ) -> Function:
-        """Return the module in these modes as a function, in the precision of its trained weights.
+        """Return the module in these modes as a function,
+        in the precision of its trained weights.
 
         Args:
             modes: modes of the layers.
@@ -105,28 +112,38 @@ class CalledModule:
             return without_casts(function) if cast else function
 
         def in_long_numbers(weights: Weights, inputs: Inputs) -> Tensor:
-            kinds = (weight.dtype for weight in weights.values() if not is_short(weight))
+            kinds = (
+                weight.dtype for weight in weights.values() if not is_short(weight)
+            )
             kind = next(kinds, torch.float32)
             twin = self.twin(modes, kind)
             function = without_casts(function_of(twin, output, any_mode=any_mode))
-            weights = {name: lengthened(weight, kind) for name, weight in weights.items()}
-            return function(weights, map_tensors(lambda tensor: lengthened(tensor, kind), inputs))
+            weights = {
+                name: lengthened(weight, kind) for name, weight in weights.items()
+            }
+            return function(
+                weights, map_tensors(lambda tensor: lengthened(tensor, kind), inputs)
+            )
 
         return in_long_numbers
 
     def at(self, call: ModelCall) -> Function:
-        """Return the module as a function under the circumstances of a call, with the running
-        statistics from before the call. For a call of `trace.losses`, the function returns the
-        losses."""
+        """Return the module as a function under the circumstances of a call, with the
+        running statistics from before the call. For a call of `trace.losses`, the
+        function returns the losses."""
         if call.losses is not None:
             return self.losses_at(call, call.losses)
         before: Weights = {} if call.statistics is None else call.statistics[0]
         output = call.output(self.output)
-        function = self.without_casts(call.how.modes, output, cast=call.how.autocast is not None)
+        function = self.without_casts(
+            call.how.modes, output, cast=call.how.autocast is not None
+        )
 
         def called(weights: Weights, inputs: Inputs) -> Tensor:
             statistics = {
-                name: value.clone() for name, value in before.items() if name not in weights
+                name: value.clone()
+                for name, value in before.items()
+                if name not in weights
             }
             with beginning_at(call.how.states):
                 return function({**weights, **statistics}, inputs)
@@ -134,7 +151,8 @@ class CalledModule:
         return called
 
     def losses_at(self, call: ModelCall, losses: LossFunction) -> Function:
-        """Return the losses of a call of `trace.losses` as a function of weights and batch."""
+        """Return the losses of a call of `trace.losses` as a function
+        of weights and batch."""
         twin = self.twin(call.how.modes)
         function = losses_function(twin, losses)
 
@@ -146,19 +164,19 @@ class CalledModule:
         return called
 
     def couples(self, call: ModelCall) -> bool:
-        """Return True if the loss of an example may depend on other examples of its call: if
-        BatchNorm normalised by the batch statistics, or in a call of `trace.losses`."""
+        """Return True if the loss of an example may depend on other examples of its
+        call: if BatchNorm normalised by the batch statistics, or in a call of
+        `trace.losses`."""
         if call.losses is not None:
             return True
         return call.statistics is not None and couples(self.twin(call.how.modes))
 
     def prove_measure(self, reader: Reader, tape: Tape) -> list[str] | list[int]:
-        """Return the names of the measure's values. Raise if the value of a query depends on other
-        queries.
+        """Return the names of the measure's values. Raise if the value of a query
+        depends on other queries.
 
-        The module and the measure are checked separately. A check of their composition would need
-        many calls with all queries.
-        """
+        The module and the measure are checked separately. A check of their composition
+        would need many calls with all queries."""
         assert self.measured is not None
         weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
         queries = tape.given
@@ -171,11 +189,13 @@ class CalledModule:
         reader.check_cache.independent.put(tape.operations, True)
         return names
 
-    # --- Casts: autocast, and frozen weights of lower precision than the trained weights
+    # --- Casts: autocast, and frozen weights of lower precision
+    # than the trained weights
 
     @cached_property
     def short(self) -> torch.dtype | None:
-        """The half-precision dtype of frozen weights or buffers, or None if there are none."""
+        """The half-precision dtype of frozen weights or buffers,
+        or None if there are none."""
         return shortest(self.module)
 
     def is_cast(self, how: Circumstances) -> bool:
@@ -185,24 +205,24 @@ class CalledModule:
     def cast_eps_of(self, how: Circumstances, *, exact: bool = True) -> float:
         """Return the eps of a replayed call under casts.
 
-        It is 0 if the replay has the exact weights and the same kernels, because the result then
-        has the same bits. Otherwise values may be rounded differently, so it is the eps of the
-        lower precision.
-        """
+        It is 0 if the replay has the exact weights and the same kernels, because the
+        result then has the same bits. Otherwise values may be rounded differently, so
+        it is the eps of the lower precision."""
         if self.same_kernels and exact:
             return 0.0
         kinds = [None if how.autocast is None else how.autocast.dtype, self.short]
         return max((torch.finfo(kind).eps for kind in kinds if kind), default=0.0)
 
     def cast_eps(self, calls: Sequence[ModelCall], *, exact: bool = True) -> float:
-        """Return the largest eps of the casts of these calls, 0 if every replay has the same bits
-        (see `cast_eps_of`)."""
-        return max((self.cast_eps_of(call.how, exact=exact) for call in calls), default=0.0)
+        """Return the largest eps of the casts of these calls, 0 if every replay has the
+        same bits (see `cast_eps_of`)."""
+        return max(
+            (self.cast_eps_of(call.how, exact=exact) for call in calls), default=0.0
+        )
 
     def under(self, casts: Autocast | None) -> Function:
-        """Return the module in evaluation mode under an autocast context, as a function without the
-        measure.
-        """
+        """Return the module in evaluation mode under an autocast context, as a function
+        without the measure."""
         function = function_of(self.twin(EVALUATION), self.output)
 
         def cast(weights: Weights, inputs: Inputs) -> Tensor:
@@ -213,17 +233,17 @@ class CalledModule:
 
     @property
     def under_casts(self) -> Function:
-        """The module in evaluation mode under the casts of the loop, followed by the measure."""
+        """The module in evaluation mode under the casts of the loop,
+        followed by the measure."""
         return self.asked(self.under(self.casts))
 
     @property
     def as_evaluated(self) -> Iterator[Function]:
-        """Candidates for the function that the user's model computed at the queries, which depends
-        on autocast.
+        """Candidates for the function that the user's model computed at the queries,
+        which depends on autocast.
 
-        The user's model may run without autocast, under the loop's autocast, or under the autocast
-        that its half-precision weights need.
-        """
+        The user's model may run without autocast, under the loop's autocast, or under
+        the autocast that its half-precision weights need."""
         candidates = [None, self.casts]
         if self.short is not None:
             device = next(self.module.parameters()).device.type
@@ -269,13 +289,12 @@ class CalledModule:
         calls: Sequence[ModelCall],
         on_outputs: Callable[[Float[Tensor, "example ..."]], object] | None,
     ) -> None:
-        """Replay calls at the present weights, and add their gradients to `grad` in one backward
-        pass.
+        """Replay calls at the present weights,
+        and add their gradients to `grad` in one backward pass.
 
-        The order of the sum matters: if gradients cancel, a different order gives a different
-        rounding error, and Adam may turn it into a step of the opposite sign. So each backward pass
-        of the loop is replayed as one backward pass.
-        """
+        The order of the sum matters: if gradients cancel, a different order gives a
+        different rounding error, and Adam may turn it into a step of the opposite sign.
+        So each backward pass of the loop is replayed as one backward pass."""
         outputs = list[Tensor]()
         gradients = list[Tensor]()
         with ExitStack() as circumstances:
@@ -285,11 +304,15 @@ class CalledModule:
                 twin = self.twin(call.how.modes)
                 args, kwargs = arguments(call.inputs)
                 circumstances.enter_context(without_kernels(call.how.forbidden))
-                running = beginning_with(twin, call.statistics, call.at, self.cast_eps_of(call.how))
+                running = beginning_with(
+                    twin, call.statistics, call.at, self.cast_eps_of(call.how)
+                )
                 circumstances.enter_context(running)
                 with call.how.again():
                     if call.losses is None:
-                        output = choose_output(twin(*args, **kwargs), call.output(self.output))
+                        output = choose_output(
+                            twin(*args, **kwargs), call.output(self.output)
+                        )
                     else:
                         call.how.modes.give(twin)
                         output = call.losses(twin, *fresh(args))
@@ -297,20 +320,22 @@ class CalledModule:
                     on_outputs(output.detach())
                 outputs.append(output)
                 gradients.append(call.gradient.reshape(output.shape).to(output.dtype))
-            # The function of `trace.losses` may reach other leaves, which get no gradient. Name the
-            # leaves only then: checkpoints with use_reentrant=True do not allow it.
+            # The function of `trace.losses` may reach other leaves, which get no
+            # gradient. Name the leaves only then: checkpoints with use_reentrant=True
+            # do not allow it.
             leaves: list[nn.Parameter] | None = None
             if any(call.losses is not None for call in calls):
-                leaves = [leaf for leaf in self.module.parameters() if leaf.requires_grad]
+                leaves = [
+                    leaf for leaf in self.module.parameters() if leaf.requires_grad
+                ]
             torch.autograd.backward(outputs, gradients, inputs=leaves)
 
     def noise(self, calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Weights:
-        """Estimate the rounding error of a gradient whose terms cancel: return its change under
-        relative noise of one eps in weights, inputs and ∂L/∂f.
+        """Estimate the rounding error of a gradient whose terms cancel: return its
+        change under relative noise of one eps in weights, inputs and ∂L/∂f.
 
-        The result is empty under casts, which round in large steps, and for functions with hidden
-        randomness.
-        """
+        The result is empty under casts, which round in large steps, and for functions
+        with hidden randomness."""
         if any(self.is_cast(call.how) for call in calls):
             return {}
         noisy = partial(with_noise, stream("rounding", len(calls)), None)
@@ -318,7 +343,9 @@ class CalledModule:
         for call in calls:
             assert call.gradient is not None
             inputs = map_tensors(noisy, call.inputs)
-            noisy_calls.append(replace(call, inputs=inputs, gradient=noisy(call.gradient)))
+            noisy_calls.append(
+                replace(call, inputs=inputs, gradient=noisy(call.gradient))
+            )
         noisy_weights = {
             id(weights): {name: noisy(weight) for name, weight in weights.items()}
             for weights in begun
@@ -329,7 +356,9 @@ class CalledModule:
             repeat = self.gradient(calls, begun)
             if any(not torch.equal(repeat[name], part) for name, part in here.items()):
                 return {}
-        there = self.gradient(noisy_calls, [noisy_weights[id(weights)] for weights in begun])
+        there = self.gradient(
+            noisy_calls, [noisy_weights[id(weights)] for weights in begun]
+        )
         return {name: there[name] - part for name, part in here.items()}
 
     # --- Copies in other modes
@@ -341,14 +370,15 @@ class CalledModule:
 
     @cached_property
     def modes(self) -> LayerModes:
-        """The training or evaluation mode of each layer. Replays with other modes use a copy
-        (`twin`)."""
+        """The training or evaluation mode of each layer.
+        Replays with other modes use a copy (`twin`)."""
         return LayerModes.of(named_layers(self.module))
 
     def twin(self, modes: LayerModes, kind: torch.dtype | None = None) -> nn.Module:
         """Return a copy of the module with its layers in these modes.
 
-        The copy shares all tensors. If `kind` is given, half-precision tensors are converted to it.
+        The copy shares all tensors. If `kind` is given,
+        half-precision tensors are converted to it.
 
         >>> net = nn.Linear(1, 1).eval()
         >>> twin = CalledModule(net, None).twin(LayerModes(trains=True))
@@ -375,7 +405,8 @@ def members(module: nn.Module) -> Iterator[Tensor]:
 
 
 def lengthened(tensor: Tensor, kind: torch.dtype) -> Tensor:
-    """Convert a half-precision tensor to a wider dtype. A parameter becomes a frozen parameter.
+    """Convert a half-precision tensor to a wider dtype.
+    A parameter becomes a frozen parameter.
 
     >>> lengthened(torch.ones(1).half(), torch.float32)
     tensor([1.])
@@ -385,11 +416,16 @@ def lengthened(tensor: Tensor, kind: torch.dtype) -> Tensor:
     if not is_short(tensor):
         return tensor
     longer = tensor.detach().to(kind)
-    return nn.Parameter(longer, requires_grad=False) if isinstance(tensor, nn.Parameter) else longer
+    return (
+        nn.Parameter(longer, requires_grad=False)
+        if isinstance(tensor, nn.Parameter)
+        else longer
+    )
 
 
 def shortest(module: nn.Module) -> torch.dtype | None:
-    """Return the half-precision dtype with the largest eps in a module, or None if there is none.
+    """Return the half-precision dtype with the largest eps in a module,
+    or None if there is none.
 
     >>> shortest(nn.Linear(1, 1)), shortest(nn.Linear(1, 1).half())
     (None, torch.float16)
@@ -399,12 +435,12 @@ def shortest(module: nn.Module) -> torch.dtype | None:
 
 
 def passes(calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Iterator[list[int]]:
-    """Split calls into the backward passes of a replay. Yield the indices of the calls of each.
+    """Split calls into the backward passes of a replay.
+    Yield the indices of the calls of each.
 
-    Consecutive calls share a pass if they did so in the loop, at the same weights and under the
-    same kernels. A call that updates running statistics gets its own pass, because its replay
-    writes to buffers that the backward pass reads.
-    """
+    Consecutive calls share a pass if they did so in the loop, at the same weights and
+    under the same kernels. A call that updates running statistics gets its own pass,
+    because its replay writes to buffers that the backward pass reads."""
     indices = list[int]()
     for index, call in enumerate(calls):
         if indices:
@@ -433,13 +469,12 @@ def evaluate_at_queries(
     queries: Inputs,
     measured: MeasuredQueries | None = None,
 ) -> Tensor | None:
-    """Return the signature of the outputs of the user's model, or of their measure, in evaluation
-    mode.
+    """Return the signature of the outputs of the user's model,
+    or of their measure, in evaluation mode.
 
-    The model and the random states stay unchanged. A model with half-precision frozen weights is
-    tried without and with autocast. If the model raises an error, log a warning and return None, so
-    that the training continues.
-    """
+    The model and the random states stay unchanged. A model with half-precision frozen
+    weights is tried without and with autocast. If the model raises an error, log a
+    warning and return None, so that the training continues."""
     device = next((weight.device for weight in model.parameters()), None)
     contexts = autocast_contexts(model, "cpu" if device is None else device.type)
     eager = nullcontext()
@@ -449,9 +484,18 @@ def evaluate_at_queries(
         parts = list[Tensor]()
         try:
             states = beginning_at(generator_states(model))
-            with torch.no_grad(), casts, eager, plain_kernels(), states, left_alone(model):
+            with (
+                torch.no_grad(),
+                casts,
+                eager,
+                plain_kernels(),
+                states,
+                left_alone(model),
+            ):
                 model.eval()
-                for some in chunks(map_tensors(lambda tensor: tensor.to(device), queries)):
+                for some in chunks(
+                    map_tensors(lambda tensor: tensor.to(device), queries)
+                ):
                     args, kwargs = arguments(some)
                     outputs = choose_output(model(*args, **kwargs), output)
                     parts.append(signature(outputs) if measured is None else outputs)
@@ -468,7 +512,9 @@ def evaluate_at_queries(
     return None
 
 
-def autocast_contexts(model: nn.Module, device: str) -> list[AbstractContextManager[object]]:
+def autocast_contexts(
+    model: nn.Module, device: str
+) -> list[AbstractContextManager[object]]:
     """Return contexts to try at the queries: no autocast, and autocast to the dtype of
     half-precision weights if there are any."""
     off: AbstractContextManager[object] = nullcontext()
@@ -485,7 +531,8 @@ def chunks(queries: Inputs) -> Iterator[Inputs]:
 
 
 def in_chunks(function: Function) -> Function:
-    """Return a function that evaluates its queries in batches, and concatenates the outputs."""
+    """Return a function that evaluates its queries in batches,
+    and concatenates the outputs."""
 
     def chunked(weights: Weights, queries: Inputs) -> Tensor:
         return torch.cat([function(weights, some) for some in chunks(queries)])
@@ -495,8 +542,8 @@ def in_chunks(function: Function) -> Function:
 
 @contextmanager
 def left_alone(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes of all layers on exit, such as modes and counters, and the values of
-    all buffers."""
+    """Restore the attributes of all layers on exit, such as modes and counters, and the
+    values of all buffers."""
     layers = [(layer, layer.training, dict(vars(layer))) for layer in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:

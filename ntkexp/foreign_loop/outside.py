@@ -1,11 +1,13 @@
-"""Changes of the model that no followed step made, such as a loaded average of weights, or a clamp.
+"""Changes of the model that no followed step made,
+such as a loaded average of weights, or a clamp.
 
 Between steps, such a change raises an error:
 
     weights that the optimizers move    `LatestWeights` compares them with a copy after each step
     frozen parameters and buffers       `FrozenTensors` compares them with a copy from the start
 
-After the last step, the change is reported as `outside`, a part that belongs to no example:
+After the last step, the change is reported as `outside`,
+a part that belongs to no example:
 
     f_T − f_0 = Σ contributions + decay + rounding + outside
     outside = f(at the end of the loop) − f(after the last step)
@@ -42,9 +44,9 @@ if TYPE_CHECKING:
 
 # --- Frozen parameters and buffers.
 #
-# The queries are evaluated by a copy of the model, with the frozen tensors from the start. Other
-# code may change a tensor without any effect on gradients, such as the bias of the last layer. The
-# proofs of the steps would not show this.
+# The queries are evaluated by a copy of the model, with the frozen tensors from the
+# start. Other code may change a tensor without any effect on gradients, such as the
+# bias of the last layer. The proofs of the steps would not show this.
 
 
 @dataclass
@@ -61,11 +63,14 @@ class FrozenTensors:
             self.checked[name] = (tensor, tensor._version)
 
     def refuse_writes(
-        self, step: int, moved: Container[str], layers: Mapping[str, nn.Module] | None = None
+        self,
+        step: int,
+        moved: Container[str],
+        layers: Mapping[str, nn.Module] | None = None,
     ) -> None:
-        """Raise if a tensor that no optimizer updates has changed, or if a parameter was replaced
-        by another tensor. `moved` names the tensors that optimizers and calls update. `layers` are
-        the present layers of the model (`named_layers`).
+        """Raise if a tensor that no optimizer updates has changed, or if a parameter
+        was replaced by another tensor. `moved` names the tensors that optimizers and
+        calls update. `layers` are the present layers of the model (`named_layers`).
 
         A frozen tensor may be replaced by a tensor with equal values.
 
@@ -91,7 +96,9 @@ class FrozenTensors:
             known, writes = self.checked.get(name, (None, 0))
             if name in moved or (known is tensor and writes == tensor._version):
                 continue
-            if known is None or not torch.equal(tensor.detach(), named_tensors(self.copy)[name]):
+            if known is None or not torch.equal(
+                tensor.detach(), named_tensors(self.copy)[name]
+            ):
                 raise Mistake(
                     f"step {step}: '{name}', which no followed optimizer moves, was changed; "
                     "follow what moves it too"
@@ -99,11 +106,11 @@ class FrozenTensors:
             self.checked[name] = (tensor, tensor._version)
 
     def differences(self, weights: Weights) -> Iterator[str]:
-        """Yield the names of all tensors and attributes of the model that differ from the end of
-        the trace.
+        """Yield the names of all tensors and attributes of the model
+        that differ from the end of the trace.
 
-        Compare all tensors with `weights` or with the copy of the model. Also compare numbers and
-        strings that are attributes of modules or their classes.
+        Compare all tensors with `weights` or with the copy of the model. Also compare
+        numbers and strings that are attributes of modules or their classes.
 
         >>> net = nn.Dropout(0.5)
         >>> frozen, net.p = FrozenTensors(net, nn.Dropout(0.5)), 0.1
@@ -134,7 +141,8 @@ class FrozenTensors:
 
 
 def settings_of(module: nn.Module) -> dict[str, object]:
-    """Return the public attributes of a module that are numbers or strings, except `training`."""
+    """Return the public attributes of a module that are numbers or strings,
+    except `training`."""
     return {
         key: value
         for key, value in vars(module).items()
@@ -145,8 +153,13 @@ def settings_of(module: nn.Module) -> dict[str, object]:
 
 
 def refuse_other_weights(step: int, name: str, own: Tensor, now: Tensor | None) -> None:
-    """Raise if the model is called with a computed tensor in place of a parameter, as in MAML."""
-    if isinstance(own, nn.Parameter) and now is not None and not isinstance(now, nn.Parameter):
+    """Raise if the model is called with a computed tensor in place
+    of a parameter, as in MAML."""
+    if (
+        isinstance(own, nn.Parameter)
+        and now is not None
+        and not isinstance(now, nn.Parameter)
+    ):
         raise Mistake(
             f"step {step}: the model was called with another tensor in place of '{name}' "
             f"(torch.func.functional_call, MAML?); {ASK_LOSSES}, or call a copy of the model where "
@@ -160,12 +173,16 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def tensors_of(layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Return the parameters and buffers of some layers, in one pass. See `named_tensors`."""
+    """Return the parameters and buffers of some layers, in one pass.
+    See `named_tensors`."""
     parameters: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
     known = set[int]()
     for prefix, layer in layers.items():
-        for named, members in ((parameters, layer._parameters), (buffers, layer._buffers)):
+        for named, members in (
+            (parameters, layer._parameters),
+            (buffers, layer._buffers),
+        ):
             for name, tensor in members.items():
                 if tensor is not None and id(tensor) not in known:
                     known.add(id(tensor))
@@ -174,15 +191,16 @@ def tensors_of(layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def same_values(now: Tensor, before: Tensor) -> bool:
-    """Return True if two tensors have the same values, regardless of device and dtype."""
+    """Return True if two tensors have the same values,
+    regardless of device and dtype."""
     return now.shape == before.shape and torch.equal(now.detach().to(before), before)
 
 
 # --- Weights that the optimizers move.
 #
-# PyTorch counts the writes to a tensor (`_version`), and the count is checked at every call. Writes
-# to `weight.data` are not counted. So before every step, the weights are compared with a copy, bit
-# by bit.
+# PyTorch counts the writes to a tensor (`_version`), and the count is checked at every
+# call. Writes to `weight.data` are not counted. So before every step, the weights are
+# compared with a copy, bit by bit.
 
 
 LIBRARY = ctypes.CDLL(None)
@@ -195,11 +213,18 @@ class LatestWeights:
     """Copies of the weights after the latest step."""
 
     weights: Weights = field(default_factory=dict)
-    writes: dict[str, int] = field(default_factory=dict)  # `_version` after the latest step
-    spare: Weights = field(default_factory=dict)  # buffers to reuse, because allocation is slow
-    # the largest change of a weight by rounding if the loop moves it and back between steps
+    writes: dict[str, int] = field(
+        default_factory=dict
+    )  # `_version` after the latest step
+    spare: Weights = field(
+        default_factory=dict
+    )  # buffers to reuse, because allocation is slow
+    # the largest change of a weight by rounding if the loop moves it
+    # and back between steps
     rounding_of_swaps: Callable[[str], Tensor | None] = lambda _: None
-    strangers: dict[str, str] = field(default_factory=dict)  # unfollowed optimizer, by parameter
+    strangers: dict[str, str] = field(
+        default_factory=dict
+    )  # unfollowed optimizer, by parameter
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
         """Copy the present values of some weights into this object."""
@@ -219,7 +244,9 @@ class LatestWeights:
     def release(self, before: Weights) -> None:
         """Reuse the memory of `before`, older copies of the weights."""
         self.spare |= {
-            name: weight for name, weight in before.items() if weight is not self.weights[name]
+            name: weight
+            for name, weight in before.items()
+            if weight is not self.weights[name]
         }
 
     def refuse_writes(
@@ -235,11 +262,14 @@ class LatestWeights:
     def changed(
         self, step: int, members: Iterable[tuple[str, Tensor]], *, closely: bool = False
     ) -> dict[str, Tensor]:
-        """Return the weights that have changed since the latest step. See `refuse_writes`."""
+        """Return the weights that have changed since the latest step.
+        See `refuse_writes`."""
         written: dict[str, Tensor] = {}
         for name, weight in members:
             if name not in self.weights:
-                raise Mistake(f"step {step}: '{name}' was given to the optimizer during training")
+                raise Mistake(
+                    f"step {step}: '{name}' was given to the optimizer during training"
+                )
             if weight._version != self.writes[name] or closely:
                 written[name] = weight
         same = same_bits(
@@ -281,7 +311,8 @@ def alike(one: Tensor, other: Tensor) -> bool:
 
 
 def same_bits(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
-    """Return for each pair if both tensors have the same bits. Copy all results in one transfer.
+    """Return for each pair if both tensors have the same bits.
+    Copy all results in one transfer.
 
     >>> same_bits([(torch.zeros(2), -torch.zeros(2)), (torch.ones(3), torch.ones(3))])
     [False, True]
@@ -293,7 +324,8 @@ def same_bits(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
 
 
 def have_same_bits(one: Tensor, other: Tensor) -> bool | Tensor:
-    """Return True if two tensors have the same bits. The result may be a tensor on the device.
+    """Return True if two tensors have the same bits.
+    The result may be a tensor on the device.
 
     Contiguous tensors on the CPU are compared by `memcmp`, all others as integers.
     """
@@ -312,14 +344,19 @@ LARGE_MODEL_BYTES = 1e8  # size of the weights of a large model
 KEPT_BYTES = 2**28  # the process keeps freed memory of allocations up to this size
 MMAP_THRESHOLD = -3  # option of mallopt
 TRIM_THRESHOLD = -1  # option of mallopt
-GLIBC_MAXIMA = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}  # limits of glibc's dynamic values
-KEEPING: list[int] = []  # not empty inside `memory_kept`, so that nested uses do nothing
+GLIBC_MAXIMA = {
+    MMAP_THRESHOLD: 2**25,
+    TRIM_THRESHOLD: 2**26,
+}  # limits of glibc's dynamic values
+KEEPING: list[
+    int
+] = []  # not empty inside `memory_kept`, so that nested uses do nothing
 
 
 @contextmanager
 def memory_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Let the C library keep freed memory, because allocating new pages may take longer than the
-    arithmetic.
+    """Let the C library keep freed memory, because allocating new pages may take longer
+    than the arithmetic.
 
     Do nothing for large models, or if the user has configured malloc.
     """
@@ -347,9 +384,8 @@ def is_large(tensors: Iterable[Tensor]) -> bool:
 def release_memory(tensors: Iterable[Tensor]) -> None:
     """Return freed memory to the system, if the model with these tensors is large.
 
-    The C library keeps freed blocks smaller than 32 MB. For a large model, they add up to several
-    times the size of the weights.
-    """
+    The C library keeps freed blocks smaller than 32 MB. For a large model, they add up
+    to several times the size of the weights."""
     trim = getattr(LIBRARY, "malloc_trim", None)  # glibc only
     if trim is not None and is_large(tensors):
         gc.collect()
@@ -364,10 +400,16 @@ class Outside:
     """The changes of the model after the last step."""
 
     names: tuple[str, ...] = ()  # names of changed tensors and attributes
-    tensors: Weights = field(default_factory=dict)  # changed tensors, at the end of the loop
+    tensors: Weights = field(
+        default_factory=dict
+    )  # changed tensors, at the end of the loop
 
     def change(
-        self, called: CalledModule, casts: Autocast | None, end: Weights, queries: Inputs
+        self,
+        called: CalledModule,
+        casts: Autocast | None,
+        end: Weights,
+        queries: Inputs,
     ) -> Float[Tensor, "query out"]:
         """Return f(at the end of the loop) − f(after the last step) at the queries.
 
@@ -383,7 +425,9 @@ class Outside:
             tensor.data = value.detach().to(tensor, copy=True)
         left = CalledModule(module, called.output, casts, measured=called.measured)
         weights = {
-            name: tensor.detach() for name, tensor in module.named_parameters() if name in end
+            name: tensor.detach()
+            for name, tensor in module.named_parameters()
+            if name in end
         }
         with torch.no_grad():
             after = columns(left.function, weights, queries)

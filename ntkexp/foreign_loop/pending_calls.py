@@ -1,9 +1,8 @@
 """The calls of a running loop whose gradients a later step may use, and their ∂L/∂f.
 
-A hook on the outputs f of a call receives ∂L/∂f of each example. It includes reduction, accumulation
-and loss scale, so the loss function need not be known. `zero_grad` and new `grad` tensors discard
-earlier gradients.
-"""
+A hook on the outputs f of a call receives ∂L/∂f of each example. It includes reduction,
+accumulation and loss scale, so the loss function need not be known. `zero_grad` and new
+`grad` tensors discard earlier gradients."""
 
 from __future__ import annotations
 
@@ -26,8 +25,12 @@ class PendingCalls:
     loop: RunningLoop
     weighing: Weighing | None = None  # weights of examples in a loop that runs again
     calls: list[ModelCall] = field(default_factory=list)
-    is_differentiated: bool = False  # a backward pass since the latest step had create_graph=True
-    consumed_calls: list[ModelCall] = field(default_factory=list)  # calls used by the latest step
+    is_differentiated: bool = (
+        False  # a backward pass since the latest step had create_graph=True
+    )
+    consumed_calls: list[ModelCall] = field(
+        default_factory=list
+    )  # calls used by the latest step
     # `grad` tensors used by the latest step
     consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)
 
@@ -44,7 +47,8 @@ class PendingCalls:
         self.consumed_tensors = []
 
     def consume(self, moved: Iterable[Tensor]) -> tuple[ModelCall, ...]:
-        """Return the calls whose gradients a step has used. `moved` are its parameters."""
+        """Return the calls whose gradients a step has used.
+        `moved` are its parameters."""
         weights = list(moved)
         if len(self.loop.optimizers) == 1:
             self.drop_replaced(weights)
@@ -52,7 +56,9 @@ class PendingCalls:
         for call in self.consumed_calls:
             call.is_differentiated |= self.is_differentiated
         self.is_differentiated = False
-        self.consumed_tensors = [ref(weight.grad) for weight in weights if weight.grad is not None]
+        self.consumed_tensors = [
+            ref(weight.grad) for weight in weights if weight.grad is not None
+        ]
         return tuple(call.consumed() for call in self.consumed_calls)
 
     def on_gradient(
@@ -60,10 +66,11 @@ class PendingCalls:
     ) -> Tensor | None:
         """Record the total ∂L/∂f of a call.
 
-        In a loop that runs again, return the gradient times the weights of the examples. Otherwise
-        return None, which leaves the gradient unchanged.
-        """
-        if gradient is None:  # one part of a split tensor, if the loss uses only the other parts
+        In a loop that runs again, return the gradient times the weights of the
+        examples. Otherwise return None, which leaves the gradient unchanged."""
+        if (
+            gradient is None
+        ):  # one part of a split tensor, if the loss uses only the other parts
             return None
         backward = self.begin_backward(call)
         weighed = None
@@ -75,7 +82,8 @@ class PendingCalls:
     def on_direct_gradient(
         self, call: ModelCall, counts: Tensor | None, name: str, gradient: Tensor | None
     ) -> Tensor | None:
-        """Record the gradient of the alias of one of several outputs. See `on_gradient`."""
+        """Record the gradient of the alias of one of several outputs.
+        See `on_gradient`."""
         if gradient is None or call.several is None:
             return None
         call.backward = self.begin_backward(call)
@@ -85,9 +93,11 @@ class PendingCalls:
         call.several.add_gradient(name, gradient if weighed is None else weighed)
         return weighed
 
-    def on_inner_loss(self, call: ModelCall, name: str, gradient: Tensor | None) -> None:
-        """Record that a gradient reached a tensor without a row for each example, such as a loss
-        that the model computes."""
+    def on_inner_loss(
+        self, call: ModelCall, name: str, gradient: Tensor | None
+    ) -> None:
+        """Record that a gradient reached a tensor without a row for each example, such
+        as a loss that the model computes."""
         if gradient is None or not bool(gradient.any()):
             return
         if call.several is not None:
@@ -96,28 +106,33 @@ class PendingCalls:
             call.other_outputs.append(repr(name))
 
     def begin_backward(self, call: ModelCall) -> int:
-        """Drop gradients that the loop has zeroed. Return the id of the backward pass that is
-        running."""
+        """Drop gradients that the loop has zeroed.
+        Return the id of the backward pass that is running."""
         backward = torch._C._current_graph_task_id()
         self.is_differentiated |= torch.is_grad_enabled()
-        if all(weight.grad is None or not weight.grad.any() for _, weight in self.loop.parameters):
+        if all(
+            weight.grad is None or not weight.grad.any()
+            for _, weight in self.loop.parameters
+        ):
             self.drop_zeroed(call, backward)
         return backward
 
-    def weighed(self, call: ModelCall, counts: Tensor | None, gradient: Tensor) -> Tensor | None:
-        """Return the gradient times the weights of the examples, or None in a loop without such
-        weights."""
+    def weighed(
+        self, call: ModelCall, counts: Tensor | None, gradient: Tensor
+    ) -> Tensor | None:
+        """Return the gradient times the weights of the examples, or None in a loop
+        without such weights."""
         if self.weighing is None:
             return None
         factors = self.weighing.factors(call.names, counts).to(gradient)
         return gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
 
     def drop_zeroed(self, latest: ModelCall, backward: int) -> None:
-        """Drop gradients that the loop has discarded by `zero_grad`. Call this if all `grad`
-        tensors are zero.
+        """Drop gradients that the loop has discarded by `zero_grad`. Call this if all
+        `grad` tensors are zero.
 
-        Keep the gradients of the present backward pass, and calls whose examples all have weight 0.
-        """
+        Keep the gradients of the present backward pass,
+        and calls whose examples all have weight 0."""
         for call in self.calls:
             has_no_weight = (
                 self.weighing is not None
@@ -127,17 +142,21 @@ class PendingCalls:
             if call.backward != backward and not has_no_weight:
                 call.drop_gradient()
         self.calls = [
-            call for call in self.calls if call.has_gradient or call.backward < 0 or call is latest
+            call
+            for call in self.calls
+            if call.has_gradient or call.backward < 0 or call is latest
         ]
 
     def drop_replaced(self, moved: Iterable[Tensor]) -> None:
-        """Drop the calls that the previous step used, if all of its `grad` tensors were replaced.
+        """Drop the calls that the previous step used,
+        if all of its `grad` tensors were replaced.
 
-        Autograd adds to existing `grad` tensors in place, so that they contain earlier gradients.
-        New tensors (`p.grad = …`) do not.
-        """
+        Autograd adds to existing `grad` tensors in place, so that they contain earlier
+        gradients. New tensors (`p.grad = …`) do not."""
         now = [weight.grad for weight in moved if weight.grad is not None]
-        consumed = {id(tensor()) for tensor in self.consumed_tensors if tensor() is not None}
+        consumed = {
+            id(tensor()) for tensor in self.consumed_tensors if tensor() is not None
+        }
         if any(grad.requires_grad or id(grad) in consumed for grad in now):
             return  # with create_graph=True, accumulated gradients are new tensors, too
         for call in self.consumed_calls:

@@ -2,15 +2,14 @@
 
     contribution(x, xᵢ) = Σ_t by_position(x, xᵢ, t)
 
-The outputs of a call have the shape [example, position, class], or [example, class, position] as in
-`cross_entropy`. The gradient of an example is a sum over its positions t, and contributions are
-linear in the gradient:
+The outputs of a call have the shape [example, position, class], or [example, class,
+position] as in `cross_entropy`. The gradient of an example is a sum over its positions
+t, and contributions are linear in the gradient:
 
     Jᵢᵀ ℓ′ᵢ = Σ_t J_itᵀ ∂L/∂f_it
 
-For each position, the call is back-propagated once, with ∂L/∂f set to zero at all other positions.
-At padding and ignored targets ∂L/∂f is zero, and so is by_position.
-"""
+For each position, the call is back-propagated once, with ∂L/∂f set to zero at all other
+positions. At padding and ignored targets ∂L/∂f is zero, and so is by_position."""
 
 from __future__ import annotations
 
@@ -40,7 +39,8 @@ SOFTMAX_SUM_EPS = 64  # eps
 MAX_SOFTMAX_SUM = 0.01  # upper limit, for dtypes with a large eps
 
 
-# --- The axis of positions in the outputs is found by two signs, which must not disagree:
+# --- The axis of positions in the outputs is found by two signs,
+# which must not disagree:
 #
 # - For a softmax loss, Σ_c ∂L/∂f_tc = 0, so ∂L/∂f sums to zero over the axis of classes.
 # - The axis of positions is as long as the input texts.
@@ -58,8 +58,8 @@ class Positions:
 def positions_of(
     steps: Iterable[Sequence[ModelCall]], couples: Callable[[ModelCall], bool]
 ) -> Positions:
-    """Find the axis of positions from the calls of all steps. Raise if the two signs (see above)
-    show no axis, or both axes.
+    """Find the axis of positions from the calls of all steps. Raise if the two signs
+    (see above) show no axis, or both axes.
 
     `couples` returns True if BatchNorm couples the examples of a call.
     """
@@ -70,7 +70,9 @@ def positions_of(
     for calls in steps:
         for call in calls:
             refuse_no_positions(call, coupled=couples(call))
-            axes |= {axis for axis in (by_loss(call), by_inputs(call)) if axis is not None}
+            axes |= {
+                axis for axis in (by_loss(call), by_inputs(call)) if axis is not None
+            }
             first_shape = first_shape or call.shape
         for axis in (1, 2):
             longest[axis] = max([longest[axis], *(call.shape[axis] for call in calls)])
@@ -90,7 +92,8 @@ def positions_of(
 
 
 def refuse_no_positions(call: ModelCall, *, coupled: bool = False) -> None:
-    """Raise if the outputs have no axis of positions, or if BatchNorm couples the batch.
+    """Raise if the outputs have no axis of positions,
+    or if BatchNorm couples the batch.
 
     >>> refuse_no_positions(ModelCall(7, torch.ones(6, 2), shape=(6, 10)))
     Traceback (most recent call last):
@@ -126,7 +129,8 @@ be [example, position, class] or [example, class, position]
 
 
 def by_loss(call: ModelCall) -> int | None:
-    """Return the axis of text positions if ∂L/∂f sums to zero over the other axis only, else None.
+    """Return the axis of text positions if ∂L/∂f sums
+    to zero over the other axis only, else None.
 
     In this example, the outputs are [example, class, position].
 
@@ -153,8 +157,8 @@ def by_loss(call: ModelCall) -> int | None:
 
 
 def by_inputs(call: ModelCall) -> int | None:
-    """Return the axis with the length of the input texts [example, position], or None if both or
-    neither have it."""
+    """Return the axis with the length of the input texts [example, position], or None
+    if both or neither have it."""
     lengths = {
         tensor.shape[1]
         for tensor in tensors(call.inputs)
@@ -169,11 +173,11 @@ def by_inputs(call: ModelCall) -> int | None:
 
 @dataclass
 class PositionGradients(Sequence[Jacobian]):
-    """The gradients J_itᵀ ∂L/∂f_it of the examples i of a call, as a sequence over positions t.
+    """The gradients J_itᵀ ∂L/∂f_it of the examples i of a call,
+    as a sequence over positions t.
 
-    Positions without a loss are omitted. An element is computed when it is read, and stored if
-    there is space left in `buffer_bytes`.
-    """
+    Positions without a loss are omitted. An element is computed when it is read, and
+    stored if there is space left in `buffer_bytes`."""
 
     reader: Reader
     tape: Tape
@@ -206,18 +210,25 @@ class PositionGradients(Sequence[Jacobian]):
 
 @dataclass
 class LoopPositions:
-    """The contributions so far of each position of each example, up to the longest call."""
+    """The contributions so far of each position of each example,
+    up to the longest call."""
 
     parts: Float[Tensor, "query out example position"]
 
     @classmethod
     def at_zero(
-        cls, positions: Positions, parts: Float[Tensor, "query out example"], budget: MemoryBudget
+        cls,
+        positions: Positions,
+        parts: Float[Tensor, "query out example"],
+        budget: MemoryBudget,
     ) -> LoopPositions:
-        """Return contributions that start at zero. Raise if they do not fit into memory."""
+        """Return contributions that start at zero.
+        Raise if they do not fit into memory."""
         outputs = prod(parts.shape[:2])
         examples = parts.shape[2]
-        numbers = outputs * (examples * positions.longest + positions.rows)  # the sum, and one step
+        numbers = outputs * (
+            examples * positions.longest + positions.rows
+        )  # the sum, and one step
         budget.require(
             numbers * parts.element_size(),
             f"contributions of {counted(positions.longest, 'position')} of {examples} examples "
@@ -231,12 +242,13 @@ class LoopPositions:
         calls: Sequence[tuple[PositionGradients, Int[Tensor, " _"]]],
         kernel: Float[Tensor, "query out row"],
     ) -> None:
-        """Add the contributions of all positions in one step, the negative elements of `kernel`.
+        """Add the contributions of all positions in one step,
+        the negative elements of `kernel`.
 
         Args:
             calls: gradients of each call, and the indices of its examples.
-            kernel: products ⟨V, J_itᵀ ∂L/∂f_it⟩ with the adjoint V of the step, with a row for each
-                (position, example) pair of each call.
+            kernel: products ⟨V, J_itᵀ ∂L/∂f_it⟩ with the adjoint V of the step, with a
+                row for each (position, example) pair of each call.
         """
         start = 0
         for gradients, rows in calls:

@@ -1,4 +1,5 @@
-"""The interface of a followed loop for leave-out effects and reruns. `trace.Trace` implements it."""
+"""The interface of a followed loop for leave-out effects and reruns.
+`trace.Trace` implements it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class LoopProblem(Protocol):
 
     @property
     def function(self) -> Function:
-        """The model in evaluation mode, as a function of its weights and the queries."""
+        """The model in evaluation mode, as a function of its weights
+        and the queries."""
 
     @property
     def called(self) -> CalledModule:
@@ -38,4 +40,5 @@ class LoopProblem(Protocol):
 
     @property
     def measure(self) -> Measure | None:
-        """The measure to attribute, or None if the outputs themselves are attributed."""
+        """The measure to attribute, or None
+        if the outputs themselves are attributed."""

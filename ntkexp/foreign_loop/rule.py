@@ -1,9 +1,9 @@
-"""Proof (b): the linear step of an optimizer maps the weights before a step to the weights after
-it.
+"""Proof (b): the linear step of an optimizer maps the weights before a step
+to the weights after it.
 
-`AbstractOptimizerRule` is the interface for rules of further optimizers. `torch_rules.py` has the
-rules of PyTorch's optimizers. `RuleProof` checks a rule at every step, by comparing random
-projections of the tensors (signatures)."""
+`AbstractOptimizerRule` is the interface for rules of further optimizers.
+`torch_rules.py` has the rules of PyTorch's optimizers. `RuleProof` checks a rule at
+every step, by comparing random projections of the tensors (signatures)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from ntkexp.stream import stream
 #
 #     p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# g is the gradient that the optimizer used. The fields of `LinearStep` are λ: l2, β: momentum_decay,
-# α: momentum_gain, d: decoupled_decay, S: momentum_scale / denominator, N: gradient_scale /
-# denominator. They follow from the optimizer's settings and from its state before and after the
-# step. They may depend on g, as in an optimizer that clips its own update: the step is still linear
-# in the examples, because the same S, N and α multiply the gradient of every example.
+# g is the gradient that the optimizer used. The fields of `LinearStep` are λ: l2, β:
+# momentum_decay, α: momentum_gain, d: decoupled_decay, S: momentum_scale / denominator,
+# N: gradient_scale / denominator. They follow from the optimizer's settings and from
+# its state before and after the step. They may depend on g, as in an optimizer that
+# clips its own update: the step is still linear in the examples, because the same S, N
+# and α multiply the gradient of every example.
 
 
 class StepInput(NamedTuple):
@@ -41,20 +42,26 @@ class StepInput(NamedTuple):
     gradient: Tensor  # g
     weight: Tensor  # θ before the step
     times: int  # number of earlier steps of this parameter
-    state: Mapping[str, Any]  # optimizer state before the step; only entries in the rule's `needs`
-    gradient_norm: float = nan  # ‖g‖ of all parameters of the optimizer, if the rule `reads_norm`
+    state: Mapping[
+        str, Any
+    ]  # optimizer state before the step; only entries in the rule's `needs`
+    gradient_norm: float = (
+        nan  # ‖g‖ of all parameters of the optimizer, if the rule `reads_norm`
+    )
 
 
 class AbstractOptimizerRule(ABC):
-    """The linear steps of some classes of optimizers, for `ntkexp.follow(…, rules=[MyRule()])`.
+    """The linear steps of some classes of optimizers, for `ntkexp.follow(…,
+    rules=[MyRule()])`.
 
-    A rule returns the linear step of each parameter, from the settings of its group and the
-    optimizer's state after the step. Every step is checked: from the weights before the step, the
-    rule must compute the weights after it and the optimizer's momentum, up to rounding. Otherwise
-    an error is raised.
+    A rule returns the linear step of each parameter, from the settings of its group and
+    the optimizer's state after the step. Every step is checked: from the weights before
+    the step, the rule must compute the weights after it and the optimizer's momentum,
+    up to rounding. Otherwise an error is raised.
 
-    As an example, ADOPT divides the gradient by the root of its mean square v before the step:
-    m ← β₁m + (1 − β₁)g/√v₋ and θ ← θ − ηm. So α is a tensor, and the rule needs v₋:
+    As an example, ADOPT divides the gradient by the root of its mean square v before
+    the step: m ← β₁m + (1 − β₁)g/√v₋ and θ ← θ − ηm. So α is a tensor, and the rule
+    needs v₋:
 
     >>> import torch
     >>> import ntkexp
@@ -105,26 +112,27 @@ class AbstractOptimizerRule(ABC):
     """Keys of the optimizer state whose values before the step the rule needs."""
 
     has_effects: ClassVar[bool] = False
-    """True if leave-out effects can differentiate the step, including its denominator."""
+    """True if leave-out effects can differentiate the step,
+    including its denominator."""
 
     reads_norm: ClassVar[bool] = False
     """True if the rule needs the norm of the gradients of all parameters together."""
 
     changes_settings: ClassVar[bool] = False
-    """True if a step changes settings of the parameter groups, such as a step count. A replay then
-    begins with the settings from before the step."""
+    """True if a step changes settings of the parameter groups, such as a step count. A
+    replay then begins with the settings from before the step."""
 
     overwrites_gradient: ClassVar[bool] = False
     """True if the optimizer writes into the gradients in its step."""
 
     swaps_weights: ClassVar[bool] = False
-    """True if the user moves weights to an average and back between steps, by functions of the
-    optimizer that compute them from z, an entry of its state. The weights then come back up to
-    rounding."""
+    """True if the user moves weights to an average and back between steps, by functions
+    of the optimizer that compute them from z, an entry of its state. The weights then
+    come back up to rounding."""
 
     rounds: ClassVar[bool] = False
-    """True if the optimizer computes in lower precision than the weights. The rounding is then the
-    `residual` of the linear step."""
+    """True if the optimizer computes in lower precision than the weights. The rounding
+    is then the `residual` of the linear step."""
 
     @abstractmethod
     def step(
@@ -140,14 +148,16 @@ class AbstractOptimizerRule(ABC):
             group: settings of the parameter group.
             state: optimizer state of the parameter after the step.
             step_input: gradient, weight and state of the parameter before the step.
-            buffer: buffer of the parameter's shape. The rule may write into it, and use it as a
-                tensor of the returned step, such as the denominator.
+            buffer: buffer of the parameter's shape. The rule may write into it, and use
+                it as a tensor of the returned step, such as the denominator.
 
         Returns:
             The step, with the fields that differ from their defaults.
         """
 
-    def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
+    def momentum(
+        self, group: Mapping[str, Any], state: Mapping[str, Any]
+    ) -> Tensor | None:
         """Return the momentum m after the step, as the optimizer stores it.
 
         Args:
@@ -162,8 +172,9 @@ class AbstractOptimizerRule(ABC):
     def momentum_at(
         self, group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor
     ) -> Tensor | None:
-        """Return the momentum m after the step. Override it if m follows from the state and the
-        weights after the step, and `momentum` returns only the part of m in the state.
+        """Return the momentum m after the step. Override it if m follows from the state
+        and the weights after the step, and `momentum` returns only the part of m in the
+        state.
 
         Args:
             group: settings of the parameter group.
@@ -182,8 +193,8 @@ class AbstractOptimizerRule(ABC):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        """Return a linear step that suffices for proof (b). Override it if it is cheaper than
-        `step`.
+        """Return a linear step that suffices for proof (b).
+        Override it if it is cheaper than `step`.
 
         Args:
             group: settings of the parameter group.
@@ -197,16 +208,19 @@ class AbstractOptimizerRule(ABC):
         return self.step(group, state, step_input, buffer)
 
 
-# --- Signatures: random projections of a tensor w, which are compared instead of the tensor.
+# --- Signatures: random projections of a tensor w,
+# which are compared instead of the tensor.
 #
 #     σ_b = Σ_i r_i w_{b,i}
 #
-# w_b is one of 16 equal parts of the flattened tensor. r_i ~ N(0, 1) are drawn once. For an error e,
-# E‖σ(e)‖² = ‖e‖², so the signatures differ by about the norm of the error.
+# w_b is one of 16 equal parts of the flattened tensor. r_i ~ N(0, 1) are drawn once.
+# For an error e, E‖σ(e)‖² = ‖e‖², so the signatures differ by about the norm of the
+# error.
 
 
 SIGNATURE_PARTS = 16
-# sums in the tensor's dtype have at most this many terms; a signature adds them in float64
+# sums in the tensor's dtype have at most this many terms;
+# a signature adds them in float64
 MAX_SUMMED = 2**14
 Numbers: TypeAlias = NDArray[np.float64]
 """A signature in double precision, in host memory."""
@@ -230,9 +244,12 @@ class Signed:
 
 @dataclass(frozen=True)
 class Signatures:
-    """Computes signatures. Stores the random vectors r drawn so far, by length, dtype and device."""
+    """Computes signatures. Stores the random vectors r drawn so far, by length,
+    dtype and device."""
 
-    numbers: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
+    numbers: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(
+        default_factory=dict
+    )
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Float[Tensor, " part"]]:
         """Return the signature of every tensor, in host memory.
@@ -245,7 +262,9 @@ class Signatures:
         signatures = self.on_device(tensors)
         return dict(zip(signatures, to_host(list(signatures.values())), strict=True))
 
-    def on_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Float[Tensor, " part"]]:
+    def on_device(
+        self, tensors: Mapping[str, Tensor]
+    ) -> dict[str, Float[Tensor, " part"]]:
         """Return the signature of every tensor, on the device of the tensor."""
         return {name: self.signature(tensor) for name, tensor in tensors.items()}
 
@@ -256,8 +275,14 @@ class Signatures:
         width, rest = divmod(count, parts)
         values = tensor.detach()
         signature = values.new_zeros(parts + 1)
-        if not rest and width <= MAX_SUMMED:  # the most frequent case, with the fewest calls
-            torch.mv(values.reshape(parts, width), self.drawn(width, values), out=signature[:parts])
+        if (
+            not rest and width <= MAX_SUMMED
+        ):  # the most frequent case, with the fewest calls
+            torch.mv(
+                values.reshape(parts, width),
+                self.drawn(width, values),
+                out=signature[:parts],
+            )
             return signature
         flat = values.reshape(-1)
         rows = flat[: width * parts] if rest else flat
@@ -275,7 +300,8 @@ class Signatures:
         return signature
 
     def drawn(self, count: int, like: Tensor) -> Tensor:
-        """Return the random vector r of length `count`, with the dtype and device of `like`."""
+        """Return the random vector r of length `count`,
+        with the dtype and device of `like`."""
         key = (count, like.dtype, like.device)
         if key not in self.numbers:
             generator = stream("signature", count)
@@ -285,7 +311,8 @@ class Signatures:
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Return the relative distance ‖σ₁ − σ₂‖ / ‖σ₂‖ of two signatures, or ‖σ₁‖ if σ₂ = 0.
+    """Return the relative distance ‖σ₁ − σ₂‖ / ‖σ₂‖ of two signatures,
+    or ‖σ₁‖ if σ₂ = 0.
 
     >>> distance({"w": torch.ones(4)}, {"w": torch.full((4,), 2.0)})
     0.5
@@ -315,19 +342,21 @@ def in_doubles(signatures: Sequence[Tensor]) -> list[Numbers]:
 
 # --- Proof (b), by signatures.
 #
-# A step is linear in its inputs, and so is the signature σ. With θ₋ and m₋ before the step, and the
-# residual r (rounding of an optimizer that computes in lower precision):
+# A step is linear in its inputs, and so is the signature σ. With θ₋ and m₋ before the
+# step, and the residual r (rounding of an optimizer that computes in lower precision):
 #
 #     σ(m) = βσ(m₋) + σ(α ⊙ p)      σ(θ) = (1 − d)σ(θ₋) − σ(S ⊙ m) − σ(N ⊙ p) − σ(r)      p = g + λθ₋
 #
-# If S, N and α are scalars, they multiply signatures, and no tensor is computed. If S is a tensor,
-# σ(S ⊙ m) is computed from the m that the optimizer stores, and σ(m) is compared with the equation
-# above. The check runs at every step of a user's training. It reads each gradient and weight once.
-# Recomputing the weights would read and write them several times.
+# If S, N and α are scalars, they multiply signatures, and no tensor is computed. If S
+# is a tensor, σ(S ⊙ m) is computed from the m that the optimizer stores, and σ(m) is
+# compared with the equation above. The check runs at every step of a user's training.
+# It reads each gradient and weight once. Recomputing the weights would read and write
+# them several times.
 #
-# An error changes the signature by about its own norm. If it is smaller than 64 eps times the norm
-# of the tensor, as an error in one weight of very many may be, it cannot be separated from rounding.
-# Between steps, `outside` checks every weight exactly for changes that no step made.
+# An error changes the signature by about its own norm. If it is smaller than 64 eps
+# times the norm of the tensor, as an error in one weight of very many may be, it cannot
+# be separated from rounding. Between steps, `outside` checks every weight exactly for
+# changes that no step made.
 
 
 STEP_EPS = 64  # eps: rounding error of the operations of a step, fused or not, and of short sums
@@ -335,13 +364,14 @@ LONG_SUM_DIVISOR = 4  # the rounding error of a long sum is √length/4 eps
 
 
 PendingProof: TypeAlias = Generator[dict[str, Tensor], dict[str, Numbers], float]
-"""A generator that checks one parameter in one step: it yields the signatures that it needs by
-name, receives their values, and returns the relative error."""
+"""A generator that checks one parameter in one step: it yields the signatures that it
+needs by name, receives their values, and returns the relative error."""
 
 
 @dataclass(frozen=True)
 class StepClaim:
-    """The linear step of one parameter by the rule, to be compared with the optimizer's step."""
+    """The linear step of one parameter by the rule,
+    to be compared with the optimizer's step."""
 
     where: str  # parameter and step, for the error message
     name: str
@@ -351,8 +381,8 @@ class StepClaim:
 
     @property
     def rounding(self) -> float:
-        """The bound on the rounding error of the parameter's signature after the step, relative to
-        the sum of the norms of the update's terms."""
+        """The bound on the rounding error of the parameter's signature after the step,
+        relative to the sum of the norms of the update's terms."""
         weight = self.step_input.weight
         length = min(weight.numel() / SIGNATURE_PARTS, MAX_SUMMED)
         eps: float = torch.finfo(weight.dtype).eps
@@ -361,12 +391,19 @@ class StepClaim:
 
 @dataclass
 class RuleProof:
-    """Proof (b) of all steps. The fields hold the state after the latest step, by parameter."""
+    """Proof (b) of all steps. The fields hold the state after the latest step,
+    by parameter."""
 
     signatures: Signatures = field(default_factory=Signatures)
-    weights: dict[str, Numbers] = field(default_factory=dict)  # signature σ(θ) of the weight
-    memory: dict[str, Numbers] = field(default_factory=dict)  # signature σ(m) of the momentum
-    made: dict[str, float] = field(default_factory=dict)  # sum of the norms of the terms of m
+    weights: dict[str, Numbers] = field(
+        default_factory=dict
+    )  # signature σ(θ) of the weight
+    memory: dict[str, Numbers] = field(
+        default_factory=dict
+    )  # signature σ(m) of the momentum
+    made: dict[str, float] = field(
+        default_factory=dict
+    )  # sum of the norms of the terms of m
     moved: dict[str, int] = field(default_factory=dict)  # number of steps
 
     def begin(self, name: str, weight: Tensor) -> None:
@@ -383,16 +420,21 @@ class RuleProof:
         return self.signatures.signature(tensor)
 
     def settle(self, waiting: Sequence[PendingProof]) -> list[float]:
-        """Finish the pending checks of several parameters, and return the error of each.
+        """Finish the pending checks of several parameters,
+        and return the error of each.
 
-        Each round copies all signatures that the checks need to the host, with one transfer.
-        """
+        Each round copies all signatures that the checks need to the host,
+        with one transfer."""
         errors = [0.0] * len(waiting)
         asked = {index: next(proof) for index, proof in enumerate(waiting)}
         while asked:
-            tensors = [tensor for requests in asked.values() for tensor in requests.values()]
+            tensors = [
+                tensor for requests in asked.values() for tensor in requests.values()
+            ]
             read = iter(in_doubles(tensors))
-            answers = {index: {key: next(read) for key in asked[index]} for index in asked}
+            answers = {
+                index: {key: next(read) for key in asked[index]} for index in asked
+            }
             asked = {}
             for index, answer in answers.items():
                 try:
@@ -406,13 +448,14 @@ class RuleProof:
     ) -> PendingProof:
         """Return the check of one parameter in a step. `settle` finishes it.
 
-        The check raises if the rule does not explain the step. It returns the relative distance of
-        the weight from its value by the rule.
+        The check raises if the rule does not explain the step. It returns the relative
+        distance of the weight from its value by the rule.
 
         Args:
             claim: linear step by the rule.
             signatures: signatures of the gradient, and of the weight after the step.
-            buffer: buffer of the parameter's shape. It is free again when this function returns.
+            buffer: buffer of the parameter's shape.
+                It is free again when this function returns.
         """
         step = claim.step
         step_input = claim.step_input
@@ -431,13 +474,16 @@ class RuleProof:
         elif step.moves_in_numbers is None:
             if momentum is not None:
                 asked["momentum"] = self.read(momentum)
-            scale, asked["direction"] = self.read_direction(step, step_input, momentum, buffer)
+            scale, asked["direction"] = self.read_direction(
+                step, step_input, momentum, buffer
+            )
         return self.proved(claim, asked, scale)
 
-    def proved(self, claim: StepClaim, asked: dict[str, Tensor], scale: float) -> PendingProof:
-        """Check one parameter: yield the signatures that are needed, and compare the step with the
-        optimizer's rule.
-        """
+    def proved(
+        self, claim: StepClaim, asked: dict[str, Tensor], scale: float
+    ) -> PendingProof:
+        """Check one parameter: yield the signatures that are needed, and compare the
+        step with the optimizer's rule."""
         step, name = claim.step, claim.name
         read = yield asked
         after, before = read["after"], self.weights[name]
@@ -456,8 +502,8 @@ class RuleProof:
         momentum = gained + (0.0 if known is None else step.momentum_decay * known)
         made = step.momentum_decay * self.made.get(name, 0.0) + size(gained)
 
-        # the part of the step that momentum must explain, (1 − d)σ(θ₋) − σ(θ) − σ(r) − Nσ(p), and
-        # the sum of the norms of its terms
+        # the part of the step that momentum must explain, (1 − d)σ(θ₋) − σ(θ) − σ(r) −
+        # Nσ(p), and the sum of the norms of its terms
         left = (1 - float(step.decoupled_decay)) * before - after
         terms = size(before) + size_after
         if "residual" in read:
@@ -472,9 +518,9 @@ class RuleProof:
             left = left - moves[1] * p
             terms = terms + abs(moves[1]) * size(p)
 
-        # σ(m) of the optimizer's m must equal σ(m) by the rule. If S is a scalar, the optimizer's m
-        # is read only if the rule's m does not explain the step, because both have accumulated
-        # rounding errors
+        # σ(m) of the optimizer's m must equal σ(m) by the rule. If S is a scalar, the
+        # optimizer's m is read only if the rule's m does not explain the step, because
+        # both have accumulated rounding errors
         explained = (
             moves is not None
             and step.residual is None
@@ -488,7 +534,8 @@ class RuleProof:
                 raise Mistake(astray(claim.where, missed))
             momentum = read["momentum"]
 
-        # compare with the part by momentum, σ(S ⊙ m), or σ(M(S ⊙ m + N ⊙ p)) with a matrix M
+        # compare with the part by momentum, σ(S ⊙ m),
+        # or σ(M(S ⊙ m + N ⊙ p)) with a matrix M
         if moves is not None:
             moved = moves[0] * momentum
             terms = terms + abs(moves[0]) * made
@@ -504,20 +551,30 @@ class RuleProof:
         return missed / terms if missed else 0.0
 
     def read_direction(
-        self, step: LinearStep, step_input: StepInput, momentum: Tensor | None, buffer: Tensor
+        self,
+        step: LinearStep,
+        step_input: StepInput,
+        momentum: Tensor | None,
+        buffer: Tensor,
     ) -> tuple[float, Tensor]:
-        """Return the signature of the update without decay, σ(M(S ⊙ m + N ⊙ p)), as a scalar and a
-        signature to be multiplied by it.
+        """Return the signature of the update without decay, σ(M(S ⊙ m + N ⊙ p)), as a
+        scalar and a signature to be multiplied by it.
 
         M is the identity unless the step has `mixing`. Without momentum, m = α ⊙ p.
         """
-        m = step.momentum_gain * p_of(step, step_input) if momentum is None else momentum
+        m = (
+            step.momentum_gain * p_of(step, step_input)
+            if momentum is None
+            else momentum
+        )
         if (
             step.denominator is not None
             and not isinstance(step.momentum_scale, Tensor)
             and step.moves_by_momentum
         ):
-            return step.momentum_scale, self.read(torch.div(m, step.denominator, out=buffer))
+            return step.momentum_scale, self.read(
+                torch.div(m, step.denominator, out=buffer)
+            )
         direction = step.momentum_scale * m
         if not step.moves_by_momentum:
             direction = direction + step.gradient_scale * p_of(step, step_input)
@@ -548,7 +605,9 @@ def p_of(step: LinearStep, step_input: StepInput) -> Tensor:
     )
 
 
-def signature_of_l2(step: LinearStep, read: Mapping[str, Numbers], before: Numbers) -> Numbers:
+def signature_of_l2(
+    step: LinearStep, read: Mapping[str, Numbers], before: Numbers
+) -> Numbers:
     """Return the signature of the L2 decay λθ."""
     return read["λθ"] if isinstance(step.l2, Tensor) else step.l2 * before
 

@@ -1,5 +1,5 @@
-"""Write the attribution of a trace as a run folder, which `ntkexp report` and other readers of runs
-can read. The queries are the split `query` of the run.
+"""Write the attribution of a trace as a run folder, which `ntkexp report` and other
+readers of runs can read. The queries are the split `query` of the run.
 
 metrics.csv    a row for each step with its proofs: factor and error of the gradient (a), error of
                the update rule (b), error of the secant (c)
@@ -58,9 +58,20 @@ from ntkexp.records.folder import (
     package_version,
     results_version,
 )
-from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels, write_predictions
+from ntkexp.records.kernels import (
+    KERNELS,
+    create_kernels,
+    finish_kernels,
+    write_predictions,
+)
 from ntkexp.records.own_files import remove_store
-from ntkexp.records.results import FOLLOWED, MetricsWriter, Result, rounding_floor, write_results
+from ntkexp.records.results import (
+    FOLLOWED,
+    MetricsWriter,
+    Result,
+    rounding_floor,
+    write_results,
+)
 from ntkexp.report.drawing import draw_run
 from ntkexp.shapes import Inputs
 from ntkexp.text import short
@@ -100,7 +111,9 @@ def write_run(
         folder.write_sealed(PROVENANCE, provenance(folder))
         steps = attribution.sizes["step"]
         outcome = outcome_sentence(attribution, files)
-        folder.write_sealed("progress.json", {"step": steps, "steps": steps, "outcome": outcome})
+        folder.write_sealed(
+            "progress.json", {"step": steps, "steps": steps, "outcome": outcome}
+        )
         pictures = folder.write_pictures(draw_run(path))
         checked = [] if check is None else [STORE]
         folder.finish(
@@ -153,20 +166,25 @@ def write_metrics(folder: RunFolder, attribution: xr.Dataset) -> None:
     """Write metrics.csv, with a row for each step."""
     change = np.linalg.norm(attribution["by_step"].to_numpy(), axis=(0, 1))
     proofs = [name for name in (*PROOFS, CASTS) if name in attribution]
-    with MetricsWriter(folder.path / "metrics.csv", ("step", *proofs, "change")) as metrics:
+    with MetricsWriter(
+        folder.path / "metrics.csv", ("step", *proofs, "change")
+    ) as metrics:
         for step in range(attribution.sizes["step"]):
             row = {name: float(attribution[name][step]) for name in proofs}
             metrics.write({"step": step, **row, "change": float(change[step])})
 
 
 def write_outputs(folder: RunFolder, attribution: xr.Dataset) -> None:
-    """Write the outputs at the queries, and the distance of the sum of the parts from f_T."""
+    """Write the outputs at the queries, and the distance of the sum
+    of the parts from f_T."""
     start = attribution["start"].to_numpy()
     end = start + attribution["change"].to_numpy()
     total = attribution["contribution"].to_numpy().sum(2)
     explained = start + total + attribution["decay"].to_numpy()
     rounding = float(np.linalg.norm(attribution["rounding"].to_numpy()))
-    result = secant_result(start, end, explained, rounding, no_examples_sentence(attribution))
+    result = secant_result(
+        start, end, explained, rounding, no_examples_sentence(attribution)
+    )
     write_results(folder.path / "results.csv", [result])
     predictions = {"f_0": start, "f_T": end, "secant": explained}
     write_predictions(folder.path / "predictions.zarr", predictions)
@@ -188,8 +206,8 @@ def secant_result(
     Args:
         start: outputs f_0.
         end: outputs f_T.
-        explained: f_0 + Σ contributions + decay. Casts, rounding and changes outside the steps are
-            not included.
+        explained: f_0 + Σ contributions + decay. Casts, rounding and changes outside
+            the steps are not included.
         rounding: norm of the effect of rounding.
         outside: note on changes that no example made.
     """
@@ -258,7 +276,9 @@ def identity_of(files: TraceFolder) -> str:
     for file in (files.path / START, files.shard / "steps.log"):
         with file.open("rb") as stream:
             stream.seek(-WIDTH, os.SEEK_END)
-            sealing.update(stream.read())  # the file ends with a digest of the whole file
+            sealing.update(
+                stream.read()
+            )  # the file ends with a digest of the whole file
     return sealing.digest.hex()
 
 
@@ -275,7 +295,9 @@ def no_examples_sentence(attribution: xr.Dataset) -> str:
 def outcome_sentence(attribution: xr.Dataset, files: TraceFolder) -> str:
     """Return sentences on the proofs of the steps, and on all caveats."""
     caveats = [
-        "" if files.ended.exists() else "the loop was interrupted after these, or still runs",
+        ""
+        if files.ended.exists()
+        else "the loop was interrupted after these, or still runs",
         casts_sentence(attribution),
         rounding_sentence(attribution),
         batch_norm_sentence(attribution),
@@ -285,7 +307,9 @@ def outcome_sentence(attribution: xr.Dataset, files: TraceFolder) -> str:
     ]
     if "effect" in attribution:
         caveats.append(attribution["effect"].attrs["caveats"])
-    gradient, rule, closure = (short(float(attribution[name].max())) for name in PROOFS[1:])
+    gradient, rule, closure = (
+        short(float(attribution[name].max())) for name in PROOFS[1:]
+    )
     processes = f" in {files.processes} processes" if files.processes > 1 else ""
     proved = (
         f"{attribution.sizes['step']} steps of a loop{processes} were followed; at worst a "

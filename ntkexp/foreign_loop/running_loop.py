@@ -1,9 +1,8 @@
-"""The tensors of a running loop, and the checks that only its followed optimizers and calls change
-them.
+"""The tensors of a running loop, and the checks
+that only its followed optimizers and calls change them.
 
-SAM is an exception: it moves weights before a call, and back before the step. The call then records
-the moved weights.
-"""
+SAM is an exception: it moves weights before a call, and back before the step. The call
+then records the moved weights."""
 
 from __future__ import annotations
 
@@ -59,7 +58,9 @@ class RunningLoop:
     followed: FollowedLoop
     store: AbstractStore
     latest: LatestWeights = field(default_factory=LatestWeights)
-    moved: Weights = field(default_factory=dict)  # weights that the loop moved before a call
+    moved: Weights = field(
+        default_factory=dict
+    )  # weights that the loop moved before a call
     moved_at: int = -1  # index of the step after that call
 
     def __post_init__(self) -> None:
@@ -68,7 +69,9 @@ class RunningLoop:
         self.optimizers = self.followed.optimizers
         self.rules = {
             id(optimizer): known.rule
-            for optimizer, known in zip(self.optimizers, self.followed.known, strict=True)
+            for optimizer, known in zip(
+                self.optimizers, self.followed.known, strict=True
+            )
         }
         self.parameters = ParameterGroups(self.inner, self.optimizers)
         self.frozen = FrozenTensors(self.inner, self.followed.module)
@@ -77,7 +80,8 @@ class RunningLoop:
 
     @property
     def moving(self) -> Weights:
-        """The weights that optimizers update, and the running statistics that calls update."""
+        """The weights that optimizers update,
+        and the running statistics that calls update."""
         if not self.statistics.moves:
             return self.latest.weights
         return self.latest.weights | self.statistics.latest
@@ -85,10 +89,9 @@ class RunningLoop:
     def moved_weights(self, *, closely: bool) -> Weights | None:
         """Return the weights that the loop has moved since the latest step, or None.
 
-        SAM moves weights after a first gradient, before its second one. `StepRecorder` raises if
-        they are not moved back. Calls at the same weights share one copy. If `closely`, compare all
-        weights, or else those whose write count has changed.
-        """
+        SAM moves weights after a first gradient, before its second one. `StepRecorder`
+        raises if they are not moved back. Calls at the same weights share one copy. If
+        `closely`, compare all weights, or else those whose write count has changed."""
         step = self.store.count
         changed = self.latest.changed(step, self.parameters, closely=closely)
         if not changed:
@@ -97,7 +100,9 @@ class RunningLoop:
             if name in self.latest.strangers:
                 self.latest.refuse_change(step, name)
         if self.moved_at == step and changed.keys() == self.moved.keys():
-            pairs = [(weight.detach(), self.moved[name]) for name, weight in changed.items()]
+            pairs = [
+                (weight.detach(), self.moved[name]) for name, weight in changed.items()
+            ]
             if all(same_bits(pairs)):
                 return self.moved
         self.moved = {name: weight.detach().clone() for name, weight in changed.items()}
@@ -105,11 +110,11 @@ class RunningLoop:
         return self.moved
 
     def rounding_of_swaps(self, name: str) -> Tensor | None:
-        """Return the largest rounding error of each element of a weight that the loop has moved and
-        then moved back, or None if the weight must have the same bits.
+        """Return the largest rounding error of each element of a weight that the loop
+        has moved and then moved back, or None if the weight must have the same bits.
 
-        SAM moves weights before its second gradient. Schedule-free optimizers move them to an average.
-        """
+        SAM moves weights before its second gradient.
+        Schedule-free optimizers move them to an average."""
         weight_before = self.latest.weights[name]
         eps = torch.finfo(weight_before.dtype).eps
         if self.moved_at == self.store.count:
@@ -124,10 +129,12 @@ class RunningLoop:
                 return (weight_before.abs() + average.abs()) * (SWAP_EPS * eps)
         return None
 
-    def refuse_changes(self, layers: Mapping[str, nn.Module], *, moves_statistics: bool) -> None:
-        """Raise if something other than a followed optimizer or call has changed weights, buffers
-        or normalisation layers. `layers` are the present layers of the model.
-        """
+    def refuse_changes(
+        self, layers: Mapping[str, nn.Module], *, moves_statistics: bool
+    ) -> None:
+        """Raise if something other than a followed optimizer or call has changed
+        weights, buffers or normalisation layers. `layers` are the present layers of the
+        model."""
         step = self.store.count
         if moves_statistics and self.store.chooses:
             raise Mistake(
@@ -138,7 +145,8 @@ class RunningLoop:
         self.frozen.refuse_writes(step, self.moving, layers)
 
     def changed_outside(self) -> Outside:
-        """Return the changes after the last step, such as a clamp or a loaded average of weights.
+        """Return the changes after the last step,
+        such as a clamp or a loaded average of weights.
 
         Log a warning if there are any.
         """
@@ -156,5 +164,7 @@ class RunningLoop:
         consequence = "the model is attributed without that change"
         if len(tensors) == len(names):
             consequence = "attribute() gives what that changed as `outside`"
-        LOG.warning("ntkexp: %s changed outside the steps; %s", outside.named, consequence)
+        LOG.warning(
+            "ntkexp: %s changed outside the steps; %s", outside.named, consequence
+        )
         return outside

@@ -1,13 +1,14 @@
-"""Signatures of outputs: random projections that show if a replay returns the outputs of the loop.
+"""Signatures of outputs: random projections that show
+if a replay returns the outputs of the loop.
 
     σ_im = Σ_k r_k f_imk        r_k ~ N(0, 1), fixed
 
 i is the example, k the last axis of the outputs, and m all axes between.
 
-A model may depend on objects that are not tensors: a number in a dict, a class attribute, a global
-variable, a hook, a replaced `forward`. If such an object changes, gradients often change only by a
-factor, which looks like clipping. The signatures of the outputs reveal the change.
-"""
+A model may depend on objects that are not tensors: a number in a dict, a class
+attribute, a global variable, a hook, a replaced `forward`. If such an object changes,
+gradients often change only by a factor, which looks like clipping. The signatures of
+the outputs reveal the change."""
 
 from __future__ import annotations
 
@@ -29,10 +30,12 @@ from ntkexp.model.functional import as_rows
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
-OUTPUT_TOLERANCE = 1e3  # eps: relative rounding error of outputs that torch computes differently
+OUTPUT_TOLERANCE = (
+    1e3  # eps: relative rounding error of outputs that torch computes differently
+)
 CAST_TOLERANCE = 8  # eps of the lower precision, under casts
-# rounding may change outputs by this multiple of the effect of one eps of noise in weights and
-# inputs
+# rounding may change outputs by this multiple of the effect of one eps
+# of noise in weights and inputs
 NOISE_FACTOR = 64.0
 CAST_NOISE_FACTOR = 2.0  # replaces NOISE_FACTOR under casts
 NOISE_REPEATS = 4  # repeated calls, which detect hidden randomness
@@ -71,23 +74,30 @@ def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
 
 
 def signature_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
-    """Return the random vector r of length `count`, with the dtype and device of `like`."""
+    """Return the random vector r of length `count`,
+    with the dtype and device of `like`."""
     key = (count, like.dtype, like.device)
     if key not in SIGNATURE_VECTORS:
-        drawn = torch.randn(count, generator=stream("outputs", count), dtype=torch.float64)
+        drawn = torch.randn(
+            count, generator=stream("outputs", count), dtype=torch.float64
+        )
         SIGNATURE_VECTORS[key] = drawn.to(like)
     return SIGNATURE_VECTORS[key]
 
 
-def with_noise(generator: torch.Generator, size: float | None, tensor: Tensor) -> Tensor:
-    """Multiply each element of a tensor by 1 + `size` · N(0, 1). The default size is the dtype's
-    eps.
+def with_noise(
+    generator: torch.Generator, size: float | None, tensor: Tensor
+) -> Tensor:
+    """Multiply each element of a tensor by 1 + `size` · N(0, 1).
+    The default size is the dtype's eps.
 
     Return integer tensors unchanged.
     """
     if not tensor.is_floating_point():
         return tensor
-    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(
+        tensor
+    )
     relative = torch.finfo(tensor.dtype).eps if size is None else size
     return tensor * (1 + relative * drawn)
 
@@ -101,15 +111,17 @@ class Replayed:
     inputs: Inputs
     outputs: Float[Tensor, "example ..."]
     cast_eps: float = 0.0  # eps of the lower precision, under casts
-    joined: Sequence[tuple[int, ...]] = ()  # shapes of the outputs, if several are concatenated
+    joined: Sequence[
+        tuple[int, ...]
+    ] = ()  # shapes of the outputs, if several are concatenated
 
     def other(self, signed: Float[Tensor, "example row"]) -> float:
         """Compare these outputs with the signature of the loop's outputs.
 
-        Return the relative distance of the signatures, or 0 if it is a rounding error. The bound on
-        rounding errors is relative to the norm of the outputs. If terms of the outputs cancel, it
-        is a multiple of the effect of noise in weights and inputs.
-        """
+        Return the relative distance of the signatures, or 0 if it is a rounding error.
+        The bound on rounding errors is relative to the norm of the outputs. If terms of
+        the outputs cancel, it is a multiple of the effect of noise in weights and
+        inputs."""
         norms = [self.outputs.norm()]
         ours = self.signature_like(signed)
         if ours is not None:
@@ -134,7 +146,8 @@ class Replayed:
             widths = [prod(shape[1:]) for shape in self.joined]
             outputs = torch.split(self.outputs, widths, 1)
             parts = [
-                signature(f.view(shape)) for f, shape in zip(outputs, self.joined, strict=True)
+                signature(f.view(shape))
+                for f, shape in zip(outputs, self.joined, strict=True)
             ]
             return torch.cat(parts, 1)
         if self.outputs.numel() % max(1, signed.numel()):
@@ -142,12 +155,11 @@ class Replayed:
         return signature(self.outputs.reshape(*signed.shape, -1))
 
     def noise(self, eps: float) -> float:
-        """Return a bound on the rounding error of the outputs: a multiple of the change of the
-        outputs under relative noise in weights and inputs.
+        """Return a bound on the rounding error of the outputs: a multiple of the change
+        of the outputs under relative noise in weights and inputs.
 
-        Return 0 if the function has hidden randomness. Under casts the multiple is smaller, because
-        the same kernels round in the same way.
-        """
+        Return 0 if the function has hidden randomness. Under casts the multiple is
+        smaller, because the same kernels round in the same way."""
         noisy = partial(with_noise, stream("outputs", 0), max(eps, self.cast_eps))
         near_weights = {name: noisy(weight) for name, weight in self.weights.items()}
         near_inputs = map_tensors(noisy, self.inputs)
@@ -155,7 +167,8 @@ class Replayed:
             here = as_rows(self.function(self.weights, self.inputs))
             there = as_rows(self.function(near_weights, near_inputs))
             repeats = [
-                as_rows(self.function(self.weights, self.inputs)) for _ in range(NOISE_REPEATS)
+                as_rows(self.function(self.weights, self.inputs))
+                for _ in range(NOISE_REPEATS)
             ]
         change = float((there - here).norm())
         repeat_change = max(float((repeat - here).norm()) for repeat in repeats)
@@ -167,9 +180,8 @@ class Replayed:
 
 @dataclass
 class OutputsAtEnds:
-    """Signatures of the user's model's outputs at the queries, at the start and end of the loop, or
-    of the values of the measure with `measure=`.
-    """
+    """Signatures of the user's model's outputs at the queries, at the start and end of
+    the loop, or of the values of the measure with `measure=`."""
 
     start: Tensor | None = None
     end: Tensor | None = None  # None: the model was not evaluated after its last step
@@ -183,11 +195,12 @@ class OutputsAtEnds:
         *,
         measured: bool = False,
     ) -> None:
-        """Raise unless, at the start and at the end of the loop, a replay returns the outputs of
-        the user's model. Ignore an end without a recorded signature.
+        """Raise unless, at the start and at the end of the loop, a replay returns the
+        outputs of the user's model. Ignore an end without a recorded signature.
 
         Args:
-            began: replays at the start of the loop, for example with and without autocast.
+            began: replays at the start of the loop,
+                for example with and without autocast.
             ended: replays at the end of the loop.
             steps: number of steps before the end.
             measured: True if the values of a measure are compared.
@@ -197,7 +210,12 @@ class OutputsAtEnds:
             self.refuse_other("ended", self.end, ended, measured=measured)
 
     def refuse_other(
-        self, when: str, signed: Tensor | None, replayed: Sequence[Replayed], *, measured: bool
+        self,
+        when: str,
+        signed: Tensor | None,
+        replayed: Sequence[Replayed],
+        *,
+        measured: bool,
     ) -> None:
         """Raise unless one of the replays has the signature `signed`."""
         if signed is None:

@@ -1,4 +1,5 @@
-"""One followed step, and the interfaces of the stored steps of a loop and of their stores."""
+"""One followed step, and the interfaces of the stored steps of a loop and
+of their stores."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from ntkexp.shapes import Weights
 
 @dataclass(frozen=True)
 class FollowedStep:
-    """A step of the optimizers, with the recorded model calls whose gradients it used."""
+    """A step of the optimizers, with the recorded model calls whose gradients it
+    used."""
 
     index: int
     calls: tuple[ModelCall, ...]
@@ -30,17 +32,25 @@ class FollowedStep:
     gradient: Weights  # gradient that the optimizer used
     linear: Mapping[str, LinearStep]  # step of every parameter that an optimizer moves
     without_grad: frozenset[str]  # parameters that received no gradient
-    settings: Mapping[str, Mapping[str, Any]]  # group settings after the step, by parameter
-    rule_error: float  # proof (b): relative distance of the new weights from the update rule
+    settings: Mapping[
+        str, Mapping[str, Any]
+    ]  # group settings after the step, by parameter
+    rule_error: (
+        float  # proof (b): relative distance of the new weights from the update rule
+    )
     # BatchNorm's running statistics, before and after the step
     statistics: tuple[Weights, Weights] | None = None
-    remembered: Weights = field(default_factory=dict)  # momentum from before the followed steps
-    # group settings before the step, by parameter, if a step of the optimizer changes them
+    remembered: Weights = field(
+        default_factory=dict
+    )  # momentum from before the followed steps
+    # group settings before the step, by parameter,
+    # if a step of the optimizer changes them
     settings_before: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exact: bool = True  # False if `start` was replayed, so that its rounding may differ
 
     def joined(self, other: FollowedStep) -> FollowedStep:
-        """Merge this step with the step that another optimizer took with the same gradients."""
+        """Merge this step with the step that another optimizer took
+        with the same gradients."""
         statistics = None
         if self.statistics and other.statistics:
             statistics = (self.statistics[0], other.statistics[1])
@@ -61,16 +71,17 @@ class FollowedStep:
         return [name for name in self.linear if name not in self.without_grad]
 
     def of(self, name: str) -> LinearStep:
-        """Return the linear step of a parameter, or the identity if no optimizer updates the
-        parameter.
-        """
+        """Return the linear step of a parameter, or the identity if no optimizer
+        updates the parameter."""
         return self.linear.get(name, IDLE)
 
 
 class AbstractSteps(ABC):
     """The stored steps of a loop, to be read from the first or from the last step."""
 
-    same_kernels: bool = False  # True if this process presumably uses the same kernels as the loop
+    same_kernels: bool = (
+        False  # True if this process presumably uses the same kernels as the loop
+    )
     known: Sequence[KnownOptimizer] = ()  # the optimizers and their rules
 
     def refresh(self) -> None:
@@ -97,7 +108,8 @@ class AbstractSteps(ABC):
 
     @property
     def shared(self) -> str | None:
-        """The name of a parameter that several optimizers moved, or None if there is none."""
+        """The name of a parameter that several optimizers moved,
+        or None if there is none."""
         return None
 
     @property
@@ -107,7 +119,8 @@ class AbstractSteps(ABC):
 
     @property
     def processes(self) -> int:
-        """The number of processes that trained together and averaged their gradients."""
+        """The number of processes that trained together
+        and averaged their gradients."""
         return 1
 
     @property
@@ -120,8 +133,9 @@ class AbstractSteps(ABC):
         return None
 
     def statistics(self, index: int) -> Weights:
-        """Return BatchNorm's running statistics before step `index`, where `len(self)` means the
-        end of the loop. The result is empty if no call updates running statistics."""
+        """Return BatchNorm's running statistics before step `index`, where `len(self)`
+        means the end of the loop. The result is empty if no call updates running
+        statistics."""
         return {}
 
     @abstractmethod
@@ -138,14 +152,19 @@ class AbstractSteps(ABC):
 
     def most_examples(self) -> int:
         """Return the largest number of examples in a step."""
-        return max((sum(len(call.names) for call in calls) for calls in self.calls()), default=0)
+        return max(
+            (sum(len(call.names) for call in calls) for calls in self.calls()),
+            default=0,
+        )
 
     @abstractmethod
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
         """Yield each step and the weights after it, from the first to the last."""
 
     @abstractmethod
-    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
+    def backwards(
+        self, before: int | None = None
+    ) -> Iterator[tuple[FollowedStep, Weights]]:
         """Yield each step and the weights after it, in reverse order.
 
         Begin at the last step, or at the step before `before`.
@@ -169,7 +188,8 @@ class AbstractStore(ABC):
         return True
 
     def store_function(self, function: LossFunction) -> None:
-        """Hold a function of `trace.losses` for replays, if steps are stored with its name only."""
+        """Hold a function of `trace.losses` for replays,
+        if steps are stored with its name only."""
         return
 
     def pass_over(self) -> None:
@@ -177,12 +197,16 @@ class AbstractStore(ABC):
         raise ValueError("every step is stored")
 
     def go_on(self, weights: Weights) -> None:
-        """Set the weights before the next stored step, after steps that were not stored."""
+        """Set the weights before the next stored step,
+        after steps that were not stored."""
         raise ValueError("every step is stored")
 
     @abstractmethod
     def begin(
-        self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
+        self,
+        weights: Weights,
+        optimizers: Sequence[torch.optim.Optimizer],
+        names: dict[int, str],
     ) -> None:
         """Begin at `weights`. Copy them, because the loop may overwrite them.
 
@@ -190,35 +214,42 @@ class AbstractStore(ABC):
         """
 
     @abstractmethod
-    def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+    def add(
+        self, step: FollowedStep, which: int, after: Weights, signed: Signed
+    ) -> None:
         """Store a step of the optimizer with index `which`.
 
-        Copy the tensors that are kept, because the loop may overwrite them. The signatures `signed`
-        of gradients and weights need no copy.
-        """
+        Copy the tensors that are kept, because the loop may overwrite them. The
+        signatures `signed` of gradients and weights need no copy."""
 
     @abstractmethod
     def end(self, outside: Outside, *, whole: bool) -> None:
-        """End the trace. `outside` holds the changes of the model after the last step. `whole` is
-        False if the loop was interrupted, perhaps before its first step."""
+        """End the trace. `outside` holds the changes of the model after the last step.
+        `whole` is False if the loop was interrupted, perhaps before its first step."""
 
     @abstractmethod
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
-        """Return the stored steps. `module` is a copy of the followed model, used for replays."""
+        """Return the stored steps. `module` is a copy of the followed model,
+        used for replays."""
 
 
-def step_index(step: FollowedStep, moved: frozenset[str], count: int) -> tuple[int, frozenset[str]]:
-    """Return the index of an optimizer's step, and all parameters that the step with this index has
-    moved so far.
+def step_index(
+    step: FollowedStep, moved: frozenset[str], count: int
+) -> tuple[int, frozenset[str]]:
+    """Return the index of an optimizer's step, and all parameters that the step with
+    this index has moved so far.
 
-    If several optimizers use the gradients of the same backward pass, their steps count as one.
+    If several optimizers use the gradients of the same backward pass,
+    their steps count as one.
 
     Args:
         step: step of one optimizer.
         moved: parameters that the latest step has moved so far.
         count: number of steps so far.
     """
-    is_same_step = not moved & step.linear.keys() and all(call.at < count for call in step.calls)
+    is_same_step = not moved & step.linear.keys() and all(
+        call.at < count for call in step.calls
+    )
     if count and is_same_step:
         return count - 1, moved | step.linear.keys()
     return count, frozenset(step.linear)

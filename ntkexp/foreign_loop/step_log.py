@@ -27,12 +27,14 @@ from ntkexp.foreign_loop.user_loss import ExampleLoss, losses_of
 from ntkexp.kernel.record.tape import examples
 
 LogStep: TypeAlias = Callable[[dict[str, float], int], object]
-"""A function of a step's metrics and index, such as `run.log` of wandb or `mlflow.log_metrics`."""
+"""A function of a step's metrics and index, such as `run.log` of wandb or
+`mlflow.log_metrics`."""
 
 
 @dataclass
 class StepLog:
-    """Collects the metrics of a step, and calls `log` once all optimizers have taken the step."""
+    """Collects the metrics of a step, and calls `log` once all optimizers have taken
+    the step."""
 
     log: LogStep
     optimizers: Sequence[torch.optim.Optimizer]
@@ -40,9 +42,11 @@ class StepLog:
     index: int = -1  # index of the step in `numbers`
     numbers: dict[str, float] = field(default_factory=dict)
 
-    def sums_of_loss(self, outputs: Tensor, call: ModelCall) -> tuple[Tensor, Tensor] | None:
-        """Return the sum of the losses ℓᵢ of a call, and the sum of the weights mᵢ in the mean.
-        Return None if the user gave no `loss=`."""
+    def sums_of_loss(
+        self, outputs: Tensor, call: ModelCall
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the sum of the losses ℓᵢ of a call, and the sum of the weights mᵢ in
+        the mean. Return None if the user gave no `loss=`."""
         if self.loss is None:
             return None
         with torch.no_grad():
@@ -64,11 +68,17 @@ class StepLog:
         }
         for name, square in squares.items():
             self.numbers[name] = (self.numbers.get(name, 0.0) ** 2 + square) ** 0.5
-        self.numbers["rule_error"] = max(self.numbers.get("rule_error", 0.0), step.rule_error)
+        self.numbers["rule_error"] = max(
+            self.numbers.get("rule_error", 0.0), step.rule_error
+        )
 
         # the calls are the same for all optimizers
-        self.numbers["examples"] = float(sum(examples(call.rows) for call in step.calls))
-        sums = [call.sums_of_loss for call in step.calls if call.sums_of_loss is not None]
+        self.numbers["examples"] = float(
+            sum(examples(call.rows) for call in step.calls)
+        )
+        sums = [
+            call.sums_of_loss for call in step.calls if call.sums_of_loss is not None
+        ]
         losses = float(sum(loss for loss, _ in sums))
         counts = float(sum(count for _, count in sums))
         if counts:

@@ -1,4 +1,5 @@
-"""The hooks at the steps of the followed optimizers. They record each step, and run proof (b).
+"""The hooks at the steps of the followed optimizers. They record each step,
+and run proof (b).
 
     `on_begin`  compares the weights, bit by bit, with the weights after the latest step. (Weights
                 that were moved for a call and back may differ by rounding.)
@@ -43,23 +44,31 @@ from ntkexp.shapes import Weights
 
 @dataclass
 class StepRecorder:
-    """Records the steps of a running loop in its store, and proves the rules of the optimizers."""
+    """Records the steps of a running loop in its store,
+    and proves the rules of the optimizers."""
 
     loop: RunningLoop
     pending: PendingCalls
     first: FirstStepProof | None = None  # proof of the first step, until it has run
     log: StepLog | None = None
     proof: RuleProof = field(default_factory=RuleProof)
-    scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
-    # by parameter: the optimizer's state before the step, with only the entries in `rule.needs`
+    scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(
+        default_factory=dict
+    )
+    # by parameter: the optimizer's state before the step,
+    # with only the entries in `rule.needs`
     states_before: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # if there are several optimizers: the index of the optimizer that moved each parameter last, and
-    # the number of steps of each parameter by each optimizer
+    # if there are several optimizers: the index of the optimizer that moved each
+    # parameter last, and the number of steps of each parameter by each optimizer
     movers: dict[str, int] = field(default_factory=dict)
     times_moved: dict[tuple[int, str], int] = field(default_factory=dict)
-    gradients_before: Weights = field(default_factory=dict)  # copies, if steps overwrite gradients
+    gradients_before: Weights = field(
+        default_factory=dict
+    )  # copies, if steps overwrite gradients
     settings_before: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    stepping: set[int] = field(default_factory=set)  # ids of optimizers between the two step hooks
+    stepping: set[int] = field(
+        default_factory=set
+    )  # ids of optimizers between the two step hooks
     passed: bool = False  # True if the latest step was not stored
 
     def begin(self) -> None:
@@ -68,7 +77,9 @@ class StepRecorder:
         for name, weight in loop.parameters:
             loop.latest.copy_in({name: weight})
             self.proof.begin(name, weight)
-        loop.store.begin(dict(loop.latest.weights), loop.optimizers, loop.parameters.names)
+        loop.store.begin(
+            dict(loop.latest.weights), loop.optimizers, loop.parameters.names
+        )
 
         # if a trace continues, the optimizers have momenta from earlier steps
         for optimizer in loop.optimizers:
@@ -90,7 +101,9 @@ class StepRecorder:
                 self.proof.moved[name] = 1
                 self.movers[name] = id(optimizer)
                 self.times_moved[id(optimizer), name] = 1
-                momentum = rule.momentum_at(group, optimizer.state[weight], weight.detach())
+                momentum = rule.momentum_at(
+                    group, optimizer.state[weight], weight.detach()
+                )
                 if momentum is not None:
                     self.proof.remember(name, momentum)
 
@@ -108,8 +121,8 @@ class StepRecorder:
         self.loop.store.go_on(dict(self.loop.latest.weights))
 
     def on_begin(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Raise if weights have changed since the last step. Copy the optimizer state that the rule
-        needs from before the step."""
+        """Raise if weights have changed since the last step. Copy the optimizer state
+        that the rule needs from before the step."""
         if not self.loop.store.takes_next:
             self.stepping.add(id(optimizer))
             return
@@ -150,8 +163,8 @@ class StepRecorder:
         index = self.loop.store.count
         moved = self.loop.parameters.of(optimizer)
         if id(optimizer) not in self.stepping:
-            # if a subclass calls its base class's `step`, this hook runs twice, and the weights
-            # must not change in between
+            # if a subclass calls its base class's `step`, this hook runs twice, and the
+            # weights must not change in between
             self.loop.latest.refuse_writes(index, moved.items(), closely=True)
             return
         self.stepping.discard(id(optimizer))
@@ -177,7 +190,9 @@ class StepRecorder:
         if self.first is not None:
             first = self.first
             self.first = None
-            others = {name for call in self.pending.calls for name in call.other_outputs}
+            others = {
+                name for call in self.pending.calls for name in call.other_outputs
+            }
             first.prove(followed, others)
             release_memory(moved.values())
         self.loop.latest.release(before)
@@ -191,12 +206,12 @@ class StepRecorder:
         before: Weights,
         signed: Signed,
     ) -> FollowedStep:
-        """Return the step of an optimizer: its calls, and the linear step of each parameter by the
-        optimizer's rule. Run proof (b).
+        """Return the step of an optimizer: its calls, and the linear step of each
+        parameter by the optimizer's rule. Run proof (b).
 
-        `gradient` is the gradient that the optimizer used, `before` are the weights before the
-        step, and `signed` are the signatures of the gradient and of the weights after the step.
-        """
+        `gradient` is the gradient that the optimizer used, `before` are the weights
+        before the step, and `signed` are the signatures of the gradient and of the
+        weights after the step."""
         index = self.loop.store.count
         rule = self.loop.rules[id(optimizer)]
         linear: dict[str, LinearStep] = {}
@@ -211,12 +226,18 @@ class StepRecorder:
                 state = optimizer.state.get(weight, {})
                 scratch = self.scratch_like(weight)
                 if len(self.loop.optimizers) > 1 and weight.grad is not None:
-                    momentum = rule.momentum_at(group, state, weight.detach()) if state else None
+                    momentum = (
+                        rule.momentum_at(group, state, weight.detach())
+                        if state
+                        else None
+                    )
                     remembers = momentum is not None
                     self.change_mover(optimizer, name, index, remembers=remembers)
                 times = self.proof.moved.get(name, 0)
                 states_before = self.states_before.get(name, {})
-                step_input = StepInput(gradient[name], before[name], times, states_before, norm)
+                step_input = StepInput(
+                    gradient[name], before[name], times, states_before, norm
+                )
 
                 step = IDLE
                 if weight.grad is not None:
@@ -245,7 +266,9 @@ class StepRecorder:
             without_grad=frozenset(without_grad),
             settings=settings,
             settings_before={
-                name: self.settings_before[name] for name in settings if rule.changes_settings
+                name: self.settings_before[name]
+                for name in settings
+                if rule.changes_settings
             },
             rule_error=rule_error,
             statistics=self.loop.statistics.end_step(),
@@ -254,11 +277,11 @@ class StepRecorder:
     def change_mover(
         self, optimizer: torch.optim.Optimizer, name: str, step: int, *, remembers: bool
     ) -> None:
-        """Forget the momentum of another optimizer that moved a parameter in an earlier stage.
+        """Forget the momentum of another optimizer that moved a parameter
+        in an earlier stage.
 
-        Raise if optimizers take turns: the momentum of each would contain gradients from before the
-        steps of the other.
-        """
+        Raise if optimizers take turns: the momentum of each would contain gradients
+        from before the steps of the other."""
         key = (id(optimizer), name)
         times = self.times_moved.get(key, 0)
         self.times_moved[key] = times + 1
@@ -277,7 +300,8 @@ class StepRecorder:
         self.proof.moved[name] = times
 
     def on_other_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Record the parameters that an unfollowed optimizer moves, for an error message."""
+        """Record the parameters that an unfollowed optimizer moves,
+        for an error message."""
         base = getattr(optimizer, "base_optimizer", None)  # of SAM
         if any(followed in (optimizer, base) for followed in self.loop.optimizers):
             return
@@ -288,10 +312,11 @@ class StepRecorder:
                     self.loop.latest.strangers[name] = type(optimizer).__name__
 
     def on_passed_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count a step without storing it. If the next step is stored, store the weights after this
-        step.
-        """
-        if id(optimizer) not in self.stepping:  # a subclass calls its base class's `step`
+        """Count a step without storing it. If the next step is stored, store the
+        weights after this step."""
+        if (
+            id(optimizer) not in self.stepping
+        ):  # a subclass calls its base class's `step`
             return
         self.stepping.discard(id(optimizer))
         self.passed = True
@@ -300,8 +325,8 @@ class StepRecorder:
             self.catch_up()
 
     def scratch_like(self, weight: Tensor) -> Tensor:
-        """Return a reused buffer of the weight's shape. Allocating new memory would take longer
-        than the arithmetic."""
+        """Return a reused buffer of the weight's shape. Allocating new memory would
+        take longer than the arithmetic."""
         key = (weight.dtype, weight.device)
         if key not in self.scratch or self.scratch[key].numel() < weight.numel():
             contiguous = torch.empty_like(weight, memory_format=torch.contiguous_format)
@@ -330,9 +355,8 @@ def read_step(
     scratch: Tensor,
     where: str,
 ) -> LinearStep:
-    """Return the linear step by the optimizer's rule. Raise if a subclass of the optimizer lacks a
-    state entry that the rule reads.
-    """
+    """Return the linear step by the optimizer's rule. Raise if a subclass of the
+    optimizer lacks a state entry that the rule reads."""
     try:
         return rule.watched(group, state, step_input, scratch)
     except KeyError as error:
@@ -344,13 +368,16 @@ def read_step(
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, object]:
     """Copy the settings of a parameter group."""
-    return {key: copied_setting(value) for key, value in group.items() if key != "params"}
+    return {
+        key: copied_setting(value) for key, value in group.items() if key != "params"
+    }
 
 
 def copied_setting(value: object) -> object:
     """Copy a setting of a parameter group.
 
-    Numbers are converted to Python floats. A tensor stays a tensor, because its dtype matters.
+    Numbers are converted to Python floats. A tensor stays a tensor,
+    because its dtype matters.
 
     >>> copied_setting(torch.tensor(0.5)), copied_setting((0.9, 0.99))
     (tensor(0.5000), (0.9, 0.99))

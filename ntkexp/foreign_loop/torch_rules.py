@@ -1,12 +1,12 @@
-"""The rules of PyTorch's optimizers. For a fixed denominator, each step is linear in the gradient.
+"""The rules of PyTorch's optimizers. For a fixed denominator,
+each step is linear in the gradient.
 
-In the linear step of Adam, the second moment v is fixed at its value after the step. No example is
-credited with the change of v.
+In the linear step of Adam, the second moment v is fixed at its value after the step. No
+example is credited with the change of v.
 
-The docstrings use the symbols of `rule.py`: θ ← (1 − d)θ − S ⊙ m − N ⊙ p, m ← βm + α ⊙ p and
-p = g + λθ. Coefficients that are not given are d = N = λ = β = 0 and α = 1. η is the learning rate,
-and t the number of steps.
-"""
+The docstrings use the symbols of `rule.py`: θ ← (1 − d)θ − S ⊙ m − N ⊙ p, m ← βm + α ⊙
+p and p = g + λθ. Coefficients that are not given are d = N = λ = β = 0 and α = 1. η is
+the learning rate, and t the number of steps."""
 
 from __future__ import annotations
 
@@ -29,21 +29,29 @@ Entries: TypeAlias = Mapping[str, Any]
 
 
 class AbstractTorchRule(AbstractOptimizerRule):
-    """Base class for rules of PyTorch's optimizers. With `maximize`, the step uses −g and stores
-    −m."""
+    """Base class for rules of PyTorch's optimizers. With `maximize`,
+    the step uses −g and stores −m."""
 
     remembers: ClassVar[str | None] = None
     """The key of the optimizer state that holds the momentum m."""
 
     def step(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None = None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None = None,
     ) -> LinearStep:
         step = self.downwards(group, state, step_input, buffer)
         return step.reversed() if group.get("maximize") else step
 
     @abstractmethod
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         """Return the linear step that minimizes, as with `maximize=False`."""
 
@@ -67,7 +75,11 @@ class SGDRule(AbstractTorchRule):
     remembers = "momentum_buffer"
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         rate = float(group["lr"])
         momentum = float(group["momentum"])
@@ -78,7 +90,9 @@ class SGDRule(AbstractTorchRule):
             step = step.changed(momentum_scale=rate * momentum, gradient_scale=rate)
         if not step_input.times:
             return step
-        return step.changed(momentum_decay=momentum, momentum_gain=1 - float(group["dampening"]))
+        return step.changed(
+            momentum_decay=momentum, momentum_gain=1 - float(group["dampening"])
+        )
 
 
 class AdamRule(AbstractTorchRule):
@@ -86,16 +100,19 @@ class AdamRule(AbstractTorchRule):
 
     S = η/(1 − β₁ᵗ) · r / (√v + εr),   r = √(1 − β₂ᵗ),   β = β₁,   α = 1 − β₁
 
-    v is the second moment after the step, or the largest so far with AMSGrad. In Adam, weight decay
-    is λ. In AdamW, it is d, η times the weight decay.
-    """
+    v is the second moment after the step, or the largest so far with AMSGrad. In Adam,
+    weight decay is λ. In AdamW, it is d, η times the weight decay."""
 
     kinds = (torch.optim.Adam, torch.optim.AdamW)
     has_effects = True
     remembers = "exp_avg"  # missing for a parameter that never had a gradient
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         rate, decay = float(group["lr"]), float(group["weight_decay"])
         first, second = group["betas"]
@@ -119,8 +136,8 @@ class AdamRule(AbstractTorchRule):
 
 
 class RMSpropRule(AbstractTorchRule):
-    """RMSprop divides by n = √v + ε, where v is the mean square of the gradients. If `centered`,
-    n = √(v − a²) + ε, where a is the mean gradient.
+    """RMSprop divides by n = √v + ε, where v is the mean square of the gradients. If
+    `centered`, n = √(v − a²) + ε, where a is the mean gradient.
 
     plain       S = η/n
     momentum    S = η,   β = μ,   α = 1/n
@@ -130,7 +147,11 @@ class RMSpropRule(AbstractTorchRule):
     remembers = "momentum_buffer"
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         square = state["square_avg"]
         if group["centered"]:
@@ -147,34 +168,46 @@ class RMSpropRule(AbstractTorchRule):
 
 
 class AdagradRule(AbstractTorchRule):
-    """Adagrad: S = η/(1 + (t − 1)δ) / (√v + ε), with v the sum of squared gradients, and
-    δ = `lr_decay`."""
+    """Adagrad: S = η/(1 + (t − 1)δ) / (√v + ε),
+    with v the sum of squared gradients, and δ = `lr_decay`."""
 
     kinds = (torch.optim.Adagrad,)
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         rate = float(group["lr"]) / (1 + (float(state["step"]) - 1) * group["lr_decay"])
         denominator = torch.sqrt(state["sum"], out=buffer).add_(group["eps"])
-        return LinearStep(rate, l2=float(group["weight_decay"]), denominator=denominator)
+        return LinearStep(
+            rate, l2=float(group["weight_decay"]), denominator=denominator
+        )
 
 
 class AdadeltaRule(AbstractTorchRule):
     """Adadelta: S = η √(u₋ + ε) / √(v + ε).
 
-    v is the mean square of the gradients, and u₋ the mean square of the updates before this step.
-    """
+    v is the mean square of the gradients, and u₋ the mean square
+    of the updates before this step."""
 
     kinds = (torch.optim.Adadelta,)
     needs = ("acc_delta",)
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         square, eps = state["square_avg"], group["eps"]
         moved = step_input.state.get("acc_delta", torch.zeros_like(square))
-        denominator = torch.add(square, eps, out=buffer).sqrt_().div_(moved.add(eps).sqrt_())
+        denominator = (
+            torch.add(square, eps, out=buffer).sqrt_().div_(moved.add(eps).sqrt_())
+        )
         return LinearStep(
             float(group["lr"]), l2=float(group["weight_decay"]), denominator=denominator
         )
@@ -187,7 +220,11 @@ class AdamaxRule(AbstractTorchRule):
     remembers = "exp_avg"
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         first = float(group["betas"][0])
         return LinearStep(
@@ -212,7 +249,11 @@ class NAdamRule(AbstractTorchRule):
     remembers = "exp_avg"
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         rate, count = float(group["lr"]), float(state["step"])
         first, second = group["betas"]
@@ -246,7 +287,11 @@ class RAdamRule(AbstractTorchRule):
     remembers = "exp_avg"
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         first, second = group["betas"]
         count = float(state["step"])
@@ -265,7 +310,12 @@ class RAdamRule(AbstractTorchRule):
         )
         if length <= 5.0:
             return step
-        shorter = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+        shorter = (
+            (length - 4)
+            * (length - 2)
+            * longest
+            / ((longest - 4) * (longest - 2) * length)
+        )
         denominator = torch.sqrt(state["exp_avg_sq"], out=buffer).add_(group["eps"])
         return replace(
             step,
@@ -277,11 +327,16 @@ class RAdamRule(AbstractTorchRule):
 def decay_of(group: Entries) -> tuple[float, float]:
     """Return the decay coefficients λ (L2) and d (decoupled). At least one is zero."""
     decay = float(group["weight_decay"])
-    return (0.0, float(group["lr"]) * decay) if group["decoupled_weight_decay"] else (decay, 0.0)
+    return (
+        (0.0, float(group["lr"]) * decay)
+        if group["decoupled_weight_decay"]
+        else (decay, 0.0)
+    )
 
 
 class ASGDRule(AbstractTorchRule):
-    """Averaged stochastic gradient descent: S = η, d = η `lambd`, with η after the previous step.
+    """Averaged stochastic gradient descent: S = η, d = η `lambd`,
+    with η after the previous step.
 
     The average of the weights does not affect the steps.
     """
@@ -290,7 +345,11 @@ class ASGDRule(AbstractTorchRule):
     needs = ("eta",)
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         first = torch.as_tensor(float(group["lr"]), dtype=state["eta"].dtype)
         rate = float(step_input.state.get("eta", first))
@@ -304,15 +363,19 @@ class AdafactorRule(AbstractTorchRule):
 
     S = ρ / max(1, rms(u)/δ) / √v,    d = η times the weight decay
 
-    ε₂ is the second number of `eps`, and δ is the setting `d`.
-    For a matrix, v = r cᵀ/mean(r), where r and c are the mean squares of rows and columns. The step
-    is clipped by rms(u), which multiplies the gradients of all examples by the same factor.
-    """
+    ε₂ is the second number of `eps`, and δ is the setting `d`. For a matrix, v = r
+    cᵀ/mean(r), where r and c are the mean squares of rows and columns. The step is
+    clipped by rms(u), which multiplies the gradients of all examples by the same
+    factor."""
 
     kinds = (torch.optim.Adafactor,)
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         rate, count = float(group["lr"]), float(state["step"])
         least, smallest = group["eps"]
@@ -352,7 +415,11 @@ class RpropRule(AbstractTorchRule):
     kinds = (torch.optim.Rprop,)
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         size = state["prev"].abs()
         scale = torch.where(size > 0, state["step_size"] / size, 0.0)
@@ -366,22 +433,28 @@ class RpropRule(AbstractTorchRule):
 
 
 class MuonRule(AbstractTorchRule):
-    """Muon orthogonalizes the momentum of a matrix approximately, by Newton–Schulz iterations.
+    """Muon orthogonalizes the momentum of a matrix approximately,
+    by Newton–Schulz iterations.
 
     X = u/‖u‖,   u = (1 − μ)g + μm with Nesterov momentum, else u = m
     X ← (aI + bA + cA²)X with A = XXᵀ, repeated,   θ ← (1 − d)θ − η′X
 
-    The result is X = Lu with L = Π (aI + bA + cA²) / ‖u‖, so that S = η′μ, N = η′(1 − μ), and the
-    matrix M of the linear step is L. A matrix with more rows than columns is transposed first.
-    PyTorch computes X in bfloat16. L is the product of the factors that PyTorch computed. The
-    rounding of X between these products is the residual of the linear step."""
+    The result is X = Lu with L = Π (aI + bA + cA²) / ‖u‖, so that S = η′μ, N = η′(1 −
+    μ), and the matrix M of the linear step is L. A matrix with more rows than columns
+    is transposed first. PyTorch computes X in bfloat16. L is the product of the factors
+    that PyTorch computed. The rounding of X between these products is the residual of
+    the linear step."""
 
     kinds = (torch.optim.Muon,)
     rounds = True
     remembers = "momentum_buffer"
 
     def downwards(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
         update = self.update(group, state, step_input)
         rows, columns = update.shape
@@ -407,14 +480,21 @@ class MuonRule(AbstractTorchRule):
         )
 
     def watched(
-        self, group: Entries, state: Entries, step_input: StepInput, buffer: Tensor | None
+        self,
+        group: Entries,
+        state: Entries,
+        step_input: StepInput,
+        buffer: Tensor | None,
     ) -> LinearStep:
-        """Return a linear step with S = N = 0. Its residual is η′X, the whole update except weight
-        decay, in bfloat16 as PyTorch computes it.
+        """Return a linear step with S = N = 0. Its residual is η′X, the whole update
+        except weight decay, in bfloat16 as PyTorch computes it.
 
         Proof (b) needs no more, and the matrix L is expensive.
         """
-        update, momentum = self.update(group, state, step_input), float(group["momentum"])
+        update, momentum = (
+            self.update(group, state, step_input),
+            float(group["momentum"]),
+        )
         *_, made = newton_schulz(update, group)
         return LinearStep(
             momentum_scale=0.0,
@@ -427,12 +507,18 @@ class MuonRule(AbstractTorchRule):
     def update(self, group: Entries, state: Entries, step_input: StepInput) -> Tensor:
         """Return the matrix u that Muon orthogonalizes."""
         memory: Tensor = state["momentum_buffer"]
-        return step_input.gradient.lerp(memory, group["momentum"]) if group["nesterov"] else memory
+        return (
+            step_input.gradient.lerp(memory, group["momentum"])
+            if group["nesterov"]
+            else memory
+        )
 
 
-def newton_schulz(update: Float[Tensor, "row column"], group: Entries) -> Iterator[Tensor]:
-    """Orthogonalize u = `update`. Yield ‖u‖, the matrix bA + cA² of each iteration (see `MuonRule`),
-    and the last X, in bfloat16 as in PyTorch."""
+def newton_schulz(
+    update: Float[Tensor, "row column"], group: Entries
+) -> Iterator[Tensor]:
+    """Orthogonalize u = `update`. Yield ‖u‖, the matrix bA + cA² of each iteration (see
+    `MuonRule`), and the last X, in bfloat16 as in PyTorch."""
     a, b, c = group["ns_coefficients"]
     tall = len(update) > update.shape[1]
     x = update.bfloat16().T if tall else update.bfloat16()

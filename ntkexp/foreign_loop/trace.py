@@ -1,11 +1,10 @@
-"""A trace: the recorded steps of a followed loop, and the contribution of each example to the
-outputs at the queries.
+"""A trace: the recorded steps of a followed loop, and the contribution of each example
+to the outputs at the queries.
 
     f_T − f_0 = Σ contributions + decay + rounding + outside
 
-`attribution.LoopBackward` replays and proves each step, from the last to the first, and adds up its
-terms. `outside` is the change after the last step, which no step made.
-"""
+`attribution.LoopBackward` replays and proves each step, from the last to the first, and
+adds up its terms. `outside` is the change after the last step, which no step made."""
 
 from __future__ import annotations
 
@@ -40,7 +39,12 @@ from ntkexp.foreign_loop.example_gradients import CallReaders
 from ntkexp.foreign_loop.example_losses import LossFunction, store_function
 from ntkexp.foreign_loop.gallery import Decode, Gallery, ShownExamples, shown, texts
 from ntkexp.foreign_loop.known_optimizers import named
-from ntkexp.foreign_loop.loop_sums import LoopSums, NamedArrays, StepMemory, sums_at_zero
+from ntkexp.foreign_loop.loop_sums import (
+    LoopSums,
+    NamedArrays,
+    StepMemory,
+    sums_at_zero,
+)
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.outside import memory_kept, outside_sentence, release_memory
@@ -79,8 +83,8 @@ LOG = logging.getLogger("ntkexp.follow")
 class Trace:
     """The recorded steps of a followed loop, and a copy of its model for replays.
 
-    `ntkexp.follow` yields it. `print(trace)` shows the number of steps, examples and queries.
-    """
+    `ntkexp.follow` yields it. `print(trace)` shows the number of steps,
+    examples and queries."""
 
     steps: AbstractSteps
     module: nn.Module
@@ -93,7 +97,9 @@ class Trace:
     by: By | None = None  # components that split the contributions
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
-    measured: MeasuredQueries | None = None  # measure to attribute instead of the outputs
+    measured: MeasuredQueries | None = (
+        None  # measure to attribute instead of the outputs
+    )
     watch: Watch | None = None  # the hooks on the loop, while it is followed
 
     def __repr__(self) -> str:
@@ -125,8 +131,8 @@ class Trace:
 
     @cached_property
     def called(self) -> CalledModule:
-        """The model as a function of its weights, in evaluation mode and in the mode of each
-        call."""
+        """The model as a function of its weights,
+        in evaluation mode and in the mode of each call."""
         return CalledModule(
             self.module,
             self.output,
@@ -142,16 +148,20 @@ class Trace:
 
     @property
     def measure(self) -> Measure | None:
-        """The measure to attribute, or None if the outputs themselves are attributed."""
+        """The measure to attribute, or None
+        if the outputs themselves are attributed."""
         return None if self.measured is None else self.measured.measure
 
     @cached_property
     def examples(self) -> dict[str, int]:
         """The index of each example by name, in order of first use."""
-        return {name: index for index, name in enumerate(dict.fromkeys(self.steps.names()))}
+        return {
+            name: index for index, name in enumerate(dict.fromkeys(self.steps.names()))
+        }
 
     def outside(self) -> Float[Tensor, "query out"] | None:
-        """Return the change of the outputs caused by weight changes after the last recorded step.
+        """Return the change of the outputs caused
+        by weight changes after the last recorded step.
 
         Return None if no weight or buffer changed.
         """
@@ -164,19 +174,20 @@ class Trace:
     # --- In the loop
 
     def losses(self, function: LossFunction, *batch: object) -> Tensor:
-        """Return `function(model, *batch)`, one loss for each example, and record the call.
+        """Return `function(model, *batch)`, one loss for each example,
+        and record the call.
 
-        Use it in the loop if the loss is not a function of the outputs of `model(x)`: if it
-        differentiates the model, calls it at other weights, or if nodes of a graph exchange
-        messages. The loop computes its loss from these losses. The contribution of an example is
-        then made by the gradient of its loss.
+        Use it in the loop if the loss is not a function of the outputs of `model(x)`:
+        if it differentiates the model, calls it at other weights, or if nodes of a
+        graph exchange messages. The loop computes its loss from these losses. The
+        contribution of an example is then made by the gradient of its loss.
 
         Args:
-            function: a function of the model and the batch that returns a tensor [examples]. It
-                is called again when the loop is attributed, so it must use the model that it is
-                given, and have no side effects.
-            *batch: tensors and numbers. Tensors with as many rows as there are losses name the
-                examples.
+            function: a function of the model and the batch that returns a tensor
+                [examples]. It is called again when the loop is attributed, so it must
+                use the model that it is given, and have no side effects.
+            *batch: tensors and numbers. Tensors with as many rows
+                as there are losses name the examples.
 
         Returns:
             The losses, a tensor [examples]. Compute the loss of the loop from them.
@@ -198,7 +209,9 @@ class Trace:
         4
         """
         if self.watch is None:
-            raise Mistake("trace.losses: call it in the loop, while the loop is followed")
+            raise Mistake(
+                "trace.losses: call it in the loop, while the loop is followed"
+            )
         return self.watch.calls.losses(function, batch)
 
     # --- Checks
@@ -237,7 +250,9 @@ class Trace:
 
     def refuse_losses(self) -> None:
         """Raise for leave-out effects if the loop called `trace.losses`."""
-        if any(call.losses is not None for calls in self.steps.calls() for call in calls):
+        if any(
+            call.losses is not None for calls in self.steps.calls() for call in calls
+        ):
             raise Mistake(
                 "effects need losses that are functions of the outputs, and the loop called "
                 "trace.losses; ask only for contributions"
@@ -246,7 +261,9 @@ class Trace:
     def refuse_effects(self, mean: MeanName) -> None:
         """Raise if leave-out effects cannot be computed, before the work begins."""
         if len(self.steps) < self.steps.count:
-            raise Mistake("effects need all steps, and steps= leaves some out; follow all")
+            raise Mistake(
+                "effects need all steps, and steps= leaves some out; follow all"
+            )
         self.refuse_empty()
         self.refuse_losses()
         self.refuse_outside()
@@ -273,10 +290,11 @@ class Trace:
         batch_norm: BatchNormMode | None = None,
         quiet: bool = False,
     ) -> Attribution:
-        """Return the contribution of each example to each output of each query, as a data set.
+        """Return the contribution of each example to each output of each query,
+        as a data set.
 
-        `contribution`, summed over examples, and the other parts of the change add up to
-        `change`, f_T − f_0. The other parts are:
+        `contribution`, summed over examples, and the other parts of the change add up
+        to `change`, f_T − f_0. The other parts are:
 
         - `decay`: the effect of weight decay.
         - `rounding`: the effect of casts and of rounding errors in gradients.
@@ -288,29 +306,34 @@ class Trace:
           fraction of the change f_T − f_0 that the recorded steps produced.
 
         Args:
-            effects: add leave-out effects as `effect`. The leave-out effect of an example is the
-                change of each output if the example is left out. It is predicted by differentiating
-                through all later steps. 'derivative' returns the derivative with respect to the
-                example's weight. 'one_step' recomputes each step without the example, and
-                differentiates through the later steps.
-            mean: how a batch mean changes if an example is left out: 'renormalised' divides by the
-                remaining examples, and 'fixed' leaves the shares of the other examples unchanged.
-            by: split contributions by the parameters through which they act: by 'module', by
-                'parameter', or by named patterns of parameters, {'first': ['layers.0.*'],
-                'rest': ['*']}. `by_component` adds up over `component` to `contribution`,
-                `decay_by_component` to `decay`, and `by_component_step` to `by_step`.
+            effects: add leave-out effects as `effect`. The leave-out effect of an
+                example is the change of each output if the example is left out. It is
+                predicted by differentiating through all later steps. 'derivative'
+                returns the derivative with respect to the example's weight. 'one_step'
+                recomputes each step without the example, and differentiates through the
+                later steps.
+            mean: how a batch mean changes if an example is left out: 'renormalised'
+                divides by the remaining examples, and 'fixed' leaves the shares of the
+                other examples unchanged.
+            by: split contributions by the parameters through which they act: by
+                'module', by 'parameter', or by named patterns of parameters, {'first':
+                ['layers.0.*'], 'rest': ['*']}. `by_component` adds up over `component`
+                to `contribution`, `decay_by_component` to `decay`, and
+                `by_component_step` to `by_step`.
             positions: split contributions by the position of the loss in a text:
                 `by_position[query, out, example, position]` adds up over `position` to
                 `contribution`. The loop's outputs must be [example, position, class] or [example,
                 class, position]. Each position takes one back-propagation of the call.
             memory_gb: the memory for sums, by default the option of `follow`.
-            decode: a function from token ids to their text, such as a tokenizer's `decode`.
-            again: a function that runs the loop again, including its seeds, with `follow` in it.
-                Leave-out effects are then checked by retraining: in these runs, `follow` gives
-                some examples weight 0.
-            batch_norm: with 'exact', an example contributes through its loss and the whole batch,
-                which takes one backward pass for each example. With 'constant', batch statistics
-                are constants, one pass suffices, and `coupling` is the difference.
+            decode: a function from token ids to their text,
+                such as a tokenizer's `decode`.
+            again: a function that runs the loop again, including its seeds, with
+                `follow` in it. Leave-out effects are then checked by retraining: in
+                these runs, `follow` gives some examples weight 0.
+            batch_norm: with 'exact', an example contributes through its loss and the
+                whole batch, which takes one backward pass for each example. With
+                'constant', batch statistics are constants, one pass suffices, and
+                `coupling` is the difference.
             quiet: show no progress.
 
         Returns:
@@ -318,13 +341,12 @@ class Trace:
             has pictures, and `found.to_scores()` returns a matrix for other libraries.
 
         Raises:
-            Mistake: if no step was followed, if a proof fails, or if the sums need more memory than
-                `memory_gb`.
+            Mistake: if no step was followed, if a proof fails, or if the sums need more
+                memory than `memory_gb`.
 
-        If the trace is in a folder, the folder becomes a run, which `ntkexp report` and `ntkexp
-        explain` show. In a notebook, the result shows the examples with the largest contributions
-        to the first queries.
-        """
+        If the trace is in a folder, the folder becomes a run, which `ntkexp report` and
+        `ntkexp explain` show. In a notebook, the result shows the examples with the
+        largest contributions to the first queries."""
         if altered_loop() is not None:
             raise Mistake(
                 "again=: the function attributes what it has trained, and would never end; let it "
@@ -341,11 +363,15 @@ class Trace:
         if memory_gb is not None:
             self.budget = MemoryBudget.of_gb(memory_gb)
         self.by = self.by if by is None else by
-        self.batch_norm = checked_mode(self.batch_norm if batch_norm is None else batch_norm)
+        self.batch_norm = checked_mode(
+            self.batch_norm if batch_norm is None else batch_norm
+        )
         if effects:
             self.refuse_effects(mean)
         gallery = Gallery()
-        if decode is not None:  # call it once, so that an error occurs before the work begins
+        if (
+            decode is not None
+        ):  # call it once, so that an error occurs before the work begins
             texts(shown(self.queries)[:1], decode)
 
         progress = in_place(quiet)
@@ -372,12 +398,19 @@ class Trace:
         else:
             write_run(self.folder, attribution, self.queries, gallery, decode, check)
             TraceFolder(self.folder).sweep.unlink(missing_ok=True)
-        return attribution.showing(ShownExamples.of(attribution, self.queries, gallery, decode))
+        return attribution.showing(
+            ShownExamples.of(attribution, self.queries, gallery, decode)
+        )
 
     def contributions(
-        self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
+        self,
+        gallery: Gallery,
+        progress: AbstractProgress | None = None,
+        *,
+        positions: bool = False,
     ) -> Attribution:
-        """Return the attribution without leave-out effects, and without writing a run folder.
+        """Return the attribution without leave-out effects,
+        and without writing a run folder.
 
         The examples are added to `gallery`.
         """
@@ -408,7 +441,11 @@ class Trace:
         back = LoopBackward(
             reader,
             CallReaders(
-                self.called, reader.trained, self.batch_norm, self.budget.bytes / 2, text_positions
+                self.called,
+                reader.trained,
+                self.batch_norm,
+                self.budget.bytes / 2,
+                text_positions,
             ),
             self.queries,
             last,
@@ -443,15 +480,22 @@ class Trace:
 
         # the final check: the parts of the steps add up to their change
         sums = back.added
-        closing = sums.closing.check(sums.totals.contributions, sums.total, start, last.outputs)
+        closing = sums.closing.check(
+            sums.totals.contributions, sums.total, start, last.outputs
+        )
         closing.refuse()
         for sentence in (closing.sentence, *back.caveats.values()):
             progress.say(f"ntkexp: {sentence}")
 
         # the `attrs` and the coordinates of the data set
-        facts: dict[str, str | float] = {**closing.facts, **gallery.repeated.facts(self.examples)}
+        facts: dict[str, str | float] = {
+            **closing.facts,
+            **gallery.repeated.facts(self.examples),
+        }
         if some_steps:
-            facts |= self.facts_of_share(last.outputs - start - sums.other_steps, change)
+            facts |= self.facts_of_share(
+                last.outputs - start - sums.other_steps, change
+            )
             coords["step"] = list(steps.indices)
         if components:
             coords["component"] = list(components)
@@ -462,29 +506,41 @@ class Trace:
             facts[MEASURE] = self.measured.name
         facts |= back.caveats
         return Attribution(
-            {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
+            {
+                name: (axes, value.cpu().numpy())
+                for name, (axes, value) in arrays.items()
+            },
             coords=coords,
             attrs=facts,
         )
 
     def begin_sums(
-        self, tape: Tape, components: Components | None, text_positions: Positions | None
+        self,
+        tape: Tape,
+        components: Components | None,
+        text_positions: Positions | None,
     ) -> LoopSums:
-        """Return sums that start at zero. Raise if the sums and one step do not fit into memory."""
+        """Return sums that start at zero. Raise if the sums
+        and one step do not fit into memory."""
         forms_v = any(not known.rule.has_effects for known in self.steps.known)
         step = StepMemory(
             tape,
             rows=self.steps.most_examples(),
             parameters=sum(weight.numel() for weight in self.steps.end.values()),
-            adjoints=3 if forms_v else 1,  # for SGD and Adam, the adjoint V is a multiple of U
+            adjoints=3
+            if forms_v
+            else 1,  # for SGD and Adam, the adjoint V is a multiple of U
         )
         examples = len(self.examples)
         return sums_at_zero(
             step, examples, len(self.steps), self.budget, components, text_positions
         )
 
-    def go_back(self, back: LoopBackward, gallery: Gallery, progress: AbstractProgress) -> None:
-        """Add all steps to the sums in `back`, and the examples of the steps to `gallery`."""
+    def go_back(
+        self, back: LoopBackward, gallery: Gallery, progress: AbstractProgress
+    ) -> None:
+        """Add all steps to the sums in `back`,
+        and the examples of the steps to `gallery`."""
         announced = Announced("ntkexp: attribution", len(self.steps), progress)
 
         def explained(calls: Sequence[ModelCall]) -> None:
@@ -501,8 +557,8 @@ class Trace:
     ) -> tuple[Replayed, ...]:
         """Return candidates for the outputs of the user's model at the queries.
 
-        Without casts, `outputs` is the only candidate. With casts, the user's model may have run
-        with or without an autocast context, so there is a candidate for each.
+        Without casts, `outputs` is the only candidate. With casts, the user's model may
+        have run with or without an autocast context, so there is a candidate for each.
         """
         how = Circumstances(autocast=self.called.casts)
         if not self.called.is_cast(how):
@@ -513,15 +569,20 @@ class Trace:
             # some autocast contexts raise for the model's dtypes
             with torch.no_grad(), plain_kernels(), suppress(RuntimeError):
                 cast = columns(function, weights, self.queries).to(outputs)
-                # `Replayed` measures the effect of noise, so its function must be without casts
-                candidates.append(Replayed(self.function, weights, self.queries, cast, cast_eps))
+                # `Replayed` measures the effect of noise,
+                # so its function must be without casts
+                candidates.append(
+                    Replayed(self.function, weights, self.queries, cast, cast_eps)
+                )
         return tuple(candidates)
 
     def facts_of_share(
-        self, by_these_steps: Float[Tensor, "query out"], change: Float[Tensor, "query out"]
+        self,
+        by_these_steps: Float[Tensor, "query out"],
+        change: Float[Tensor, "query out"],
     ) -> dict[str, str | float]:
-        """Return the number of steps of the loop, and the share of the followed steps in the
-        change."""
+        """Return the number of steps of the loop,
+        and the share of the followed steps in the change."""
         share = 0.0
         if bool(change.any()):
             share = float((by_these_steps * change).sum() / change.square().sum())
@@ -536,9 +597,8 @@ class Trace:
     ) -> dict[str, str | float]:
         """Return the share of rounding in the change.
 
-        With casts, return their dtypes instead, and the distance between the outputs with and
-        without casts.
-        """
+        With casts, return their dtypes instead, and the distance between the outputs
+        with and without casts."""
         facts: dict[str, str | float] = {}
         casts = self.called.casts
         if self.called.is_cast(Circumstances(autocast=casts)):
@@ -550,8 +610,12 @@ class Trace:
                 facts["autocast"] = casts.kind
             facts["away"] = float(away.norm())
         else:
-            facts["rounding"] = float(sums.totals.rounding.norm()) / (float(change.norm()) or 1.0)
-        rounding = [known.kind.__name__ for known in self.steps.known if known.rule.rounds]
+            facts["rounding"] = float(sums.totals.rounding.norm()) / (
+                float(change.norm()) or 1.0
+            )
+        rounding = [
+            known.kind.__name__ for known in self.steps.known if known.rule.rounds
+        ]
         if rounding:
             facts["rounds"] = " and ".join(rounding)
         return facts
@@ -578,7 +642,9 @@ def refuse_arguments(
         raise Mistake(f"mean={in_short(mean)} is none of {', '.join(MEANS)}")
     kinds = (False, True, "one_step", "derivative")
     if not isinstance(effects, bool | str) or effects not in kinds:
-        raise Mistake(f"effects={in_short(effects)} is none of {', '.join(map(str, kinds))}")
+        raise Mistake(
+            f"effects={in_short(effects)} is none of {', '.join(map(str, kinds))}"
+        )
     if not isinstance(positions, bool):
         raise Mistake(f"positions={in_short(positions)}: it takes True or False")
     if again is not None and not effects:
@@ -611,10 +677,10 @@ def load_trace(
 ) -> Trace:
     """Return the trace in a folder.
 
-    The stored tensors are copied into `module`, which must have the architecture of the followed
-    model. The folder stores a measure, the rules of optimizers other than PyTorch's and the
-    functions of `trace.losses` only by name, so they must be given again.
-    """
+    The stored tensors are copied into `module`, which must have the architecture of the
+    followed model. The folder stores a measure, the rules of optimizers other than
+    PyTorch's and the functions of `trace.losses` only by name, so they must be given
+    again."""
     start = files.read(files.path / START)
     if (measure is None) != (measure_name(files) is None):
         raise Mistake(
@@ -628,11 +694,15 @@ def load_trace(
     files.refuse_other_start(weights)
     load_tensors(files, module, weights, start["still"])
     module.eval()
-    optimizers = [named(name, rules) for name in files.folder.config["follow"]["optimizers"]]
+    optimizers = [
+        named(name, rules) for name in files.folder.config["follow"]["optimizers"]
+    ]
     functions: dict[str, LossFunction] = {}
     for function in losses:
         store_function(functions, function)
-    steps = ReplayedSteps(LoopOnDisk(files, functions), module, start["output"], optimizers)
+    steps = ReplayedSteps(
+        LoopOnDisk(files, functions), module, start["output"], optimizers
+    )
     if not files.ended.exists():
         LOG.warning(
             "ntkexp: the trace in %s has %d steps and no end: the training was interrupted after "
@@ -652,15 +722,20 @@ def load_trace(
     )
 
 
-def load_tensors(files: TraceFolder, module: nn.Module, weights: Weights, still: Weights) -> None:
-    """Copy the stored tensors into a module. Raise if a name or shape does not match."""
+def load_tensors(
+    files: TraceFolder, module: nn.Module, weights: Weights, still: Weights
+) -> None:
+    """Copy the stored tensors into a module.
+    Raise if a name or shape does not match."""
     state = dict(module.named_parameters()) | dict(module.named_buffers())
     tensors = {**still, **weights}
     known = state.keys() | module.state_dict().keys()
     wrong = sorted(weights.keys() - state.keys()) or sorted(tensors.keys() - known)
     if not wrong:
         wrong = [
-            name for name in state if name in tensors and state[name].shape != tensors[name].shape
+            name
+            for name in state
+            if name in tensors and state[name].shape != tensors[name].shape
         ]
     if wrong:
         raise Mistake(
@@ -685,7 +760,8 @@ def example_names_in(files: TraceFolder) -> list[str]:
 
 
 def outputs_at_ends(folder: RunFolder) -> OutputsAtEnds:
-    """Read the signatures of the outputs of the user's model at the start and end of the loop.
+    """Read the signatures of the outputs of the user's model at the start
+    and end of the loop.
 
     They are missing in traces of earlier versions.
     """

@@ -1,12 +1,11 @@
-"""The user's loss ℓᵢ of each example of a call, and the weights of examples in a loop that runs
-again.
+"""The user's loss ℓᵢ of each example of a call,
+and the weights of examples in a loop that runs again.
 
     ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ        one factor κ for each call
 
-κ is computed from the recorded ∂L/∂f, and the equation is then checked. If L is a mean, it divides
-by Σm, where mᵢ is the weight of example i in the mean: 1, its class weight, or its number of
-tokens.
-"""
+κ is computed from the recorded ∂L/∂f, and the equation is then checked. If L is a mean,
+it divides by Σm, where mᵢ is the weight of example i in the mean: 1, its class weight,
+or its number of tokens."""
 
 from __future__ import annotations
 
@@ -30,17 +29,25 @@ from ntkexp.kernel import plain_kernels
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Weights
 
-LOSS_TOLERANCE = 1e4  # eps: relative distance of gradients by two formulas of the same loss
+LOSS_TOLERANCE = (
+    1e4  # eps: relative distance of gradients by two formulas of the same loss
+)
 ROUNDING_FACTOR = 4  # safety factor on the measured rounding error
-MULTIPLES = (1 / 3, 3 / 7, 1 / 11)  # multiples of the loss; their gradients show rounding errors
+MULTIPLES = (
+    1 / 3,
+    3 / 7,
+    1 / 11,
+)  # multiples of the loss; their gradients show rounding errors
 
-FACTOR_PRECISION = 64  # eps: relative error of the factor κ between two nearly equal gradients
+FACTOR_PRECISION = (
+    64  # eps: relative error of the factor κ between two nearly equal gradients
+)
 MEAN_WEIGHT_EPS = 1e-6  # relative rounding error of class weights in float32
 
 
 ExampleLoss: TypeAlias = Callable[[Tensor, SeenCall], Tensor | tuple[Tensor, Tensor]]
-"""A function (outputs, call) that returns the loss of each example, or a pair: these losses, and
-the weight m of each example in the mean."""
+"""A function (outputs, call) that returns the loss of each example, or a pair: these
+losses, and the weight m of each example in the mean."""
 
 
 # --- The return value of the user's function.
@@ -49,8 +56,8 @@ the weight m of each example in the mean."""
 def losses_of(
     loss: ExampleLoss, outputs: Tensor, call: SeenCall
 ) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"] | None]:
-    """Return the losses of the examples, and their weights m in the mean, or None if the user's
-    function returns only losses."""
+    """Return the losses of the examples, and their weights m in the mean, or None if
+    the user's function returns only losses."""
     result = loss(outputs, call)
     losses: object = result
     counts = None
@@ -69,16 +76,20 @@ def losses_of(
     return losses, counts
 
 
-def counts_of(loss: ExampleLoss, outputs: Tensor, call: SeenCall) -> Float[Tensor, " row"] | None:
-    """Return the weights m of the examples in the mean, or None if the user's function returns only
-    losses. Raise if they are negative or have a wrong shape."""
+def counts_of(
+    loss: ExampleLoss, outputs: Tensor, call: SeenCall
+) -> Float[Tensor, " row"] | None:
+    """Return the weights m of the examples in the mean, or None if the user's function
+    returns only losses. Raise if they are negative or have a wrong shape."""
     try:
         with torch.no_grad():
             losses, counts = losses_of(loss, outputs.detach(), call)
     except Mistake:
         raise
     except Exception as error:  # any error of the user's function
-        raise failure("loss", "the outputs of a call, a tensor,", outputs, error) from error
+        raise failure(
+            "loss", "the outputs of a call, a tensor,", outputs, error
+        ) from error
     if counts is None:
         return None
     is_tensor = isinstance(counts, Tensor) and counts.shape == losses.shape
@@ -110,19 +121,21 @@ def failure(name: str, argument: str, outputs: Tensor, error: Exception) -> Mist
 
 
 class CountedTargets(TorchFunctionMode):
-    """A mode that records the total target weight of each example in `cross_entropy` and
-    `nll_loss`.
+    """A mode that records the total target weight of each example
+    in `cross_entropy` and `nll_loss`.
 
-    The weight of a target is its class weight, and zero for ignored targets. Probabilities as
-    targets are not counted, because torch divides their mean by the number of examples.
-    """
+    The weight of a target is its class weight, and zero for ignored targets.
+    Probabilities as targets are not counted, because torch divides their mean by the
+    number of examples."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
         self.rows = rows
         self.counts = list[Tensor]()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in (functional.cross_entropy, functional.nll_loss):
             call = signature(func).bind(*args, **kwargs)
@@ -133,8 +146,8 @@ class CountedTargets(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def target_weights(self, target: Tensor, arguments: Mapping[str, Any]) -> Tensor:
-        """Return the total target weight of each example, or NaN if the number of targets is not a
-        multiple of the number of examples."""
+        """Return the total target weight of each example, or NaN if the number of
+        targets is not a multiple of the number of examples."""
         weight = arguments["weight"]
         is_counted = target != arguments["ignore_index"]
         weights: Tensor = is_counted.double()
@@ -148,8 +161,8 @@ class CountedTargets(TorchFunctionMode):
     def whole(self) -> float | None:
         """The sum of all target weights.
 
-        It is NaN if examples have different weights, and None if no function was intercepted.
-        """
+        It is NaN if examples have different weights,
+        and None if no function was intercepted."""
         if not self.counts:
             return None
         counts = sum(self.counts[1:], self.counts[0])
@@ -166,7 +179,9 @@ class CallShare:
     examples: int
     numbers: int  # number of elements of the outputs
     tolerance: float  # relative error of κ
-    counts: Float[Tensor, " row"] | None = None  # weights in the mean, if `loss=` gives them
+    counts: Float[Tensor, " row"] | None = (
+        None  # weights in the mean, if `loss=` gives them
+    )
     targets: float | None = None  # total target weight, if the loss calls cross_entropy
 
 
@@ -194,8 +209,8 @@ class CallLoss:
         return self.losses(self.function(weights, self.call.inputs))
 
     def share(self, weights: Weights, weighing: Weighing | None = None) -> CallShare:
-        """Compute the loss factor κ at these network weights. Raise if `loss=` is not the loss of
-        the loop.
+        """Compute the loss factor κ at these network weights.
+        Raise if `loss=` is not the loss of the loop.
 
         `weighing` are the weights of the examples in the recorded gradient.
         """
@@ -204,11 +219,15 @@ class CallLoss:
         outputs = outputs.detach().requires_grad_()
         with CountedTargets(len(self.call.names)) as targets:
             counts = counts_of(self.loss, outputs, self.seen)
-        factors = None if weighing is None else weighing.factors(self.call.names, counts)
+        factors = (
+            None if weighing is None else weighing.factors(self.call.names, counts)
+        )
 
         def slope(multiple: float) -> Tensor:
             """Return ∂/∂f of a multiple of the losses."""
-            (gradient,) = torch.autograd.grad(multiple * self.losses(outputs).sum(), outputs)
+            (gradient,) = torch.autograd.grad(
+                multiple * self.losses(outputs).sum(), outputs
+            )
             if factors is not None:
                 rows = factors.to(gradient).view(-1, *[1] * (gradient.dim() - 1))
                 gradient = gradient * rows
@@ -237,11 +256,11 @@ class CallLoss:
 
 
 def cancelled(gradient: Callable[[float], Tensor]) -> float:
-    """Measure the relative rounding error of a gradient. `gradient` returns the gradient of a
-    multiple of the loss.
+    """Measure the relative rounding error of a gradient. `gradient` returns the
+    gradient of a multiple of the loss.
 
-    If terms cancel, the error is far above eps. This happens, for example, for an example with a
-    tiny loss next to class weights of very different sizes.
+    If terms cancel, the error is far above eps. This happens, for example, for an
+    example with a tiny loss next to class weights of very different sizes.
 
     >>> cancelled(lambda multiple: torch.tensor([multiple]))
     0.0
@@ -252,13 +271,14 @@ def cancelled(gradient: Callable[[float], Tensor]) -> float:
     return error / size if size else 0.0
 
 
-# --- Weights w of examples in a loop that runs again. They multiply the gradients of the outputs.
+# --- Weights w of examples in a loop that runs again.
+# They multiply the gradients of the outputs.
 #
 #     ∂L/∂fᵢ ← c wᵢ ∂L/∂fᵢ       c = 1 (fixed), or Σm/Σmw over the rows of the call (renormalised)
 #
-# m is the weight of an example in the mean, which is 1 unless `loss=` returns it. If the loop's
-# loss is a mean over examples, "renormalised" trains as if examples with w = 0 were not in the
-# batch.
+# m is the weight of an example in the mean, which is 1 unless `loss=` returns it. If
+# the loop's loss is a mean over examples, "renormalised" trains as if examples with w =
+# 0 were not in the batch.
 
 
 @dataclass(frozen=True)
@@ -277,16 +297,22 @@ class Weighing:
 
     def left(self, names: Sequence[str]) -> Float[Tensor, " row"]:
         """Return the weight w of the example in every row."""
-        return torch.tensor([self.weights.get(name, 1.0) for name in names], dtype=torch.float64)
+        return torch.tensor(
+            [self.weights.get(name, 1.0) for name in names], dtype=torch.float64
+        )
 
     def factors(
         self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None
     ) -> Float[Tensor, " row"]:
-        """Return the factor c w of every row. `counts` are the weights m in the mean."""
+        """Return the factor c w of every row.
+        `counts` are the weights m in the mean."""
         return self.left(names) * self.shared(names, counts)
 
-    def shared(self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None) -> float:
-        """Return the factor c of a call, which is 1 if every example has weight w = 0."""
+    def shared(
+        self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None
+    ) -> float:
+        """Return the factor c of a call, which is 1
+        if every example has weight w = 0."""
         w = self.left(names)
         m = torch.ones_like(w) if counts is None else counts.to(w)
         weighted = float((w * m).sum())
@@ -295,8 +321,8 @@ class Weighing:
         return float(m.sum()) / weighted
 
     def counts(self, outputs: Tensor, call: ModelCall) -> Float[Tensor, " row"] | None:
-        """Return the weights m of the examples of a call, or None if `loss` does not return
-        them."""
+        """Return the weights m of the examples of a call,
+        or None if `loss` does not return them."""
         if self.loss is None:
             return None
         return counts_of(self.loss, outputs, SeenCall.of(call.inputs, call.names))

@@ -1,16 +1,20 @@
-"""Proof (a) if gradients were clipped by value, as by `torch.nn.utils.clip_grad_value_`.
+"""Proof (a) if gradients were clipped by value, as by
+`torch.nn.utils.clip_grad_value_`.
 
-The optimizer used the gradient clamp(s g, −b, b), where g is the gradient of the recorded examples:
+The optimizer used the gradient clamp(s g, −b, b),
+where g is the gradient of the recorded examples:
 
     s    a scale or the factor of clipping by norm before, which `clipping.Factors` checks. It
          follows from the elements that were not clipped
     b    one bound for all clipped parameters: the largest absolute value of an element used
 
-Clipping multiplies element k of s g by e_k = min(1, b / |s g_k|). The same e multiplies the gradient
-of every example, so the step stays linear in the examples, and their contributions add up.
+Clipping multiplies element k of s g by e_k = min(1, b / |s g_k|). The same e multiplies
+the gradient of every example, so the step stays linear in the examples, and their
+contributions add up.
 
-The proof has one free number, b. Up to rounding, elements below b must equal s g, and clipped
-elements must be ±b. Noise, changed signs and several bounds are therefore refused."""
+The proof has one free number, b. Up to rounding, elements below b must equal s g, and
+clipped elements must be ±b. Noise, changed signs and several bounds are therefore
+refused."""
 
 from __future__ import annotations
 
@@ -66,7 +70,8 @@ class ValueClip:
         }
 
     def factors(self, gradient: Weights) -> Weights:
-        """Return the factor of each element, e = min(1, b / |s g|), which is 1 where g = 0.
+        """Return the factor of each element, e = min(1, b / |s g|),
+        which is 1 where g = 0.
 
         >>> ValueClip(0.5, 1.0).factors({"w": torch.tensor([0.0, 1.0, -4.0])})
         {'w': tensor([1.0000, 1.0000, 0.5000])}
@@ -79,23 +84,29 @@ class ValueClip:
 
 @dataclass(frozen=True)
 class GradientFactors:
-    """The factors between the gradient of the recorded examples and the gradient that the optimizer
-    used: c of each parameter, and e of each element of the parameters that were clipped by value."""
+    """The factors between the gradient of the recorded examples
+    and the gradient that the optimizer
+    used: c of each parameter, and e of each element of the parameters
+        that were clipped by value."""
 
     factors: Mapping[str, float]
-    missed: float  # relative distance of c e g from the gradient that the optimizer used
+    missed: (
+        float  # relative distance of c e g from the gradient that the optimizer used
+    )
     elements: Weights = field(default_factory=dict)
     clipped: ValueBound | None = None
 
     def before_clipping(self, consumed: Weights) -> Weights:
-        """Return the gradient that the optimizer used, divided by the factors e of elements."""
+        """Return the gradient that the optimizer used,
+        divided by the factors e of elements."""
         return {
             name: part / self.elements[name] if name in self.elements else part
             for name, part in consumed.items()
         }
 
     def smallest(self, names: Collection[str]) -> float:
-        """Return the smallest factor c e of any element of the named parameters; 0 for no names."""
+        """Return the smallest factor c e of any element
+        of the named parameters; 0 for no names."""
         factors = []
         for name in names:
             element = float(self.elements[name].min()) if name in self.elements else 1.0
@@ -111,8 +122,9 @@ def gradient_factors(
     tolerance: float,
     noise: Callable[[], Weights],
 ) -> GradientFactors:
-    """Return the factors between the gradient g of the recorded examples and the gradient that the
-    optimizer used. Raise if rounding does not explain the distance of the two.
+    """Return the factors between the gradient g of the recorded examples and the
+    gradient that the optimizer used. Raise if rounding does not explain the distance of
+    the two.
 
     Args:
         found: replayed gradient g.
@@ -120,13 +132,15 @@ def gradient_factors(
         step: index of the step, for the error message.
         facts: facts about the step, for the error message.
         tolerance: eps of the lower precision under autocast, or 0.
-        noise: function that measures the rounding error of a gradient whose terms cancel.
+        noise: function that measures the rounding error
+            of a gradient whose terms cancel.
     """
     fit = fit_factors(found, consumed, tolerance, noise)
     if fit.explains:
         return GradientFactors(fit.factors, fit.missed)
 
-    # try clipping of all parameters to one bound, then of the parameters that no factor explains
+    # try clipping of all parameters to one bound,
+    # then of the parameters that no factor explains
     rounding = bound_of(consumed, tolerance)
     for names in (tuple(consumed), fit.failing):
         ours = {name: found[name] for name in names}
@@ -148,7 +162,8 @@ def gradient_factors(
 def clip_between(
     found: Weights, consumed: Weights, rounding: float, moved: Weights
 ) -> ValueClip | None:
-    """Return the clipping by value that leads from the gradient `found` to `consumed`, or None.
+    """Return the clipping by value that leads from the gradient `found`
+    to `consumed`, or None.
 
     Args:
         found: gradient g of the recorded examples.
@@ -156,11 +171,14 @@ def clip_between(
         rounding: bound on the relative rounding error of a gradient.
         moved: measured rounding error of g, of parameters whose terms cancel.
     """
-    bound = max(read_numbers([part.abs().max() for part in consumed.values() if part.numel()]))
+    bound = max(
+        read_numbers([part.abs().max() for part in consumed.values() if part.numel()])
+    )
     if not (bound > 0 and isfinite(bound)):
         return None
 
-    # the scale s follows from the elements that were not clipped; 1.0 if all elements were clipped
+    # the scale s follows from the elements that were not clipped;
+    # 1.0 if all elements were clipped
     least = (1 - rounding) * bound
     unclipped = {name: part.abs() < least for name, part in consumed.items()}
     pairs = [
@@ -180,9 +198,9 @@ def leads_to(
 ) -> bool:
     """True if `consumed` is the gradient `found`, clipped by value.
 
-    Elements that are larger than the bound b by more than rounding must be ±b. There must be at
-    least one. (A replay may find b up to rounding, so ±b is not compared bit by bit.)
-    """
+    Elements that are larger than the bound b by more than rounding must be ±b. There
+    must be at least one. (A replay may find b up to rounding, so ±b is not compared bit
+    by bit.)"""
     count = 0
     for name, part in found.items():
         scaled = clip.scale * part
@@ -197,35 +215,38 @@ def leads_to(
 
 def distance_of(ours: Weights, theirs: Weights) -> float:
     """Return the relative distance ‖ours − theirs‖ / ‖theirs‖, over all parameters."""
-    gap = torch.stack([(ours[name] - part).norm() for name, part in theirs.items()]).norm()
+    gap = torch.stack(
+        [(ours[name] - part).norm() for name, part in theirs.items()]
+    ).norm()
     size = torch.stack([part.norm() for part in theirs.values()]).norm()
     return float(gap / size)
 
 
 # --- The bound from signatures.
 #
-# A replay knows the gradient g of the recorded examples, and only the signature σ of the gradient
-# that the optimizer used. Let s be the scale, b the bound, and κ = b/s the threshold for |g|:
+# A replay knows the gradient g of the recorded examples, and only the signature σ of
+# the gradient that the optimizer used. Let s be the scale, b the bound, and κ = b/s the
+# threshold for |g|:
 #
 #     σ(clamp(s g, −b, b)) = s σ(g where |g| ≤ κ) + b σ(sign g where |g| > κ)
 #
-# For fixed sets of elements this is linear in s and b. Newton's method solves for both by least
-# squares, and then recomputes κ and the sets. It begins at the best κ among powers of two times the
-# largest element.
+# For fixed sets of elements this is linear in s and b. Newton's method solves for both
+# by least squares, and then recomputes κ and the sets. It begins at the best κ among
+# powers of two times the largest element.
 
 
 @dataclass
 class ClipSearch:
-    """A search for the scale and the bound with which clipping by value reproduces the recorded
-    signatures.
-    """
+    """A search for the scale and the bound with which clipping by value reproduces the
+    recorded signatures."""
 
     gradient: Weights  # gradient g of the recorded examples
     recorded: Weights  # signatures of the gradient that the optimizer used
     sign: Sign
     rounding: float  # bound on the relative rounding error of a gradient
     moved: Weights  # signatures of the measured rounding error of g
-    # candidates for the bound: the largest elements of those gradients that are known exactly
+    # candidates for the bound: the largest elements of those gradients
+    # that are known exactly
     largest: Sequence[float] = ()
 
     def found(self, earlier: Sequence[ValueClip]) -> ValueClip | None:
@@ -247,27 +268,33 @@ class ClipSearch:
         return cancels(signature, self.recorded, 1.0, self.rounding, self.moved)
 
     def solved(self, threshold: float) -> ValueClip | None:
-        """Return the scale s and the bound b by Newton's method, which begins at b/s = `threshold`."""
+        """Return the scale s and the bound b by Newton's method,
+        which begins at b/s = `threshold`."""
         clip: ValueClip | None = None
         for _ in range(MAX_ITERATIONS):
             clip = self.least_squares(threshold)
-            if clip is None or isclose(clip.bound / clip.scale, threshold, rel_tol=1e-15):
+            if clip is None or isclose(
+                clip.bound / clip.scale, threshold, rel_tol=1e-15
+            ):
                 return clip
             threshold = clip.bound / clip.scale
         return clip
 
     def missed(self, threshold: float) -> float:
-        """Return the relative distance of the signatures if |g| is clipped at `threshold`, with the
-        best scale."""
+        """Return the relative distance of the signatures if |g| is clipped at
+        `threshold`, with the best scale."""
         signature = self.sign(ValueClip(1.0, threshold).of(self.gradient))
-        _, missed = factor_of_parts([(signature[name], part) for name, part in self.parts])
+        _, missed = factor_of_parts(
+            [(signature[name], part) for name, part in self.parts]
+        )
         return missed
 
     def least_squares(self, threshold: float) -> ValueClip | None:
-        """Return the scale and the bound that fit the signatures best, if the elements with
-        |g| > `threshold` are clipped."""
+        """Return the scale and the bound that fit the signatures best, if the elements
+        with |g| > `threshold` are clipped."""
         inside = {
-            name: part.where(part.abs() <= threshold, 0.0) for name, part in self.gradient.items()
+            name: part.where(part.abs() <= threshold, 0.0)
+            for name, part in self.gradient.items()
         }
         outside = {
             name: part.sign().where(part.abs() > threshold, 0.0)
@@ -277,22 +304,30 @@ class ClipSearch:
         if not bool(columns[0].any()):  # all elements were clipped
             bound = float(columns[1] @ self.target / (columns[1] @ columns[1]))
             return ValueClip(1.0, bound) if bound > 0 else None
-        solution = torch.linalg.lstsq(torch.stack(columns, 1), self.target[:, None]).solution
+        solution = torch.linalg.lstsq(
+            torch.stack(columns, 1), self.target[:, None]
+        ).solution
         scale, bound = solution.flatten().tolist()
         if not (scale > 0 and bound > 0):
             return None
         return ValueClip(near_power_of_two(scale, self.rounding), bound)
 
     def with_equal_bits(self, clip: ValueClip) -> ValueClip:
-        """Return the clipping with the nearest bound whose result has the recorded bits, or the
-        clipping itself.
+        """Return the clipping with the nearest bound whose result has the recorded
+        bits, or the clipping itself.
 
-        Try the largest elements of known gradients, short decimal numbers, as users type them, and
-        then the nearest numbers.
-        """
+        Try the largest elements of known gradients, short decimal numbers, as users
+        type them, and then the nearest numbers."""
         dtype = next(iter(self.gradient.values())).dtype
-        trials = [*self.largest, *(float(f"{clip.bound:.{digits}g}") for digits in DIGITS)]
-        near = [bound for bound in trials if isclose(bound, clip.bound, rel_tol=self.rounding)]
+        trials = [
+            *self.largest,
+            *(float(f"{clip.bound:.{digits}g}") for digits in DIGITS),
+        ]
+        near = [
+            bound
+            for bound in trials
+            if isclose(bound, clip.bound, rel_tol=self.rounding)
+        ]
         near += [moved_by_units(clip.bound, unit, dtype) for unit in UNITS]
         for bound in near:
             trial = ValueClip(clip.scale, bound)

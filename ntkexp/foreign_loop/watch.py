@@ -1,5 +1,5 @@
-"""Hooks on the model and its optimizers. They record the calls and steps of a loop, and prove each
-step. They do not change the loop.
+"""Hooks on the model and its optimizers. They record the calls and steps of a loop, and
+prove each step. They do not change the loop.
 
     call        `call_recorder` records the inputs and the circumstances of each call
     backward    `pending_calls` records ∂L/∂f of each example
@@ -12,10 +12,9 @@ Three proofs of each step, up to rounding:
     (b)  the linear step maps the weights before to the weights after: `rule.RuleProof`
     (c)  the secant Jacobian explains the change of the outputs at the queries: `attribution`
 
-An error is raised if anything but the optimizers changes weights or buffers, for batch statistics
-of several processes, for sparse gradients, for a model without a row of outputs for each example,
-and for an optimizer without a known rule.
-"""
+An error is raised if anything but the optimizers changes weights or buffers, for batch
+statistics of several processes, for sparse gradients, for a model without a row of
+outputs for each example, and for an optimizer without a known rule."""
 
 from __future__ import annotations
 
@@ -48,12 +47,15 @@ FOLLOWED_OPTIMIZERS: WeakSet[torch.optim.Optimizer] = WeakSet()
 def refuse_followed(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Raise if an optimizer is followed already."""
     if any(optimizer in FOLLOWED_OPTIMIZERS for optimizer in optimizers):
-        raise Mistake("the optimizer is followed already; one trace holds all of its steps")
+        raise Mistake(
+            "the optimizer is followed already; one trace holds all of its steps"
+        )
 
 
 @dataclass
 class Watch:
-    """The hooks on a loop, and what they call: a recorder of calls, and a recorder of steps."""
+    """The hooks on a loop, and what they call: a recorder of calls,
+    and a recorder of steps."""
 
     loop: RunningLoop
     output: Output
@@ -75,7 +77,8 @@ class Watch:
         self.register_hooks()
 
     def register_hooks(self) -> None:
-        """Register hooks on the optimizers, the model, and each of its layers with parameters."""
+        """Register hooks on the optimizers, the model,
+        and each of its layers with parameters."""
         for optimizer in self.loop.optimizers:
             before = FollowHook(optimizer, self.steps.on_begin)
             after = FollowHook(optimizer, self.steps.on_end)
@@ -91,7 +94,9 @@ class Watch:
         for layer in self.loop.model.modules():
             if list(layer.parameters(recurse=False)):
                 self.hooks.append(
-                    layer.register_forward_pre_hook(FollowHook(layer, self.calls.on_layer))
+                    layer.register_forward_pre_hook(
+                        FollowHook(layer, self.calls.on_layer)
+                    )
                 )
 
     def end(self, *, whole: bool) -> None:

@@ -1,4 +1,5 @@
-"""Tangent and secant kernels of functions of weights, from one recording of the operations.
+"""Tangent and secant kernels of functions of weights,
+from one recording of the operations.
 
 Each module imports only from the modules listed before it:
 
@@ -8,9 +9,8 @@ features    Jacobians as blocks of factors or rows; kernels and adjoints compute
 sketch      kernels of randomly projected gradients, with error bars
 read        from tapes to Jacobians: checks, programs, and the batches in which examples are read
 
-Other parts of the package import the names below from here. Each name's file is imported on first
-use.
-"""
+Other parts of the package import the names below from here. Each name's file is
+imported on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,6 +1,5 @@
-"""Sketched kernels: kernels of randomly projected Jacobians, with error bars. They are for
-Jacobians that would not fit into memory.
-"""
+"""Sketched kernels: kernels of randomly projected Jacobians, with error bars. They are
+for Jacobians that would not fit into memory."""
 
 from __future__ import annotations
 
@@ -19,17 +18,18 @@ from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows
 from ntkexp.kernel.secant.uses import View
 from ntkexp.stream import stream
 
-# A parameter is treated as a matrix: its first axis is the rows, all other axes are the columns.
-# Each row and each column gets a random bucket h from 0 … k − 1 and a random sign σ. Element (i, j)
-# is added to the bucket h_i + h_j mod k with the sign σ_i σ_j:
+# A parameter is treated as a matrix: its first axis is the rows, all other axes are the
+# columns. Each row and each column gets a random bucket h from 0 … k − 1 and a random
+# sign σ. Element (i, j) is added to the bucket h_i + h_j mod k with the sign σ_i σ_j:
 #
 #     S[(i, j), r] = σ_i σ_j [h_i + h_j ≡ r mod k],        E SSᵀ = 1
 #
-# Two different elements differ in their row or in their column, and the signs of different rows or
-# columns are independent. So E SSᵀ = 1 holds, and the sketch is unbiased.
+# Two different elements differ in their row or in their column, and the signs of
+# different rows or columns are independent. So E SSᵀ = 1 holds, and the sketch is
+# unbiased.
 #
-# Literature: the count sketch (Charikar, Chen & Farach-Colton 2002), and the sketch of a product
-# (Pagh 2013; Pham & Pagh 2013).
+# Literature: the count sketch (Charikar, Chen & Farach-Colton 2002), and the sketch of
+# a product (Pagh 2013; Pham & Pagh 2013).
 
 
 class Draw(NamedTuple):
@@ -44,22 +44,27 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class SketchTable:
-    """The buckets and signs of a parameter's rows and columns, for a sketch of `size` buckets."""
+    """The buckets and signs of a parameter's rows and columns,
+    for a sketch of `size` buckets."""
 
     rows: Draw
     columns: Draw
     size: int
 
     def at(self, places: Int[Tensor, "..."]) -> Draw:
-        """Return the buckets and signs of elements, given their flat indices in the parameter."""
+        """Return the buckets and signs of elements,
+        given their flat indices in the parameter."""
         width = len(self.columns.bucket)
         rows = self.rows.at(places // width)
         columns = self.columns.at(places % width)
-        return Draw((rows.bucket + columns.bucket) % self.size, rows.sign * columns.sign)
+        return Draw(
+            (rows.bucket + columns.bucket) % self.size, rows.sign * columns.sign
+        )
 
     def factors(self, view: View) -> tuple[Draw, Draw] | None:
-        """Return the buckets and signs along the two axes of a view. Return None unless one axis of
-        the view runs over the rows of the parameter, and the other over its columns.
+        """Return the buckets and signs along the two axes of a view. Return None unless
+        one axis of the view runs over the rows of the parameter, and the other over its
+        columns.
 
         >>> table = draw_table("w", torch.Size([4, 3]), size=8, seed=0, device=torch.device("cpu"))
         >>> whole, transposed = View("w", (4, 3), (3, 1), 0), View("w", (3, 4), (1, 3), 0)
@@ -72,7 +77,9 @@ class SketchTable:
         (row, column) = divmod(view.offset, width)
 
         def along(draws: Draw, start: int, step: int, count: int) -> Draw:
-            return draws.at(start + step * torch.arange(count, device=draws.bucket.device))
+            return draws.at(
+                start + step * torch.arange(count, device=draws.bucket.device)
+            )
 
         if step % width == 0 and column + (second - 1) * step_ < width:
             return along(self.rows, row, step // width, first), along(
@@ -88,10 +95,11 @@ class SketchTable:
 def draw_table(
     name: str, shape: torch.Size, size: int, seed: int, device: torch.device
 ) -> SketchTable:
-    """Draw the buckets and signs of a parameter. The random stream depends on the seed and the
-    name, and not on other parameters or their order.
-    """
-    generator = stream("sketch", seed, int.from_bytes(sha256(name.encode()).digest()[:8], "big"))
+    """Draw the buckets and signs of a parameter. The random stream depends on the seed
+    and the name, and not on other parameters or their order."""
+    generator = stream(
+        "sketch", seed, int.from_bytes(sha256(name.encode()).digest()[:8], "big")
+    )
     rows = shape[0] if shape else 1
     sides = []
     for count in (rows, shape.numel() // max(1, rows)):
@@ -110,7 +118,8 @@ def draw_table(
 def scattered(
     values: Float[Tensor, "*batch element"], where: Draw, size: int
 ) -> Float[Tensor, "*batch size"]:
-    """Return the count sketch of vectors whose elements have the buckets and signs `where`.
+    """Return the count sketch of vectors whose elements have the buckets
+    and signs `where`.
 
     >>> scattered(torch.tensor([[1.0, 2.0, 4.0]]), Draw(torch.tensor([1, 0, 1]), torch.tensor([1, 1, -1])), 3)
     tensor([[ 2., -3.,  0.]])
@@ -124,13 +133,14 @@ def scattered(
 #
 #     K̂ = (J S)(J′ S)ᵀ,        E K̂ = J J′ᵀ,        ‖K̂ − K‖ ∝ 1/√k
 #
-# A sum of outer products need not be multiplied out. The count sketch of a ⊗ β is the circular
-# convolution of the sketches of a and β, so in Fourier space
+# A sum of outer products need not be multiplied out. The count sketch of a ⊗ β is the
+# circular convolution of the sketches of a and β, so in Fourier space
 #
 #     sketch(Σ_u a_u ⊗ β_u) = F⁻¹ Σ_u F(sketch a_u) ∘ F(sketch β_u).
 #
-# If factors are short and uses are many (convolutions), it is cheaper to multiply out first. Both
-# ways give the same numbers up to rounding. `operations` counts the cost of each.
+# If factors are short and uses are many (convolutions), it is cheaper to multiply out
+# first. Both ways give the same numbers up to rounding. `operations` counts the cost of
+# each.
 
 
 MAX_FOURIER_NUMBERS = 2**22  # elements that are held in Fourier space at once
@@ -141,7 +151,8 @@ SLOWER = 8
 
 @dataclass(frozen=True)
 class Sketch:
-    """A random projection of weight space to `size` dimensions, for parameters of these shapes."""
+    """A random projection of weight space to `size` dimensions,
+    for parameters of these shapes."""
 
     size: int
     seed: int
@@ -149,7 +160,8 @@ class Sketch:
     tables: dict[str, SketchTable] = field(default_factory=dict, repr=False)
 
     def of(self, blocks: Iterable[Block]) -> Float[Tensor, "example out size"]:
-        """Return J S, the sketch S of the Jacobian J that is the sum of these blocks."""
+        """Return J S, the sketch S of the Jacobian J that is the sum
+        of these blocks."""
         first, *rest = map(self.of_block, blocks)
         return sum(rest, start=first)
 
@@ -161,7 +173,9 @@ class Sketch:
                 where = self.table(block.name, block.values).at(block.places)
                 buckets = where.bucket[:, None].expand_as(block.values)
                 nothing = block.values.new_zeros(*block.gradients, self.size)
-                return nothing.scatter_add(2, buckets, block.values * where.sign[:, None])
+                return nothing.scatter_add(
+                    2, buckets, block.values * where.sign[:, None]
+                )
             case Rows():
                 places = torch.arange(block.size, device=block.rows.device)
                 return scattered(
@@ -179,10 +193,14 @@ class Sketch:
             factors = self.table(block.weight.name, inputs).factors(block.weight)
             together, apart = operations(inputs, outputs, self.size)
             if factors is None or together <= apart:
-                sketches.append(self.of_view(block.of_weight().flatten(2), block.weight))
+                sketches.append(
+                    self.of_view(block.of_weight().flatten(2), block.weight)
+                )
             else:  # convolve the sketches of the factors, for some examples at a time
                 step = max(
-                    1, MAX_FOURIER_NUMBERS // (inputs.shape[1] * (1 + outputs.shape[1]) * self.size)
+                    1,
+                    MAX_FOURIER_NUMBERS
+                    // (inputs.shape[1] * (1 + outputs.shape[1]) * self.size),
                 )
                 parts = []
                 for sides in zip(
@@ -190,10 +208,13 @@ class Sketch:
                 ):
                     pairs = zip(sides, factors, strict=True)
                     one, other = (
-                        torch.fft.rfft(scattered(side, draw, self.size)) for side, draw in pairs
+                        torch.fft.rfft(scattered(side, draw, self.size))
+                        for side, draw in pairs
                     )
                     parts.append(
-                        torch.fft.irfft(torch.einsum("nuf,ncuf->ncf", one, other), n=self.size)
+                        torch.fft.irfft(
+                            torch.einsum("nuf,ncuf->ncf", one, other), n=self.size
+                        )
                     )
                 sketches.append(torch.cat(parts))
         return sum(sketches[1:], start=sketches[0])
@@ -201,9 +222,14 @@ class Sketch:
     def of_view(
         self, gradients: Float[Tensor, "example out size"], view: View
     ) -> Float[Tensor, "example out size_"]:
-        """Return the sketch of gradients that are given in the element order of a view."""
-        places = positions_in(view, torch.arange(gradients.shape[2], device=gradients.device))
-        return scattered(gradients, self.table(view.name, gradients).at(places), self.size)
+        """Return the sketch of gradients that are given in the element order
+        of a view."""
+        places = positions_in(
+            view, torch.arange(gradients.shape[2], device=gradients.device)
+        )
+        return scattered(
+            gradients, self.table(view.name, gradients).at(places), self.size
+        )
 
     def table(self, name: str, like: Tensor) -> SketchTable:
         """Return the buckets and signs of a parameter, drawn on first use."""
@@ -219,11 +245,11 @@ def operations(
     outputs: Float[Tensor, "example out use features"],
     size: int,
 ) -> tuple[float, float]:
-    """Return the number of arithmetic operations of two ways to sketch a sum of outer products.
+    """Return the number of arithmetic operations of two ways to sketch a sum
+    of outer products.
 
-    First: form the sum and add its elements to buckets. Second: add the elements of both factors of
-    each use to buckets, and convolve the buckets by FFT.
-    """
+    First: form the sum and add its elements to buckets. Second: add the elements of
+    both factors of each use to buckets, and convolve the buckets by FFT."""
     (_, uses, count) = inputs.shape
     (_, out, _, features) = outputs.shape
     together = out * count * features * (uses + SLOWER)
@@ -241,16 +267,16 @@ def sketched_gram(
     return torch.einsum("qck,ndk->qcnd", left, right)
 
 
-# The error ‖K̂ − K‖_F is estimated without computing K, from v random vectors V with normal
-# entries:
+# The error ‖K̂ − K‖_F is estimated without computing K,
+# from v random vectors V with normal entries:
 #
 #     E ‖(K̂ − K)V‖²_F = v ‖K̂ − K‖²_F
 #
-# To compute K V = J(J′ᵀV), contract each vector with the right Jacobian and the result with the
-# left one. This takes no products of examples with examples. The sum of squares is a mixture of χ²
-# variables with v degrees of freedom. It is most likely to be far below its mean if the whole error
-# lies in one direction (Székely & Bakirov 2003). Even then, the error bar exceeds the error in 99
-# of 100 cases.
+# To compute K V = J(J′ᵀV), contract each vector with the right Jacobian and the result
+# with the left one. This takes no products of examples with examples. The sum of
+# squares is a mixture of χ² variables with v degrees of freedom. It is most likely to
+# be far below its mean if the whole error lies in one direction (Székely & Bakirov
+# 2003). Even then, the error bar exceeds the error in 99 of 100 cases.
 
 
 VECTORS = 8
@@ -268,5 +294,6 @@ def random_vectors(
 
 
 def error_bar(missed: Float[Tensor, "vector query out"]) -> float:
-    """Return a bound of ‖K̂ − K‖_F from `missed` = (K̂ − K)V. It holds in 99 of 100 cases."""
+    """Return a bound of ‖K̂ − K‖_F from `missed` = (K̂ − K)V.
+    It holds in 99 of 100 cases."""
     return sqrt(float(missed.double().square().sum()) / CHI_SQUARE_QUANTILE)

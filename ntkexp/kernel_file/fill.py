@@ -1,8 +1,8 @@
-"""Compute the tiles of a kernel file, by threads of this process or by jobs on an engine.
+"""Compute the tiles of a kernel file, by threads of this process or by jobs
+on an engine.
 
-An interrupted computation continues where it stopped. The bytes of the file do not depend on the
-number of workers, nor on interruptions.
-"""
+An interrupted computation continues where it stopped. The bytes of the file do not
+depend on the number of workers, nor on interruptions."""
 
 from __future__ import annotations
 
@@ -66,13 +66,14 @@ def fill(
     force: bool = False,
     progress: AbstractProgress | None = None,
 ) -> KernelMatrix:
-    """Begin or continue the file of a kernel, or check a finished file. Return the finished matrix.
+    """Begin or continue the file of a kernel, or check a finished file.
+    Return the finished matrix.
 
     Args:
         kernel: The kernel to be computed.
         path: The kernel file.
-        engine: The engine whose workers compute the tiles. If None, `kernel.threads` threads of
-            this process compute them.
+        engine: The engine whose workers compute the tiles. If None, `kernel.threads`
+            threads of this process compute them.
         trust: The packages and files whose code the workers may run.
         seconds: The estimated core seconds for a tile.
         force: Overwrite an existing kernel file.
@@ -84,7 +85,9 @@ def fill(
         remaining = matrix.missing()
         damaged = len(remaining) - len(matrix.unmarked(remaining))
         if damaged:
-            progress.warn(f"{path} is damaged: {damaged} of its tiles are computed again")
+            progress.warn(
+                f"{path} is damaged: {damaged} of its tiles are computed again"
+            )
         for tile in remaining:
             matrix.marker(*tile).unlink(missing_ok=True)
         if not remaining:
@@ -109,7 +112,9 @@ def fill(
                     progress.step(tiles - len(remaining) + count)
         finally:
             progress.stop()
-        drop_half_written(path.rglob("*"))  # killed processes may have left temporary files
+        drop_half_written(
+            path.rglob("*")
+        )  # killed processes may have left temporary files
         if kernel.remark:
             progress.say(kernel.remark)
     return matrix
@@ -117,9 +122,12 @@ def fill(
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a kernel file inside the block. Raise if another process holds the lock."""
+    """Hold the lock of a kernel file inside the block.
+    Raise if another process holds the lock."""
     if not path.name:
-        raise NoPlace(f"{path} is an existing folder, and no kernel file; choose another place")
+        raise NoPlace(
+            f"{path} is an existing folder, and no kernel file; choose another place"
+        )
     lock = path.with_name(f".{path.name}.lock")
     try:
         make_folder(path.parent)
@@ -141,9 +149,8 @@ def locked(path: Path) -> Iterator[None]:
 def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatrix:
     """Open the file of this kernel, or create it without tiles.
 
-    Without `force`, raise if the file belongs to a different kernel. Also raise if the computation
-    would take years, or if the file does not fit on the disk.
-    """
+    Without `force`, raise if the file belongs to a different kernel. Also raise if the
+    computation would take years, or if the file does not fit on the disk."""
     if path.exists() and not force:
         matrix = open_matrix(path)
         if matrix.facts["identity"] != kernel.identity:
@@ -154,29 +161,38 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
         return matrix
     if path.exists() and any(path.iterdir()):
         with suppress(Damaged):
-            # Raise unless the folder is a kernel file, so that `force` never deletes anything else.
+            # Raise unless the folder is a kernel file,
+            # so that `force` never deletes anything else.
             open_matrix(path)
         refuse_foreign_files(path)
     layout = layout_of(kernel)
     tiling = layout.tiling
     pairs = tiling.train * (tiling.points - tiling.train / 2)
     sizes = f"data.train={tiling.train}, {tiling.points} points in all"
-    refuse_years(pairs * kernel.seconds, sizes, kernel.experiment.device, "them, or model.depth")
+    refuse_years(
+        pairs * kernel.seconds, sizes, kernel.experiment.device, "them, or model.depth"
+    )
     remedy = "lower data.train, data.query or data.test"
     require_disk(path.parent, layout.bytes, "tiles of this kernel", remedy)
     facts = {
         "identity": kernel.identity,
         "description": to_text(kernel.description),
-        "splits": [f"{name}={len(split.inputs)}" for name, split in splits_of(kernel.data).items()],
+        "splits": [
+            f"{name}={len(split.inputs)}"
+            for name, split in splits_of(kernel.data).items()
+        ],
         "classes": list(kernel.data.classes),
     }
     columns = {"target": kernel.targets, "label": kernel.labels, "index": kernel.index}
-    create(path, layout, facts, {name: column.numpy() for name, column in columns.items()})
+    create(
+        path, layout, facts, {name: column.numpy() for name, column in columns.items()}
+    )
     return open_matrix(path)
 
 
 def first_difference(matrix: KernelMatrix, kernel: AbstractKernel) -> str:
-    """Describe the first difference between the description of a file and this kernel."""
+    """Describe the first difference between the description of a file
+    and this kernel."""
     of_file = matrix.description
     description = kernel.description
     differences = {
@@ -201,15 +217,16 @@ def layout_of(kernel: AbstractKernel) -> Layout:
 
 # --- Computation in this process
 #
-# If the kernel is concurrent, several threads compute tiles. Each of them uses a single thread of
-# linear algebra, so that the bytes of a tile do not depend on the number of threads. The main
-# thread writes the tiles.
+# If the kernel is concurrent, several threads compute tiles. Each of them uses a single
+# thread of linear algebra, so that the bytes of a tile do not depend on the number of
+# threads. The main thread writes the tiles.
 
 
 def fill_tiles(
     kernel: AbstractKernel, matrix: KernelMatrix, tiles: Sequence[Tile]
 ) -> Generator[int]:
-    """Compute tiles. Write and mark each tile when it is ready, and yield the number written."""
+    """Compute tiles. Write and mark each tile when it is ready,
+    and yield the number written."""
     tiling = matrix.layout.tiling
     if not kernel.concurrent:
         for count, tile in enumerate(tiles, 1):
@@ -218,7 +235,9 @@ def fill_tiles(
         return
     waiting = iter(tiles)
     written = 0
-    torch.set_num_threads(1)  # also if `kernel.threads` is 1, so that the bytes are the same
+    torch.set_num_threads(
+        1
+    )  # also if `kernel.threads` is 1, so that the bytes are the same
     with ThreadPoolExecutor(kernel.threads) as pool:
         running: dict[Future[tuple[Arrays, Arrays]], Tile] = {}
         try:
@@ -229,7 +248,9 @@ def fill_tiles(
                     return
                 ready, _ = wait(running, return_when=FIRST_COMPLETED)
                 # Write finished tiles before a failed tile raises.
-                for future in sorted(ready, key=lambda future: future.exception() is not None):
+                for future in sorted(
+                    ready, key=lambda future: future.exception() is not None
+                ):
                     matrix.write(*running.pop(future), *future.result())
                     written += 1
                     yield written
@@ -237,12 +258,13 @@ def fill_tiles(
             pool.shutdown(cancel_futures=True)
 
 
-def compute_tile(kernel: AbstractKernel, tiling: Tiling, tile: Tile) -> tuple[Arrays, Arrays]:
+def compute_tile(
+    kernel: AbstractKernel, tiling: Tiling, tile: Tile
+) -> tuple[Arrays, Arrays]:
     """Return the blocks of one tile, and the kernels of points with themselves.
 
-    The second result is empty unless the tile owns the diagonal entries of its rows: tiles on the
-    diagonal do, and one tile in each row of query or test points.
-    """
+    The second result is empty unless the tile owns the diagonal entries of its rows:
+    tiles on the diagonal do, and one tile in each row of query or test points."""
     row, column = tile
     points = kernel.inputs[tiling.rows(row)]
     train = tiling.columns(column)
@@ -251,7 +273,8 @@ def compute_tile(kernel: AbstractKernel, tiling: Tiling, tile: Tile) -> tuple[Ar
         columns = train.stop - train.start
         square = {name: block[:, :, :columns] for name, block in blocks.items()}
         diagonal = {
-            name: block.diagonal(dim1=0, dim2=2).movedim(-1, 0) for name, block in blocks.items()
+            name: block.diagonal(dim1=0, dim2=2).movedim(-1, 0)
+            for name, block in blocks.items()
         }
         return to_arrays(square), to_arrays(diagonal)
     own_blocks: Blocks = {}
@@ -268,20 +291,23 @@ def compute_tile(kernel: AbstractKernel, tiling: Tiling, tile: Tile) -> tuple[Ar
 def to_arrays(blocks: Blocks) -> Arrays:
     """Convert tensors to contiguous arrays."""
     return {
-        name: np.ascontiguousarray(block.detach().cpu().numpy()) for name, block in blocks.items()
+        name: np.ascontiguousarray(block.detach().cpu().numpy())
+        for name, block in blocks.items()
     }
 
 
 # --- Computation by jobs
 #
-# A worker opens the file and computes its tiles. It writes and marks each tile when it is ready.
-# The command that submitted the jobs counts the marks in the file. A repeated job skips marked
-# tiles. If a worker is lost, only its current tile is lost, and other workers compute its remaining
-# tiles. The command gives up if a round of jobs finishes no tile.
+# A worker opens the file and computes its tiles. It writes and marks each tile when it
+# is ready. The command that submitted the jobs counts the marks in the file. A repeated
+# job skips marked tiles. If a worker is lost, only its current tile is lost, and other
+# workers compute its remaining tiles. The command gives up if a round of jobs finishes
+# no tile.
 
 
 TASK_SECONDS = 300.0
-"""The intended duration of a job. Drawing data and network at its start takes much less."""
+"""The intended duration of a job. Drawing data and network
+at its start takes much less."""
 MAX_FILE_DELAY_SECONDS = 60.0
 """A new file on a network file system must become visible within this time."""
 POLL_SECONDS = 0.2
@@ -291,9 +317,8 @@ POLL_SECONDS = 0.2
 class TileJob(AbstractJob):
     """A job that computes some tiles of an existing file.
 
-    The number of threads of linear algebra comes from the experiment, so that results are identical
-    to the last bit on every worker.
-    """
+    The number of threads of linear algebra comes from the experiment, so that results
+    are identical to the last bit on every worker."""
 
     advice = "computed by a single worker on this machine, it says where"
 
@@ -340,11 +365,11 @@ def fill_by_jobs(
     seconds: float,
     progress: AbstractProgress,
 ) -> Generator[int]:
-    """Submit copies of `job` for parts of the tiles, and yield the number of finished tiles.
+    """Submit copies of `job` for parts of the tiles,
+    and yield the number of finished tiles.
 
-    Raise if the time limit of the engine is shorter than `seconds` per tile, or if no worker makes
-    progress.
-    """
+    Raise if the time limit of the engine is shorter than `seconds` per tile, or if no
+    worker makes progress."""
     engine.refuse_longer(seconds)
     identity = matrix.facts["identity"][:12]
     remaining = list(tiles)
@@ -353,16 +378,22 @@ def fill_by_jobs(
         logs = str(matrix.path.parent)
         tasks = (
             Task(f"tiles-{identity}-{number}", replace(job, tiles=tuple(part)), logs)
-            for number, part in enumerate(split_tiles(remaining, seconds, engine.workers))
+            for number, part in enumerate(
+                split_tiles(remaining, seconds, engine.workers)
+            )
         )
         with closing(run_jobs(engine, tasks)) as events:
             for event in events:
                 if reason := reason_of_loss(event, matrix.path):
                     lost = reason
-                    progress.warn(f"{matrix.path.name}: a worker is lost: {lost}; others continue")
+                    progress.warn(
+                        f"{matrix.path.name}: a worker is lost: {lost}; others continue"
+                    )
                 yield len(tiles) - len(matrix.unmarked(tiles))
         count_before = len(remaining)
-        remaining = unmarked_tiles(matrix, remaining, 0.0 if lost else MAX_FILE_DELAY_SECONDS)
+        remaining = unmarked_tiles(
+            matrix, remaining, 0.0 if lost else MAX_FILE_DELAY_SECONDS
+        )
         if len(remaining) == count_before:
             reason = lost or "the files that they wrote are not visible here"
             raise Unfinished(
@@ -370,7 +401,9 @@ def fill_by_jobs(
             )
 
 
-def unmarked_tiles(matrix: KernelMatrix, tiles: Sequence[Tile], timeout: float) -> list[Tile]:
+def unmarked_tiles(
+    matrix: KernelMatrix, tiles: Sequence[Tile], timeout: float
+) -> list[Tile]:
     """Return the tiles that are not yet marked as finished in the kernel file.
 
     Wait up to `timeout` seconds until all are marked.
@@ -383,8 +416,11 @@ def unmarked_tiles(matrix: KernelMatrix, tiles: Sequence[Tile], timeout: float) 
         time.sleep(POLL_SECONDS)
 
 
-def split_tiles(tiles: Sequence[Tile], seconds: float, workers: int) -> list[Sequence[Tile]]:
-    """Split tiles into parts of at most about TASK_SECONDS, and at least one part per worker.
+def split_tiles(
+    tiles: Sequence[Tile], seconds: float, workers: int
+) -> list[Sequence[Tile]]:
+    """Split tiles into parts of at most about TASK_SECONDS,
+    and at least one part per worker.
 
     >>> [len(part) for part in split_tiles([(k, 0) for k in range(10)], seconds=1.0, workers=3)]
     [3, 3, 4]
@@ -396,8 +432,8 @@ def split_tiles(tiles: Sequence[Tile], seconds: float, workers: int) -> list[Seq
     return [tiles[start:end] for start, end in pairwise(bounds)]
 
 
-# --- Estimates: core seconds = remaining pairs of points · seconds per pair. The seconds per pair
-# are measured on a few points.
+# --- Estimates: core seconds = remaining pairs of points · seconds per pair. The
+# seconds per pair are measured on a few points.
 
 
 LITTLE_WORK_SECONDS = 10.0
@@ -410,9 +446,8 @@ MAX_TIMED_POINTS = 32
 
 @dataclass(frozen=True)
 class RemainingWork:
-    """The remaining work for a kernel file: tiles, pairs of points, core seconds, and the file's
-    size in bytes.
-    """
+    """The remaining work for a kernel file: tiles, pairs of points, core seconds, and
+    the file's size in bytes."""
 
     tiles: int
     pairs: int
@@ -425,7 +460,8 @@ class RemainingWork:
         return self.seconds / max(1, self.tiles)
 
     def elapsed(self, workers: int) -> float:
-        """Return the remaining wall-clock seconds, with this many workers of one core each."""
+        """Return the remaining wall-clock seconds,
+        with this many workers of one core each."""
         return max(self.seconds / workers, self.seconds_per_tile)
 
     def sentence(self, workers: int) -> str:
@@ -440,9 +476,15 @@ class RemainingWork:
         cores = f"{duration(self.seconds)} of one core"
         if hours >= 10:
             cores = f"{float(f'{hours:.2g}'):,.0f} core hours"
-        workers_text = f"{workers} workers of a core each" if workers > 1 else "one worker"
-        time_left = f"about {cores}: {duration(self.elapsed(workers))} with {workers_text}"
-        return f"{self.tiles:,} tiles, {time_left}; {self.bytes / 1e9:.2g} GB on the disk"
+        workers_text = (
+            f"{workers} workers of a core each" if workers > 1 else "one worker"
+        )
+        time_left = (
+            f"about {cores}: {duration(self.elapsed(workers))} with {workers_text}"
+        )
+        return (
+            f"{self.tiles:,} tiles, {time_left}; {self.bytes / 1e9:.2g} GB on the disk"
+        )
 
 
 def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> RemainingWork:
@@ -457,7 +499,9 @@ def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> Remaini
     if existing is not None and existing.facts["identity"] != kernel.identity:
         existing = None
     layout = existing.layout if existing else layout_of(kernel)
-    remaining = existing.unmarked(layout.tiling.todo) if existing else layout.tiling.todo
+    remaining = (
+        existing.unmarked(layout.tiling.todo) if existing else layout.tiling.todo
+    )
     pairs = sum(layout.tiling.pairs(*tile) for tile in remaining)
     seconds_per_pair = kernel.seconds
     if seconds_per_pair * pairs >= LITTLE_WORK_SECONDS / 10:
@@ -477,8 +521,12 @@ def time_pair(kernel: AbstractKernel) -> float:
         points = train[:count]
         kernel.cross_block(points, points)  # warm up: the first call loads libraries
         start = time.process_time()
-        to_arrays(kernel.cross_block(points, points))  # conversion to NumPy waits for a GPU
+        to_arrays(
+            kernel.cross_block(points, points)
+        )  # conversion to NumPy waits for a GPU
         elapsed = time.process_time() - start
-        if elapsed >= MIN_TIMED_SECONDS or 2 * count > min(MAX_TIMED_POINTS, len(train)):
+        if elapsed >= MIN_TIMED_SECONDS or 2 * count > min(
+            MAX_TIMED_POINTS, len(train)
+        ):
             return elapsed / len(points) ** 2
         count *= 2

@@ -1,10 +1,11 @@
-"""Kernels for kernel files: infinite-width kernels, and tangent kernels of finite networks.
+"""Kernels for kernel files: infinite-width kernels,
+and tangent kernels of finite networks.
 
-    identity = sha256(canonical JSON of the description, which contains the sha256 of the data)
+    identity = sha256(canonical JSON of the description,
+    which contains the sha256 of the data)
 
-Kernels with the same numbers have the same identity, and may continue each other's files. A kernel
-with a different identity may not be written to an existing file.
-"""
+Kernels with the same numbers have the same identity, and may continue each other's
+files. A kernel with a different identity may not be written to an existing file."""
 
 from __future__ import annotations
 
@@ -62,13 +63,14 @@ def data_digest(data: Data) -> str:
 class AbstractKernel(ABC):
     """A kernel between the points of `data`, in the order train, query, test.
 
-    Fields of subclasses must be plain data, because workers rebuild the kernel from them.
-    """
+    Fields of subclasses must be plain data, because workers rebuild the kernel
+    from them."""
 
     experiment: Experiment
     data: Data
     threads: int = 1
-    """The number of blocks that this process computes at once, if the kernel is `concurrent`."""
+    """The number of blocks that this process computes at once,
+    if the kernel is `concurrent`."""
 
     @property
     @abstractmethod
@@ -93,7 +95,8 @@ class AbstractKernel(ABC):
     @property
     @abstractmethod
     def seconds(self) -> float:
-        """A lower estimate of the core seconds per pair of points, computed from shapes only."""
+        """A lower estimate of the core seconds per pair of points,
+        computed from shapes only."""
 
     @property
     def remark(self) -> str:
@@ -114,7 +117,9 @@ class AbstractKernel(ABC):
     def options(self) -> dict[str, Any]:
         """The fields that the subclass adds. Workers rebuild the kernel from them."""
         common = {field.name for field in fields(AbstractKernel)}
-        own_fields = [field for field in fields(self) if field.init and field.name not in common]
+        own_fields = [
+            field for field in fields(self) if field.init and field.name not in common
+        ]
         return {field.name: getattr(self, field.name) for field in own_fields}
 
     @cached_property
@@ -124,7 +129,8 @@ class AbstractKernel(ABC):
 
     @cached_property
     def targets(self) -> Float[Tensor, "point out"]:
-        """The targets of the squared loss, also if the experiment has a different loss."""
+        """The targets of the squared loss, also
+        if the experiment has a different loss."""
         target = torch.cat([split.target for split in splits_of(self.data).values()])
         classes = len(self.data.classes)
         if self.outputs == classes == 2:  # a network with two outputs for two classes
@@ -148,7 +154,10 @@ class AbstractKernel(ABC):
 
         This includes digests of the source files of networks that users wrote.
         """
-        code = [digest(file) for file in files_of((self.experiment.model, self.experiment.init))]
+        code = [
+            digest(file)
+            for file in files_of((self.experiment.model, self.experiment.init))
+        ]
         return {
             **({"code": code} if code else {}),
             "kernel": self.spec,
@@ -164,8 +173,8 @@ class AbstractKernel(ABC):
         return sha256(canonical.encode()).hexdigest()
 
 
-# --- Kernels at infinite width: the covariance α²𝒢 (`nngp`) and the tangent kernel α²Θ (`ntk`),
-# where α is the output scale of `init`.
+# --- Kernels at infinite width: the covariance α²𝒢 (`nngp`) and the tangent kernel α²Θ
+# (`ntk`), where α is the output scale of `init`.
 
 
 SECONDS_PER_PIXEL_PAIR_AND_LAYER = 1e-10
@@ -174,13 +183,14 @@ SECONDS_PER_PIXEL_PAIR_AND_LAYER = 1e-10
 
 @dataclass(frozen=True, eq=False)
 class InfiniteKernel(AbstractKernel):
-    """The NNGP kernel and the tangent kernel of an infinitely wide network. Raise if the
-    architecture has no known limit.
-    """
+    """The NNGP kernel and the tangent kernel of an infinitely wide network. Raise if
+    the architecture has no known limit."""
 
     @cached_property
     def network(self) -> Network:
-        task = LearningTask(tuple(self.data.train.inputs.shape[1:]), 1, self.data.vocabulary)
+        task = LearningTask(
+            tuple(self.data.train.inputs.shape[1:]), 1, self.data.vocabulary
+        )
         return self.experiment.model.limit(self.experiment.init, task)
 
     @property
@@ -230,12 +240,14 @@ class InfiniteKernel(AbstractKernel):
 
 @dataclass(frozen=True, eq=False)
 class EmpiricalKernel(AbstractKernel):
-    """The mean tangent kernel of untrained networks, or the tangent kernel of a run's network."""
+    """The mean tangent kernel of untrained networks,
+    or the tangent kernel of a run's network."""
 
     seeds: tuple[int, ...] = ()
     """The seeds of the untrained networks."""
     chosen_outputs: Outputs = "all"
-    """All outputs, a selection of outputs, or the trace over outputs as a single output."""
+    """All outputs, a selection of outputs, or the trace over outputs
+    as a single output."""
     weights: str = ""
     """The file weights.pt of a run, instead of seeds."""
     weights_at: str = "end"
@@ -245,7 +257,9 @@ class EmpiricalKernel(AbstractKernel):
 
     @cached_property
     def width(self) -> int:
-        return self.experiment.loss.targets(self.data.train.target, len(self.data.classes)).shape[1]
+        return self.experiment.loss.targets(
+            self.data.train.target, len(self.data.classes)
+        ).shape[1]
 
     @cached_property
     def networks(self) -> tuple[tuple[ScaledOutput, ...], dict[str, Any]]:
@@ -258,7 +272,9 @@ class EmpiricalKernel(AbstractKernel):
             return tuple(modules), {"seeds": list(self.seeds)}
         module = draw_network(self.experiment, self.data, self.width)
         try:
-            saved = load_tensors(Path(self.weights), self.experiment.device)[self.weights_at]
+            saved = load_tensors(Path(self.weights), self.experiment.device)[
+                self.weights_at
+            ]
             module.load_state_dict(saved, strict=False)
         except (LookupError, RuntimeError, TypeError, AttributeError) as error:
             raise Damaged(
@@ -268,7 +284,10 @@ class EmpiricalKernel(AbstractKernel):
         content = sha256()
         for name in sorted(saved):
             content.update(name.encode() + saved[name].cpu().numpy().tobytes())
-        return (module,), {"weights": self.weights_at, "weights_sha256": content.hexdigest()}
+        return (module,), {
+            "weights": self.weights_at,
+            "weights_sha256": content.hexdigest(),
+        }
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -284,7 +303,9 @@ class EmpiricalKernel(AbstractKernel):
 
     @property
     def spec(self) -> dict[str, Any]:
-        parts = {name: getattr(self.experiment, name).fields() for name in ("model", "init")}
+        parts = {
+            name: getattr(self.experiment, name).fields() for name in ("model", "init")
+        }
         sketch = self.experiment.kernel.sketch
         if sketch is not None:
             parts |= {"sketch": sketch, "sketch_seed": self.experiment.seed}
@@ -304,7 +325,9 @@ class EmpiricalKernel(AbstractKernel):
     @property
     def seconds(self) -> float:
         modules, _ = self.networks
-        weights = sum(weight.numel() for module in modules for weight in module.parameters())
+        weights = sum(
+            weight.numel() for module in modules for weight in module.parameters()
+        )
         return weights * self.width * SECONDS_PER_WORK
 
     def cross_block(
@@ -316,7 +339,8 @@ class EmpiricalKernel(AbstractKernel):
         return self.mean(points, None)
 
     def mean(self, left: Tensor, right: Tensor | None) -> Blocks:
-        """Return the mean kernel of all networks. Record the error bars of sketches in `errors`.
+        """Return the mean kernel of all networks.
+        Record the error bars of sketches in `errors`.
 
         The order of summation is fixed, so that results are identical to the last bit.
         """
@@ -347,7 +371,8 @@ class EmpiricalKernel(AbstractKernel):
 
     @property
     def remark(self) -> str:
-        """The error bar of a sketched kernel, from the blocks that this process computed."""
+        """The error bar of a sketched kernel,
+        from the blocks that this process computed."""
         if self.experiment.kernel.sketch is None:
             return ""
         precision = ""

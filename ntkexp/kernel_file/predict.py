@@ -1,4 +1,5 @@
-"""Predictions from a kernel file: solvers, scores, and studies that compare several kernels."""
+"""Predictions from a kernel file: solvers, scores,
+and studies that compare several kernels."""
 
 from __future__ import annotations
 
@@ -47,22 +48,26 @@ from ntkexp.on_disk import release_pages, zeros_on_disk
 from ntkexp.records.kernel_file import SELF, DamagedKernel, KernelMatrix
 from ntkexp.text import short
 
-# --- A kernel file as a matrix. Its rows and columns are entries, pairs of a point and an output.
+# --- A kernel file as a matrix. Its rows and columns are entries,
+# pairs of a point and an output.
 #
-# A kernel with one output applies to every column of the targets separately. This is a kernel at
-# infinite width, or the trace over outputs, which is then divided by the number of columns. For a
-# kernel with all outputs, the targets form one long column [point × output].
+# A kernel with one output applies to every column of the targets separately. This is a
+# kernel at infinite width, or the trace over outputs, which is then divided by the
+# number of columns. For a kernel with all outputs, the targets form one long column
+# [point × output].
 
 
 MAX_ROW_BYTES = 1 << 27
 """Read at most this many bytes of rows at once."""
 MEMORY_PARTS_OF_ROWS = 8
-"""Rows that are read at once take at most 1/8 of the memory, because there are three copies."""
+"""Rows that are read at once take at most 1/8 of the memory,
+because there are three copies."""
 
 
 @dataclass(frozen=True)
 class Entries:
-    """The kernel matrix of a finished file in double precision, read in entire tiles."""
+    """The kernel matrix of a finished file in double precision,
+    read in entire tiles."""
 
     matrix: KernelMatrix
     budget: MemoryBudget = DEFAULT_MEMORY
@@ -77,7 +82,9 @@ class Entries:
             )
         layout = self.matrix.layout
         columns = self.targets.shape[1]
-        has_selection = isinstance(self.outputs, list) and self.outputs != list(range(columns))
+        has_selection = isinstance(self.outputs, list) and self.outputs != list(
+            range(columns)
+        )
         if has_selection or layout.outputs not in (1, columns):
             raise WrongArgument(
                 f"{self.matrix.path} has {layout.outputs} outputs, and {columns} are needed, in "
@@ -87,12 +94,14 @@ class Entries:
 
     @property
     def outputs(self) -> Any:
-        """The kernel's outputs: `all`, `trace`, or a list. At infinite width, always `all`."""
+        """The kernel's outputs: `all`, `trace`, or a list. At infinite width,
+        always `all`."""
         return self.matrix.description["kernel"].get("outputs", "all")
 
     @property
     def share(self) -> float:
-        """The factor of the stored kernel: 1/(number of target columns) for a trace, else 1."""
+        """The factor of the stored kernel: 1/(number of target columns)
+        for a trace, else 1."""
         return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
 
     @property
@@ -104,7 +113,8 @@ class Entries:
         return self.train * self.matrix.layout.outputs
 
     def blocks(self, points: slice) -> list[slice]:
-        """Split points into blocks of entire tiles. The rows of a block are read at once."""
+        """Split points into blocks of entire tiles.
+        The rows of a block are read at once."""
         side = self.matrix.layout.tiling.side
         block_bytes = min(MAX_ROW_BYTES, self.budget.bytes / MEMORY_PARTS_OF_ROWS)
         step = int(block_bytes // (8 * self.count * self.matrix.layout.outputs))
@@ -123,7 +133,9 @@ class Entries:
         return kernel_rows.mul_(self.share).flatten(2).flatten(0, 1)
 
     def train_matrix(self, kernel: str) -> Float[Tensor, "entry entry"]:
-        return torch.cat([self.rows(kernel, block) for block in self.blocks(slice(0, self.train))])
+        return torch.cat(
+            [self.rows(kernel, block) for block in self.blocks(slice(0, self.train))]
+        )
 
     def diagonal(self, kernel: str, points: slice) -> Float[Tensor, " row"]:
         """Return the kernel of each point with itself."""
@@ -138,11 +150,16 @@ class Entries:
     def labels(self) -> Int[Tensor, " point"]:
         return torch.as_tensor(self.matrix.array("label"))
 
-    def columns(self, values: Float[Tensor, "point out"]) -> Float[Tensor, "entry column"]:
-        """Reshape values at points to right-hand sides of linear systems with the kernel matrix."""
+    def columns(
+        self, values: Float[Tensor, "point out"]
+    ) -> Float[Tensor, "entry column"]:
+        """Reshape values at points to right-hand sides of linear systems
+        with the kernel matrix."""
         return values if self.matrix.layout.outputs == 1 else values.reshape(-1, 1)
 
-    def values(self, columns: Float[Tensor, "entry column"]) -> Float[Tensor, "point out"]:
+    def values(
+        self, columns: Float[Tensor, "entry column"]
+    ) -> Float[Tensor, "point out"]:
         """Reshape entries to values at points. This is the inverse of `columns`."""
         return columns.reshape(-1, self.targets.shape[1])
 
@@ -160,9 +177,8 @@ KERNEL_COPIES: dict[Solver, int] = {"eigen": 6, "cholesky": 4, "cg": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionSettings:
-    """The training whose predictions are computed: gradient flow for some `times`, or `steps` of
-    gradient descent.
-    """
+    """The training whose predictions are computed: gradient flow for some `times`, or
+    `steps` of gradient descent."""
 
     times: tuple[float, ...] = (math.inf,)
     steps: int | None = None
@@ -190,7 +206,8 @@ class PredictionSettings:
             )
         if self.folds == 1:
             raise WrongArgument(
-                "folds=1: it takes a number of folds ≥ 2, or 0 to leave out one by one", "folds"
+                "folds=1: it takes a number of folds ≥ 2, or 0 to leave out one by one",
+                "folds",
             )
         _ = self.budget
 
@@ -199,7 +216,8 @@ class PredictionSettings:
         return MemoryBudget.of_gb(self.memory_gb)
 
     def gains(self, examples: int) -> dict[str, AbstractGain]:
-        """Return the gain (`closed_form`) for each training time or number of steps, by name.
+        """Return the gain (`closed_form`) for each training time or number
+        of steps, by name.
 
         The loss is the mean over `examples` training examples.
         """
@@ -210,12 +228,14 @@ class PredictionSettings:
 
     @property
     def is_plain(self) -> bool:
-        """True if one linear system suffices: t = ∞, one ridge, and no cross-validation."""
+        """True if one linear system suffices: t = ∞, one ridge,
+        and no cross-validation."""
         is_endless = self.steps is None and self.times == (math.inf,)
         return is_endless and self.ridge is not None and self.folds is None
 
     def choose_solver(self, entries: Entries) -> Solver:
-        """Return the requested solver, or the first suitable solver that fits into the memory.
+        """Return the requested solver, or the first suitable solver
+        that fits into the memory.
 
         Raise if the requested solver is not suitable, or if no solver fits.
         """
@@ -238,7 +258,9 @@ class PredictionSettings:
                 return solver
         remedy = "" if self.is_plain else "ask for t=∞ at one ridge"
         task = f"solving {entries.count} equations this way"
-        raise WrongArgument(self.budget.refusal(needed_bytes, task, remedy), "memory_gb")
+        raise WrongArgument(
+            self.budget.refusal(needed_bytes, task, remedy), "memory_gb"
+        )
 
 
 # --- Coefficients of one kernel
@@ -251,25 +273,26 @@ PRODUCTS_PER_REMARK = 25
 class SolvedKernel:
     """The coefficients g(R) y for one training time or number of steps.
 
-    y are the targets, R is the kernel matrix with ridge, and g is the gain of the training
-    (`closed_form`). For t = ∞, g(R) = R⁻¹.
-    """
+    y are the targets, R is the kernel matrix with ridge, and g is the gain of the
+    training (`closed_form`). For t = ∞, g(R) = R⁻¹."""
 
     when: str
     ridge: float
     coefficients: Float[Tensor, "entry column"]
     solver: str
     learned: tuple[Learned, Learned] | None = None
-    """The maps y ↦ g(R) y for this training time and for twice this time. None for `cg`, where they
-    would be too expensive."""
+    """The maps y ↦ g(R) y for this training time and for twice this time. None for
+    `cg`, where they would be too expensive."""
     left_out: Float[Tensor, "entry column"] | None = None
-    """Cross-validated predictions: each training example is predicted from the examples of other
-    folds.
-    """
+    """Cross-validated predictions: each training example is predicted
+    from the examples of other folds. """
 
 
 def solve(
-    entries: Entries, kernel: str, settings: PredictionSettings, report: Callable[[str], None]
+    entries: Entries,
+    kernel: str,
+    settings: PredictionSettings,
+    report: Callable[[str], None],
 ) -> Iterator[SolvedKernel]:
     """Yield the coefficients for each training time or number of steps."""
     targets = entries.columns(entries.targets[: entries.train])
@@ -282,12 +305,16 @@ def solve(
     if solver == "cholesky":
         factor = factorise(entries.train_matrix(kernel), ridge)
         name = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
-        yield SolvedKernel(when, ridge, factor.solve(targets), name, (factor.solve, factor.solve))
+        yield SolvedKernel(
+            when, ridge, factor.solve(targets), name, (factor.solve, factor.solve)
+        )
         return
     matrix = matrix_for_products(entries, kernel, settings.budget)
 
     def product(vectors: Tensor) -> Tensor:
-        return torch.cat([part @ vectors for part in row_parts(matrix)]) + ridge * vectors
+        return (
+            torch.cat([part @ vectors for part in row_parts(matrix)]) + ridge * vectors
+        )
 
     def remark(count: int, residual: float) -> None:
         if count % PRODUCTS_PER_REMARK == 0:
@@ -304,9 +331,8 @@ def matrix_for_products(
 ) -> Float[Tensor, "entry entry"]:
     """Return the kernel matrix of the training examples, for products with vectors.
 
-    If two copies do not fit into the memory, store the matrix in an unnamed file next to the kernel
-    file. Reading this file is much faster than reading tiles.
-    """
+    If two copies do not fit into the memory, store the matrix in an unnamed file next
+    to the kernel file. Reading this file is much faster than reading tiles."""
     shape = (entries.count, entries.count)
     if budget.fits(2 * 8.0 * entries.count**2):
         matrix = torch.empty(shape, dtype=torch.float64)
@@ -348,7 +374,9 @@ def solve_by_modes(
     """
     matrix = entries.train_matrix(kernel)
     modes = modes_of(matrix)
-    parts = folds(entries.train, settings.folds or entries.train, entries.matrix.layout.outputs)
+    parts = folds(
+        entries.train, settings.folds or entries.train, entries.matrix.layout.outputs
+    )
 
     def validation_error(ridge: float) -> float:
         return float((held_out(modes, ridge, targets, parts) - targets).square().sum())
@@ -363,7 +391,9 @@ def solve_by_modes(
     for when, gain in settings.gains(entries.train).items():
         learned = modes.at(gain, ridge)
         doubled = modes.at(gain.doubled, ridge)
-        yield SolvedKernel(when, ridge, learned(targets), name, (learned, doubled), left_out)
+        yield SolvedKernel(
+            when, ridge, learned(targets), name, (learned, doubled), left_out
+        )
         left_out = None
 
 
@@ -396,8 +426,8 @@ class Score:
 class MeanAndDeviation:
     """Predicted outputs at the points of a split.
 
-    The deviation is the standard deviation over random networks, or None if it is unknown.
-    """
+    The deviation is the standard deviation over random networks,
+    or None if it is unknown."""
 
     mean: Float[Tensor, "point out"]
     deviation: Float[Tensor, " point"] | None
@@ -405,10 +435,11 @@ class MeanAndDeviation:
 
 # --- Predictions of every kernel in a file at all points
 #
-# If a file contains `nngp`, the predictions of `ntk` are the mean and standard deviation over wide
-# networks whose layers are all trained (`closed_form`). The predictions of `nngp` are for networks
-# of which only the readout is trained; at t = ∞, they equal the Gaussian process posterior. A
-# tangent kernel of finite networks gives no deviation.
+# If a file contains `nngp`, the predictions of `ntk` are the mean and standard
+# deviation over wide networks whose layers are all trained (`closed_form`). The
+# predictions of `nngp` are for networks of which only the readout is trained; at t = ∞,
+# they equal the Gaussian process posterior. A tangent kernel of finite networks gives
+# no deviation.
 
 
 LEFT_OUT = "left out"
@@ -416,7 +447,8 @@ LEFT_OUT = "left out"
 
 @dataclass(frozen=True)
 class KernelPredictions:
-    """The scores and predictions of one kernel, for one training time or number of steps."""
+    """The scores and predictions of one kernel,
+    for one training time or number of steps."""
 
     kernel: str
     solved: SolvedKernel
@@ -427,8 +459,8 @@ class KernelPredictions:
 def predict(
     entries: Entries, settings: PredictionSettings, report: Callable[[str], None]
 ) -> Iterator[KernelPredictions]:
-    """Yield scores and predictions for each kernel in the file, and each training time or number of
-    steps.
+    """Yield scores and predictions for each kernel in the file,
+    and each training time or number of steps.
 
     Iterative solvers report their progress to `report`.
     """
@@ -438,19 +470,28 @@ def predict(
             yield predictions_at_splits(entries, kernel, solved)
 
 
-def predictions_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> KernelPredictions:
+def predictions_at_splits(
+    entries: Entries, kernel: str, solved: SolvedKernel
+) -> KernelPredictions:
     predicted = {
         split: predict_at(entries, kernel, solved, points)
         for split, points in entries.matrix.splits.items()
     }
     if solved.left_out is not None:
         predicted[LEFT_OUT] = MeanAndDeviation(entries.values(solved.left_out), None)
-    scores = [score_of(entries, kernel, solved, split, predicted[split]) for split in predicted]
+    scores = [
+        score_of(entries, kernel, solved, split, predicted[split])
+        for split in predicted
+    ]
     return KernelPredictions(kernel, solved, tuple(scores), predicted)
 
 
 def score_of(
-    entries: Entries, kernel: str, solved: SolvedKernel, split: str, outputs: MeanAndDeviation
+    entries: Entries,
+    kernel: str,
+    solved: SolvedKernel,
+    split: str,
+    outputs: MeanAndDeviation,
 ) -> Score:
     """Return the scores of the predictions `outputs` on one split."""
     is_left_out = split == LEFT_OUT
@@ -501,16 +542,20 @@ def predict_at(
             ensemble = Ensemble(cross, start, learned[0])
             variances.append(ensemble.variance(entries.diagonal("nngp", block)))
         elif learned:  # networks with only the readout trained
-            variances.append(Posterior(cross, *learned).variance(entries.diagonal("nngp", block)))
+            variances.append(
+                Posterior(cross, *learned).variance(entries.diagonal("nngp", block))
+            )
     deviation = torch.cat(variances).clamp(min=0).sqrt() if variances else None
     return MeanAndDeviation(torch.cat(means), deviation)
 
 
 class Study(Component):
-    """Several infinite-width kernels to be compared in one table, each given by its overrides.
+    """Several infinite-width kernels to be compared in one table,
+    each given by its overrides.
 
-    `base` are overrides for all kernels. `published` maps kernels to published accuracies of their
-    tangent kernels, in per cent. `published_with` describes the data of these accuracies.
+    `base` are overrides for all kernels. `published` maps kernels to published
+    accuracies of their tangent kernels, in per cent. `published_with` describes the
+    data of these accuracies.
 
     >>> Study(kernels={"A": ["model=mlp"]}, base=["data=wine"]).overrides(["data.train=50"])
     {'A': ['data=wine', 'model=mlp', 'data.train=50']}
@@ -522,7 +567,8 @@ class Study(Component):
     published_with: str = ""
 
     def overrides(self, overrides: Sequence[str]) -> dict[str, list[str]]:
-        """Return the overrides of each kernel, followed by `overrides`. Later ones take precedence."""
+        """Return the overrides of each kernel, followed by `overrides`.
+        Later ones take precedence."""
         return {
             name: [*self.base, *kernel_words, *overrides]
             for name, kernel_words in self.kernels.items()

@@ -1,4 +1,5 @@
-"""Layers, as modules of finite width and as steps of the kernel recursion of infinite width.
+"""Layers, as modules of finite width and as steps of the kernel recursion
+of infinite width.
 
 Each module imports only from the modules listed before it:
 

@@ -68,15 +68,17 @@ class Affine(nn.Module):
     def forward(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row features"]:
         if self.bias is None:
             return torch.mm(self.gain * x, self.weight.t())
-        return torch.addmm(self.bias, x, self.weight.t(), beta=self.shift, alpha=self.gain)
+        return torch.addmm(
+            self.bias, x, self.weight.t(), beta=self.shift, alpha=self.gain
+        )
 
 
 class Convolution(nn.Module):
-    """A convolution z = gain · W ∗ x + shift · b, on channels and up to three axes of pixels.
+    """A convolution z = gain · W ∗ x + shift · b,
+    on channels and up to three axes of pixels.
 
-    The module computes shift · (W ∗ (gain/shift · x) + b), so that one operation uses weight and
-    bias.
-    """
+    The module computes shift · (W ∗ (gain/shift · x) + b),
+    so that one operation uses weight and bias."""
 
     def __init__(
         self,
@@ -109,7 +111,8 @@ class Convolution(nn.Module):
 
 
 class ConvolutionOfTorch(nn.Module):
-    """A convolution z = gain · W ∗ x + shift · b, by a function of torch with its options."""
+    """A convolution z = gain · W ∗ x + shift · b,
+    by a function of torch with its options."""
 
     def __init__(
         self,
@@ -131,7 +134,9 @@ class ConvolutionOfTorch(nn.Module):
     def forward(
         self, x: Float[Tensor, "example channels *pixels"]
     ) -> Float[Tensor, "example features *pixels_"]:
-        z = self.function(self.gain / self.shift * x, self.weight, self.bias, **self.options)
+        z = self.function(
+            self.gain / self.shift * x, self.weight, self.bias, **self.options
+        )
         return z if self.shift == 1 else self.shift * z
 
 
@@ -141,12 +146,13 @@ class ConvolutionOfTorch(nn.Module):
 #     standard      z = W x + b                        W ~ N(0, W_std²/n), b ~ N(0, b_std²)
 #     mean_field    z = W_std/n · W x + b_std · b      W, b ~ N(0, 1)
 #
-# The factors multiply the inputs or the outputs, never the weight. A scaled weight would be a
-# tensor computed from a parameter, and the factorised formulas of tangent kernels need the
-# parameter itself. If b_std = 0, the layer has no bias.
+# The factors multiply the inputs or the outputs, never the weight. A scaled weight
+# would be a tensor computed from a parameter, and the factorised formulas of tangent
+# kernels need the parameter itself. If b_std = 0, the layer has no bias.
 #
-# At infinite width, m is the mean over a window: m(K)[p, q] = mean_δ K[p + δ, q + δ]. For a dense
-# layer, m is the identity. N is the number of input channels of the finite network:
+# At infinite width, m is the mean over a window: m(K)[p, q] = mean_δ K[p + δ, q + δ].
+# For a dense layer, m is the identity. N is the number of input channels of the finite
+# network:
 #
 #     K′ = W_std² m(K) + b_std²
 #     Θ′ = W_std² m(Θ) + source,    source = K′                              in NTK parametrisation
@@ -172,9 +178,8 @@ class AbstractAffine(AbstractLayer):
 
     @abstractmethod
     def weight_shape(self, shape: Shape) -> Shape:
-        """Return the shape of the weight, [features, …]; the axes after the first are the inputs of
-        a unit.
-        """
+        """Return the shape of the weight, [features, …]; the axes after the first are
+        the inputs of a unit."""
 
     @abstractmethod
     def assembled(
@@ -187,7 +192,8 @@ class AbstractAffine(AbstractLayer):
         return values
 
     def mixed_pairs(self, pairs: Pairs) -> Pairs:
-        """Return the pixel pairs of the means over a window, given the pixel pairs of the values."""
+        """Return the pixel pairs of the means over a window,
+        given the pixel pairs of the values."""
         return pairs
 
     def samples(self, shape: Shape) -> list[Coarse]:
@@ -249,9 +255,8 @@ class AbstractAffine(AbstractLayer):
         return after.coarse(self.samples(shape))
 
     def source(self, nngp: Tensor, mixed: Tensor, shape: Shape) -> Tensor | float:
-        """Return the contribution of the gradients for this layer's weights to Θ′, given K′
-        (`nngp`) and the means of K over a window (`mixed`).
-        """
+        """Return the contribution of the gradients for this layer's weights to Θ′,
+        given K′ (`nngp`) and the means of K over a window (`mixed`)."""
         if self.frozen:
             return 0.0
         if self.param == "ntk":
@@ -259,10 +264,12 @@ class AbstractAffine(AbstractLayer):
         inputs = shape[0] * prod(self.weight_shape(shape)[2:])
         return inputs * mixed + float(self.b_std > 0)
 
-    def weighed(self, shape: Shape, register: int, windows: tuple[int, int, int]) -> Operation:
-        """Return this layer as an operation on tiles (`covariance.pairs`). The operation sums
-        over windows. The factor s = W_std²/|window| turns the sums into means.
-        """
+    def weighed(
+        self, shape: Shape, register: int, windows: tuple[int, int, int]
+    ) -> Operation:
+        """Return this layer as an operation on tiles (`covariance.pairs`). The
+        operation sums over windows. The factor s = W_std²/|window| turns the sums into
+        means."""
         scale = detached_number(self.W_std) ** 2 / prod(windows)
         shift = detached_number(self.b_std) ** 2
         if self.frozen:
@@ -305,8 +312,8 @@ class Dense(AbstractAffine):
 class Conv(AbstractAffine):
     """A convolution with odd windows and one `stride` for all axes.
 
-    Zeros pad the image, or the image is periodic (`circular`). A `valid` convolution has outputs
-    only for windows inside the image.
+    Zeros pad the image, or the image is periodic (`circular`). A `valid` convolution
+    has outputs only for windows inside the image.
 
     >>> Conv(features=4, stride=2).shape((1, 8, 7)), Conv(features=4, valid=True).shape((1, 8, 7))
     ((4, 4, 4), (4, 6, 5))
@@ -337,7 +344,11 @@ class Conv(AbstractAffine):
         return (self.features, *(len(one.members) for one in self.samples(shape)))
 
     def windows(self, shape: Shape) -> tuple[int, ...]:
-        window = (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
+        window = (
+            (self.window,) * (len(shape) - 1)
+            if isinstance(self.window, int)
+            else self.window
+        )
         if len(window) != len(shape) - 1 or any(w % 2 == 0 for w in window):
             raise Mistake(
                 f"Conv: window={list(window)} must be odd, one for each axis of {list(shape[1:])}"
@@ -348,7 +359,9 @@ class Conv(AbstractAffine):
         return (self.features, shape[0], *self.windows(shape))
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
-        return window_mean(values, pairs, self.windows((1, *pairs.pixels)), self.circular)
+        return window_mean(
+            values, pairs, self.windows((1, *pairs.pixels)), self.circular
+        )
 
     def samples(self, shape: Shape) -> list[Coarse]:
         samples = []
@@ -364,7 +377,9 @@ class Conv(AbstractAffine):
         self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
     ) -> nn.Module:
         shift = 1.0 if bias is None else shift
-        return Convolution(weight, bias, gain, shift, self.stride, self.circular, self.valid)
+        return Convolution(
+            weight, bias, gain, shift, self.stride, self.circular, self.valid
+        )
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
         deep, down, across = (1, 1, *self.windows(shape))[-3:]
@@ -376,13 +391,13 @@ class Conv(AbstractAffine):
 
 
 class AbstractTapped(AbstractAffine):
-    """Convolution with an arbitrary window: output pixel p sums weight k times input pixel p_k.
+    """Convolution with an arbitrary window: output pixel p sums weight k times input
+    pixel p_k.
 
         K′[p, q] = W_std² Σ_k K[p_k, q_k]/|window| + b_std²
 
-    The sum is over weights k for which p_k and q_k are inside the image. Θ′ has the same sum. Each
-    option is one number, or one number per axis of pixels.
-    """
+    The sum is over weights k for which p_k and q_k are inside the image. Θ′ has the
+    same sum. Each option is one number, or one number per axis of pixels."""
 
     window: Depth | tuple[Depth, ...] = 3
     stride: Depth | tuple[Depth, ...] = 1
@@ -394,9 +409,8 @@ class AbstractTapped(AbstractAffine):
 
     @abstractmethod
     def taps_of(self, pixels: int, **options: int) -> Taps:
-        """Return the input pixel p_k of each output pixel p and weight k, along an axis of `pixels`
-        pixels.
-        """
+        """Return the input pixel p_k of each output pixel p and weight k,
+        along an axis of `pixels` pixels."""
 
     def options(self, axes: int) -> dict[str, tuple[int, ...]]:
         """Return each option as one number per axis of pixels."""
@@ -415,7 +429,8 @@ class AbstractTapped(AbstractAffine):
         return options
 
     def taps(self, pixels: tuple[int, ...]) -> list[Taps]:
-        """Return the input pixel p_k of each output pixel p and weight k, for each axis."""
+        """Return the input pixel p_k of each output pixel p and weight k,
+        for each axis."""
         options = self.options(len(pixels))
         taps = []
         for axis, n in enumerate(pixels):
@@ -450,7 +465,9 @@ class AbstractTapped(AbstractAffine):
         shift = 1.0 if bias is None else shift
         options = self.options(axes)
         del options["window"]
-        return ConvolutionOfTorch(self.functions[axes], weight, bias, gain, shift, options)
+        return ConvolutionOfTorch(
+            self.functions[axes], weight, bias, gain, shift, options
+        )
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
         return tap_mean(values, pairs, self.taps(pairs.pixels))
@@ -466,10 +483,12 @@ class AbstractTapped(AbstractAffine):
 
 
 class PaddedConv(AbstractTapped):
-    """A convolution with any window, and with `padding` zeros at both ends of each axis.
+    """A convolution with any window, and with `padding` zeros at both ends
+    of each axis.
 
-    Weight k of the window multiplies, for output pixel p, the input pixel p_k = p · stride + k ·
-    dilation − padding. If `Conv` supports the options, it computes the same kernel faster.
+    Weight k of the window multiplies, for output pixel p, the input pixel p_k = p ·
+    stride + k · dilation − padding. If `Conv` supports the options, it computes the
+    same kernel faster.
 
     >>> PaddedConv(features=4, window=4, stride=2, padding=1).shape((3, 8, 8))
     (4, 4, 4)
@@ -482,10 +501,10 @@ class PaddedConv(AbstractTapped):
 class ConvTranspose(AbstractTapped):
     """A transposed convolution, which enlarges images.
 
-    Input pixel p adds its window to the output pixels from p · stride on. Then `padding` pixels are
-    removed at both ends of each axis, and `output_padding` pixels are added at the end. Weight k of
-    the window multiplies, for output pixel p, the input pixel p_k = (p + padding − k ·
-    dilation)/stride if this is an integer.
+    Input pixel p adds its window to the output pixels from p · stride on. Then
+    `padding` pixels are removed at both ends of each axis, and `output_padding` pixels
+    are added at the end. Weight k of the window multiplies, for output pixel p, the
+    input pixel p_k = (p + padding − k · dilation)/stride if this is an integer.
 
     >>> ConvTranspose(features=4, window=3, stride=2, padding=1, output_padding=1).shape((3, 8, 8))
     (4, 16, 16)
@@ -514,5 +533,6 @@ class ConvTranspose(AbstractTapped):
     def assembled(
         self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
     ) -> nn.Module:
-        # Torch stores the weights of transposed convolutions as [channels, features, *window].
+        # Torch stores the weights of transposed convolutions as [channels,
+        # features, *window].
         return super().assembled(weight.transpose(0, 1).contiguous(), bias, gain, shift)

@@ -19,19 +19,21 @@ from ntkexp.shapes import Shape
 
 
 class SelfAttention(AbstractLayer):
-    """Self-attention: at each pixel p, a sum of values over all pixels r, weighted by query–key
-    products.
+    """Self-attention: at each pixel p, a sum of values over all pixels r,
+    weighted by query–key products.
 
         f[p] = OV_std Σ_h W_h Σ_r A_h[p, r] V_h x[r] + b_std · b,    A_h = ζ(G_h)
 
         linear_scaling   G_h[p, r] = QK_std (Q_h x[p])·(Q_h x[r])/d     one matrix for queries and keys
         otherwise        G_h[p, r] = QK_std (Q_h x[p])·(K_h x[r])/√d    as usual
 
-    ζ is the softmax over r, or the identity. Each head h has d = features/heads channels. Weights
-    are drawn from N(0, 1), and divided by the square root of the number of their inputs.
+    ζ is the softmax over r, or the identity. Each head h has d = features/heads
+    channels. Weights are drawn from N(0, 1), and divided by the square root of the
+    number of their inputs.
 
-    The kernels are limits for many heads and large d (Hron et al. 2020, arXiv 2006.10540; as in
-    neural-tangents). With linear scaling, A(x) = ζ(QK_std K(x, x)), and
+    The kernels are limits for many heads and large d (Hron et al. 2020, arXiv
+    2006.10540; as in neural-tangents). With linear scaling, A(x) = ζ(QK_std K(x, x)),
+    and
 
         K′ = OV_std² A(x) K A(x′)ᵀ + b_std²
         Θ′ = OV_std² A(x) Θ A(x′)ᵀ + 2 (K′ − b_std²) + b_std²
@@ -41,8 +43,8 @@ class SelfAttention(AbstractLayer):
         K′ = s² ‖K‖² K + b_std²
         Θ′ = s² (2 ⟨K, Θ⟩ K + ‖K‖² (Θ + 4 K)) + b_std²
 
-    where the norm and the inner product are sums over all pixel pairs. If the weights are `frozen`,
-    Θ′ has only the terms with Θ.
+    where the norm and the inner product are sums over all pixel pairs. If the weights
+    are `frozen`, Θ′ has only the terms with Θ.
 
     >>> SelfAttention(features=8).shape((3, 5))
     (8, 5)
@@ -70,7 +72,9 @@ class SelfAttention(AbstractLayer):
         head_width = -(-self.features // self.heads)  # d = features/heads, rounded up
 
         def normal(*sizes: int) -> nn.Parameter:
-            return nn.Parameter(torch.randn(*sizes, generator=generator, dtype=torch.float64))
+            return nn.Parameter(
+                torch.randn(*sizes, generator=generator, dtype=torch.float64)
+            )
 
         head_shape = (self.heads, shape[0], head_width)
         query = normal(*head_shape)
@@ -135,12 +139,14 @@ class SelfAttention(AbstractLayer):
             Theta = Theta + source + b2
         return replace(after, ntk=pairs.from_matrix(Theta))
 
-    def weights(self, covariance: Covariance, K: Tensor) -> tuple[Covariance, Tensor, Tensor]:
-        """Return the attention weights A(x) = ζ(QK_std K(x, x)) of the left and right examples.
+    def weights(
+        self, covariance: Covariance, K: Tensor
+    ) -> tuple[Covariance, Tensor, Tensor]:
+        """Return the attention weights A(x) = ζ(QK_std K(x,
+        x)) of the left and right examples.
 
-        If K is between each example and itself, compute A and store it in `left`, like a variance.
-        Otherwise, read the stored A.
-        """
+        If K is between each example and itself, compute A and store it in `left`, like
+        a variance. Otherwise, read the stored A."""
         if covariance.ntk is None:
             A = self.QK_std * K
             if self.attention == "softmax":
@@ -155,7 +161,8 @@ class SelfAttention(AbstractLayer):
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """The weights of `SelfAttention`. If `key` is None, the queries are also the keys."""
+    """The weights of `SelfAttention`. If `key` is None,
+    the queries are also the keys."""
 
     query: Float[nn.Parameter, "head channel width"]
     key: Float[nn.Parameter, "head channel width"] | None
@@ -168,7 +175,10 @@ class Attention(nn.Module):
     """The module of `SelfAttention`, with the scales QK_std, OV_std and b_std."""
 
     def __init__(
-        self, weights: AttentionWeights, scales: tuple[float, float, float], softmax: bool
+        self,
+        weights: AttentionWeights,
+        scales: tuple[float, float, float],
+        softmax: bool,
     ) -> None:
         super().__init__()
         self.query = weights.query

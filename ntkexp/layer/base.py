@@ -1,13 +1,12 @@
-"""The interface of layers: a layer builds a module of finite width, and transforms kernels of
-infinite width.
+"""The interface of layers: a layer builds a module of finite width, and transforms
+kernels of infinite width.
 
-`shape` maps the shape of an example to the shape after the layer, so that a list of layers is an
-architecture for inputs of any shape. `build` returns a module. The kernels of infinite width use
-the same list of layers. `carry` raises if the layer has no limit. `input_pairs` is called from the
-last layer to the first, and collects the pixel pairs whose covariances are required. `push`
-transforms K and Θ. `fused` returns `push` as operations for the fused engine, if the layer
-supports it.
-"""
+`shape` maps the shape of an example to the shape after the layer, so that a list of
+layers is an architecture for inputs of any shape. `build` returns a module. The kernels
+of infinite width use the same list of layers. `carry` raises if the layer has no limit.
+`input_pairs` is called from the last layer to the first, and collects the pixel pairs
+whose covariances are required. `push` transforms K and Θ. `fused` returns `push` as
+operations for the fused engine, if the layer supports it."""
 
 from __future__ import annotations
 
@@ -25,7 +24,15 @@ from torch import Tensor, nn
 
 from ntkexp.component import Component
 from ntkexp.covariance.covariance import Covariance, Signal
-from ntkexp.covariance.pairs import ADD, COPY, NoFusedForm, Operation, Operations, Pairs, weigh
+from ntkexp.covariance.pairs import (
+    ADD,
+    COPY,
+    NoFusedForm,
+    Operation,
+    Operations,
+    Pairs,
+    weigh,
+)
 from ntkexp.mistake import Mistake, in_short, nearest
 from ntkexp.shapes import Shape
 
@@ -33,8 +40,8 @@ MAX_LAYER_SCALE = 1e150
 """The largest scale of weights; the square of a larger scale could overflow."""
 
 
-# --- Scales of weights: numbers, or one-element tensors, with respect to which kernels can be
-# differentiated
+# --- Scales of weights: numbers, or one-element tensors,
+# with respect to which kernels can be differentiated
 
 
 def finite_number(value: object) -> object:
@@ -96,20 +103,26 @@ def scale(zero: bool) -> AfterValidator:
 
 
 Positive = Annotated[
-    Tensor | float, BeforeValidator(finite_number), AfterValidator(single_number), scale(zero=False)
+    Tensor | float,
+    BeforeValidator(finite_number),
+    AfterValidator(single_number),
+    scale(zero=False),
 ]
 NotNegative = Annotated[
-    Tensor | float, BeforeValidator(finite_number), AfterValidator(single_number), scale(zero=True)
+    Tensor | float,
+    BeforeValidator(finite_number),
+    AfterValidator(single_number),
+    scale(zero=True),
 ]
 
 
 class AbstractLayer(Component):
-    """A layer of a network, which maps examples of shape [*shape] to shape [*shape′]."""
+    """A layer of a network, which maps examples of shape [*shape]
+    to shape [*shape′]."""
 
     averages: ClassVar[bool] = False
-    """True if the layer maps images to vectors by the mean of K and Θ over the pixel pairs that it
-    needs.
-    """
+    """True if the layer maps images to vectors by the mean of K and Θ over the pixel
+    pairs that it needs. """
 
     @abstractmethod
     def shape(self, shape: Shape) -> Shape:
@@ -117,36 +130,40 @@ class AbstractLayer(Component):
 
     @abstractmethod
     def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
-        """Return a module for examples of this shape, with weights from the generator."""
+        """Return a module for examples of this shape,
+        with weights from the generator."""
 
     def carry(self, signal: Signal) -> Signal:
-        """Return the properties of the signal after this layer, given its properties before. Raise
-        if the layer has no infinite-width limit.
-        """
+        """Return the properties of the signal after this layer, given its properties
+        before. Raise if the layer has no infinite-width limit."""
         raise Mistake(f"{type(self).__name__} has no known limit of infinite width")
 
     def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
         """Return the pixel pairs of the input on which `output_pairs` depend."""
         return output_pairs
 
-    def input_self_pairs(self, output_pairs: Pairs | None, shape: Shape) -> Pairs | None:
-        """Return the pixel pairs of the input that are needed between an example and itself.
+    def input_self_pairs(
+        self, output_pairs: Pairs | None, shape: Shape
+    ) -> Pairs | None:
+        """Return the pixel pairs of the input
+        that are needed between an example and itself.
 
-        `output_pairs` are the pairs that later layers need; None if no later layer needs variances.
-        """
+        `output_pairs` are the pairs that later layers need;
+        None if no later layer needs variances."""
         return None if output_pairs is None else self.input_pairs(output_pairs, shape)
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         """Apply this layer to covariances and tangent kernels."""
-        raise NotImplementedError(type(self).__name__)  # not reached, because `carry` raises
+        raise NotImplementedError(
+            type(self).__name__
+        )  # not reached, because `carry` raises
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
         """Return `push` as operations on tiles in `register`, for the fused engine.
 
-        The operations may overwrite registers from `free` on. Each nonlinear layer must have
-        exactly one operation with `ends`. Raise `NoFusedForm` if only the torch engine supports the
-        layer.
-        """
+        The operations may overwrite registers from `free` on. Each nonlinear layer must
+        have exactly one operation with `ends`. Raise `NoFusedForm` if only the torch
+        engine supports the layer."""
         raise NoFusedForm(type(self).__name__)
 
 
@@ -185,15 +202,23 @@ def carry(layers: Layers, signal: Signal) -> Signal:
 
 
 def input_pairs(layers: Layers, output_pairs: Pairs, shape: Shape) -> Pairs:
-    """Return the pixel pairs of the input on which `output_pairs`, after all layers, depend."""
-    for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
+    """Return the pixel pairs of the input on which `output_pairs`,
+    after all layers, depend."""
+    for layer, before in zip(
+        reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True
+    ):
         output_pairs = layer.input_pairs(output_pairs, before)
     return output_pairs
 
 
-def input_self_pairs(layers: Layers, output_pairs: Pairs | None, shape: Shape) -> Pairs | None:
-    """Return the pixel pairs of the input that the layers need between an example and itself."""
-    for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
+def input_self_pairs(
+    layers: Layers, output_pairs: Pairs | None, shape: Shape
+) -> Pairs | None:
+    """Return the pixel pairs of the input that the layers need between an example and
+    itself."""
+    for layer, before in zip(
+        reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True
+    ):
         output_pairs = layer.input_self_pairs(output_pairs, before)
     return output_pairs
 
@@ -206,9 +231,8 @@ def push(layers: Layers, covariance: Covariance, shape: Shape) -> Covariance:
 
 
 def fused(layers: Layers, shape: Shape, register: int, free: int) -> Operations:
-    """Return the operations of all layers. Raise `NoFusedForm` if a layer has no fused form, or if
-    its operations give an image of a different size.
-    """
+    """Return the operations of all layers. Raise `NoFusedForm` if a layer has no fused
+    form, or if its operations give an image of a different size."""
     operations: Operations = ()
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         if not defines_itself(layer, "fused"):
@@ -233,21 +257,25 @@ def registers(operations: Operations) -> int:
 
 
 def defines_itself(layer: AbstractLayer, form: str) -> bool:
-    """Return whether the class that defines the layer's formula also defines the attribute `form`.
+    """Return whether the class that defines the layer's formula also defines the
+    attribute `form`.
 
-    A subclass that overrides the formula, e.g. `dual`, must not use the fused form of its parent
-    class.
-    """
+    A subclass that overrides the formula, e.g. `dual`,
+    must not use the fused form of its parent class."""
     names = {form, *FORMULA}
-    definer = next(kind for kind in type(layer).__mro__ if not names.isdisjoint(vars(kind)))
+    definer = next(
+        kind for kind in type(layer).__mro__ if not names.isdisjoint(vars(kind))
+    )
     return form in vars(definer)
 
 
 class Residual(AbstractLayer):
-    """Residual layers: branch(x) + shortcut(x). Their kernels are K_branch + K_shortcut.
+    """Residual layers: branch(x) + shortcut(x).
+    Their kernels are K_branch + K_shortcut.
 
-    One of the two must end in weights (Dense or Conv) that follow the last activation; without
-    independent weights, the kernels would not add. An empty shortcut is the identity.
+    One of the two must end in weights (Dense or Conv) that follow the last activation;
+    without independent weights, the kernels would not add. An empty shortcut is the
+    identity.
 
     >>> Residual(branch=()).shape((4, 8))
     (4, 8)
@@ -267,7 +295,9 @@ class Residual(AbstractLayer):
 
     def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         self.shape(shape)  # raises if the branches disagree
-        return Sum(build(self.branch, shape, generator), build(self.shortcut, shape, generator))
+        return Sum(
+            build(self.branch, shape, generator), build(self.shortcut, shape, generator)
+        )
 
     def carry(self, signal: Signal) -> Signal:
         branches = (self.branch, self.shortcut)
@@ -290,7 +320,9 @@ class Residual(AbstractLayer):
             input_pairs(self.shortcut, output_pairs, shape)
         )
 
-    def input_self_pairs(self, output_pairs: Pairs | None, shape: Shape) -> Pairs | None:
+    def input_self_pairs(
+        self, output_pairs: Pairs | None, shape: Shape
+    ) -> Pairs | None:
         return self_pairs_of_branches((self.branch, self.shortcut), output_pairs, shape)
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
@@ -309,7 +341,8 @@ class Residual(AbstractLayer):
 def self_pairs_of_branches(
     branches: tuple[Layers, ...], output_pairs: Pairs | None, shape: Shape
 ) -> Pairs | None:
-    """Return the union of the pairs that branches need between an example and itself, or None."""
+    """Return the union of the pairs that branches need between an example
+    and itself, or None."""
     by_branch = [input_self_pairs(layers, output_pairs, shape) for layers in branches]
     needed = [pairs for pairs in by_branch if pairs is not None]
     if not needed:
@@ -325,7 +358,9 @@ class Sum(nn.Module):
         self.branch = branch
         self.shortcut = shortcut
 
-    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example *shape_"]:
+    def forward(
+        self, x: Float[Tensor, "example *shape"]
+    ) -> Float[Tensor, "example *shape_"]:
         total: Tensor = self.branch(x) + self.shortcut(x)
         return total
 
@@ -340,14 +375,14 @@ class Concatenation(AbstractLayer):
     >>> layer.shape((2,)), layer.shares((2,))
     ((8,), (0.75, 0.25))
 
-    Kernels are means over channels. With the share p_i = c_i/Σ_j c_j of branch i with c_i channels:
+    Kernels are means over channels. With the share p_i = c_i/Σ_j c_j
+    of branch i with c_i channels:
 
         K′ = Σ_i p_i K_i,    Θ′ = Σ_i p_i Θ_i
 
-    The branches need not be independent, because the next layer has separate weights for the
-    channels of each branch. No activation or norm may follow directly, because the variances of the
-    branches may differ.
-    """
+    The branches need not be independent, because the next layer has separate weights
+    for the channels of each branch. No activation or norm may follow directly, because
+    the variances of the branches may differ."""
 
     branches: Annotated[tuple[tuple[AbstractLayer, ...], ...], Field(min_length=2)]
 
@@ -382,10 +417,13 @@ class Concatenation(AbstractLayer):
 
     def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
         return reduce(
-            Pairs.union, (input_pairs(layers, output_pairs, shape) for layers in self.branches)
+            Pairs.union,
+            (input_pairs(layers, output_pairs, shape) for layers in self.branches),
         )
 
-    def input_self_pairs(self, output_pairs: Pairs | None, shape: Shape) -> Pairs | None:
+    def input_self_pairs(
+        self, output_pairs: Pairs | None, shape: Shape
+    ) -> Pairs | None:
         return self_pairs_of_branches(self.branches, output_pairs, shape)
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
@@ -401,12 +439,14 @@ class Concatenation(AbstractLayer):
         return total
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
-        # Copy the input into a register for each branch, multiply each result by its share, and
-        # add.
+        # Copy the input into a register for each branch,
+        # multiply each result by its share, and add.
         others = range(free, free + len(self.branches) - 1)
         free += len(others)
         operations = tuple(Operation(COPY, register, other) for other in others)
-        branches = zip(self.branches, (register, *others), self.shares(shape), strict=True)
+        branches = zip(
+            self.branches, (register, *others), self.shares(shape), strict=True
+        )
         for layers, branch_register, share in branches:
             branch = fused(layers, shape, branch_register, free)
             free = max(free, registers(branch))
@@ -419,7 +459,9 @@ class Concatenation(AbstractLayer):
 class SideBySide(nn.ModuleList):
     """Apply several modules, and concatenate their outputs along the channels."""
 
-    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example *shape_"]:
+    def forward(
+        self, x: Float[Tensor, "example *shape"]
+    ) -> Float[Tensor, "example *shape_"]:
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
@@ -442,7 +484,9 @@ def name_validator(
             return name
         if name not in known:
             remedy = nearest(name, known) or hint
-            raise Mistake(f"there is no {kind} '{name}'; choose from {', '.join(known)}{remedy}")
+            raise Mistake(
+                f"there is no {kind} '{name}'; choose from {', '.join(known)}{remedy}"
+            )
         return known[name]
 
     return layer

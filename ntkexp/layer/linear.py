@@ -1,4 +1,5 @@
-"""Layers without weights: flattening, dropout, pooling over windows, and normalisation."""
+"""Layers without weights: flattening, dropout, pooling over windows,
+and normalisation."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ from ntkexp.shapes import Shape
 class Flatten(AbstractLayer):
     """All axes of an example as one axis.
 
-    At infinite width, K′ = mean_p K[p, p], and Θ′ has the same form; this is the mean that the next
-    affine layer computes. No activation may follow directly, because pixels may have different
-    variances.
+    At infinite width, K′ = mean_p K[p, p], and Θ′ has the same form; this is the mean
+    that the next affine layer computes. No activation may follow directly, because
+    pixels may have different variances.
 
     >>> Flatten().shape((1, 8, 8))
     (64,)
@@ -56,11 +57,14 @@ class Flatten(AbstractLayer):
         return Pairs.equal(shape[1:])
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
-        return covariance.coarse([Coarse.one(n, equal=True) for n in shape[1:]]).without_pixels()
+        return covariance.coarse(
+            [Coarse.one(n, equal=True) for n in shape[1:]]
+        ).without_pixels()
 
 
 class GlobalAvgPool(AbstractLayer):
-    """The mean over all pixels. At infinite width, K′ = mean_pq K[p, q]; Θ′ has the same form.
+    """The mean over all pixels. At infinite width, K′ = mean_pq K[p, q];
+    Θ′ has the same form.
 
     >>> GlobalAvgPool().shape((3, 8, 8))
     (3,)
@@ -85,7 +89,9 @@ class GlobalAvgPool(AbstractLayer):
         return Pairs.all(shape[1:])
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
-        return covariance.coarse([Coarse.one(n, equal=False) for n in shape[1:]]).without_pixels()
+        return covariance.coarse(
+            [Coarse.one(n, equal=False) for n in shape[1:]]
+        ).without_pixels()
 
 
 class MeanOverPixels(nn.Module):
@@ -101,13 +107,13 @@ class MeanOverPixels(nn.Module):
 
 
 class Dropout(AbstractLayer):
-    """Dropout in training mode: each element is 0 with probability `rate`, else divided by 1 −
-    `rate`.
+    """Dropout in training mode: each element is 0 with probability `rate`,
+    else divided by 1 − `rate`.
 
-    Each example has its own random mask. At infinite width, K and Θ between a pixel of an example
-    and itself are divided by 1 − `rate`. Other pairs have independent masks, so their kernels do
-    not change. An example that occurs in both x₁ and x₂ counts as two examples with independent
-    masks.
+    Each example has its own random mask. At infinite width, K and Θ between a pixel of
+    an example and itself are divided by 1 − `rate`. Other pairs have independent masks,
+    so their kernels do not change. An example that occurs in both x₁ and x₂ counts as
+    two examples with independent masks.
 
     >>> Dropout(rate=0.1).shape((3, 8, 8))
     (3, 8, 8)
@@ -136,7 +142,9 @@ class Dropout(AbstractLayer):
         if any(0 not in offsets for offsets in pairs.offsets):
             return covariance  # no pixel of an example is paired with itself, so nothing changes
         if covariance.ntk is not None and not covariance.same:
-            return covariance.with_distances(None)  # the distances change with the variances
+            return covariance.with_distances(
+                None
+            )  # the distances change with the variances
 
         def divide_diagonal(values: Tensor) -> Tensor:
             if covariance.ntk is None:
@@ -151,9 +159,8 @@ class Dropout(AbstractLayer):
 
 
 class AbstractPool(AbstractLayer):
-    """Pooling over consecutive windows without overlap; pixels that do not fill a window are
-    dropped.
-    """
+    """Pooling over consecutive windows without overlap;
+    pixels that do not fill a window are dropped."""
 
     modules: ClassVar[Sequence[Callable[[Any], nn.Module]]]
     """Torch's pooling modules for one, two and three axes of pixels."""
@@ -175,7 +182,9 @@ class AbstractPool(AbstractLayer):
             raise Mistake(
                 f"a pooling window {list(windows)} does not fit examples of shape {list(shape)}"
             )
-        pixels = tuple(n // window for n, window in zip(shape[1:], windows, strict=True))
+        pixels = tuple(
+            n // window for n, window in zip(shape[1:], windows, strict=True)
+        )
         if 0 in pixels:
             raise Mistake(
                 f"a pooling window of {self.window} does not fit into examples of shape "
@@ -189,7 +198,8 @@ class AbstractPool(AbstractLayer):
 
 
 class AvgPool(AbstractPool):
-    """The mean of each window: K′[p′, q′] = mean K[p, q] over p in window p′ and q in window q′.
+    """The mean of each window: K′[p′, q′] = mean K[p,
+    q] over p in window p′ and q in window q′.
 
     Θ′ has the same form.
 
@@ -232,19 +242,26 @@ POOLINGS: dict[str, AvgPool | MaxPool | None] = {
     "max": MaxPool(),
 }
 
-Pooling = Annotated[AvgPool | MaxPool | None, BeforeValidator(name_validator("pooling", POOLINGS))]
+Pooling = Annotated[
+    AvgPool | MaxPool | None, BeforeValidator(name_validator("pooling", POOLINGS))
+]
 """A pooling layer, its name, or None."""
 
 
-# --- Normalisation: y = c/√(mean c² + ε) with c = x − mean x, then a gain (initially 1) and a bias
-# (0)
+# --- Normalisation: y = c/√(mean c² + ε) with c = x − mean x,
+# then a gain (initially 1) and a bias (0)
 #
-# Layer norm averages over the channels of each pixel; group norm averages over a group of channels
-# and all pixels. Batch norm is in evaluation mode with its initial statistics, so that examples do
-# not interact.
+# Layer norm averages over the channels of each pixel; group norm averages over a group
+# of channels and all pixels. Batch norm is in evaluation mode with its initial
+# statistics, so that examples do not interact.
 
 
-BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.BatchNorm3d}
+BATCH_NORMS = {
+    1: nn.BatchNorm1d,
+    2: nn.BatchNorm1d,
+    3: nn.BatchNorm2d,
+    4: nn.BatchNorm3d,
+}
 
 
 class AbstractNorm(AbstractLayer):
@@ -255,10 +272,9 @@ class AbstractNorm(AbstractLayer):
 class LayerNorm(AbstractNorm):
     """Layer norm over channels; with `affine`, a trained gain and bias follow.
 
-    Without gain and bias, and directly after weights, it has a limit of infinite width: the mean
-    over channels vanishes, and K′ = K/√((q₁ + ε)(q₂ + ε)) with the variances q₁ and q₂ at the two
-    pixels. Θ′ has the same form.
-    """
+    Without gain and bias, and directly after weights, it has a limit of infinite width:
+    the mean over channels vanishes, and K′ = K/√((q₁ + ε)(q₂ + ε)) with the variances
+    q₁ and q₂ at the two pixels. Θ′ has the same form."""
 
     eps: float = Field(1e-12, gt=0)
     affine: bool = False
@@ -317,7 +333,8 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class GroupNorm(AbstractNorm):
-    """Group norm with the largest number of groups ≤ `groups` that divides the channels."""
+    """Group norm with the largest number of groups ≤ `groups`
+    that divides the channels."""
 
     groups: Count = 8
     eps: float = Field(1e-5, gt=0)
@@ -348,6 +365,7 @@ NORMS: dict[str, LayerNorm | GroupNorm | BatchNorm | None] = {
 }
 
 Norm = Annotated[
-    LayerNorm | GroupNorm | BatchNorm | None, BeforeValidator(name_validator("norm", NORMS))
+    LayerNorm | GroupNorm | BatchNorm | None,
+    BeforeValidator(name_validator("norm", NORMS)),
 ]
 """A normalisation, its name, or None."""

@@ -1,4 +1,5 @@
-"""Pointwise layers with closed-form kernels: piecewise linear, erf, GELU, sine and cosine."""
+"""Pointwise layers with closed-form kernels: piecewise linear, erf, GELU,
+sine and cosine."""
 
 from __future__ import annotations
 
@@ -40,9 +41,8 @@ Values: TypeAlias = Float[Tensor, "..."]
 
 @dataclass(frozen=True)
 class PairMoments:
-    """Variances q₁, q₂, covariance c and distances of the preactivations u and v of each pair, in
-    tensors of one shape.
-    """
+    """Variances q₁, q₂, covariance c and distances of the preactivations u and v of
+    each pair, in tensors of one shape."""
 
     q1: Tensor
     c: Tensor
@@ -51,9 +51,8 @@ class PairMoments:
 
 
 class NearKernels(NamedTuple):
-    """The kernels κ and κ̇ (see `AbstractPointwise`) and the distances after a layer. The distances
-    are None if the layer has no formula for them.
-    """
+    """The kernels κ and κ̇ (see `AbstractPointwise`) and the distances after a layer.
+    The distances are None if the layer has no formula for them."""
 
     value: Tensor
     slope: Tensor
@@ -63,8 +62,8 @@ class NearKernels(NamedTuple):
 class AbstractPointwise(AbstractLayer):
     """Pointwise layers: z ↦ σ(z), one function applied to every element.
 
-    At infinite width, preactivations are Gaussian. The kernels are expectations over two
-    preactivations u and v with variances q₁ and q₂ and covariance c:
+    At infinite width, preactivations are Gaussian. The kernels are expectations over
+    two preactivations u and v with variances q₁ and q₂ and covariance c:
 
         K′ = κ(q₁, c, q₂) = E σ(u) σ(v)
         Θ′ = Θ · κ̇,    κ̇ = E σ′(u) σ′(v) = ∂κ/∂c
@@ -75,26 +74,28 @@ class AbstractPointwise(AbstractLayer):
         """Return σ(z)."""
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        """Return κ = E σ(u) σ(v) and κ̇ = E σ′(u) σ′(v). The arguments are broadcast."""
+        """Return κ = E σ(u) σ(v) and κ̇ = E σ′(u) σ′(v).
+        The arguments are broadcast."""
         # not reached, because `carry` raises for such layers
         raise NotImplementedError(type(self).__name__)
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return κ = E σ(u)² and κ̇ = E σ′(u)² for a preactivation u of variance q, if possible by
-        a formula without cancellation.
-        """
+        """Return κ = E σ(u)² and κ̇ = E σ′(u)² for a preactivation u of variance q, if
+        possible by a formula without cancellation."""
         return self.dual(q, q, q)
 
-    def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
-        """Return κ and κ̇ of each pair of pixels, given the variances and the covariance c."""
+    def between(
+        self, first: PairEnd, c: Tensor, second: PairEnd
+    ) -> tuple[Tensor, Tensor]:
+        """Return κ and κ̇ of each pair of pixels,
+        given the variances and the covariance c."""
         q1 = first.broadcast(first.variance)
         q2 = second.broadcast(second.variance)
         return self.dual(q1, c, q2)
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ and κ̇ from distances, which is accurate even if the preactivations u and v are
-        nearly equal or opposite.
-        """
+        """Return κ and κ̇ from distances, which is accurate even if the preactivations
+        u and v are nearly equal or opposite."""
         # not reached, because callers ask `resolves` first
         raise NotImplementedError(type(self).__name__)
 
@@ -109,7 +110,9 @@ class AbstractPointwise(AbstractLayer):
         signal.refuse_unmixed(type(self).__name__)
         return Signal(wide=signal.wide)
 
-    def input_self_pairs(self, output_pairs: Pairs | None, shape: Shape) -> Pairs | None:
+    def input_self_pairs(
+        self, output_pairs: Pairs | None, shape: Shape
+    ) -> Pairs | None:
         return output_pairs or Pairs.equal(shape[1:])
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
@@ -170,7 +173,9 @@ class Linear(AbstractPointwise):
     def carry(self, signal: Signal) -> Signal:
         return signal
 
-    def input_self_pairs(self, output_pairs: Pairs | None, shape: Shape) -> Pairs | None:
+    def input_self_pairs(
+        self, output_pairs: Pairs | None, shape: Shape
+    ) -> Pairs | None:
         return output_pairs
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
@@ -183,7 +188,8 @@ class Linear(AbstractPointwise):
 class AbstractBent(AbstractPointwise):
     """A piecewise-linear activation, σ(z) = a min(z, 0) + b max(z, 0).
 
-    With ρ = c/√(q₁q₂), ϑ = arccos ρ, k = (a − b)²/2π and h = (a² + b²)/2 (Cho & Saul 2009),
+    With ρ = c/√(q₁q₂), ϑ = arccos ρ, k = (a − b)²/2π
+    and h = (a² + b²)/2 (Cho & Saul 2009),
 
         κ̇ = h − kϑ,    κ = √(q₁q₂) (k sin ϑ + κ̇ρ).
 
@@ -211,11 +217,12 @@ class AbstractBent(AbstractPointwise):
         root2 = torch.where(q2 > 0, q2, 1.0).sqrt()
         root = root1 * root2
         rho = c / root
-        # If |ρ| is 1 up to rounding, set |ρ| = 1: the arc cosine would turn an error of 1e-16 into
-        # 1e-8.
+        # If |ρ| is 1 up to rounding, set |ρ| = 1:
+        # the arc cosine would turn an error of 1e-16 into 1e-8.
         equal = rho.abs() >= 1 - ROUNDING * torch.finfo(rho.dtype).eps
         inner = torch.where(equal, 0.0, rho)
-        # `zeros_like`, because `where` of two numbers would round π to single precision.
+        # `zeros_like`, because `where` of two numbers would round π
+        # to single precision.
         straight = torch.where(rho > 0, torch.zeros_like(rho), pi)
         angle = torch.where(equal, straight, inner.acos())
         sine = torch.where(equal, 0.0, ((1 - inner) * (1 + inner)).sqrt())
@@ -226,9 +233,9 @@ class AbstractBent(AbstractPointwise):
     def resolved(self, moments: PairMoments) -> NearKernels:
         """Return κ, κ̇ and the distances after the layer, by half angles.
 
-        The docstring of the class defines a, b, h, k and ϑ; `Distances` defines near and far. With
-        R = √(q₁q₂), sin²(ϑ/2) = near/4R and cos²(ϑ/2) = far/4R. Let G = kR(sin ϑ − ϑ cos ϑ). For
-        ϑ > π/2, replace ϑ by ϑ′ = π − ϑ, also in G:
+        The docstring of the class defines a, b, h, k and ϑ; `Distances` defines near
+        and far. With R = √(q₁q₂), sin²(ϑ/2) = near/4R and cos²(ϑ/2) = far/4R. Let G =
+        kR(sin ϑ − ϑ cos ϑ). For ϑ > π/2, replace ϑ by ϑ′ = π − ϑ, also in G:
 
             ϑ ≤ π/2:  κ̇ = h − kϑ,    κ = hc + G,    near′ = h near − 2G,              far′ = h far + 2G
             ϑ > π/2:  κ̇ = ab + kϑ′,  κ = abc + G,   near′ = h far − (a + b)²c − 2G,   far′ = h far − (a − b)²c + 2G
@@ -243,7 +250,9 @@ class AbstractBent(AbstractPointwise):
         acute = near <= far
         squared_sine = torch.where(acute, near, far) / torch.where(R > 0, 4 * R, 1.0)
         sine = safe_root(squared_sine).clamp_max(0.5**0.5)
-        angle = torch.where(R > 0, 2 * sine.asin(), pi / 2)  # a right angle if u or v is zero
+        angle = torch.where(
+            R > 0, 2 * sine.asin(), pi / 2
+        )  # a right angle if u or v is zero
         G = k * R * sine_gap(angle)
 
         slope = torch.where(acute, h - k * angle, a * b + k * angle)
@@ -257,7 +266,9 @@ class AbstractBent(AbstractPointwise):
         return h * q, torch.full_like(q, h)
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
-        return (Operation(BEND, register, constants=self.constants, ends=root_and_inverse),)
+        return (
+            Operation(BEND, register, constants=self.constants, ends=root_and_inverse),
+        )
 
 
 GAP_TERMS = 14
@@ -312,21 +323,25 @@ class Abs(AbstractBent):
 
 # --- Smooth activations with closed-form kernels
 #
-# If u = v, D² = 1 + 4q (erf) and D² = 1 + 2q (GELU); these formulas avoid a difference of squares.
+# If u = v, D² = 1 + 4q (erf) and D² = 1 + 2q (GELU);
+# these formulas avoid a difference of squares.
 
 
 class AbstractEntire(AbstractPointwise):
-    """A smooth activation whose kernel depends on the difference q₁q₂ − c² or (q₁ + q₂)/2 − c.
+    """A smooth activation whose kernel depends on the difference q₁q₂ − c²
+    or (q₁ + q₂)/2 − c.
 
-    Large variances therefore cause cancellation. `between` raises if too few digits remain.
-    """
+    Large variances therefore cause cancellation.
+    `between` raises if too few digits remain."""
 
     @property
     def squared_frequency(self) -> float:
         """b², the factor by which the activation scales variances."""
         return 1.0
 
-    def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
+    def between(
+        self, first: PairEnd, c: Tensor, second: PairEnd
+    ) -> tuple[Tensor, Tensor]:
         for end in (first, second):
             require_resolved(type(self).__name__, end.variance, self.squared_frequency)
         return super().between(first, c, second)
@@ -356,9 +371,8 @@ class Erf(AbstractEntire):
 
             2 sin²(ψ/2) = g/√(P₁P₂),    g = 1 + E(u − v)² − (√P₁ − √P₂)²/2.
 
-        With D as in the docstring of the class, D² = g g₊, where g₊ is g with E(u + v)² in place of
-        E(u − v)².
-        """
+        With D as in the docstring of the class, D² = g g₊, where g₊ is g with E(u + v)²
+        in place of E(u − v)²."""
         A = (1 + 2 * moments.q1).sqrt()  # √P₁
         B = (1 + 2 * moments.q2).sqrt()  # √P₂
         distances = moments.distances
@@ -367,8 +381,8 @@ class Erf(AbstractEntire):
         rest_of_difference = distances.of_difference - root_gap.square() / 2
         rest_of_sum = distances.of_sum - root_gap.square() / 2
         D = ((1 + rest_of_difference) * (1 + rest_of_sum)).sqrt()
-        # The smaller of E(u′ ∓ v′)² is (2/π)(2ψ₁₂ − ψ₁₁ − ψ₂₂), with sin ½(ψ₁₂ − ψ₁₁) = (sin²½ψ₁₂ −
-        # sin²½ψ₁₁)/sin ½(ψ₁₂ + ψ₁₁).
+        # The smaller of E(u′ ∓ v′)² is (2/π)(2ψ₁₂ − ψ₁₁ − ψ₂₂), with sin ½(ψ₁₂ − ψ₁₁) =
+        # (sin²½ψ₁₂ − sin²½ψ₁₁)/sin ½(ψ₁₂ + ψ₁₁).
         is_near = rest_of_difference <= rest_of_sum
         rest = torch.minimum(rest_of_difference, rest_of_sum)
         half1 = (0.5**0.5 / A).asin()  # ½ψ₁₁
@@ -381,7 +395,11 @@ class Erf(AbstractEntire):
         # Variances after the layer. E(u′ − v′)² + E(u′ + v′)² = 2(κ₁₁ + κ₂₂).
         q1 = 1 - 4 / pi * half1
         q2 = 1 - 4 / pi * half2
-        excess = 4 / pi * (distances.excess / (A * B).square() / (half1 + half2).sin()).asin()
+        excess = (
+            4
+            / pi
+            * (distances.excess / (A * B).square() / (half1 + half2).sin()).asin()
+        )
         slack = unequal_roots(q1, q2, excess)
         short = shorter - slack
         long = 2 * (q1 + q2) - shorter - slack
@@ -414,9 +432,8 @@ class GELU(AbstractEntire):
         return self.by_parts(q, q, q, 1 + 2 * q)
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ and κ̇ by the formulas of the class. D² = 1 + q₁ + q₂ + near · far/4 follows from
-        the distances.
-        """
+        """Return κ and κ̇ by the formulas of the class. D² = 1 + q₁ + q₂ + near · far/4
+        follows from the distances."""
         q1 = moments.q1
         q2 = moments.q2
         D2 = 1 + q1 + q2 + moments.distances.near * moments.distances.far / 4
@@ -424,10 +441,11 @@ class GELU(AbstractEntire):
         return NearKernels(value, slope, None)
 
     @staticmethod
-    def by_parts(q1: Tensor, c: Tensor, q2: Tensor, D2: Tensor) -> tuple[Tensor, Tensor]:
-        """Return κ and κ̇ by the formulas of the class, given D². Without cancellation, 1 + (1 −
-        q₁q₂)/P = (2 + q₁ + q₂)/P and φ = atan2(D, −c)/2π.
-        """
+    def by_parts(
+        q1: Tensor, c: Tensor, q2: Tensor, D2: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return κ and κ̇ by the formulas of the class, given D². Without cancellation,
+        1 + (1 − q₁q₂)/P = (2 + q₁ + q₂)/P and φ = atan2(D, −c)/2π."""
         D = D2.sqrt()
         P = (1 + q1) * (1 + q2)
         phi = torch.atan2(D, -c) / (2 * pi)
@@ -473,9 +491,8 @@ class AbstractWave(AbstractEntire):
         return value, slope
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ and κ̇ by the formulas of the class, with e₋ = exp(−b² E(u − v)²/2) and e₊ =
-        exp(−b² E(u + v)²/2) cos 2c₀.
-        """
+        """Return κ and κ̇ by the formulas of the class, with e₋ = exp(−b² E(u − v)²/2)
+        and e₊ = exp(−b² E(u + v)²/2) cos 2c₀."""
         a = self.a
         b2 = self.squared_frequency
         minus = torch.exp(-b2 * moments.distances.of_difference / 2)

@@ -1,9 +1,9 @@
 """Translate an `nn.Sequential` into layers, for its kernels of infinite width.
 
-By default, the scales are those of torch's initialisation. torch draws weights and biases of Linear
-and Conv uniformly from [−1/√n, 1/√n], where n is the number of inputs of a unit. Their variance is
-1/(3n), so W_std = 1/√3 and b_std = 1/√(3n) in standard parametrisation. The values of the module's
-weights are not used.
+By default, the scales are those of torch's initialisation. torch draws weights and
+biases of Linear and Conv uniformly from [−1/√n, 1/√n], where n is the number of inputs
+of a unit. Their variance is 1/(3n), so W_std = 1/√3 and b_std = 1/√(3n) in standard
+parametrisation. The values of the module's weights are not used.
 
 >>> read_sequential(nn.Sequential(nn.Flatten(), nn.Linear(3, 8), nn.ReLU()), (1, 3))[2]
 ReLU()
@@ -39,13 +39,14 @@ class Scales:
     b_std: float | None = None
     param: Parametrisation = "standard"
 
-    def of(self, module: nn.Module, inputs: int, counted: int | None = None) -> dict[str, Any]:
-        """Return the fields `W_std`, `b_std`, `param` and `frozen` of a layer with `inputs` inputs
-        per unit.
+    def of(
+        self, module: nn.Module, inputs: int, counted: int | None = None
+    ) -> dict[str, Any]:
+        """Return the fields `W_std`, `b_std`, `param` and `frozen` of a layer with
+        `inputs` inputs per unit.
 
-        torch draws the weights from [−1/√counted, 1/√counted]. By default `counted` equals
-        `inputs`; transposed convolutions differ.
-        """
+        torch draws the weights from [−1/√counted, 1/√counted]. By default `counted`
+        equals `inputs`; transposed convolutions differ."""
         counted = counted or inputs
         weight = module.weight
         bias = module.bias
@@ -70,9 +71,8 @@ def read_sequential(
 ) -> tuple[AbstractLayer, ...]:
     """Return the layers of a module for examples of this shape.
 
-    Raise if a child has no known limit, has a hook, does not fit the shape, or occurs twice with
-    weights.
-    """
+    Raise if a child has no known limit, has a hook, does not fit the shape,
+    or occurs twice with weights."""
     layers: list[AbstractLayer] = []
     places: dict[int, str] = {}
     for place, leaf in leaves(module, "module"):
@@ -107,10 +107,16 @@ def read_sequential(
 
 
 def leaves(module: nn.Sequential, place: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the names and modules in order, including the children of nested `nn.Sequential`s."""
+    """Yield the names and modules in order, including the children
+    of nested `nn.Sequential`s."""
     if module._forward_hooks or module._forward_pre_hooks:
-        raise Mistake(f"{place} has a hook, by which it may be another function{LIST_ADVICE}")
-    for name, child in module._modules.items():  # `children()` would skip repeated modules
+        raise Mistake(
+            f"{place} has a hook, by which it may be another function{LIST_ADVICE}"
+        )
+    for (
+        name,
+        child,
+    ) in module._modules.items():  # `children()` would skip repeated modules
         assert child is not None
         child_place = f"{place}[{name}]"
         if type(child) is nn.Sequential:
@@ -130,7 +136,9 @@ def read_linear(module: nn.Linear, shape: Shape, scales: Scales) -> list[Abstrac
             f"it takes vectors of {module.in_features}, and is given examples of shape "
             f"{list(shape)}"
         )
-    return [Dense(features=module.out_features, **scales.of(module, module.in_features))]
+    return [
+        Dense(features=module.out_features, **scales.of(module, module.in_features))
+    ]
 
 
 def refuse_other_images(module: Any, shape: Shape) -> None:
@@ -145,11 +153,11 @@ def refuse_other_images(module: Any, shape: Shape) -> None:
 def read_convolution(
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d, shape: Shape, scales: Scales
 ) -> list[AbstractLayer]:
-    """Return the faster `Conv` if it supports the options of the convolution, else `PaddedConv`.
+    """Return the faster `Conv` if it supports the options of the convolution,
+    else `PaddedConv`.
 
-    `Conv` supports odd windows, one stride for all axes, no dilation, and padding by half a window
-    or zero.
-    """
+    `Conv` supports odd windows, one stride for all axes, no dilation, and padding by
+    half a window or zero."""
     refuse_other_images(module, shape)
     windows = tuple(module.kernel_size)
     dilation = tuple(module.dilation)
@@ -208,7 +216,8 @@ def read_transposed(
     shape: Shape,
     scales: Scales,
 ) -> list[AbstractLayer]:
-    """Return a `ConvTranspose`. torch scales its weights by `out_channels`, not `in_channels`."""
+    """Return a `ConvTranspose`. torch scales its weights by `out_channels`,
+    not `in_channels`."""
     windows = tuple(module.kernel_size)
     refuse_other_images(module, shape)
     if module.groups != 1:
@@ -222,7 +231,9 @@ def read_transposed(
             padding=tuple(module.padding),
             dilation=tuple(module.dilation),
             output_padding=tuple(module.output_padding),
-            **scales.of(module, module.in_channels * count, module.out_channels * count),
+            **scales.of(
+                module, module.in_channels * count, module.out_channels * count
+            ),
         )
     ]
 
@@ -235,7 +246,11 @@ def read_pool(module: Any, shape: Shape, scales: Scales) -> list[AbstractLayer]:
         return tuple(value) if isinstance(value, tuple) else (value,) * axes
 
     window = per_axis(module.kernel_size)
-    if window != per_axis(module.stride) or any(per_axis(module.padding)) or module.ceil_mode:
+    if (
+        window != per_axis(module.stride)
+        or any(per_axis(module.padding))
+        or module.ceil_mode
+    ):
         raise Mistake(
             f"windows that overlap, are apart, or look beyond the image are not supported{LIST_ADVICE}"
         )
@@ -245,14 +260,23 @@ def read_pool(module: Any, shape: Shape, scales: Scales) -> list[AbstractLayer]:
 
 
 def read_global_pool(module: Any, shape: Shape, scales: Scales) -> list[AbstractLayer]:
-    """Return an `AvgPool` whose window is the whole image. The result is an image of one pixel."""
-    sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
+    """Return an `AvgPool` whose window is the whole image.
+    The result is an image of one pixel."""
+    sizes = (
+        module.output_size
+        if isinstance(module.output_size, tuple)
+        else (module.output_size,)
+    )
     if set(sizes) != {1}:
-        raise Mistake(f"output_size={module.output_size} is not supported, only 1{LIST_ADVICE}")
+        raise Mistake(
+            f"output_size={module.output_size} is not supported, only 1{LIST_ADVICE}"
+        )
     return [AvgPool(window=shape[1:])]
 
 
-def read_flatten(module: nn.Flatten, shape: Shape, scales: Scales) -> list[AbstractLayer]:
+def read_flatten(
+    module: nn.Flatten, shape: Shape, scales: Scales
+) -> list[AbstractLayer]:
     if module.start_dim != 1 or module.end_dim not in {-1, len(shape)}:
         raise Mistake(
             f"Flatten({module.start_dim}, {module.end_dim}) is not supported, only that of all axes "
@@ -261,8 +285,14 @@ def read_flatten(module: nn.Flatten, shape: Shape, scales: Scales) -> list[Abstr
     return [Flatten()] if len(shape) > 1 else []
 
 
-def read_layer_norm(module: nn.LayerNorm, shape: Shape, scales: Scales) -> list[AbstractLayer]:
-    if module.elementwise_affine or shape != tuple(module.normalized_shape) or len(shape) > 1:
+def read_layer_norm(
+    module: nn.LayerNorm, shape: Shape, scales: Scales
+) -> list[AbstractLayer]:
+    if (
+        module.elementwise_affine
+        or shape != tuple(module.normalized_shape)
+        or len(shape) > 1
+    ):
         raise Mistake(
             "LayerNorm has a known limit of infinite width on vectors, without a gain that is "
             "trained; give elementwise_affine=False"
@@ -278,7 +308,9 @@ def read_gelu(module: nn.GELU, shape: Shape, scales: Scales) -> list[AbstractLay
     return [GELU()]
 
 
-def read_softplus(module: nn.Softplus, shape: Shape, scales: Scales) -> list[AbstractLayer]:
+def read_softplus(
+    module: nn.Softplus, shape: Shape, scales: Scales
+) -> list[AbstractLayer]:
     if module.beta != 1:
         raise Mistake(f"Softplus(beta={module.beta}) is not supported; give beta=1")
     return [Generic(fn="softplus")]
@@ -303,7 +335,9 @@ READERS: Mapping[type[nn.Module], Reader] = {
     nn.GELU: read_gelu,
     nn.Softplus: read_softplus,
     nn.ReLU: lambda module, shape, scales: [ReLU()],
-    nn.LeakyReLU: lambda module, shape, scales: [LeakyReLU(slope=module.negative_slope)],
+    nn.LeakyReLU: lambda module, shape, scales: [
+        LeakyReLU(slope=module.negative_slope)
+    ],
     nn.Tanh: lambda module, shape, scales: [Tanh()],
     nn.SiLU: lambda module, shape, scales: [SiLU()],
     nn.Sigmoid: lambda module, shape, scales: [Generic(fn="sigmoid")],
@@ -313,6 +347,5 @@ READERS: Mapping[type[nn.Module], Reader] = {
         [Dropout(rate=module.p)] if module.training and module.p else []
     ),
 }
-"""Functions that translate a module, by its exact class: a subclass may compute a different
-function.
-"""
+"""Functions that translate a module, by its exact class:
+a subclass may compute a different function. """

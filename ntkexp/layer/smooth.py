@@ -1,13 +1,14 @@
 """Smooth activations, by Mehler's series in Hermite polynomials.
 
-With h_k = He_k/√k! and z ~ N(0, 1), σ has the Hermite coefficients a_k(q) = E σ(√q z) h_k(z) at
-variance q. With ρ = c/√(q₁q₂) (Mehler 1866; Daniely, Frostig & Singer 2016),
+With h_k = He_k/√k! and z ~ N(0, 1), σ has the Hermite coefficients a_k(q) = E σ(√q z)
+h_k(z) at variance q. With ρ = c/√(q₁q₂) (Mehler 1866; Daniely, Frostig & Singer 2016),
 
     κ = Σ_k a_k(q₁) a_k(q₂) ρᵏ,    κ̇ has the same form with the coefficients of σ′.
 
-The expectations are computed by the trapezoidal rule, which converges exponentially for analytic
-functions. The series is truncated when Σ a_k² reaches E σ² to rounding. For a polynomial, the
-series is finite. For a function with a kink, it would need millions of terms.
+The expectations are computed by the trapezoidal rule, which converges exponentially for
+analytic functions. The series is truncated when Σ a_k² reaches E σ² to rounding. For a
+polynomial, the series is finite. For a function with a kink, it would need millions of
+terms.
 
 >>> from math import exp, sinh
 >>> kappa, slope = Generic(fn="sin").dual(*torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64))
@@ -37,17 +38,18 @@ from ntkexp.shapes import Shape
 Function = Callable[[Float[Tensor, " node"]], Float[Tensor, "term node"]]
 CHEBYSHEV_NODES = (48, 96)
 CHEBYSHEV_TOLERANCE = 1e-14
-"""Largest accepted value of the last terms of a Chebyshev sum, relative to the largest function
-value.
-"""
+"""Largest accepted value of the last terms of a Chebyshev sum,
+relative to the largest function value. """
 CHECKED_VARIANCES = 9
 
 
-def interpolated(function: Function, q: Float[Tensor, "*q"]) -> Float[Tensor, "term *q"]:
+def interpolated(
+    function: Function, q: Float[Tensor, "*q"]
+) -> Float[Tensor, "term *q"]:
     """Evaluate a function at many variances q, if possible by a Chebyshev sum in √q.
 
-    The sum needs fewer evaluations of the function. It is used only if its last terms are
-    negligible, and if it agrees with the function at CHECKED_VARIANCES variances.
+    The sum needs fewer evaluations of the function. It is used only if its last terms
+    are negligible, and if it agrees with the function at CHECKED_VARIANCES variances.
 
     >>> q = torch.linspace(0.5, 2, 1000, dtype=torch.float64)
     >>> float((interpolated(lambda q: q.exp()[None], q) - q.exp()).abs().max()) < 1e-13
@@ -70,7 +72,9 @@ def interpolated(function: Function, q: Float[Tensor, "*q"]) -> Float[Tensor, "t
         sums = values @ (degrees * angles).cos().t() * (2 / count)
         sums[:, 0] /= 2
 
-        def chebyshev_sum(q: Tensor, degrees: Tensor = degrees, sums: Tensor = sums) -> Tensor:
+        def chebyshev_sum(
+            q: Tensor, degrees: Tensor = degrees, sums: Tensor = sums
+        ) -> Tensor:
             cosine = (2 * q.sqrt() - (low + high)) / (high - low)
             angle = cosine.clamp(-1, 1).acos()
             return sums @ (degrees * angle).cos()
@@ -93,14 +97,12 @@ MAX_MISSING_SHARE = 1e-6
 QUADRATURE_REACH = 12.5
 """The quadrature runs from −12.5 to 12.5; the normal density is below 1e-34 beyond."""
 QUADRATURE_NODES = 2048
-"""Number of quadrature intervals. It suffices for functions whose poles are at least 0.05 from the
-real line.
-"""
+"""Number of quadrature intervals. It suffices for functions whose poles are at least
+0.05 from the real line. """
 VARIANCES_AT_ONCE = 4096
 FUSED_MISSING_SHARE = {torch.float64: NEGLIGIBLE_SHARE, torch.float32: 1e-8}
-"""Share of E σ′² that the fused form may miss. By Cauchy–Schwarz, it bounds the relative error of
-κ̇.
-"""
+"""Share of E σ′² that the fused form may miss. By Cauchy–Schwarz, it bounds the
+relative error of κ̇. """
 TOGETHER = 4
 """Number of terms that the fused form adds in one pass."""
 
@@ -109,12 +111,12 @@ class AbstractSmooth(AbstractPointwise):
     """An analytic activation."""
 
     def order(self, variance: float) -> int:
-        """Return the order at which the series are truncated, for variances up to `variance`.
+        """Return the order at which the series are truncated,
+        for variances up to `variance`.
 
-        The series of σ and σ′ then miss a negligible share of E σ² and E σ′². Raise if all
-        available orders miss too much. If the variance is not finite, the kernel is not finite
-        either, and the caller raises.
-        """
+        The series of σ and σ′ then miss a negligible share of E σ² and E σ′². Raise if
+        all available orders miss too much. If the variance is not finite, the kernel is
+        not finite either, and the caller raises."""
         q = torch.tensor([variance], dtype=torch.float64)
         for order in ORDERS:
             missing = 0.0
@@ -132,7 +134,9 @@ class AbstractSmooth(AbstractPointwise):
             )
         return order
 
-    def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
+    def between(
+        self, first: PairEnd, c: Tensor, second: PairEnd
+    ) -> tuple[Tensor, Tensor]:
         q1 = first.variance
         q2 = second.variance
         largest = [float(q.detach().max()) for q in (q1, q2) if q.numel()]
@@ -171,9 +175,8 @@ class AbstractSmooth(AbstractPointwise):
     def in_portions(
         self, q: Tensor, of: Callable[[Tensor], Tensor]
     ) -> tuple[Float[Tensor, "row ..."], Float[Tensor, "row ..."]]:
-        """Return `expectations(q, of)` for all variances q, computed for a few of them at a
-        time.
-        """
+        """Return `expectations(q, of)` for all variances q,
+        computed for a few of them at a time."""
         values = []
         slopes = []
         for portion in torch.split(q.flatten().double(), VARIANCES_AT_ONCE):
@@ -189,9 +192,8 @@ class AbstractSmooth(AbstractPointwise):
 
     @property
     def correlation_powers(self) -> tuple[int, int]:
-        """The lowest power of ρ in κ̇, and the increment of the powers, which is 2 for odd or even
-        σ.
-        """
+        """The lowest power of ρ in κ̇, and the increment of the powers,
+        which is 2 for odd or even σ."""
         values = self.apply(nodes())
         tolerance = 4 * torch.finfo(values.dtype).eps * values.abs().max()
         mirrored = values.flip(0)
@@ -204,11 +206,11 @@ class AbstractSmooth(AbstractPointwise):
         return 0, 1
 
     def ends(self, q: Tensor) -> tuple[Tensor, ...]:
-        """Return the fields of the operation SERIES: 1/√q, E σ, and the coefficients b_k of σ′.
+        """Return the fields of the operation SERIES: 1/√q, E σ,
+        and the coefficients b_k of σ′.
 
-        The largest variance determines the number of coefficients. Because a_k = √q b_{k−1}/√k, the
-        value is κ = a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1).
-        """
+        The largest variance determines the number of coefficients. Because a_k = √q
+        b_{k−1}/√k, the value is κ = a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1)."""
         first, step = self.correlation_powers
         count = self.count(float(q.max()), q.dtype)
         enough = [order for order in ORDERS if order >= count]
@@ -224,9 +226,8 @@ class AbstractSmooth(AbstractPointwise):
         return inverse_root, *terms, *(torch.zeros_like(q),) * missing
 
     def count(self, variance: float, dtype: torch.dtype) -> int:
-        """Return the number of terms of κ̇ that exceed rounding in `dtype`, for variances up to
-        `variance`.
-        """
+        """Return the number of terms of κ̇ that exceed rounding in `dtype`, for
+        variances up to `variance`."""
         q = torch.tensor([variance], dtype=torch.float64)
         _, slope = self.coefficients(q, self.order(variance))
         rest = slope.flatten().square().flip(0).cumsum(0).flip(0)  # Σ_{j ≥ k} b_j²
@@ -236,7 +237,8 @@ class AbstractSmooth(AbstractPointwise):
     def expectations(
         self, q: Float[Tensor, " row"], of: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Apply `of` to σ(√q z) √w and to σ′(√q z) √w at quadrature points z with weights w."""
+        """Apply `of` to σ(√q z) √w and to σ′(√q z) √w at quadrature points z
+        with weights w."""
         z = nodes().to(q.device)
         root = densities().sqrt().to(q.device)
         differentiable = q.requires_grad and torch.is_grad_enabled()
@@ -255,12 +257,15 @@ class AbstractSmooth(AbstractPointwise):
 def nodes() -> Float[Tensor, " node"]:
     """Return the quadrature points of expectations."""
     count = QUADRATURE_NODES + 1
-    return torch.linspace(-QUADRATURE_REACH, QUADRATURE_REACH, count, dtype=torch.float64)
+    return torch.linspace(
+        -QUADRATURE_REACH, QUADRATURE_REACH, count, dtype=torch.float64
+    )
 
 
 @cache
 def densities() -> Float[Tensor, " node"]:
-    """Return the quadrature weights: the normal density times the distance of the points."""
+    """Return the quadrature weights: the normal density times the distance
+    of the points."""
     z = nodes()
     distance = 2 * QUADRATURE_REACH / QUADRATURE_NODES
     return torch.exp(-z * z / 2) * (distance / sqrt(2 * pi))
@@ -295,9 +300,8 @@ class SiLU(AbstractSmooth):
 
 
 MAX_DEGREE = 16
-"""Largest degree. The squares of such polynomials, times the density, are negligible at the last
-quadrature points.
-"""
+"""Largest degree. The squares of such polynomials, times the density, are negligible at
+the last quadrature points. """
 
 
 class Polynomial(AbstractSmooth):

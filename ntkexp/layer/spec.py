@@ -1,5 +1,5 @@
-"""Specifications of layers: parse `{"layer": NAME, …}`, list the known layers, and change their
-width.
+"""Specifications of layers: parse `{"layer": NAME, …}`, list the known layers,
+and change their width.
 
 >>> parse_layers('[{"layer": "Dense", "features": 8}, {"layer": "ReLU"}]')
 (Dense(features=8, W_std=1.0, b_std=0.0, param='ntk', frozen=False), ReLU())
@@ -31,7 +31,8 @@ LAYER_PACKAGE = __name__.rpartition(".")[0]
 
 
 def layer_classes() -> dict[str, type[AbstractLayer]]:
-    """Return all concrete layer classes by name, including classes of imported user code.
+    """Return all concrete layer classes by name,
+    including classes of imported user code.
 
     >>> layer_classes()["Dense"]
     <class 'ntkexp.layer.affine.Dense'>
@@ -63,7 +64,9 @@ def activations() -> dict[str, AbstractPointwise]:
     """Return all pointwise layers without required fields, by option name."""
     layers: dict[str, AbstractPointwise] = {}
     for kind in layer_classes().values():
-        has_required_field = any(field.is_required() for field in kind.model_fields.values())
+        has_required_field = any(
+            field.is_required() for field in kind.model_fields.values()
+        )
         if issubclass(kind, AbstractPointwise) and not has_required_field:
             layer = kind()
             layers[layer.option] = layer
@@ -114,10 +117,14 @@ def parse_layer(item: object, place: str) -> AbstractLayer:
     classes = layer_classes()
     name = item["layer"]
     if not isinstance(name, str) or name not in classes:
-        hint = nearest(str(name), classes) or f"; there are {', '.join(sorted(classes))}"
+        hint = (
+            nearest(str(name), classes) or f"; there are {', '.join(sorted(classes))}"
+        )
         raise Mistake(f"{place}: there is no layer '{name}'{hint}")
     kind = classes[name]
-    values: dict[str, Any] = {str(key): value for key, value in item.items() if key != "layer"}
+    values: dict[str, Any] = {
+        str(key): value for key, value in item.items() if key != "layer"
+    }
     fields = kind.model_fields
     for key in values:
         if key not in fields:
@@ -134,13 +141,19 @@ def parse_layer(item: object, place: str) -> AbstractLayer:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise layer_mistake(error, f"{place} ({kind.__name__})", ", ".join(fields)) from None
+        raise layer_mistake(
+            error, f"{place} ({kind.__name__})", ", ".join(fields)
+        ) from None
 
 
 def parse_branches(value: object, place: str) -> tuple[tuple[AbstractLayer, ...], ...]:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise Mistake(f"{place} is not a list of branches; write [[…], […]], each a list of layers")
-    return tuple(parse_layers(branch, f"{place}[{k}]") for k, branch in enumerate(value))
+        raise Mistake(
+            f"{place} is not a list of branches; write [[…], […]], each a list of layers"
+        )
+    return tuple(
+        parse_layers(branch, f"{place}[{k}]") for k, branch in enumerate(value)
+    )
 
 
 def layer_mistake(error: ValidationError, place: str, keys: str = "") -> Mistake:
@@ -159,8 +172,8 @@ Layers = tuple[AbstractLayer, ...]
 
 
 def at_width(layers: Layers, width: int) -> Layers:
-    """Scale the features of all hidden layers by one factor, so that the widest has `width`
-    features.
+    """Scale the features of all hidden layers by one factor,
+    so that the widest has `width` features.
 
     The last layer does not change.
 
@@ -170,7 +183,9 @@ def at_width(layers: Layers, width: int) -> Layers:
     [4, 8, 1]
     """
     *hidden, last = layers
-    widest = max((layer.features for layer in affine_layers(tuple(hidden))), default=width)
+    widest = max(
+        (layer.features for layer in affine_layers(tuple(hidden))), default=width
+    )
     return (*(scale_features(layer, width / widest) for layer in hidden), last)
 
 
@@ -178,13 +193,17 @@ def scale_features(layer: AbstractLayer, factor: float) -> AbstractLayer:
     scaled: dict[str, object] = {}
     if isinstance(layer, AbstractAffine | SelfAttention):
         scaled["features"] = max(1, round(layer.features * factor))
-    if isinstance(layer, SelfAttention):  # the number of heads and their width grow equally
+    if isinstance(
+        layer, SelfAttention
+    ):  # the number of heads and their width grow equally
         scaled["heads"] = max(1, round(layer.heads * sqrt(factor)))
     if isinstance(layer, Residual):
         scaled["branch"] = scale_all(layer.branch, factor)
         scaled["shortcut"] = scale_all(layer.shortcut, factor)
     if isinstance(layer, Concatenation):
-        scaled["branches"] = tuple(scale_all(branch, factor) for branch in layer.branches)
+        scaled["branches"] = tuple(
+            scale_all(branch, factor) for branch in layer.branches
+        )
     return layer.model_copy(update=scaled)
 
 
@@ -204,4 +223,6 @@ def every_layer(layers: Layers) -> Iterator[AbstractLayer]:
         if isinstance(layer, Residual):
             yield from every_layer(layer.branch + layer.shortcut)
         if isinstance(layer, Concatenation):
-            yield from every_layer(tuple(one for branch in layer.branches for one in branch))
+            yield from every_layer(
+                tuple(one for branch in layer.branches for one in branch)
+            )

@@ -1,7 +1,7 @@
 """Kernels of infinitely wide networks, from a list of layers or an `nn.Sequential`.
 
-They are computed in closed form, or estimated as means over random networks, with standard errors.
-"""
+They are computed in closed form, or estimated as means over random networks,
+with standard errors."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ METHODS = ("closed_form", "monte_carlo")
 
 
 class EstimatedKernels(InfiniteKernels):
-    """The NNGP kernel and the tangent kernel as means over random networks, with standard
-    errors.
-    """
+    """The NNGP kernel and the tangent kernel as means over random networks,
+    with standard errors."""
 
     error: InfiniteKernels
 
     @classmethod
     def of(
-        cls, nngp: Float[Tensor, "draw row column"], ntk: Float[Tensor, "draw row column"]
+        cls,
+        nngp: Float[Tensor, "draw row column"],
+        ntk: Float[Tensor, "draw row column"],
     ) -> EstimatedKernels:
-        """Return the means and standard errors of the NNGP and the tangent kernel over random
-        networks.
-        """
+        """Return the means and standard errors of the NNGP
+        and the tangent kernel over random networks."""
         root = len(nngp) ** 0.5
         means = cls(nngp.mean(0), ntk.mean(0))
         means.error = InfiniteKernels(nngp.std(0) / root, ntk.std(0) / root)
@@ -68,30 +68,32 @@ def infinite_kernel(
 ) -> InfiniteKernels:
     """Return the NNGP kernel and the tangent kernel as a named tuple (nngp, ntk).
 
-    Layers are Dense, Conv, PaddedConv, ConvTranspose, ReLU, LeakyReLU, Abs, Erf, GELU, Sin, Cos,
-    Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool, GlobalAvgPool, Flatten, LayerNorm, Dropout,
-    SelfAttention, Residual, Concatenation. The `W_std` and `b_std` of layers may be tensors. Both
-    kernels are differentiable with respect to these and to the inputs.
+    Layers are Dense, Conv, PaddedConv, ConvTranspose, ReLU, LeakyReLU, Abs, Erf, GELU,
+    Sin, Cos, Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool, GlobalAvgPool, Flatten,
+    LayerNorm, Dropout, SelfAttention, Residual, Concatenation. The `W_std` and `b_std`
+    of layers may be tensors. Both kernels are differentiable with respect to these and
+    to the inputs.
 
-    If `spec` is an `nn.Sequential`, its layers are used, but not the values of its weights. By
-    default, weights are assumed to have torch's initialisation, uniform on [−1/√n, 1/√n] for n
-    inputs, which is W_std = 1/√3 and b_std = 1/√(3n) in standard parametrisation.
-    `tangent_kernel(module, x)` then tends to `ntk` as the width grows. Dropout has an effect only
-    in training mode.
+    If `spec` is an `nn.Sequential`, its layers are used, but not the values of its
+    weights. By default, weights are assumed to have torch's initialisation, uniform on
+    [−1/√n, 1/√n] for n inputs, which is W_std = 1/√3 and b_std = 1/√(3n) in standard
+    parametrisation. `tangent_kernel(module, x)` then tends to `ntk` as the width grows.
+    Dropout has an effect only in training mode.
 
     Args:
-        spec: a list of layers, each a mapping `{"layer": NAME, …}` or a layer of `ntkexp.layer`;
-            such a list as JSON; or an `nn.Sequential`.
+        spec: a list of layers, each a mapping `{"layer": NAME, …}` or a layer of
+            `ntkexp.layer`; such a list as JSON; or an `nn.Sequential`.
         x1 (tensor [example, feature] or [example, channel, pixel, …]): the examples.
-        x2 (tensor, or None): other examples. Without them, the examples of `x1` are paired with
-            each other, and the correlation of an example with itself is exactly 1.
+        x2 (tensor, or None): other examples. Without them, the examples of `x1` are
+            paired with each other, and the correlation of an example with itself is
+            exactly 1.
         W_std: the scale of the weights in all layers of an `nn.Sequential`.
         b_std: the scale of the biases in all layers of an `nn.Sequential`.
         param: the parametrisation of an `nn.Sequential`, "standard" or "ntk".
-        method: "monte_carlo" draws networks of the given width, and returns the means of their
-            kernels over draws and outputs. It accepts any module whose layers can draw their
-            weights by `reset_parameters`. The means do not include the difference between finite
-            and infinite width, which is O(1/width).
+        method: "monte_carlo" draws networks of the given width, and returns the means
+            of their kernels over draws and outputs. It accepts any module whose layers
+            can draw their weights by `reset_parameters`. The means do not include the
+            difference between finite and infinite width, which is O(1/width).
         samples: the number of networks that Monte Carlo draws.
         seed: the seed of these networks.
         memory_gb: the memory in addition to the result.
@@ -137,23 +139,31 @@ def infinite_kernel(
                 "method='monte_carlo'"
             )
         spec = read_sequential(
-            spec, tuple(x1.shape[1:]), Scales(W_std, b_std, "standard" if param is None else param)
+            spec,
+            tuple(x1.shape[1:]),
+            Scales(W_std, b_std, "standard" if param is None else param),
         )
     if method == "monte_carlo":
         return estimate(spec, x1, x2, samples, seed, memory_gb)
     assert not isinstance(spec, nn.Module)
-    return limit.infinite_kernel(spec, x1, x2, budget=budget, engine=engine, threads=threads)
+    return limit.infinite_kernel(
+        spec, x1, x2, budget=budget, engine=engine, threads=threads
+    )
 
 
 # --- Means over random networks
 
 
 def estimate(
-    spec: Spec | nn.Module, x1: Tensor, x2: Tensor | None, samples: int, seed: int, memory_gb: float
+    spec: Spec | nn.Module,
+    x1: Tensor,
+    x2: Tensor | None,
+    samples: int,
+    seed: int,
+    memory_gb: float,
 ) -> EstimatedKernels:
-    """Estimate the NNGP kernel E Σ_c f_c(x) f_c(x′)/C and the tangent kernel E Σ_c Θ[x, c, x′, c]/C
-    over random networks with C outputs.
-    """
+    """Estimate the NNGP kernel E Σ_c f_c(x) f_c(x′)/C and the tangent kernel E Σ_c Θ[x,
+    c, x′, c]/C over random networks with C outputs."""
     if not isinstance(samples, int) or not 2 <= samples <= MAX_COUNT:
         raise Mistake(
             f"samples={in_short(samples)}: give a whole number of draws, 2 at least, such as 100"
@@ -174,7 +184,9 @@ def estimate(
         count = outputs[0].shape[1]
         nngp.append(outputs[0] @ outputs[-1].T / count)
         ntk.append(TangentKernel(module, "trace", memory_gb=memory_gb)(*sides) / count)
-    return EstimatedKernels.of(torch.stack(nngp).to(x1.dtype), torch.stack(ntk).to(x1.dtype))
+    return EstimatedKernels.of(
+        torch.stack(nngp).to(x1.dtype), torch.stack(ntk).to(x1.dtype)
+    )
 
 
 @runtime_checkable
@@ -202,7 +214,9 @@ def draws(
         for layer in reversed([*module.modules()])
         if isinstance(layer, DrawsItself | nn.MultiheadAttention)
     ]
-    known = {id(weight) for layer in drawn for weight in layer.parameters(recurse=False)}
+    known = {
+        id(weight) for layer in drawn for weight in layer.parameters(recurse=False)
+    }
     for name, weight in module.named_parameters():
         if id(weight) not in known:
             raise Mistake(
@@ -210,12 +224,15 @@ def draws(
                 "reset_parameters: its distribution is unknown; give the module this method"
             )
     for k in range(samples):
-        # Fill all parameters with NaN, to detect parameters that are not drawn. Under the older
-        # weight_norm or pruning, reset_parameters fills a computed weight instead of a parameter.
+        # Fill all parameters with NaN, to detect parameters that are not drawn. Under
+        # the older weight_norm or pruning, reset_parameters fills a computed weight
+        # instead of a parameter.
         for weight in module.parameters():
             if weight.is_floating_point():
                 weight.detach().fill_(math.nan)
-        with torch.random.fork_rng(devices=[]):  # torch's layers draw from its global generator
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # torch's layers draw from its global generator
             torch.manual_seed(stream("monte carlo", seed, k).initial_seed())
             for layer in drawn:
                 if isinstance(layer, nn.MultiheadAttention):

@@ -1,6 +1,5 @@
-"""A kernel machine with `fit` and `predict`: training with a fixed kernel under squared loss, in
-closed form.
-"""
+"""A kernel machine with `fit` and `predict`: training with a fixed kernel under squared
+loss, in closed form."""
 
 from __future__ import annotations
 
@@ -32,22 +31,23 @@ from ntkexp.loss import Squared
 from ntkexp.mistake import Mistake, checked_count, checked_number, in_short
 
 Kernel: TypeAlias = Callable[..., "Tensor | np.ndarray[Any, Any]"]
-"""A function (x1, x2) ↦ K. K is [n1, n2], one matrix for all outputs; [n1, n2, C], one matrix per
-output; or [n1, C, n2, C], a block per pair of examples.
-"""
+"""A function (x1, x2) ↦ K. K is [n1, n2], one matrix for all outputs; [n1, n2, C], one
+matrix per output; or [n1, C, n2, C], a block per pair of examples. """
 
 PRECOMPUTED = "precomputed"
 COPIES_FOR_MODES = 6  # copies of a matrix that its eigendecomposition needs
-MAX_ASYMMETRY = 1e-4  # size of |K − Kᵀ| relative to the largest |K|; allows float32 rounding
+MAX_ASYMMETRY = (
+    1e-4  # size of |K − Kᵀ| relative to the largest |K|; allows float32 rounding
+)
 
 Form = Literal["matrix", "diagonal", "blocks"]
 
 
 @dataclass(frozen=True)
 class LearnedMachine:
-    """The result of `fit`: for each matrix K of the kernel, the eigendecomposition (modes) of K, and
-    the coefficients a = g(K + ridge) (y − f_0), with the gain g of `KernelMachine`.
-    """
+    """The result of `fit`: for each matrix K of the kernel, the eigendecomposition
+    (modes) of K, and the coefficients a = g(K + ridge) (y − f_0), with the gain g of
+    `KernelMachine`."""
 
     x: Any
     form: Form
@@ -60,31 +60,33 @@ class LearnedMachine:
 
 
 class KernelMachine:
-    """The predictor f̂(x) = f_0(x) + Σᵢ K(x, xᵢ) aᵢ of training with the fixed kernel K under
-    squared loss:
+    """The predictor f̂(x) = f_0(x) + Σᵢ K(x,
+    xᵢ) aᵢ of training with the fixed kernel K under squared loss:
 
         a = g(K(X, X) + ridge) (y − f_0(X))
         g(λ) = 1/λ                    after endless training
         g(λ) = (1 − e^{−tλ/n})/λ      after a time t of gradient flow
         g(λ) = (1 − (1 − ηλ/n)ᵏ)/λ    after k steps of size η
 
-    The loss is Σᵢ‖f(xᵢ) − yᵢ‖²/2n, the mean over the n examples, as in `ntkexp kernel predict`.
+    The loss is Σᵢ‖f(xᵢ) − yᵢ‖²/2n, the mean over the n examples,
+    as in `ntkexp kernel predict`.
 
-    All equations are solved in double precision. Results are tensors if y is a tensor, otherwise
-    arrays.
+    All equations are solved in double precision.
+    Results are tensors if y is a tensor, otherwise arrays.
 
     Args:
-        kernel: a `TangentKernel`, or any function of (x1, x2) that returns [n1, n2], [n1, n2, C] or
-            [n1, C, n2, C]. With "precomputed", `fit` and `predict` take matrices of these shapes in
-            place of examples. The trace of a `TangentKernel` is divided by the number C of columns
-            of y.
+        kernel: a `TangentKernel`, or any function of (x1, x2) that returns [n1, n2],
+            [n1, n2, C] or [n1, C, n2, C]. With "precomputed", `fit` and `predict` take
+            matrices of these shapes in place of examples. The trace of a
+            `TangentKernel` is divided by the number C of columns of y.
         ridge: the ridge, which is added to the eigenvalues.
         time: t, the time of gradient flow.
         steps: k, the number of steps of gradient descent.
         step_size: η, the step size (learning rate) of gradient descent.
         start: the function f_0, such as a network. By default, f_0 is zero.
-        classes: True if y holds labels. They are encoded as targets as for `loss=squared`.
-            `predict` then returns labels, and `decision_function` returns the outputs.
+        classes: True if y holds labels. They are encoded as targets as for
+            `loss=squared`. `predict` then returns labels, and `decision_function`
+            returns the outputs.
         memory_gb: the memory for blocks of the kernel.
 
     Raises:
@@ -108,7 +110,9 @@ class KernelMachine:
         classes: bool = False,
         memory_gb: float = 4.0,
     ) -> None:
-        if not callable(kernel) and not (isinstance(kernel, str) and kernel == PRECOMPUTED):
+        if not callable(kernel) and not (
+            isinstance(kernel, str) and kernel == PRECOMPUTED
+        ):
             raise Mistake(
                 f"kernel={in_short(kernel)}: give a function of (x1, x2), or 'precomputed'"
             )
@@ -126,7 +130,9 @@ class KernelMachine:
         self.classes = bool(checked_count("classes", classes, 0, 1))
         self.ridge = checked_number("ridge", ridge)
         self.time = checked_number("time", time, most=math.inf)
-        if (steps is None) != (step_size is None) or (steps is not None and self.time != math.inf):
+        if (steps is None) != (step_size is None) or (
+            steps is not None and self.time != math.inf
+        ):
             raise Mistake(
                 "give either time= for gradient flow, or steps= with step_size= for gradient descent"
             )
@@ -143,7 +149,8 @@ class KernelMachine:
 
         Args:
             x: the examples, or with "precomputed" the kernel matrix of all pairs.
-            y (tensor or array [n] or [n, C]): the targets, or with `classes` the labels [n].
+            y (tensor or array [n] or [n, C]): the targets,
+                or with `classes` the labels [n].
 
         Returns:
             The machine itself.
@@ -177,7 +184,14 @@ class KernelMachine:
             )
         is_vector = self.classes or np.ndim(y) == 1
         self.fitted = LearnedMachine(
-            x, form, modes, coefficients, targets, labels, is_vector, isinstance(y, Tensor)
+            x,
+            form,
+            modes,
+            coefficients,
+            targets,
+            labels,
+            is_vector,
+            isinstance(y, Tensor),
         )
         return self
 
@@ -185,8 +199,8 @@ class KernelMachine:
         """Return the predictions f̂(x).
 
         Args:
-            x: the examples, or with "precomputed" the matrix [n1, n] of the kernel with the
-                training examples.
+            x: the examples, or with "precomputed" the matrix [n1,
+                n] of the kernel with the training examples.
 
         Returns:
             The predictions in the shape of the targets, or, with `classes`, the label of the
@@ -195,7 +209,9 @@ class KernelMachine:
         if not self.classes:
             return self.decision_function(x)
         machine, outputs = self.outputs(x)
-        class_index = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
+        class_index = (
+            (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
+        )
         labels = machine.labels[class_index.numpy()]
         return torch.as_tensor(labels) if machine.is_tensor else labels
 
@@ -209,16 +225,19 @@ class KernelMachine:
             The outputs [n, C], or [n] for targets with one axis or for two classes.
         """
         machine, outputs = self.outputs(x)
-        outputs = outputs[:, 0] if machine.is_vector and outputs.shape[1] == 1 else outputs
+        outputs = (
+            outputs[:, 0] if machine.is_vector and outputs.shape[1] == 1 else outputs
+        )
         return outputs if machine.is_tensor else outputs.numpy()
 
     def deviation(self, x: Examples, nngp: Kernel | None = None) -> Any:
-        """Return the standard deviation of the outputs at x, for a kernel of one matrix for all
-        outputs.
+        """Return the standard deviation of the outputs at x,
+        for a kernel of one matrix for all outputs.
 
         Args:
             x: the examples.
-            nngp: the covariance 𝒢 of the outputs before training, a function of (x1, x2).
+            nngp: the covariance 𝒢 of the outputs before training,
+                a function of (x1, x2).
 
         Returns:
             The deviation [n]. Without `nngp`, it is the posterior deviation of the Gaussian process
@@ -250,9 +269,9 @@ class KernelMachine:
         _, (prior_kernel,) = self.read(prior, x, None, width)
         prior_variance = prior_kernel.diagonal()
         if nngp is None:
-            variance = Posterior(cross, gain_map, modes.at(gain.doubled, self.ridge)).variance(
-                prior_variance
-            )
+            variance = Posterior(
+                cross, gain_map, modes.at(gain.doubled, self.ridge)
+            ).variance(prior_variance)
         else:
             _, (train,) = self.read(nngp, machine.x, None, width)
             _, (cross_prior,) = self.read(nngp, x, machine.x, width)
@@ -264,40 +283,45 @@ class KernelMachine:
     # --- Values of the kernel, and of f_0
 
     def gain(self, examples: int) -> AbstractGain:
-        """Return the gain g of the chosen training, for a loss that is the mean over `examples`
-        examples.
-        """
+        """Return the gain g of the chosen training, for a loss that is the mean over
+        `examples` examples."""
         if self.steps is not None and self.step_size is not None:
             return DescentGain(self.step_size / examples, self.steps)
         return FlowGain(self.time / examples)
 
     def fitted_machine(self) -> LearnedMachine:
         if self.fitted is None:
-            raise Mistake("the kernel machine has learned nothing yet; call fit(x, y) first")
+            raise Mistake(
+                "the kernel machine has learned nothing yet; call fit(x, y) first"
+            )
         return self.fitted
 
     def outputs(self, x: Examples) -> tuple[LearnedMachine, Float[Tensor, "point out"]]:
-        """Return the result of `fit`, and the outputs f_0(x) + K(x, X) a with its coefficients a."""
+        """Return the result of `fit`, and the outputs f_0(x) + K(x,
+        X) a with its coefficients a."""
         machine = self.fitted_machine()
         width = machine.targets.shape[1]
         form, matrices = self.matrices(x, machine.x, width)
         entries = len(machine.coefficients[0])
-        if form != machine.form or any(matrix.shape[1] != entries for matrix in matrices):
+        if form != machine.form or any(
+            matrix.shape[1] != entries for matrix in matrices
+        ):
             raise Mistake(
                 f"K(x, X) has {matrices[0].shape[1]} columns and the form {form}, and K(X, X) had "
                 f"{entries} and the form {machine.form}; give K(x, X) with a column for each "
                 "training example"
             )
-        parts = [matrix @ a for matrix, a in zip(matrices, machine.coefficients, strict=True)]
+        parts = [
+            matrix @ a for matrix, a in zip(matrices, machine.coefficients, strict=True)
+        ]
         change = torch.cat(parts, 1).reshape(-1, width)
         return machine, self.outputs_at_start(x, len(change), width) + change
 
     def matrices(
         self, x: Any, x2: Any, width: int
     ) -> tuple[Form, list[Float[Tensor, "row column"]]]:
-        """Return the kernel between `x` and `x2`, or, if `x2` is None, among the examples
-        of `x`.
-        """
+        """Return the kernel between `x` and `x2`, or, if `x2` is None,
+        among the examples of `x`."""
         if self.kernel == PRECOMPUTED:
             return as_matrices(x, width)
         assert callable(self.kernel)
@@ -315,7 +339,9 @@ class KernelMachine:
             matrices = [matrix / width for matrix in matrices]
         return form, matrices
 
-    def outputs_at_start(self, x: Any, count: int, width: int) -> Float[Tensor, "example out"]:
+    def outputs_at_start(
+        self, x: Any, count: int, width: int
+    ) -> Float[Tensor, "example out"]:
         """Return the outputs f_0(x) before training."""
         if self.start is None:
             return torch.zeros(count, width, dtype=torch.float64)
@@ -337,7 +363,9 @@ class KernelMachine:
     def encoded(self, y: Any) -> tuple[Any, Float[Tensor, "train out"]]:
         """Return the class labels, or None, and the targets."""
         if isinstance(y, Tensor) and not is_plain(y):
-            raise Mistake("y is nested, sparse, quantized or without numbers; give a plain tensor")
+            raise Mistake(
+                "y is nested, sparse, quantized or without numbers; give a plain tensor"
+            )
         values = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
         if self.classes:
             if values.ndim != 1 or values.dtype.kind not in "biuSUO":
@@ -362,13 +390,16 @@ class KernelMachine:
         return None, torch.as_tensor(values).double().reshape(len(values), -1)
 
 
-# --- A kernel as independent systems of equations: one matrix shared by all outputs ("matrix"), one
-# per output ("diagonal"), or one with an entry per pair of example and output ("blocks")
+# --- A kernel as independent systems of equations: one matrix shared by all outputs
+# ("matrix"), one per output ("diagonal"), or one with an entry per pair of example and
+# output ("blocks")
 
 
-def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row column"]]]:
-    """Return the form of a kernel ("matrix", "diagonal" or "blocks"), and its matrices in double
-    precision.
+def as_matrices(
+    kernel: Any, width: int
+) -> tuple[Form, list[Float[Tensor, "row column"]]]:
+    """Return the form of a kernel ("matrix", "diagonal" or "blocks"),
+    and its matrices in double precision.
 
     >>> form, matrices = as_matrices(torch.ones(4, 2, 3, 2), width=2)
     >>> form, [list(matrix.shape) for matrix in matrices]
@@ -399,7 +430,8 @@ def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row 
 
 
 def as_doubles(values: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
-    """Convert a plain tensor or array of numbers to double precision; raise for others."""
+    """Convert a plain tensor or array of numbers to double precision;
+    raise for others."""
     if isinstance(values, Tensor):
         holds_numbers = is_plain(values) and not values.is_complex()
     else:
@@ -412,8 +444,11 @@ def as_doubles(values: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
     return torch.as_tensor(values).detach().cpu().double()
 
 
-def split(values: Float[Tensor, "train out"], form: Form) -> list[Float[Tensor, "entry column"]]:
-    """Split the values into the right-hand sides of the independent systems of equations."""
+def split(
+    values: Float[Tensor, "train out"], form: Form
+) -> list[Float[Tensor, "entry column"]]:
+    """Split the values into the right-hand sides of the independent systems
+    of equations."""
     match form:
         case "matrix":
             return [values]
@@ -425,7 +460,9 @@ def split(values: Float[Tensor, "train out"], form: Form) -> list[Float[Tensor, 
 
 def symmetric(matrix: Float[Tensor, "entry entry"]) -> Float[Tensor, "entry entry"]:
     """Return the matrix; raise unless it is symmetric."""
-    asymmetry = float((matrix - matrix.T).abs().max()) / (float(matrix.abs().max()) or 1.0)
+    asymmetry = float((matrix - matrix.T).abs().max()) / (
+        float(matrix.abs().max()) or 1.0
+    )
     if asymmetry > MAX_ASYMMETRY:
         raise Mistake(
             f"the kernel is not symmetric, off by {asymmetry:.1g} of its largest entry; no closed form "

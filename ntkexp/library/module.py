@@ -1,4 +1,5 @@
-"""Checks and conversions of the arguments of library functions: modules, inputs and weights."""
+"""Checks and conversions of the arguments of library functions: modules,
+inputs and weights."""
 
 from __future__ import annotations
 
@@ -22,12 +23,20 @@ from ntkexp.kernel.record.program import same
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, tensors
 from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.mistake import Mistake, first_line, nearest
-from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing, function_of, hooked_parameters
+from ntkexp.model.functional import (
+    BATCH_AXIS,
+    batch_axis_missing,
+    function_of,
+    hooked_parameters,
+)
 from ntkexp.shapes import Inputs, Weights
 
 MIN_WEIGHT_BITS = 32  # a kernel of weights with fewer bits is mostly rounding
-CHECK_CACHES: WeakKeyDictionary[nn.Module, dict[frozenset[str], CheckCache]] = WeakKeyDictionary()
-"""Stored results of checks for each module in use, by the names of its trained parameters."""
+CHECK_CACHES: WeakKeyDictionary[nn.Module, dict[frozenset[str], CheckCache]] = (
+    WeakKeyDictionary()
+)
+"""Stored results of checks for each module in use,
+by the names of its trained parameters."""
 
 
 P = ParamSpec("P")
@@ -39,9 +48,8 @@ INPUTS = ("x1", "x2", "queries", "train")
 def of_module(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function of a user's module and inputs with checks of its arguments.
 
-    The arguments are checked before the call. If the call fails, run the module alone on the
-    inputs. If the module fails too, the error message says so.
-    """
+    The arguments are checked before the call. If the call fails, run the module alone
+    on the inputs. If the module fails too, the error message says so."""
     parameters = signature(function)
 
     @wraps(function)
@@ -50,7 +58,9 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
         module = arguments["module"]
         refuse_uncallable(module)
         hook = next(hooked_parameters(module), None)
-        if hook is not None:  # hooks on weights act only in `backward`, which kernels do not call
+        if (
+            hook is not None
+        ):  # hooks on weights act only in `backward`, which kernels do not call
             warn(
                 f"the parameter '{hook}' has a hook, which kernels ignore: they use the "
                 "derivative, and training uses the gradient that the hook returns",
@@ -80,7 +90,8 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def refuse_uncallable(module: object) -> None:
-    """Raise unless the module is an `nn.Module` that can be called with different weights."""
+    """Raise unless the module is an `nn.Module` that can be called
+    with different weights."""
     kind = type(module).__name__
     if not isinstance(module, nn.Module):
         raise Mistake(f"the module is a {kind}; give a torch.nn.Module")
@@ -92,7 +103,8 @@ def refuse_uncallable(module: object) -> None:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return True unless a tensor is nested, sparse, quantized or on the meta device."""
+    """Return True unless a tensor is nested, sparse,
+    quantized or on the meta device."""
     return not (
         tensor.is_nested
         or tensor.layout is not torch.strided
@@ -102,7 +114,8 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def refuse_unfit(inputs: object, name: str) -> None:
-    """Raise if there is no example, or if a tensor of the inputs is not a plain array of numbers.
+    """Raise if there is no example, or if a tensor
+    of the inputs is not a plain array of numbers.
 
     >>> refuse_unfit(torch.ones(0, 3), "x1")
     Traceback (most recent call last):
@@ -131,7 +144,9 @@ def refuse_unlike(left_name: str, left: Inputs, right_name: str, right: Inputs) 
     sides = [tensors(as_inputs(inputs)) for inputs in (left, right)]
     axes = [[tensor.dim() for tensor in inputs] for inputs in sides]
     if axes[0] != axes[1]:
-        shapes = [", ".join(str(list(tensor.shape)) for tensor in inputs) for inputs in sides]
+        shapes = [
+            ", ".join(str(list(tensor.shape)) for tensor in inputs) for inputs in sides
+        ]
         raise Mistake(
             f"{left_name} has the shape {shapes[0]} and {right_name} {shapes[1]}; give both as "
             "many axes"
@@ -139,9 +154,8 @@ def refuse_unlike(left_name: str, left: Inputs, right_name: str, right: Inputs) 
 
 
 def refuse_unlike_outputs(left: int, right: int) -> None:
-    """Raise if a module gives different numbers of outputs for the left and right inputs of a
-    kernel.
-    """
+    """Raise if a module gives different numbers of outputs for the left
+    and right inputs of a kernel."""
     if left != right:
         raise Mistake(
             f"the module gives {left} outputs for an example on one side of the kernel and {right} "
@@ -167,7 +181,9 @@ def refuse_failing(
         }
         trained = [weight for weight in weights.values() if weight.requires_grad]
         try:
-            outputs = columns(function, weights, map_tensors(torch.clone, as_inputs(values)))
+            outputs = columns(
+                function, weights, map_tensors(torch.clone, as_inputs(values))
+            )
         except Mistake:
             raise
         except Exception as error:
@@ -203,9 +219,13 @@ def reader_of(
 ) -> tuple[Reader, Weights]:
     """Return a reader of the module's Jacobians, and all parameters, detached."""
     parameters = dict(module.named_parameters())
-    trained = frozenset(name for name, weight in parameters.items() if weight.requires_grad)
+    trained = frozenset(
+        name for name, weight in parameters.items() if weight.requires_grad
+    )
     if not trained:
-        raise Mistake("no parameter of the module requires gradients, so it has no tangent kernel")
+        raise Mistake(
+            "no parameter of the module requires gradients, so it has no tangent kernel"
+        )
     weights = {name: weight.detach() for name, weight in parameters.items()}
     refuse_short({name: weights[name] for name in trained})
     check_cache = CHECK_CACHES.setdefault(module, {}).setdefault(trained, CheckCache())
@@ -214,8 +234,8 @@ def reader_of(
 
 
 def refuse_short(weights: Weights) -> None:
-    """Raise if trained weights have less than 32 bits. Their kernel is mostly rounding, and may
-    overflow.
+    """Raise if trained weights have less than 32 bits.
+    Their kernel is mostly rounding, and may overflow.
 
     >>> refuse_short({"a": torch.ones(1), "b": torch.ones(1, dtype=torch.float16)})
     Traceback (most recent call last):
@@ -232,10 +252,11 @@ def refuse_short(weights: Weights) -> None:
 
 
 def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> Weights:
-    """Return the parameters in a mapping of tensors, each under its first name. Ignore buffers.
+    """Return the parameters in a mapping of tensors, each under its first name.
+    Ignore buffers.
 
-    A shared parameter may be given under any of its names, or under several if the tensors agree.
-    """
+    A shared parameter may be given under any of its names,
+    or under several if the tensors agree."""
     if not isinstance(weights, Mapping):
         raise Mistake(
             f"{argument} is a {type(weights).__name__}; give a mapping of tensors by the names of "
@@ -244,7 +265,9 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
     first_names = {parameter: name for name, parameter in module.named_parameters()}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    tied_names: dict[str, str] = {}  # first name of a parameter ↦ the name that the user gave
+    tied_names: dict[
+        str, str
+    ] = {}  # first name of a parameter ↦ the name that the user gave
     for name, weight in weights.items():
         if name not in parameters:
             if name not in buffers:
@@ -269,14 +292,18 @@ def refuse_unfit_weight(weight: object, parameter: Tensor, name: str) -> None:
     if not isinstance(weight, Tensor):
         raise Mistake(f"{name} is a {type(weight).__name__}; give a tensor")
     if not is_plain(weight):
-        raise Mistake(f"{name} is nested, sparse, quantized or without numbers; give a plain one")
+        raise Mistake(
+            f"{name} is nested, sparse, quantized or without numbers; give a plain one"
+        )
     if weight.shape != parameter.shape:
         raise Mistake(
             f"{name} has shape {list(weight.shape)}; the module's has {list(parameter.shape)}"
         )
 
 
-def warn_of(module: nn.Module, output: str | int | None, tape: Tape, casts: Casts) -> None:
+def warn_of(
+    module: nn.Module, output: str | int | None, tape: Tape, casts: Casts
+) -> None:
     """Warn if casts inside the module cause rounding errors."""
     cost = remark(function_of(module, output), tape, casts)
     if cost is not None:

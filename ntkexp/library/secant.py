@@ -1,4 +1,5 @@
-"""The secant kernel of any module, and the kernel of one finite gradient step on one output."""
+"""The secant kernel of any module, and the kernel of one finite gradient step
+on one output."""
 
 from __future__ import annotations
 
@@ -35,9 +36,8 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class SegmentSide:
-    """Examples, and the segment of weights for their secant Jacobians. `closures` collects the
-    error of J̄Δθ = Δf for each Jacobian.
-    """
+    """Examples, and the segment of weights for their secant Jacobians. `closures`
+    collects the error of J̄Δθ = Δf for each Jacobian."""
 
     reader: Reader
     tape: Tape
@@ -69,8 +69,9 @@ def secant_kernel(
 ) -> Float[Tensor, "query out train out_"]:
     """Return the secant kernel K̄(x, x′) = J̄(x) J(x′)ᵀ.
 
-    J̄(x) is the secant Jacobian of the segment start → end at the queries: f(x; end) − f(x; start)
-    = J̄(x) (end − start). J(x′) is the Jacobian at `start` at the training inputs.
+    J̄(x) is the secant Jacobian of the segment start → end at the queries: f(x; end) −
+    f(x; start) = J̄(x) (end − start). J(x′) is the Jacobian at `start` at the training
+    inputs.
 
     Args:
         module: any module, as in `tangent_kernel`.
@@ -86,11 +87,11 @@ def secant_kernel(
         The kernel, [query, out, train, out_].
 
     Raises:
-        Mistake: if the module has an operation without a difference rule, or if the secant does not
-            explain the change of the outputs.
+        Mistake: if the module has an operation without a difference rule, or if the
+            secant does not explain the change of the outputs.
 
-    For a gradient step end = start − η Σᵢ J(xᵢ)ᵀ ℓ′ᵢ, the change of the outputs is exactly
-    −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ:
+    For a gradient step end = start − η Σᵢ J(xᵢ)ᵀ ℓ′ᵢ, the change of the outputs is
+    exactly −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ:
 
     >>> import torch
     >>> layers = torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)
@@ -120,12 +121,14 @@ def secant_kernel(
     return finite(secant)
 
 
-# --- The kernel of one finite gradient step on one output, and the weights after such steps
+# --- The kernel of one finite gradient step on one output,
+# and the weights after such steps
 #
 #     k̃_η(x, x′) = (f(x; θ + η ∇f(x′; θ)) − f(x; θ))/η  →  k(x, x′)    as η → 0, with an error of O(η)
 #
-# F. Huszár, "Some intuition on the neural tangent kernel" (2020), introduces the tangent kernel k
-# as this limit. k̃_η is a secant kernel, J̄(x) J(x′)ᵀ. Unlike k, it is not symmetric.
+# F. Huszár, "Some intuition on the neural tangent kernel" (2020), introduces the
+# tangent kernel k as this limit. k̃_η is a secant kernel, J̄(x) J(x′)ᵀ. Unlike k, it is
+# not symmetric.
 
 
 MAX_STEP_SIZE = 1e100
@@ -142,13 +145,14 @@ def finite_step_kernel(
     *,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, "query out train out_"]:
-    """Return the change of the outputs at `x1` by one gradient step on each output of each example
-    in `x2`, divided by the step size.
+    """Return the change of the outputs at `x1` by one gradient step on each output of
+    each example in `x2`, divided by the step size.
 
-    As the step size goes to 0, this kernel tends to the tangent kernel. The module supplies missing
-    weights. Axes of the outputs after the first are flattened.
+    As the step size goes to 0, this kernel tends to the tangent kernel. The module
+    supplies missing weights. Axes of the outputs after the first are flattened.
 
-    For a function that is linear in its weights, both kernels are equal at any step size:
+    For a function that is linear in its weights,
+    both kernels are equal at any step size:
 
     >>> line = torch.nn.Linear(1, 1).double()
     >>> x = torch.tensor([[10.0], [-1.0]], dtype=torch.float64)
@@ -156,16 +160,21 @@ def finite_step_kernel(
     [101.0, -9.0]
     """
     if not (isinstance(x1, Tensor) and isinstance(x2, Tensor)):
-        raise Mistake("x1 and x2 are tensors here, with examples along their first axis")
-    if not isinstance(step_size, int | float) or not 0 < abs(step_size) <= MAX_STEP_SIZE:
+        raise Mistake(
+            "x1 and x2 are tensors here, with examples along their first axis"
+        )
+    if (
+        not isinstance(step_size, int | float)
+        or not 0 < abs(step_size) <= MAX_STEP_SIZE
+    ):
         raise Mistake(
             f"step_size={step_size!r:.20}: give a finite number other than 0; tangent_kernel is "
             "the limit for small steps"
         )
     function = partial(columns, function_of(module))
     start = start_of(module, weights)
-    # Raise if an example changes the outputs of another. If Python code branches on values, the
-    # branch may change after a step, so run each example alone.
+    # Raise if an example changes the outputs of another. If Python code branches on
+    # values, the branch may change after a step, so run each example alone.
     reader, module_weights = reader_of(module)
     refuse_rounded_products(module_weights | start)
     tape = reader.record(module_weights | start, x1)
@@ -179,7 +188,9 @@ def finite_step_kernel(
     changes = list[Tensor]()
     for x in torch.split(x2, 1):
         ends = [after_step(start, step_size, g) for g in gradients(function, start, x)]
-        changes.append(torch.stack([(outputs(end) - outputs_before) / step_size for end in ends]))
+        changes.append(
+            torch.stack([(outputs(end) - outputs_before) / step_size for end in ends])
+        )
     refuse_unlike_outputs(outputs_before.shape[1], len(changes[0]))
     return finite(torch.stack(changes).permute(2, 3, 0, 1))
 
@@ -193,7 +204,8 @@ def ascend(
     *,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Weights:
-    """Return the weights after `steps` steps of gradient ascent on the output at one point.
+    """Return the weights after `steps` steps of gradient ascent on the output
+    at one point.
 
     The module must have a single output. Each step is θ ← θ + η ∇f(point; θ).
 
@@ -215,7 +227,9 @@ def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights
     trained = weights_of(module)
     return trained | {
         name: weight
-        for name, weight in named(module, {} if weights is None else weights, "weights").items()
+        for name, weight in named(
+            module, {} if weights is None else weights, "weights"
+        ).items()
         if name in trained
     }
 
@@ -223,10 +237,11 @@ def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights
 def gradients(
     function: Function, weights: Weights, x: Float[Tensor, "one *shape"]
 ) -> list[Weights]:
-    """Return the gradient of each output at one point. Raise if no output depends on trained
-    weights.
-    """
-    leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    """Return the gradient of each output at one point.
+    Raise if no output depends on trained weights."""
+    leaves = {
+        name: weight.detach().requires_grad_() for name, weight in weights.items()
+    }
     outputs = function(leaves, x)[0]
     if not outputs.requires_grad:
         raise Mistake(
@@ -243,4 +258,6 @@ def gradients(
 
 def after_step(weights: Weights, step_size: float, direction: Weights) -> Weights:
     """Return the weights after a step, θ + step_size · direction."""
-    return {name: weight + step_size * direction[name] for name, weight in weights.items()}
+    return {
+        name: weight + step_size * direction[name] for name, weight in weights.items()
+    }

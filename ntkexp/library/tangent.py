@@ -1,7 +1,7 @@
 """The tangent kernel of any module.
 
-It is computed from assembled Jacobians, from chunks of Jacobians if these exceed the memory, or
-from random projections (sketches).
+It is computed from assembled Jacobians, from chunks of Jacobians if these exceed the
+memory, or from random projections (sketches).
 
 A kernel that exceeds the memory raises before the computation.
 
@@ -52,7 +52,13 @@ from ntkexp.shapes import Inputs, Weights
 
 
 def refuse_large(
-    name: str, query: int, train: int, *, outputs: int, needed: float, choice: str = "outputs=[0]"
+    name: str,
+    query: int,
+    train: int,
+    *,
+    outputs: int,
+    needed: float,
+    choice: str = "outputs=[0]",
 ) -> None:
     """Raise if a result needs more bytes than the machine has.
 
@@ -72,13 +78,15 @@ def refuse_large(
 
 
 OutputMode: TypeAlias = Outputs | Literal["diagonal"]
-"""The entries [out, out_] of each block: all, those of some outputs, the trace, or the diagonal."""
+"""The entries [out, out_] of each block: all, those of some outputs, the trace,
+or the diagonal."""
 
 MODES = ("all", "trace", "diagonal")
 
 
 def as_list(outputs: object) -> Any:
-    """Convert an array or tensor of output indices to a list; return other choices unchanged.
+    """Convert an array or tensor of output indices to a list;
+    return other choices unchanged.
 
     >>> as_list(torch.tensor([0, 3])), as_list("all")
     ([0, 3], 'all')
@@ -109,25 +117,30 @@ class JacobianSide(Protocol):
 def kernel(
     left: JacobianSide, right: JacobianSide, outputs: Outputs
 ) -> Float[Tensor, "query out train out_"]:
-    """Return the kernel for all pairs of the chosen outputs, or its trace, computed in chunks of
-    outputs.
-    """
+    """Return the kernel for all pairs of the chosen outputs, or its trace,
+    computed in chunks of outputs."""
     count = left.tape.outputs.shape[1]
     chosen = selected_outputs(outputs, count)
 
     def jacobians(
         chosen: Sequence[int],
-    ) -> tuple[Jacobian, Jacobian]:  # compute the Jacobian once if left and right are equal
+    ) -> tuple[
+        Jacobian, Jacobian
+    ]:  # compute the Jacobian once if left and right are equal
         left_jacobian = with_merged_uses(left.read(chosen))
         return left_jacobian, left_jacobian if left is right else with_merged_uses(
             right.read(chosen)
         )
 
-    with threads_for(work(left.tape).of_kernel((left.examples, right.examples), len(chosen))):
+    with threads_for(
+        work(left.tape).of_kernel((left.examples, right.examples), len(chosen))
+    ):
         if outputs != "trace":
             return gram(*jacobians(chosen))
         total: Tensor | None = None
-        for chunk in chunks(left.tape, max(left.examples, right.examples), count, left.read):
+        for chunk in chunks(
+            left.tape, max(left.examples, right.examples), count, left.read
+        ):
             chunk_trace = trace(*jacobians(chunk))
             total = chunk_trace if total is None else total + chunk_trace
         assert total is not None
@@ -135,9 +148,8 @@ def kernel(
 
 
 def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -> None:
-    """Raise if left and right have different numbers of outputs, or if the kernel exceeds the
-    memory.
-    """
+    """Raise if left and right have different numbers of outputs,
+    or if the kernel exceeds the memory."""
     refuse_unlike_outputs(left.tape.outputs.shape[1], right.tape.outputs.shape[1])
     if outputs == "trace":
         return
@@ -150,7 +162,12 @@ def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -
     choice = "outputs=[0], their sum by outputs='trace'"
     needed = numbers * left.tape.outputs.element_size()
     refuse_large(
-        "kernel", left.examples, right.examples, outputs=count, needed=needed, choice=choice
+        "kernel",
+        left.examples,
+        right.examples,
+        outputs=count,
+        needed=needed,
+        choice=choice,
     )
 
 
@@ -158,25 +175,31 @@ def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -
 
 
 def tangent_in_chunks(
-    reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, chosen: Sequence[int]
+    reader: Reader,
+    weights: Weights,
+    x1: Inputs,
+    x2: Inputs | None,
+    chosen: Sequence[int],
 ) -> Float[Tensor, "query out train out_"] | None:
     """Return the kernel, computed from chunks of Jacobians.
 
-    Return None if the assembled Jacobians fit into memory, or if an operation of the module has no
-    rule for chunks.
-    """
+    Return None if the assembled Jacobians fit into memory, or if an operation of the
+    module has no rule for chunks."""
     left = BatchedJacobian(reader, weights, as_inputs(x1), chosen)
     train = left.examples if x2 is None else examples(as_inputs(x2))
-    trained = sum(weight.nbytes for name, weight in weights.items() if name in reader.trained)
+    trained = sum(
+        weight.nbytes for name, weight in weights.items() if name in reader.trained
+    )
     if trained * len(chosen) * (left.examples + train) <= MAX_ASSEMBLED_BYTES:
         return None
 
     def probably_fits() -> bool:
-        """Return whether the assembled Jacobians probably fit into memory, judging by the first
-        examples. Return True if an operation has no rule, because only assembled Jacobians work
-        then.
-        """
-        first_rows = left.places[0] if len(left.places) > 1 else slice(0, min(2, left.examples))
+        """Return whether the assembled Jacobians probably fit into memory, judging by
+        the first examples. Return True if an operation has no rule, because only
+        assembled Jacobians work then."""
+        first_rows = (
+            left.places[0] if len(left.places) > 1 else slice(0, min(2, left.examples))
+        )
         try:
             return kernel_fits(left.jacobian(first_rows), left.examples, train)
         except NoRule:
@@ -209,14 +232,18 @@ def sketched_tangent(
     size: int,
     seed: int,
 ) -> SketchedKernel:
-    """Return the estimate K̂ of the tangent kernel of the chosen outputs, from `size` random
-    projections."""
+    """Return the estimate K̂ of the tangent kernel of the chosen outputs,
+    from `size` random projections."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
         raise Mistake(
             f"sketch={in_short(size)}: give the number of dimensions that gradients are projected "
             "to, such as 1024"
         )
-    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
+    if (
+        not isinstance(seed, int)
+        or isinstance(seed, bool)
+        or not -(2**63) <= seed < 2**63
+    ):
         raise Mistake(f"seed={in_short(seed)}: give a whole number")
     if outputs in ("trace", "diagonal"):
         raise Mistake(
@@ -248,7 +275,9 @@ def sketched_tangent(
         left.jacobian(left.places[0]), query, 0 if x2 is None else train, size
     ):
         warn(sketch_remark, stacklevel=4)
-    trained = {name: weight for name, weight in weights.items() if name in reader.trained}
+    trained = {
+        name: weight for name, weight in weights.items() if name in reader.trained
+    }
     sketched = sketched_kernel(left, right, trained, size, seed)
     return sketched._replace(kernel=finite(sketched.kernel))
 
@@ -299,27 +328,29 @@ def tangent_kernel(
     sketch: int | None = None,
     seed: int = 0,
 ) -> Float[Tensor, "query *kernel"] | SketchedKernel:
-    """Return the tangent kernel K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the parameters that
-    require gradients.
+    """Return the tangent kernel K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the
+    parameters that require gradients.
 
-    Other libraries call it the empirical NTK. If the Jacobians exceed the memory, the kernel is
-    computed in chunks of examples and parameters.
+    Other libraries call it the empirical NTK. If the Jacobians exceed the memory, the
+    kernel is computed in chunks of examples and parameters.
 
     Args:
-        module: any module whose outputs for an example do not depend on the other examples.
-        x1: a tensor, a tuple of tensors or a dict of keyword arguments. The first axis of each
-            tensor is that of the examples.
+        module: any module whose outputs for an example do not depend
+            on the other examples.
+        x1: a tensor, a tuple of tensors or a dict of keyword arguments. The first axis
+            of each tensor is that of the examples.
         x2: other examples, by default those of x1.
         weights: replaces some or all parameters of the module, by name.
-        output: the name or index of a tensor, if the module returns several. Its axes after the
-            first are flattened to C outputs.
-        outputs: "all", a list of indices, "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2, 1], or
-            "diagonal" for K[x, c, x′, c] as [n1, n2, C].
-        casts: "ignore" skips casts to dtypes of lower precision than the weights. With "keep", a
-            warning states the rounding error if the module contains such casts.
-        sketch: the number k of random dimensions to which gradients are projected, for many
-            examples and a large module. Sketches suit kernel change, spectra and alignment, but not
-            single entries.
+        output: the name or index of a tensor, if the module returns several. Its axes
+            after the first are flattened to C outputs.
+        outputs: "all", a list of indices, "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2,
+            1], or "diagonal" for K[x, c, x′, c] as [n1, n2, C].
+        casts: "ignore" skips casts to dtypes of lower precision than the weights. With
+            "keep", a warning states the rounding error if the module contains such
+            casts.
+        sketch: the number k of random dimensions to which gradients are projected, for
+            many examples and a large module. Sketches suit kernel change, spectra and
+            alignment, but not single entries.
         seed: the seed of the projection.
 
     Returns:
@@ -327,8 +358,8 @@ def tangent_kernel(
         which ‖K̂ − K‖_F exceeds with probability 1 %. The error decreases like 1/√k.
 
     Raises:
-        Mistake: if the module is random, couples the examples of a batch, or needs more memory than
-            the machine has.
+        Mistake: if the module is random, couples the examples of a batch, or needs more
+            memory than the machine has.
 
     >>> import torch
     >>> layer, x = torch.nn.Linear(50, 1).double(), torch.eye(9, 50).double()
@@ -337,7 +368,9 @@ def tangent_kernel(
     True
     """
     reader, module_weights = reader_of(module, output, casts)
-    all_weights = module_weights | named(module, {} if weights is None else weights, "weights")
+    all_weights = module_weights | named(
+        module, {} if weights is None else weights, "weights"
+    )
     refuse_rounded_products(all_weights)
     outputs = as_list(outputs)
     if isinstance(outputs, str) and outputs not in MODES:
@@ -346,7 +379,12 @@ def tangent_kernel(
             "outputs, such as [0, 3]"
         )
     if sketch is not None:
-        warn_of(module, output, reader.record(all_weights, part(as_inputs(x1), slice(0, 2))), casts)
+        warn_of(
+            module,
+            output,
+            reader.record(all_weights, part(as_inputs(x1), slice(0, 2))),
+            casts,
+        )
         return sketched_tangent(reader, all_weights, x1, x2, outputs, sketch, seed)
     left = batches(reader, all_weights, x1)
     warn_of(module, output, left.tape, casts)
@@ -366,8 +404,12 @@ def tangent_kernel(
                 return kernel_in_chunks
         return kernel(left, right, part_of_outputs)
 
-    if outputs == "diagonal":  # one output at a time, so that no other entries are computed
+    if (
+        outputs == "diagonal"
+    ):  # one output at a time, so that no other entries are computed
         return finite(
-            torch.stack([read([c])[:, 0, :, 0] for c in range(left.tape.outputs.shape[1])], 2)
+            torch.stack(
+                [read([c])[:, 0, :, 0] for c in range(left.tape.outputs.shape[1])], 2
+            )
         )
     return finite(read(outputs))

@@ -1,6 +1,5 @@
-"""The tangent kernel as a callable object for tensors, NumPy arrays and DataLoaders, as other
-libraries expect.
-"""
+"""The tangent kernel as a callable object for tensors, NumPy arrays and DataLoaders, as
+other libraries expect."""
 
 from __future__ import annotations
 
@@ -46,7 +45,8 @@ MAX_BLOCK_SIDE = 2**20  # largest number of examples on one side of a block
 
 @dataclass(frozen=True, eq=False)
 class TangentKernel:
-    """The tangent kernel K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ of a module, as a function of (x1, x2).
+    """The tangent kernel K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ of a module,
+    as a function of (x1, x2).
 
     `outputs` chooses the form::
 
@@ -57,11 +57,11 @@ class TangentKernel:
     Args:
         module: any module, as in `tangent_kernel`.
         outputs: the form of the kernel: "all", "trace" or "diagonal".
-        weights: replaces parameters of the module, by name. By default, the kernel uses the weights
-            of the module at the time of the call.
+        weights: replaces parameters of the module, by name. By default, the kernel uses
+            the weights of the module at the time of the call.
         output: the name or index of a tensor, if the module returns several.
-        inputs: a function that returns the inputs from a batch of a DataLoader. By default, the
-            first entry of a batch (inputs, targets, …) is used.
+        inputs: a function that returns the inputs from a batch of a DataLoader. By
+            default, the first entry of a batch (inputs, targets, …) is used.
         memory_gb: the memory for blocks of rows and columns.
         casts: "ignore" skips casts to dtypes of lower precision than the weights.
 
@@ -73,8 +73,8 @@ class TangentKernel:
     array([[ 6.,  7.],
            [ 7., 10.]])
 
-    With outputs="trace", it is a valid `kernel` for scikit-learn's support vector machines, and
-    returns matrices for `kernel="precomputed"`:
+    With outputs="trace", it is a valid `kernel` for scikit-learn's support vector
+    machines, and returns matrices for `kernel="precomputed"`:
 
     >>> from sklearn.svm import SVC
     >>> x, labels = np.array([[-2.0, 0.0], [2.0, 0.0], [2.0, 1.0]]), [0, 1, 1]
@@ -95,7 +95,9 @@ class TangentKernel:
     def __post_init__(self) -> None:
         if not isinstance(self.outputs, str) or self.outputs not in MODES:
             hint = nearest(in_short(self.outputs).strip("'"), MODES)
-            raise Mistake(f"outputs={in_short(self.outputs)} is none of {', '.join(MODES)}{hint}")
+            raise Mistake(
+                f"outputs={in_short(self.outputs)} is none of {', '.join(MODES)}{hint}"
+            )
         _ = self.budget
 
     @property
@@ -110,19 +112,24 @@ class TangentKernel:
     @overload
     def __call__(self, x1: Examples, x2: Examples | None = None) -> Tensor: ...
 
-    def __call__(self, x1: Examples, x2: Examples | None = None) -> Tensor | np.ndarray[Any, Any]:
+    def __call__(
+        self, x1: Examples, x2: Examples | None = None
+    ) -> Tensor | np.ndarray[Any, Any]:
         """Compute the kernel between two sets of examples.
 
         Args:
-            x1: the examples: as for `tangent_kernel`, a NumPy array, or a DataLoader that does not
-                shuffle. Floating-point arrays are converted to the dtype of the weights.
+            x1: the examples: as for `tangent_kernel`, a NumPy array, or a DataLoader
+                that does not shuffle. Floating-point arrays are converted to the dtype
+                of the weights.
             x2: other examples, by default those of x1.
 
         Returns:
-            The kernel in the form of `outputs`. If all arguments are arrays, it is an array.
+            The kernel in the form of `outputs`. If all arguments are arrays,
+            it is an array.
 
         Raises:
-            Mistake: if the module is random or couples examples, or if a loader shuffles.
+            Mistake: if the module is random or couples examples,
+                or if a loader shuffles.
         """
         left = self.rows(x1, "x1")
         right = None if x2 is None else self.rows(x2, "x2")
@@ -132,10 +139,11 @@ class TangentKernel:
         return kernel
 
     @full_precision()
-    def matrix(self, left: Inputs, right: Inputs | None) -> Float[Tensor, "query *kernel"]:
-        """Return the kernel, block by block. If `right` is None, mirror the blocks above the
-        diagonal.
-        """
+    def matrix(
+        self, left: Inputs, right: Inputs | None
+    ) -> Float[Tensor, "query *kernel"]:
+        """Return the kernel, block by block. If `right` is None,
+        mirror the blocks above the diagonal."""
         columns_inputs = left if right is None else right
         counts = (examples(left), examples(columns_inputs))
         side = block_side(
@@ -165,17 +173,23 @@ class TangentKernel:
         assert kernel is not None  # `left` and `right` have at least one example
         return kernel
 
-    def empty(self, block: Tensor, counts: tuple[int, int]) -> Float[Tensor, "query *kernel"]:
+    def empty(
+        self, block: Tensor, counts: tuple[int, int]
+    ) -> Float[Tensor, "query *kernel"]:
         """Allocate the kernel, or raise if it exceeds the memory."""
         shape = list(block.shape)
         shape[0] = counts[0]
         shape[-2 if self.outputs == "all" else 1] = counts[1]
         outputs = block.shape[-1] if block.dim() > 2 else 1
         needed = block.element_size() * float(np.prod(shape))
-        refuse_large("kernel", *counts, outputs=outputs, needed=needed, choice="outputs='trace'")
+        refuse_large(
+            "kernel", *counts, outputs=outputs, needed=needed, choice="outputs='trace'"
+        )
         return block.new_empty(shape)
 
-    def block(self, left: Inputs, right: Inputs | None) -> Float[Tensor, "query *kernel"]:
+    def block(
+        self, left: Inputs, right: Inputs | None
+    ) -> Float[Tensor, "query *kernel"]:
         kernel = tangent_kernel(
             self.module,
             left,
@@ -189,11 +203,19 @@ class TangentKernel:
 
     def block_index(self, rows: slice, columns: slice) -> tuple[slice, ...]:
         """Return the index of a block in the kernel."""
-        return (rows, slice(None), columns) if self.outputs == "all" else (rows, columns)
+        return (
+            (rows, slice(None), columns) if self.outputs == "all" else (rows, columns)
+        )
 
-    def transposed(self, block: Float[Tensor, "query *kernel"]) -> Float[Tensor, "train *kernel"]:
+    def transposed(
+        self, block: Float[Tensor, "query *kernel"]
+    ) -> Float[Tensor, "train *kernel"]:
         """Return the block K(x′, x), given K(x, x′)."""
-        return block.permute(2, 3, 0, 1) if self.outputs == "all" else block.transpose(0, 1)
+        return (
+            block.permute(2, 3, 0, 1)
+            if self.outputs == "all"
+            else block.transpose(0, 1)
+        )
 
     # --- Conversion of examples to tensors
 
@@ -209,9 +231,8 @@ class TangentKernel:
         return as_inputs(inputs)
 
     def converted(self, array: np.ndarray[Any, Any], name: str) -> Tensor:
-        """Convert an array to a tensor on the weights' device, and floating-point arrays to their
-        dtype.
-        """
+        """Convert an array to a tensor on the weights' device, and floating-point
+        arrays to their dtype."""
         if array.dtype.kind not in "biuf":
             raise Mistake(f"{name} is an array of {array.dtype}; give one of numbers")
         if array.ndim < 2:
@@ -242,16 +263,19 @@ class TangentKernel:
             loaded_bytes += sum(tensor.nbytes for tensor in tensors(inputs))
             self.budget.require(loaded_bytes, f"the first examples of {name}")
         if not batches:
-            raise Mistake(f"{name}: the DataLoader gives no batch; give at least one example")
+            raise Mistake(
+                f"{name}: the DataLoader gives no batch; give at least one example"
+            )
         try:
             return concatenated(batches)
         except (RuntimeError, ValueError) as error:
-            raise Mistake(f"{name}: the batches do not go together: {first_line(error)}") from error
+            raise Mistake(
+                f"{name}: the batches do not go together: {first_line(error)}"
+            ) from error
 
     def inputs_of(self, batch: Any) -> Any:
-        """Return the inputs of a batch: the batch itself, or the first entry of (inputs, targets,
-        …).
-        """
+        """Return the inputs of a batch: the batch itself, or the first entry of
+        (inputs, targets, …)."""
         if self.inputs is not None:
             return self.inputs(batch)
         return batch[0] if isinstance(batch, tuple | list) else batch
@@ -268,15 +292,17 @@ def block_side(
     all_pairs: bool,
     budget: MemoryBudget,
 ) -> int:
-    """Return the largest number of examples on each side of a block that fits into the budget.
+    """Return the largest number of examples on each side of a block
+    that fits into the budget.
 
-    Estimate the memory from two examples. With `all_pairs`, a block contains all pairs of outputs;
-    otherwise, it is computed one output at a time.
-    """
+    Estimate the memory from two examples. With `all_pairs`, a block contains all pairs
+    of outputs; otherwise, it is computed one output at a time."""
     if examples(x1) <= 1:
         return MAX_BLOCK_SIDE
     reader, module_weights = reader_of(module, output, casts)
-    all_weights = module_weights | named(module, {} if weights is None else weights, "weights")
+    all_weights = module_weights | named(
+        module, {} if weights is None else weights, "weights"
+    )
     tape = reader.record(all_weights, part(as_inputs(x1), slice(0, 2)))
     jacobian = reader.tangent(tape, None if all_pairs else [0])
     recorded = tape.bytes_per_example * (1 + jacobian.outputs)

@@ -1,9 +1,8 @@
 """The kernels of an infinitely wide network, computed block by block in bounded memory.
 
-The division into blocks depends only on shapes, and the entries of a block depend only on its own
-examples. Processes can therefore compute blocks in any order, and repeat them after a kill, with
-bitwise equal results.
-"""
+The division into blocks depends only on shapes, and the entries of a block depend only
+on its own examples. Processes can therefore compute blocks in any order, and repeat
+them after a kill, with bitwise equal results."""
 
 from __future__ import annotations
 
@@ -28,16 +27,15 @@ from ntkexp.limit.near import all_from_distances, resolves, with_near_pairs
 from ntkexp.limit.network import Kernels, Network, Side, network, slices_of
 from ntkexp.mistake import Mistake, in_short, nearest
 
-# --- Engines: each computes the kernels of a block. `auto` chooses by layers and shapes, not by
-# timings.
+# --- Engines: each computes the kernels of a block. `auto` chooses by layers and
+# shapes, not by timings.
 
 
 ENGINES = ("auto", "torch", "fused")
 Engine: TypeAlias = Literal["auto", "torch", "fused"]
 Run: TypeAlias = Callable[[Side, Side, bool], Kernels]
-"""An engine: `run(left, right, same)` returns the NNGP and the tangent kernel of a block, with
-finite entries.
-"""
+"""An engine: `run(left, right, same)` returns the NNGP and the tangent kernel of a
+block, with finite entries. """
 MIN_FUSED_WORK = 3e7
 """`auto` uses the fused engine from this work on (pixel pairs times layers).
 
@@ -46,7 +44,8 @@ Torch needs 0.1 s for this work; loading numba takes 1 s.
 
 
 def fused_obstacle(net: Network, x: Tensor) -> str | None:
-    """Return the reason why the fused engine cannot take these inputs or weight scales, or None."""
+    """Return the reason why the fused engine cannot take these inputs
+    or weight scales, or None."""
     if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
         return f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
     tensors = [x]
@@ -58,9 +57,15 @@ def fused_obstacle(net: Network, x: Tensor) -> str | None:
 
 
 def choose_engine(
-    engine: Engine, net: Network, x: Tensor, pairs: int, budget: MemoryBudget, threads: int | None
+    engine: Engine,
+    net: Network,
+    x: Tensor,
+    pairs: int,
+    budget: MemoryBudget,
+    threads: int | None,
 ) -> Run:
-    """Return the requested engine; `auto` chooses by the work for `pairs` pairs of examples.
+    """Return the requested engine; `auto` chooses by the work
+    for `pairs` pairs of examples.
 
     Raise if `fused` is requested but does not apply.
     """
@@ -88,7 +93,8 @@ def choose_engine(
 
 
 MAX_BLOCK_WORK = 2**32
-"""The largest work in a block (pixel pairs times layers), which takes seconds to a minute."""
+"""The largest work in a block (pixel pairs times layers),
+which takes seconds to a minute."""
 MIN_LIMIT_BLOCK_SIDE = 16
 MAX_LIMIT_BLOCK_SIDE = 2048
 
@@ -122,7 +128,8 @@ class KernelBlock:
 def block_slices(
     net: Network, rows: int, columns: int | None, side: int | None = None
 ) -> list[BlockSlices]:
-    """Return all blocks row by row. If `columns` is None, omit blocks below the diagonal.
+    """Return all blocks row by row. If `columns` is None,
+    omit blocks below the diagonal.
 
     `side` sets the number of examples on each side of a block.
 
@@ -131,10 +138,11 @@ def block_slices(
     >>> [(place.rows, place.columns) for place in block_slices(net, 5, None, side=3)][:2]
     [(slice(0, 3, None), slice(0, 3, None)), (slice(0, 3, None), slice(3, 5, None))]
     """
-    # A block is large enough that the work per pair dominates the work per example, and small
-    # enough that a kill loses little.
+    # A block is large enough that the work per pair dominates the work per example, and
+    # small enough that a kill loses little.
     size = side or min(
-        MAX_LIMIT_BLOCK_SIDE, max(MIN_LIMIT_BLOCK_SIDE, isqrt(MAX_BLOCK_WORK // net.work))
+        MAX_LIMIT_BLOCK_SIDE,
+        max(MIN_LIMIT_BLOCK_SIDE, isqrt(MAX_BLOCK_WORK // net.work)),
     )
     if columns is not None:
         pairs = product(slices_of(rows, size), slices_of(columns, size))
@@ -154,9 +162,8 @@ def compute(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> KernelBlock:
-    """Compute one block of the NNGP kernel and the tangent kernel between `x1` and `x2` (by default
-    `x1`), within about `budget` of memory.
-    """
+    """Compute one block of the NNGP kernel and the tangent kernel between `x1` and `x2`
+    (by default `x1`), within about `budget` of memory."""
     left = net.side(x1[place.rows])
     right = left
     if not place.same:
@@ -165,7 +172,9 @@ def compute(
     pairs = len(left.x) * len(right.x)
     run = choose_engine(engine, net, left.x, pairs, budget, threads)
     try:
-        kernels = with_near_pairs(net, left, right, place.same, run(left, right, place.same))
+        kernels = with_near_pairs(
+            net, left, right, place.same, run(left, right, place.same)
+        )
     except Unresolved:
         if not resolves(net):
             raise
@@ -196,10 +205,12 @@ def infinite_kernel(
 ) -> InfiniteKernels:
     """Compute the NNGP kernel and the tangent kernel of a specification of layers.
 
-    The public function `ntkexp.infinite_kernel` documents the arguments, and also accepts modules.
+    The public function `ntkexp.infinite_kernel` documents the arguments,
+    and also accepts modules.
 
-    Without `x2`, pair the examples of `x1` with each other. The correlation of an example with
-    itself is then exactly 1. A call uses memory up to `budget` in addition to its result.
+    Without `x2`, pair the examples of `x1` with each other. The correlation of an
+    example with itself is then exactly 1. A call uses memory up to `budget` in addition
+    to its result.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     >>> nngp, ntk = infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x)
@@ -214,13 +225,16 @@ def infinite_kernel(
     net = network(parse_layers(spec), tuple(x1.shape[1:]))
     others = x1 if x2 is None else x2
     shape = (len(x1), len(others))
-    # For vectors, use a single block: it needs hardly any memory in addition to its result.
+    # For vectors, use a single block: it needs hardly any memory in addition
+    # to its result.
     side = max(shape) if len(net.shape) == 1 else None
     nngp = x1.new_empty(shape)
     ntk = x1.new_empty(shape)
     columns = None if x2 is None else len(x2)
     for place in block_slices(net, len(x1), columns, side):
-        block = compute(net, place, x1, x2, budget=budget, engine=engine, threads=threads)
+        block = compute(
+            net, place, x1, x2, budget=budget, engine=engine, threads=threads
+        )
         if block.nngp.shape == shape:
             return InfiniteKernels(block.nngp, block.ntk)
         parts = [block]
@@ -233,7 +247,8 @@ def infinite_kernel(
 
 
 def refuse_unfit(x1: Tensor, x2: Tensor | None) -> None:
-    """Raise unless the inputs are finite floating-point tensors with equal example shapes."""
+    """Raise unless the inputs are finite floating-point tensors
+    with equal example shapes."""
     inputs = {"x1": x1}
     if x2 is not None:
         inputs["x2"] = x2
@@ -263,17 +278,23 @@ def refuse_tensor(name: str, x: Tensor) -> None:
 
 
 def refuse_numbers(name: str, x: Tensor) -> None:
-    """Raise if an entry is not finite, or if an example is so small that its squares underflow."""
-    # The largest absolute entry of each example. It is not finite if any entry is not finite.
+    """Raise if an entry is not finite, or if an example is so small
+    that its squares underflow."""
+    # The largest absolute entry of each example.
+    # It is not finite if any entry is not finite.
     if x[:1].numel():
         parts = split_portions(x.detach().flatten(1), x[0].numel())
-        sizes = torch.cat([torch.maximum(part.amax(1), -part.amin(1)) for part in parts])
+        sizes = torch.cat(
+            [torch.maximum(part.amax(1), -part.amin(1)) for part in parts]
+        )
     else:
         sizes = x.detach().flatten(1).sum(1)
     infinite = ~sizes.isfinite()
     if infinite.any():
         first = int(infinite.nonzero()[0])
-        raise Mistake(f"{name} has entries that are not finite, the first in example {first}")
+        raise Mistake(
+            f"{name} has entries that are not finite, the first in example {first}"
+        )
     limits = torch.finfo(sizes.dtype)
     tiny = (sizes > 0) & (sizes < (limits.tiny / limits.eps) ** 0.5)
     if tiny.any():

@@ -1,11 +1,11 @@
 """Pairs of nearly equal or opposite examples: recompute their kernels from distances.
 
-The engines compute the angle of a pair from its covariance c. Rounding changes the correlation ρ =
-c/√(q₁q₂) by a few eps, and therefore the angle by about eps/√(2(1 − |ρ|)). The tangent kernel of a
-ReLU network depends on this angle. For unit vectors at a distance of 1e-7, it keeps nine digits in
-float64; at 1e-4, four digits in float32. A computation from the distance ‖x − x′‖ loses no digits.
-Near pairs are rare, so only their kernels are computed twice.
-"""
+The engines compute the angle of a pair from its covariance c. Rounding changes the
+correlation ρ = c/√(q₁q₂) by a few eps, and therefore the angle by about eps/√(2(1 −
+|ρ|)). The tangent kernel of a ReLU network depends on this angle. For unit vectors at a
+distance of 1e-7, it keeps nine digits in float64; at 1e-4, four digits in float32. A
+computation from the distance ‖x − x′‖ loses no digits. Near pairs are rare, so only
+their kernels are computed twice."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from ntkexp.limit.network import Kernels, Network, Side, finite, kernels_of_pair
 from ntkexp.stream import stream
 
 MAX_NEAR_REST = {torch.float64: 1e-6, torch.float32: 1e-5}
-"""A pair is near if 1 − |ρ|, with the correlation ρ of its inputs, is at most this value.
+"""A pair is near if 1 − |ρ|, with the correlation ρ of its inputs,
+is at most this value.
 
-At this threshold, a layer's kernel computed from the covariance has errors of 1e-13 in float64 and
-2e-5 in float32.
-"""
+At this threshold, a layer's kernel computed from the covariance has errors of 1e-13 in
+float64 and 2e-5 in float32. """
 SEARCH_DEVIATIONS = 3.0
-"""Search radius in standard deviations of the projected difference of a pair at the threshold.
+"""Search radius in standard deviations of the projected difference of a pair
+at the threshold.
 
-The search may miss a few pairs near the threshold. A pair at half the distance is missed only
-beyond six of its own standard deviations.
-"""
+The search may miss a few pairs near the threshold. A pair at half the distance is
+missed only beyond six of its own standard deviations. """
 PROJECTIONS = 2
 PairIndices: TypeAlias = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
 """Row and column indices of pairs."""
@@ -72,8 +72,11 @@ def with_near_pairs(
     return finite(kernels)
 
 
-def all_from_distances(network: Network, left: Side, right: Side, same: bool) -> Kernels:
-    """Compute all kernels of a block from distances, after an engine raised `Unresolved`."""
+def all_from_distances(
+    network: Network, left: Side, right: Side, same: bool
+) -> Kernels:
+    """Compute all kernels of a block from distances,
+    after an engine raised `Unresolved`."""
     rows = len(left.x)
     columns = len(right.x)
     kernels = left.x.new_zeros(rows, columns), left.x.new_zeros(rows, columns)
@@ -92,7 +95,8 @@ def all_from_distances(network: Network, left: Side, right: Side, same: bool) ->
 
 @dataclass(frozen=True)
 class BlockSides:
-    """A network, and the examples of the rows (`left`) and columns (`right`) of a block."""
+    """A network, and the examples of the rows (`left`) and columns (`right`)
+    of a block."""
 
     network: Network
     left: Side
@@ -100,8 +104,8 @@ class BlockSides:
     same: bool
 
     def fill(self, kernels: Kernels, places: PairIndices) -> bool:
-        """Write the kernels of the given pairs. If rows and columns are the same examples, also
-        write the mirrored pairs.
+        """Write the kernels of the given pairs. If rows and columns are the same
+        examples, also write the mirrored pairs.
 
         Return False if there are no pairs.
         """
@@ -119,22 +123,28 @@ class BlockSides:
 
 # --- The search for near pairs
 #
-# Near examples, divided by their norms, have nearly equal or nearly opposite projections on random
-# axes. Find candidates by sorting the first projections, discard candidates whose other projections
-# differ, and compute the distances of the remaining pairs.
+# Near examples, divided by their norms, have nearly equal or nearly opposite
+# projections on random axes. Find candidates by sorting the first projections, discard
+# candidates whose other projections differ, and compute the distances of the remaining
+# pairs.
 
 
 def near_pairs(
-    x1: Float[Tensor, "row number"], x2: Float[Tensor, "column number"], same: bool, rest: float
+    x1: Float[Tensor, "row number"],
+    x2: Float[Tensor, "column number"],
+    same: bool,
+    rest: float,
 ) -> Iterator[PairIndices]:
-    """Yield groups of pairs whose correlation ρ satisfies 1 − |ρ| ≤ rest. If rows and columns are
-    the same examples, yield only pairs above the diagonal.
-    """
+    """Yield groups of pairs whose correlation ρ satisfies 1 − |ρ| ≤ rest. If rows and
+    columns are the same examples, yield only pairs above the diagonal."""
     generator = stream("near pairs")
-    axes = torch.randn(PROJECTIONS, x1.shape[1], generator=generator, dtype=torch.float64).to(x1)
+    axes = torch.randn(
+        PROJECTIONS, x1.shape[1], generator=generator, dtype=torch.float64
+    ).to(x1)
     norms1, keys1 = project_unit_vectors(x1, axes)
     norms2, keys2 = (norms1, keys1) if same else project_unit_vectors(x2, axes)
-    # Unit vectors have ‖u − v‖ = √(2 (1 − ρ)); their projections differ by about this much.
+    # Unit vectors have ‖u − v‖ = √(2 (1 − ρ));
+    # their projections differ by about this much.
     radius = SEARCH_DEVIATIONS * sqrt(2 * rest)
     for sign in (1.0, -1.0):
         for rows, columns in pairs_within(keys1[0], sign * keys2[0], radius):
@@ -185,7 +195,9 @@ def pairs_within(
     # Form groups of consecutive keys with about PORTION matches in total.
     group = counts.cumsum(0) // PORTION
     sizes = torch.unique_consecutive(group, return_counts=True)[1].tolist()
-    for keys_of_group in torch.split(torch.arange(len(keys), device=keys.device), sizes):
+    for keys_of_group in torch.split(
+        torch.arange(len(keys), device=keys.device), sizes
+    ):
         group_counts = counts[keys_of_group]
         rows = torch.repeat_interleave(keys_of_group, group_counts)
         before = group_counts.cumsum(0) - group_counts

@@ -1,6 +1,5 @@
-"""A network of infinite width, and the engine in torch, which is differentiable and runs on every
-device.
-"""
+"""A network of infinite width, and the engine in torch, which is differentiable and
+runs on every device."""
 
 from __future__ import annotations
 
@@ -24,9 +23,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.shapes import Shape
 
 CHUNK_NUMBERS = 2**20
-"""Numbers in a tensor of a chunk (a part of a block). Tensors of this size stay in the cache
-between operations.
-"""
+"""Numbers in a tensor of a chunk (a part of a block). Tensors of this size stay in the
+cache between operations. """
 Kernels = tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]
 """NNGP and tangent kernel."""
 
@@ -34,7 +32,8 @@ Kernels = tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]
 def network(layers: tuple[AbstractLayer, ...], shape: Shape) -> Network:
     """Return the network for examples of this shape.
 
-    Raise if the layers do not fit the shape, have no infinite-width limit, or end in images.
+    Raise if the layers do not fit the shape, have no infinite-width limit,
+    or end in images.
 
     >>> from ntkexp.layer.linear import MaxPool
     >>> network((MaxPool(), Flatten()), (3, 8, 8))
@@ -72,15 +71,17 @@ class Network:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The pixel pairs of two inputs whose covariances determine the kernels of the outputs."""
+        """The pixel pairs of two inputs whose covariances determine the kernels of the
+        outputs."""
         return base.input_pairs(self.layers, Pairs((), ()), self.shape)
 
     @cached_property
     def self_pairs(self) -> Pairs:
-        """The pixel pairs of one input whose covariances determine the variances at nonlinear
-        layers.
-        """
-        return base.input_self_pairs(self.layers, None, self.shape) or Pairs.equal(self.shape[1:])
+        """The pixel pairs of one input whose covariances determine the variances at
+        nonlinear layers."""
+        return base.input_self_pairs(self.layers, None, self.shape) or Pairs.equal(
+            self.shape[1:]
+        )
 
     @property
     def work(self) -> int:
@@ -88,7 +89,8 @@ class Network:
         return self.pairs.count * max(1, len(self.layers))
 
     def side(self, x: Float[Tensor, "example *shape"]) -> Side:
-        """Compute the variances of examples, which all pairs with these examples share."""
+        """Compute the variances of examples,
+        which all pairs with these examples share."""
         x = x.reshape(-1, *self.shape)
         by_part = []
         for part in torch.split(x, max(1, CHUNK_NUMBERS // self.self_pairs.count)):
@@ -100,9 +102,8 @@ class Network:
 
 @dataclass(frozen=True)
 class Side:
-    """The examples of a block's rows or columns, and their variances at the input of each nonlinear
-    layer.
-    """
+    """The examples of a block's rows or columns, and their variances at the input of
+    each nonlinear layer."""
 
     x: Float[Tensor, "example *shape"]
     variances: Variances
@@ -115,7 +116,8 @@ class Side:
 def finite(kernels: Kernels) -> Kernels:
     """Return the kernels, or raise if an entry is not finite."""
     for name, values in zip(("NNGP", "tangent"), kernels, strict=True):
-        # Check the sum first: this is fast, and the sum is not finite if any entry is not finite.
+        # Check the sum first: this is fast, and the sum is not finite
+        # if any entry is not finite.
         if not values.detach().sum().isfinite() and not values.isfinite().all():
             dtype = str(values.dtype).removeprefix("torch.")
             raise Mistake(
@@ -127,9 +129,9 @@ def finite(kernels: Kernels) -> Kernels:
 
 # --- The engine in torch
 #
-# The engine cuts a block into chunks. Chunks bound the memory and, on a CPU, keep tensors in the
-# cache. If both sides are the same, the engine computes each pair of chunks once, so that the
-# kernels are exactly symmetric.
+# The engine cuts a block into chunks. Chunks bound the memory and, on a CPU, keep
+# tensors in the cache. If both sides are the same, the engine computes each pair of
+# chunks once, so that the kernels are exactly symmetric.
 
 
 COPIES = 32
@@ -139,7 +141,9 @@ On several architectures, 19 to 29 were measured.
 """
 
 
-def kernels(network: Network, left: Side, right: Side, same: bool, budget: MemoryBudget) -> Kernels:
+def kernels(
+    network: Network, left: Side, right: Side, same: bool, budget: MemoryBudget
+) -> Kernels:
     """Compute the NNGP kernel and the tangent kernel of a block."""
     rows, columns = chunk(network, left, right, budget)
     shape = (len(left.x), len(right.x))
@@ -153,7 +157,9 @@ def kernels(network: Network, left: Side, right: Side, same: bool, budget: Memor
         one = left.part(row)
         two = right.part(column)
         itself = same and row == column
-        start = Covariance.between(one.x, two.x, pairs, one.variances, two.variances, itself)
+        start = Covariance.between(
+            one.x, two.x, pairs, one.variances, two.variances, itself
+        )
         chunks = kernels_of(base.push(network.layers, start, network.shape))
         for kernel, values in zip(block, chunks, strict=True):
             if itself:
@@ -168,7 +174,8 @@ def kernels(network: Network, left: Side, right: Side, same: bool, budget: Memor
 def kernels_of_pairs(
     network: Network, left: Side, right: Side, same: bool
 ) -> tuple[Tensor, Tensor]:
-    """Compute K(xₖ, x′ₖ) and Θ(xₖ, x′ₖ) for the k-th left and right examples, from distances.
+    """Compute K(xₖ, x′ₖ) and Θ(xₖ, x′ₖ) for the k-th left and right examples,
+    from distances.
 
     The result is accurate even if the two examples are nearly equal or opposite.
     """
@@ -179,7 +186,9 @@ def kernels_of_pairs(
     for part in slices_of(len(left.x), size):
         one = left.part(part)
         two = right.part(part)
-        start = Covariance.of_pairs(one.x, two.x, pairs, one.variances, two.variances, same)
+        start = Covariance.of_pairs(
+            one.x, two.x, pairs, one.variances, two.variances, same
+        )
         nngp, ntk = kernels_of(base.push(network.layers, start, network.shape))
         nngp_parts.append(nngp[:, 0])
         ntk_parts.append(ntk[:, 0])
@@ -191,7 +200,9 @@ def kernels_of(covariance: Covariance) -> Kernels:
     return covariance.nngp, covariance.ntk
 
 
-def chunk(network: Network, left: Side, right: Side, budget: MemoryBudget) -> tuple[int, int]:
+def chunk(
+    network: Network, left: Side, right: Side, budget: MemoryBudget
+) -> tuple[int, int]:
     """Return the number of rows and columns of a chunk."""
     tensors = [left.x, *left.variances, right.x, *right.variances]
     if any(values.requires_grad for values in tensors):

@@ -1,7 +1,7 @@
 """Kernel machines, and their comparison with the trained network.
 
-Each module imports only from the modules listed before it: `base`, `machines`, `ladder`.
-"""
+Each module imports only from the modules listed before it: `base`, `machines`,
+`ladder`."""
 
 from typing import TYPE_CHECKING
 

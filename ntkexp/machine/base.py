@@ -1,8 +1,8 @@
-"""The interface of kernel machines, which predict the outputs of the trained network from matrices.
+"""The interface of kernel machines, which predict the outputs
+of the trained network from matrices.
 
-A kernel machine receives the matrices of a run (`RunMatrices`) but no network. It can therefore be
-tested on small matrices.
-"""
+A kernel machine receives the matrices of a run (`RunMatrices`) but no network. It can
+therefore be tested on small matrices."""
 
 from __future__ import annotations
 
@@ -20,19 +20,28 @@ from ntkexp.measure import AbstractMeasure, MeasuredPoints
 
 
 class Repeated(NamedTuple):
-    """The result of training with a fixed kernel Θ: f_T = f_0 + Θ(·, X) a + (ρ − 1) J·θ_0."""
+    """The result of training with a fixed kernel Θ: f_T = f_0 + Θ(·,
+    X) a + (ρ − 1) J·θ_0."""
 
     coefficients: Float[Tensor, "train out"]  # a
-    remaining: Float[Tensor, ""]  # ρ: decay multiplies the initial weights by this factor
+    remaining: Float[
+        Tensor, ""
+    ]  # ρ: decay multiplies the initial weights by this factor
 
 
 Repeat: TypeAlias = Callable[
-    [Float[Tensor, "row column"], Float[Tensor, "train out"], Float[Tensor, "train out"]], Repeated
+    [
+        Float[Tensor, "row column"],
+        Float[Tensor, "train out"],
+        Float[Tensor, "train out"],
+    ],
+    Repeated,
 ]
-"""A function (Θ(X, X), f_0(X), J(X)·θ_0) ↦ `Repeated`, which repeats the run with fixed Θ.
+"""A function (Θ(X, X), f_0(X), J(X)·θ_0) ↦ `Repeated`,
+which repeats the run with fixed Θ.
 
-The third argument is the term that weight decay shrinks. The function may raise `DoesNotApply`.
-"""
+The third argument is the term that weight decay shrinks.
+The function may raise `DoesNotApply`. """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,28 +50,35 @@ class Training:
 
     time: float  # Σ_s η_s, the sum of the step sizes
     weight: float  # wᵢℓ″ for full-batch training, if it is constant (weight wᵢ of example i)
-    is_quadratic: bool  # the loss is quadratic in the outputs, with minimum at the targets
-    is_plain: bool  # full-batch gradient descent or flow with one step size for all weights
+    is_quadratic: (
+        bool  # the loss is quadratic in the outputs, with minimum at the targets
+    )
+    is_plain: (
+        bool  # full-batch gradient descent or flow with one step size for all weights
+    )
     is_flow: bool  # gradient flow
     mean_coefficients: Float[Tensor, "train out"] | None
-    """−Σ_s η_s ℓ′(s)/Σ_s η_s: the gradients ℓ′ of the loss at the training outputs, averaged over
-    time, with the opposite sign. None for an optimizer with memory, such as momentum.
-    """
+    """−Σ_s η_s ℓ′(s)/Σ_s η_s: the gradients ℓ′ of the loss at the training outputs,
+    averaged over time, with the opposite sign. None for an optimizer with memory, such
+    as momentum. """
     repeat: Repeat
 
     @property
     def description(self) -> str:
-        """A description of the training, for the table rows of kernel machines that repeat it."""
+        """A description of the training, for the table rows of kernel machines
+        that repeat it."""
         return f"flow to t={self.time:.4g}" if self.is_flow else "same steps"
 
 
 class DoesNotApply(Exception):
-    """Raised if a kernel machine has no prediction for a run; the message is the reason."""
+    """Raised if a kernel machine has no prediction for a run;
+    the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathKernel:
-    """The path kernel 𝒦, the contributions 𝒮 and the effect of weight decay, by one path rule."""
+    """The path kernel 𝒦, the contributions 𝒮 and the effect of weight decay,
+    by one path rule."""
 
     # `kept` counts all training examples, or is 0 if 𝒦 was not stored.
     kernel: Float[Tensor, "read integrated kept out_"]
@@ -73,24 +89,30 @@ class PathKernel:
     detail: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
     half_by: Float[Tensor, "read integrated train"] | None = None
-    """The fraction of the training time at which each contribution reached half of its value."""
+    """The fraction of the training time at which each contribution reached half of its
+    value."""
 
     @property
     def without_examples(self) -> Float[Tensor, "read integrated"]:
-        """The part of the change that no example caused, i.e. weight decay and rounding."""
+        """The part of the change that no example caused, i.e.
+        weight decay and rounding."""
         return self.decay if self.rounding is None else self.decay + self.rounding
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitKernels:
-    """The kernels of one output at infinite width: `start` is the NNGP kernel 𝒢, `tangent` is Θ."""
+    """The kernels of one output at infinite width:
+    `start` is the NNGP kernel 𝒢, `tangent` is Θ."""
 
     start: Float[Tensor, "query train"]
     tangent: Float[Tensor, "query train"]
 
     def of_all(self, outputs: int) -> Float[Tensor, "query out train out_"]:
-        """Return the tangent kernel of all outputs, which is Θ(x, x′) times the identity."""
-        identity = torch.eye(outputs, dtype=self.tangent.dtype, device=self.tangent.device)
+        """Return the tangent kernel of all outputs, which is Θ(x,
+        x′) times the identity."""
+        identity = torch.eye(
+            outputs, dtype=self.tangent.dtype, device=self.tangent.device
+        )
         return self.tangent[:, None, :, None] * identity[:, None]
 
     def traced(self, outputs: int) -> Float[Tensor, "query 1 train 1"]:
@@ -100,7 +122,8 @@ class LimitKernels:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMatrices:
-    """The results of a run at all points; the first `train` points are the training examples."""
+    """The results of a run at all points; the first `train` points are the training
+    examples."""
 
     inputs: Float[Tensor, "query feature"]
     train: int
@@ -110,7 +133,9 @@ class RunMatrices:
     paths: Mapping[str, PathKernel]
     kernel_start: Float[Tensor, "query out kept out_"]
     kernel_end: Float[Tensor, "query out kept out_"]
-    initial_weight_term: Float[Tensor, "query out"]  # J(θ_0)·θ_0 if there is weight decay
+    initial_weight_term: Float[
+        Tensor, "query out"
+    ]  # J(θ_0)·θ_0 if there is weight decay
     read: slice  # the points for which 𝒦 and 𝒮 have rows: all, or all but the training examples
     # the points with a path kernel 𝒦 and contributions 𝒮
     attributed: Bool[Tensor, " query"]
@@ -118,12 +143,12 @@ class RunMatrices:
     limit: LimitKernels | DoesNotApply
     training: Training
     seed: int = 0  # the run's seed, for random kernels
-    # The measure of the outputs that 𝒦 and 𝒮 explain, or None if they explain the outputs
+    # The measure of the outputs that 𝒦 and 𝒮 explain,
+    # or None if they explain the outputs
     measured: MeasuredPoints | None = None
     measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None
-    """A function that returns a given measure with the targets of these points, or raises a
-    `Mistake`.
-    """
+    """A function that returns a given measure with the targets of these points,
+    or raises a `Mistake`. """
 
     @property
     def keeps_kernels(self) -> bool:
@@ -147,19 +172,22 @@ class RunMatrices:
         return self.limit
 
     def query_contributions(self, rule: str) -> Float[Tensor, "point integrated train"]:
-        """Return the contributions 𝒮 by a path rule, at all points except the training examples."""
+        """Return the contributions 𝒮 by a path rule,
+        at all points except the training examples."""
         return self.paths[rule].contributions[self.train - self.read.start :]
 
-    def explained(self, outputs: Float[Tensor, "query out"]) -> Float[Tensor, "query explained"]:
-        """Return the explained quantity: the outputs themselves, or the measure of them."""
+    def explained(
+        self, outputs: Float[Tensor, "query out"]
+    ) -> Float[Tensor, "query explained"]:
+        """Return the explained quantity: the outputs themselves,
+        or the measure of them."""
         return outputs if self.measured is None else self.measured(outputs)
 
     def outputs_after(
         self, change: Float[Tensor, "read integrated"]
     ) -> Float[Tensor, "query explained"]:
-        """Return f_0, or its measure, plus `change`. Points and outputs without contributions are
-        NaN.
-        """
+        """Return f_0, or its measure, plus `change`. Points and outputs without
+        contributions are NaN."""
         outs = list(self.integrated)
         start = self.explained(self.start)
         changed = start[self.read, outs] + change
@@ -179,21 +207,22 @@ class Prediction:
     outputs: Float[Tensor, "query out"]
     detail: str = ""  # settings and results to show, such as a rank
     note: str = ""
-    # True for sums over the path. They are NaN where 𝒦 and 𝒮 were not computed. If 𝒦 and 𝒮 explain
-    # a measure of the outputs, they predict this measure.
+    # True for sums over the path. They are NaN where 𝒦 and 𝒮 were not computed. If 𝒦
+    # and 𝒮 explain a measure of the outputs, they predict this measure.
     is_path_sum: bool = False
-    # measure to apply to both f̂ and the network's outputs before comparing them; None to compare
-    # outputs
+    # measure to apply to both f̂ and the network's outputs before comparing them; None
+    # to compare outputs
     measure: MeasuredPoints | None = None
 
 
 class AbstractMachine(Component):
-    """A kernel machine, which is one row of the comparison. A `control` does not explain the
-    network, so reports never name it as the nearest kernel machine.
-    """
+    """A kernel machine, which is one row of the comparison. A `control` does not
+    explain the network, so reports never name it as the nearest kernel machine."""
 
     control: ClassVar[bool] = False
-    needs_limit: ClassVar[bool] = False  # True if the machine uses the kernels at infinite width
+    needs_limit: ClassVar[bool] = (
+        False  # True if the machine uses the kernels at infinite width
+    )
 
     @abstractmethod
     def predict(self, matrices: RunMatrices) -> Prediction:
@@ -201,19 +230,28 @@ class AbstractMachine(Component):
 
 
 def apply_kernel(
-    kernel: Float[Tensor, "query out train out_"], coefficients: Float[Tensor, "train out_"]
+    kernel: Float[Tensor, "query out train out_"],
+    coefficients: Float[Tensor, "train out_"],
 ) -> Float[Tensor, "query out"]:
     """Return Σᵢ K(x, xᵢ) aᵢ."""
-    return (kernel.flatten(2).flatten(0, 1) @ coefficients.flatten()).view(kernel.shape[:2])
+    return (kernel.flatten(2).flatten(0, 1) @ coefficients.flatten()).view(
+        kernel.shape[:2]
+    )
 
 
-def train_matrix(kernel: Float[Tensor, "query out train out_"]) -> Float[Tensor, "row column"]:
-    """Return the kernel among the training examples as a matrix [train · out, train · out]."""
+def train_matrix(
+    kernel: Float[Tensor, "query out train out_"],
+) -> Float[Tensor, "row column"]:
+    """Return the kernel among the training examples as a matrix [train · out,
+    train · out]."""
     refuse_none(kernel)
     return kernel[: kernel.shape[2]].flatten(2).flatten(0, 1)
 
 
 def refuse_none(kernel: Float[Tensor, "query out train out_"]) -> None:
-    """Raise `DoesNotApply` if the kernel was not stored, i.e. has no training examples."""
+    """Raise `DoesNotApply` if the kernel was not stored, i.e.
+    has no training examples."""
     if not kernel.shape[2]:
-        raise DoesNotApply("no kernel for every pair of outputs was kept: needs path.kernels=all")
+        raise DoesNotApply(
+            "no kernel for every pair of outputs was kept: needs path.kernels=all"
+        )

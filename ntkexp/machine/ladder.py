@@ -6,9 +6,8 @@ floor            100 eps · size / ‖f_T − f_0‖, the error that rounding ex
 agreement        share of points with the same label: the largest output, or the sign of a single output
 r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²
 
-If the run integrates the path of a measure g, or if a kernel machine has a measure g, the errors
-compare g(f̂) with g(f_T) and g(f_0), and there is no agreement.
-"""
+If the run integrates the path of a measure g, or if a kernel machine has a measure g,
+the errors compare g(f̂) with g(f_T) and g(f_0), and there is no agreement."""
 
 from __future__ import annotations
 
@@ -32,14 +31,14 @@ from ntkexp.records.results import Result, at_points, rounding_floor
 class Ladder(Component):
     """The kernel machines that are compared with the network.
 
-    If no kernel machine has the name of a path rule, as for a user's rule, the comparison has an
-    extra row for this rule.
-    """
+    If no kernel machine has the name of a path rule, as for a user's rule, the
+    comparison has an extra row for this rule."""
 
     machine: tuple[AbstractMachine, ...]
 
     def predict_all(self, matrices: RunMatrices) -> list[MachineOutcome]:
-        """Return the prediction of every kernel machine, or the reason why there is none."""
+        """Return the prediction of every kernel machine,
+        or the reason why there is none."""
         tried = [
             try_machine(machine.option, machine.predict, matrices, machine.control)
             for machine in self.machine
@@ -53,9 +52,8 @@ class Ladder(Component):
 
 @dataclass(frozen=True)
 class MachineOutcome:
-    """One row of the comparison: the prediction of a kernel machine, or the reason why there is
-    none.
-    """
+    """One row of the comparison: the prediction of a kernel machine,
+    or the reason why there is none."""
 
     name: str
     outcome: Prediction | DoesNotApply
@@ -68,7 +66,9 @@ class Region:
     """A split: its points, and the norms that determine the size of rounding errors."""
 
     points: slice
-    norms: Float[Tensor, "term point"]  # norms of the terms that add up to f, at each point
+    norms: Float[
+        Tensor, "term point"
+    ]  # norms of the terms that add up to f, at each point
 
 
 def try_machine(
@@ -126,7 +126,8 @@ def compare_on_split(
     matrices: RunMatrices,
     classifies: bool,
 ) -> Result:
-    """Return the errors of one kernel machine on one split, or the reason why there are none."""
+    """Return the errors of one kernel machine on one split,
+    or the reason why there are none."""
     outcome = machine.outcome
     if isinstance(outcome, DoesNotApply):
         return Result(split, machine.name, note=str(outcome))
@@ -186,10 +187,14 @@ def compare_on_split(
         max_error=float(error.abs().max()),
         agreement=agreement,
         r2=1 - missed**2 / spread if spread else None,
-        note="; ".join(filter(None, remarks)) if moved else "the network did not move here",
+        note="; ".join(filter(None, remarks))
+        if moved
+        else "the network did not move here",
     )
 
 
-def predicted_label(outputs: Float[Tensor, "query out"]) -> Tensor | Bool[Tensor, " query"]:
+def predicted_label(
+    outputs: Float[Tensor, "query out"],
+) -> Tensor | Bool[Tensor, " query"]:
     """Return the class of the largest output, or the sign of a single output."""
     return outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)

@@ -1,6 +1,5 @@
-"""The kernel machines: Domingos' path kernel machines, machines with fixed kernels, and controls,
-whose kernels are independent of the network.
-"""
+"""The kernel machines: Domingos' path kernel machines, machines with fixed kernels, and
+controls, whose kernels are independent of the network."""
 
 from __future__ import annotations
 
@@ -31,17 +30,16 @@ from ntkexp.on_disk import row_blocks, summed
 from ntkexp.stream import stream
 from ntkexp.text import percent, short
 
-# --- The path kernel machine of Domingos: f̂(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x). Its coefficients
-# depend on the query x.
+# --- The path kernel machine of Domingos: f̂(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x). Its
+# coefficients depend on the query x.
 #
-# With 𝒮 by secants, f̂ is the trained network up to rounding. With 𝒮 from the left ends of the
-# steps, f̂ is the sum of Domingos' paper.
+# With 𝒮 by secants, f̂ is the trained network up to rounding. With 𝒮 from the left ends
+# of the steps, f̂ is the sum of Domingos' paper.
 
 
 def path_sum(rule: str, matrices: RunMatrices) -> Prediction:
-    """Return f_0 + Σᵢ 𝒮 + 𝒟, the initial outputs plus all contributions and the decay, by a path
-    rule. Raise `DoesNotApply` if the run lacks this rule.
-    """
+    """Return f_0 + Σᵢ 𝒮 + 𝒟, the initial outputs plus all contributions and the decay,
+    by a path rule. Raise `DoesNotApply` if the run lacks this rule."""
     if rule not in matrices.paths:
         if matrices.training.is_flow:
             raise DoesNotApply(
@@ -51,7 +49,10 @@ def path_sum(rule: str, matrices: RunMatrices) -> Prediction:
     path = matrices.paths[rule]
     change = summed(path.contributions) + path.without_examples
     return Prediction(
-        matrices.outputs_after(change), path.detail, describe_parts(path.facts), is_path_sum=True
+        matrices.outputs_after(change),
+        path.detail,
+        describe_parts(path.facts),
+        is_path_sum=True,
     )
 
 
@@ -74,7 +75,8 @@ def without_machine(rules: Iterable[str]) -> list[str]:
 
 
 class Secant(AbstractPathSum):
-    """The path kernel machine of Domingos by secants, f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x); it is exact."""
+    """The path kernel machine of Domingos by secants, f_0(x) + Σᵢ 𝒮(x,
+    xᵢ) + 𝒟(x); it is exact."""
 
 
 class Gauss(AbstractPathSum):
@@ -82,7 +84,8 @@ class Gauss(AbstractPathSum):
 
 
 class Left(AbstractPathSum):
-    """The path kernel machine of Domingos as published: kernels at the start of each step."""
+    """The path kernel machine of Domingos as published:
+    kernels at the start of each step."""
 
 
 def describe_parts(facts: Mapping[str, float]) -> str:
@@ -111,16 +114,18 @@ def describe_parts(facts: Mapping[str, float]) -> str:
     numbers = {name: short(fact) for name, fact in facts.items()}
     if "top_10" in facts:
         numbers["top_10"] = percent(facts["top_10"])
-    return "; ".join(text.format(numbers[name]) for name, text in phrases.items() if name in facts)
+    return "; ".join(
+        text.format(numbers[name]) for name, text in phrases.items() if name in facts
+    )
 
 
 class Nonlinear(AbstractMachine):
-    """A kernel machine inside a nonlinear function, g(b(x) + Σᵢ aᵢ(x) K(x, xᵢ)), with b = f_0 + 𝒟.
+    """A kernel machine inside a nonlinear function, g(b(x) + Σᵢ aᵢ(x) K(x,
+    xᵢ)), with b = f_0 + 𝒟.
 
-    It applies the measure g to the sum by the first path rule, and is compared with g of the
-    network. By secants it is exact, because the sum is exact. To divide the change of g itself
-    among the examples, set `path.measure`.
-    """
+    It applies the measure g to the sum by the first path rule, and is compared with g
+    of the network. By secants it is exact, because the sum is exact. To divide the
+    change of g itself among the examples, set `path.measure`."""
 
     measure: AbstractMeasure = LogProbability()
 
@@ -130,7 +135,9 @@ class Nonlinear(AbstractMachine):
                 f"the path is that of the {matrices.measured.name}: needs path.measure=output"
             )
         if len(matrices.integrated) < matrices.start.shape[1]:
-            raise DoesNotApply("its non-linearity is of all outputs: needs path.outputs=all")
+            raise DoesNotApply(
+                "its non-linearity is of all outputs: needs path.outputs=all"
+            )
         if matrices.measure is None:
             raise DoesNotApply("the targets of the measure are not known here")
         try:
@@ -139,19 +146,21 @@ class Nonlinear(AbstractMachine):
             raise DoesNotApply(str(mistake)) from None
         inner = path_sum(matrices.rule, matrices)
         detail = f"{self.measure.option} of the sum by {matrices.rule}"
-        return Prediction(inner.outputs, detail, inner.note, is_path_sum=True, measure=g)
+        return Prediction(
+            inner.outputs, detail, inner.note, is_path_sum=True, measure=g
+        )
 
 
 class FixedCoefficients(AbstractMachine):
-    """A kernel machine in the usual sense: the path kernel, with coefficients independent of the
-    query.
+    """A kernel machine in the usual sense: the path kernel, with coefficients
+    independent of the query.
 
     The coefficients are means over the path:
 
     f̂(x) = f_0(x) + Σᵢ 𝒦(x, xᵢ) āᵢ,    āᵢ = −Σ_s η_s ℓ′ᵢ(s) / Σ_s η_s.
 
-    With momentum or another optimizer state, fit āᵢ for each i by least squares over the training
-    points x: min Σ_x ‖𝒮(x, xᵢ) − 𝒦(x, xᵢ) āᵢ‖². The normal equations are:
+    With momentum or another optimizer state, fit āᵢ for each i by least squares over
+    the training points x: min Σ_x ‖𝒮(x, xᵢ) − 𝒦(x, xᵢ) āᵢ‖². The normal equations are:
 
     Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ).
     """
@@ -161,28 +170,34 @@ class FixedCoefficients(AbstractMachine):
         coefficients = matrices.training.mean_coefficients
         if coefficients is None:
             coefficients = fitted_coefficients(matrices)
-        outputs = matrices.outputs_after(apply_kernel(matrices.path.kernel, coefficients))
+        outputs = matrices.outputs_after(
+            apply_kernel(matrices.path.kernel, coefficients)
+        )
         return Prediction(outputs, f"𝒦 by {matrices.rule}", is_path_sum=True)
 
 
 def fitted_coefficients(matrices: RunMatrices) -> Float[Tensor, "train out"]:
-    """Return the least-squares solutions āᵢ of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the attributed training
-    points x.
-    """
+    """Return the least-squares solutions āᵢ of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the
+    attributed training points x."""
     points = matrices.attributed[: matrices.train].nonzero()[:, 0]
     if not len(points):
-        raise DoesNotApply("no training example is attributed: add train to path.queries")
+        raise DoesNotApply(
+            "no training example is attributed: add train to path.queries"
+        )
     # [train, point·out, out_]
     kernel = matrices.path.kernel[points].permute(2, 0, 1, 3).flatten(1, 2)
     parts = matrices.path.contributions[points].flatten(0, 1).t()[..., None]
     if not (kernel.isfinite().all() and parts.isfinite().all()):
         raise DoesNotApply("the path kernel among the training examples is not finite")
-    fitted: Tensor = torch.linalg.pinv(kernel) @ parts.to(kernel.dtype)  # 𝒮 is in float64
+    fitted: Tensor = torch.linalg.pinv(kernel) @ parts.to(
+        kernel.dtype
+    )  # 𝒮 is in float64
     return fitted[..., 0]
 
 
 class KernelRegression(AbstractMachine):
-    """Kernel regression with the path kernel 𝒦 on f_T − f_0 at the training examples."""
+    """Kernel regression with the path kernel 𝒦 on f_T − f_0
+    at the training examples."""
 
     def predict(self, matrices: RunMatrices) -> Prediction:
         refuse_none(matrices.path.kernel)
@@ -196,7 +211,9 @@ class KernelRegression(AbstractMachine):
             )
         prediction = regression_prediction(matrices.path.kernel, matrices)
         return Prediction(
-            prediction.outputs, f"𝒦 by {matrices.rule}, {prediction.detail}", is_path_sum=True
+            prediction.outputs,
+            f"𝒦 by {matrices.rule}, {prediction.detail}",
+            is_path_sum=True,
         )
 
 
@@ -210,12 +227,13 @@ class KernelRegression(AbstractMachine):
 def regression_prediction(
     kernel: Float[Tensor, "query out train out_"], matrices: RunMatrices
 ) -> Prediction:
-    """Return the prediction of kernel regression, whose targets are f_T − f_0 at the training
-    examples.
-    """
+    """Return the prediction of kernel regression,
+    whose targets are f_T − f_0 at the training examples."""
     matrix = train_matrix(kernel)
     if kernel.shape[1] < kernel.shape[3]:
-        raise DoesNotApply("the path was not read at every output: needs path.outputs=all")
+        raise DoesNotApply(
+            "the path was not read at every output: needs path.outputs=all"
+        )
     if matrix.isnan().all():
         raise DoesNotApply(
             "the path was not read at the training examples: add train to path.queries"
@@ -233,14 +251,18 @@ def regression_prediction(
     used = singular > cutoff * singular.max()
     inverse = torch.where(used, 1 / singular, 0.0)
     coefficients = Vh.mH @ (inverse * (U.mH @ matrices.train_change.flatten()))
-    outputs = matrices.start + apply_kernel(kernel, coefficients.view(matrices.targets.shape))
-    return Prediction(outputs, f"rank {int(used.sum())}/{len(matrix)}, cut-off {cutoff:.0e}")
+    outputs = matrices.start + apply_kernel(
+        kernel, coefficients.view(matrices.targets.shape)
+    )
+    return Prediction(
+        outputs, f"rank {int(used.sum())}/{len(matrix)}, cut-off {cutoff:.0e}"
+    )
 
 
 # --- Training with a fixed kernel Θ, in function space.
 #
-# For the loss ½c‖f − y‖² with example weights w/c, gradient flow has a closed form at time t; g
-# acts on the eigenvalues λ of Θ(X, X):
+# For the loss ½c‖f − y‖² with example weights w/c, gradient flow has a closed form at
+# time t; g acts on the eigenvalues λ of Θ(X, X):
 #
 #     f_t(x) = f_0(x) − Θ(x, X) g(Θ(X, X)) (f_0(X) − y),    g(λ) = (1 − e^{−twλ})/λ
 #
@@ -258,7 +280,9 @@ def flow_prediction(
     missing = (matrices.targets - matrices.start[: matrices.train]).flatten()[:, None]
     gain = FlowGain(matrices.training.time * matrices.training.weight)
     coefficients = modes_of(train_matrix(kernel)).at(gain)(missing)
-    return matrices.start + apply_kernel(kernel, coefficients.view(matrices.targets.shape))
+    return matrices.start + apply_kernel(
+        kernel, coefficients.view(matrices.targets.shape)
+    )
 
 
 def descent_prediction(
@@ -267,7 +291,9 @@ def descent_prediction(
     """Return f_T after the steps of the run, taken with a fixed kernel."""
     train = matrices.train
     coefficients, remaining = matrices.training.repeat(
-        train_matrix(kernel), matrices.start[:train], matrices.initial_weight_term[:train]
+        train_matrix(kernel),
+        matrices.start[:train],
+        matrices.initial_weight_term[:train],
     )
     return (
         matrices.start
@@ -279,9 +305,8 @@ def descent_prediction(
 class AbstractFrozen(AbstractMachine):
     """Training with a fixed kernel, from the initial outputs of the network.
 
-    For a quadratic loss and plain gradient descent, the prediction is gradient flow in closed form.
-    Otherwise, the machine repeats the steps of the run.
-    """
+    For a quadratic loss and plain gradient descent, the prediction is gradient flow in
+    closed form. Otherwise, the machine repeats the steps of the run."""
 
     @abstractmethod
     def kernel(self, matrices: RunMatrices) -> Float[Tensor, "query out train out_"]:
@@ -293,9 +318,12 @@ class AbstractFrozen(AbstractMachine):
         # For a loss that is quadratic in f, gradient flow has a closed form.
         if matrices.training.is_quadratic and matrices.training.is_plain:
             return Prediction(
-                flow_prediction(kernel, matrices), f"flow to t={matrices.training.time:.4g}"
+                flow_prediction(kernel, matrices),
+                f"flow to t={matrices.training.time:.4g}",
             )
-        return Prediction(descent_prediction(kernel, matrices), matrices.training.description)
+        return Prediction(
+            descent_prediction(kernel, matrices), matrices.training.description
+        )
 
 
 class FrozenStart(AbstractFrozen):
@@ -313,7 +341,8 @@ class FrozenEnd(AbstractFrozen):
 
 
 class FrozenLimit(AbstractFrozen):
-    """Training for the same time with the fixed tangent kernel K_∞ of infinite width."""
+    """Training for the same time with the fixed tangent kernel K_∞
+    of infinite width."""
 
     needs_limit = True
 
@@ -323,27 +352,27 @@ class FrozenLimit(AbstractFrozen):
 
 
 class Linearised(AbstractMachine):
-    """The network linearised at its start, f_0(x) + J(θ_0; x)(θ − θ_0), trained with the same steps
-    (Lee et al. 2019).
+    """The network linearised at its start, f_0(x) + J(θ_0; x)(θ − θ_0), trained with
+    the same steps (Lee et al. 2019).
 
-    In function space, these are steps with the fixed kernel K_0. Gradients are clipped by the
-    factors that were recorded for the network.
-    """
+    In function space, these are steps with the fixed kernel K_0. Gradients are clipped
+    by the factors that were recorded for the network."""
 
     def predict(self, matrices: RunMatrices) -> Prediction:
         return Prediction(
-            descent_prediction(matrices.kernel_start, matrices), matrices.training.description
+            descent_prediction(matrices.kernel_start, matrices),
+            matrices.training.description,
         )
 
 
 class NNGP(AbstractMachine):
-    """The posterior mean of the network's Gaussian process at infinite width, without noise:
+    """The posterior mean of the network's Gaussian process at infinite width,
+    without noise:
 
     f̂(x) = 𝒢(x, X) 𝒢(X, X)⁻¹ y.
 
-    It describes Bayesian networks and networks whose readout alone is trained, not networks whose
-    layers are all trained.
-    """
+    It describes Bayesian networks and networks whose readout alone is trained, not
+    networks whose layers are all trained."""
 
     needs_limit = True
 
@@ -358,28 +387,33 @@ class NNGP(AbstractMachine):
         return Prediction(posterior.mean(matrices.targets), "posterior mean")
 
 
-# --- Controls: a Gaussian kernel, or a random positive definite kernel, independent of the network.
+# --- Controls: a Gaussian kernel, or a random positive definite kernel,
+# independent of the network.
 #
 #     k(x, x′) = exp(−‖x − x′‖²/2h²),  h the median distance between training examples;
 #     k = (A Aᵀ/r + I)[x, xᵢ],         A ~ N(0, 1) of points × r, r the number of points.
 #
-# The controls named "identity" replace 𝒦 in "divide 𝒮 by the kernel, then multiply by it":
+# The controls named "identity" replace 𝒦 in "divide 𝒮 by the kernel,
+# then multiply by it":
 #
 #     f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ),
 #
-# This is exact for any kernel, which is the criticism of such sums as explanations. The controls
-# named "regression" must predict; a random kernel predicts new points no better than chance.
+# This is exact for any kernel, which is the criticism of such sums as explanations. The
+# controls named "regression" must predict; a random kernel predicts new points no
+# better than chance.
 
 
 class RBFIdentity(AbstractMachine):
-    """A control: a Gaussian kernel with coefficients that depend on the query, as exact as any
-    kernel.
-    """
+    """A control: a Gaussian kernel with coefficients that depend on the query,
+    as exact as any kernel."""
 
     control = True
 
     def predict(self, matrices: RunMatrices) -> Prediction:
-        points, train = matrices.inputs[matrices.read], matrices.inputs[: matrices.train]
+        points, train = (
+            matrices.inputs[matrices.read],
+            matrices.inputs[: matrices.train],
+        )
         width = median_distance(train)
 
         def rows(some: slice) -> Float[Tensor, "query train"]:
@@ -394,7 +428,8 @@ class RBFIdentity(AbstractMachine):
 
 
 class RandomIdentity(AbstractMachine):
-    """A control: a random positive definite kernel with coefficients that depend on the query."""
+    """A control: a random positive definite kernel with coefficients
+    that depend on the query."""
 
     control = True
 
@@ -410,9 +445,12 @@ class RandomIdentity(AbstractMachine):
 
 
 def divide_and_multiply(
-    matrices: RunMatrices, rows: Callable[[slice], Float[Tensor, "query train"]], detail: str
+    matrices: RunMatrices,
+    rows: Callable[[slice], Float[Tensor, "query train"]],
+    detail: str,
 ) -> Prediction:
-    """Divide 𝒮 by a kernel, multiply by this kernel, and sum over examples, in blocks of rows."""
+    """Divide 𝒮 by a kernel, multiply by this kernel, and sum over examples,
+    in blocks of rows."""
     parts = matrices.path.contributions
     changes = []
     for block in row_blocks(parts):
@@ -424,7 +462,8 @@ def divide_and_multiply(
 
 
 class RBFRegression(AbstractMachine):
-    """A control: regression with a Gaussian kernel, which is independent of the network."""
+    """A control: regression with a Gaussian kernel,
+    which is independent of the network."""
 
     control = True
 
@@ -433,7 +472,9 @@ class RBFRegression(AbstractMachine):
         train = matrices.inputs[: matrices.train]
         width = median_distance(train)
         kernel = gaussian_kernel(matrices.inputs, train, width)
-        prediction = regression_prediction(kernel_for_each_output(kernel, matrices), matrices)
+        prediction = regression_prediction(
+            kernel_for_each_output(kernel, matrices), matrices
+        )
         return Prediction(prediction.outputs, f"h={width:.3g}, {prediction.detail}")
 
 
@@ -453,18 +494,23 @@ def kernel_for_each_output(
     kernel: Float[Tensor, "query train"], matrices: RunMatrices
 ) -> Float[Tensor, "query out train out_"]:
     """Return the kernel for all outputs, which is k(x, x′) times the identity."""
-    identity = torch.eye(matrices.start.shape[1], dtype=kernel.dtype, device=kernel.device)
+    identity = torch.eye(
+        matrices.start.shape[1], dtype=kernel.dtype, device=kernel.device
+    )
     return kernel[:, None, :, None] * identity[:, None]
 
 
 def gaussian_kernel(
-    points: Float[Tensor, "query feature"], train: Float[Tensor, "train feature"], width: float
+    points: Float[Tensor, "query feature"],
+    train: Float[Tensor, "train feature"],
+    width: float,
 ) -> Float[Tensor, "query train"]:
     return torch.cdist(points, train).square_().div_(-2 * width**2).exp_()
 
 
 def median_distance(points: Float[Tensor, "train feature"]) -> float:
-    """Return the median of the nonzero distances between points, or 1 if all distances are zero.
+    """Return the median of the nonzero distances between points,
+    or 1 if all distances are zero.
 
     >>> median_distance(torch.tensor([[0.0], [3.0], [7.0]])), median_distance(torch.zeros(1, 1))
     (4.0, 1.0)
@@ -479,12 +525,14 @@ def median_distance(points: Float[Tensor, "train feature"]) -> float:
 
 
 def random_kernel(matrices: RunMatrices) -> Float[Tensor, "query train"]:
-    """Return a random kernel between all points and the training examples, drawn with the run's
-    seed.
-    """
+    """Return a random kernel between all points and the training examples,
+    drawn with the run's seed."""
     points = len(matrices.inputs)
     factor = torch.randn(
-        points, points, generator=stream("random kernel", matrices.seed), dtype=torch.float64
+        points,
+        points,
+        generator=stream("random kernel", matrices.seed),
+        dtype=torch.float64,
     )
     kernel = (factor @ factor[: matrices.train].t()).div_(points)
     kernel.diagonal().add_(1.0)

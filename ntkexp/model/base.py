@@ -1,8 +1,8 @@
-"""The interface of architectures, which build networks of any width for inputs of any shape.
+"""The interface of architectures, which build networks of any width for inputs
+of any shape.
 
-This file also defines learning tasks, and the forms of the output: scaled, antisymmetric and
-centred.
-"""
+This file also defines learning tasks, and the forms of the output: scaled,
+antisymmetric and centred."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class LearningTask:
         if self.vocabulary:
             tokens = torch.arange(examples * prod(self.shape)) % self.vocabulary
             return tokens.view(examples, *self.shape).double()
-        return torch.randn(examples, *self.shape, generator=stream("trial"), dtype=torch.float64)
+        return torch.randn(
+            examples, *self.shape, generator=stream("trial"), dtype=torch.float64
+        )
 
     @property
     def description(self) -> str:
@@ -54,7 +56,8 @@ class LearningTask:
         return f"the data has examples of shape {list(self.shape)}{tokens}"
 
     def refuse_tokens(self, model: str) -> None:
-        """Raise if the data are tokens; networks without an embedding table call this method."""
+        """Raise if the data are tokens; networks without an embedding table call this
+        method."""
         if self.vocabulary:
             raise Mistake(
                 f"model={model} takes numbers, and the data has tokens; choose model=transformer, "
@@ -73,7 +76,9 @@ class ScaledOutput(nn.Module):
         self.network = network
         self.alpha = alpha
 
-    def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+    def terms(
+        self, x: Float[Tensor, "example *shape"]
+    ) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x),)
 
     def trained_terms(
@@ -82,7 +87,9 @@ class ScaledOutput(nn.Module):
         """Return the terms that depend on trained weights."""
         return self.terms(x)
 
-    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example out"]:
+    def forward(
+        self, x: Float[Tensor, "example *shape"]
+    ) -> Float[Tensor, "example out"]:
         first, *rest = self.terms(x)
         total = sum(rest, start=first)
         return total if self.alpha == 1 else self.alpha * total
@@ -90,9 +97,8 @@ class ScaledOutput(nn.Module):
     def sizes(
         self, weights: Weights, x: Float[Tensor, "example *shape"]
     ) -> Float[Tensor, "term example"]:
-        """Return the scaled norm α‖term‖ of each trained term and example. The rounding error of
-        the outputs is proportional to these norms.
-        """
+        """Return the scaled norm α‖term‖ of each trained term and example. The rounding
+        error of the outputs is proportional to these norms."""
         module_weights = {f"reading.{name}": weight for name, weight in weights.items()}
         with torch.no_grad():
             terms = call_with(TrainedTerms(self), module_weights, (x,))
@@ -119,7 +125,9 @@ class Antisymmetric(ScaledOutput):
         super().__init__(network, alpha / sqrt(2))
         self.mirror = copy_network(network, "antisymmetric")
 
-    def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+    def terms(
+        self, x: Float[Tensor, "example *shape"]
+    ) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x), -self.mirror(x))
 
 
@@ -130,7 +138,9 @@ class Centred(ScaledOutput):
         super().__init__(network, alpha)
         self.origin = copy_network(network, "centred").requires_grad_(False)
 
-    def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
+    def terms(
+        self, x: Float[Tensor, "example *shape"]
+    ) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x), -self.origin(x))
 
     def trained_terms(
@@ -152,7 +162,9 @@ def copy_network(network: nn.Module, key: str) -> nn.Module:
     try:
         return copy_module(network)
     except Mistake as mistake:
-        raise Mistake(f"init.{key}=true needs a copy of the network: {mistake}") from None
+        raise Mistake(
+            f"init.{key}=true needs a copy of the network: {mistake}"
+        ) from None
 
 
 # --- Architectures
@@ -180,12 +192,14 @@ class AbstractArchitecture(Component):
         generator: torch.Generator,
         vocabulary: int = 0,
     ) -> ScaledOutput:
-        """Return an untrained network, in the form of the output that `init` chooses."""
+        """Return an untrained network, in the form of the output
+        that `init` chooses."""
         task = LearningTask(shape, outputs, vocabulary)
         return wrap_output(self.network(init, task, generator), init)
 
     def limit(self, init: AbstractInit, task: LearningTask) -> Network:
-        """Return the infinite-width limit of the network h. Raise a `Mistake` if it is unknown."""
+        """Return the infinite-width limit of the network h.
+        Raise a `Mistake` if it is unknown."""
         raise Mistake(f"model={self.option} has no known limit of infinite width")
 
 

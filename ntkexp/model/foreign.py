@@ -1,6 +1,5 @@
-"""Foreign modules: adapt them to data and loss, load them from a user's files, and import optional
-libraries.
-"""
+"""Foreign modules: adapt them to data and loss, load them from a user's files, and
+import optional libraries."""
 
 from __future__ import annotations
 
@@ -28,12 +27,13 @@ from ntkexp.model.base import LearningTask
 from ntkexp.model.functional import hooked_parameters, training_modes
 from ntkexp.records.atomic import read_object
 
-# --- Adapt a foreign module to the data's inputs, and to the outputs that the loss needs.
+# --- Adapt a foreign module to the data's inputs,
+# and to the outputs that the loss needs.
 #
 #     tokens → integers      outputs [example] → [example, 1]      new tensors → dtype of inputs
 #
-# Before training, the module runs on two artificial examples, so that errors are reported in one
-# line.
+# Before training, the module runs on two artificial examples,
+# so that errors are reported in one line.
 
 
 class Adapted(nn.Module):
@@ -43,7 +43,9 @@ class Adapted(nn.Module):
         super().__init__()
         self.module, self.tokens = module, tokens
 
-    def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example out"]:
+    def forward(
+        self, x: Float[Tensor, "example *shape"]
+    ) -> Float[Tensor, "example out"]:
         outputs = self.module_output(x)
         assert isinstance(outputs, Tensor)  # checked by refuse_unfit
         return outputs[:, None] if outputs.dim() == 1 else outputs
@@ -61,12 +63,17 @@ def adapt_module(
     setting: str,
     file: Path | None = None,
 ) -> Adapted:
-    """Build a module in double precision and evaluation mode, and check that it fits the task.
+    """Build a module in double precision and evaluation mode,
+    and check that it fits the task.
 
-    torch's global generator is seeded while `make` runs. Error messages begin with `setting`,
-    such as `model.path=net.py`, and report the line in the user's file `file`.
-    """
-    with torch.random.fork_rng(devices=[]), default_dtype(torch.float64), one_line(setting, file):
+    torch's global generator is seeded while `make` runs. Error messages begin with
+    `setting`, such as `model.path=net.py`, and report the line in the user's file
+    `file`."""
+    with (
+        torch.random.fork_rng(devices=[]),
+        default_dtype(torch.float64),
+        one_line(setting, file),
+    ):
         torch.manual_seed(seed)
         module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
         for layer in module.modules():
@@ -80,7 +87,8 @@ def adapt_module(
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set torch's default dtype for new tensors, such as the initial state of an RNN."""
+    """Set torch's default dtype for new tensors,
+    such as the initial state of an RNN."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -127,7 +135,8 @@ def refuse_unfit(setting: str, module: Adapted, task: LearningTask) -> None:
 
 
 def refuse_untrainable(setting: str, module: nn.Module) -> None:
-    """Raise if the module has no trained parameter, or if a parameter is complex or has a hook."""
+    """Raise if the module has no trained parameter,
+    or if a parameter is complex or has a hook."""
     weights = dict(module.named_parameters())
     if not any(weight.requires_grad for weight in weights.values()):
         why = (
@@ -162,14 +171,18 @@ def refuse_shape(setting: str, outputs: object, task: LearningTask) -> None:
             f"expected: data and loss ask for {task.outputs} for each example"
         )
     if not outputs.is_floating_point():
-        raise Mistake(f"{setting}: the module gives {outputs.dtype}, and real numbers are expected")
+        raise Mistake(
+            f"{setting}: the module gives {outputs.dtype}, and real numbers are expected"
+        )
 
 
 def refuse_irreproducible(setting: str, module: Adapted, again: Adapted) -> None:
     """Raise if two modules that were built with the same seed differ."""
     first, second = module.module.state_dict(), again.module.state_dict()
     if first.keys() != second.keys():
-        raise Mistake(f"{setting} builds another module when it is called again with the same seed")
+        raise Mistake(
+            f"{setting} builds another module when it is called again with the same seed"
+        )
     for name, value in first.items():
         if isinstance(value, Tensor) and not torch.equal(
             value.nan_to_num(), second[name].nan_to_num()
@@ -190,22 +203,27 @@ VISION = {"timm", "torchvision", "transformers"}
 
 
 class TrustedModules(MetaPathFinder):
-    """An import hook that finds the modules that trusted files import from their own folders.
+    """An import hook that finds the modules that trusted files import
+    from their own folders.
 
-    The folders are not added to `sys.path`: libraries search it for optional modules, and would run
-    untrusted files. The finder is the last in `sys.meta_path`, so that no file replaces a module of
-    Python or of an installed package.
-    """
+    The folders are not added to `sys.path`: libraries search it for optional modules,
+    and would run untrusted files. The finder is the last in `sys.meta_path`, so that no
+    file replaces a module of Python or of an installed package."""
 
     def __init__(self) -> None:
         self.folders = dict[str, str]()
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         folder = self.folders.get(fullname)
         return (
-            None if folder is None or path is not None else PathFinder.find_spec(fullname, [folder])
+            None
+            if folder is None or path is not None
+            else PathFinder.find_spec(fullname, [folder])
         )
 
 
@@ -223,9 +241,8 @@ def allow_imports(files: Iterable[Path], folders: Sequence[Path]) -> None:
 
 
 def allow_module(name: str, folders: Iterable[Path]) -> list[Path]:
-    """Permit the import of a module or package from the first folder that contains it. Return its
-    files.
-    """
+    """Permit the import of a module or package from the first folder
+    that contains it. Return its files."""
     for folder in folders:
         files = [folder / f"{name}.py", *(folder / name).rglob("*.py")]
         if there := [file for file in files if file.is_file()]:
@@ -235,9 +252,8 @@ def allow_module(name: str, folders: Iterable[Path]) -> list[Path]:
 
 
 def load_module(file: Path, setting: str) -> ModuleType:
-    """Load a file as the module named after its stem. The file can import other files in its folder
-    or in the working folder.
-    """
+    """Load a file as the module named after its stem. The file can import other files
+    in its folder or in the working folder."""
     file = file.resolve()
     loaded = sys.modules.get(file.stem)
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
@@ -263,7 +279,8 @@ def load_module(file: Path, setting: str) -> ModuleType:
 
 
 def files_imported(file: Path) -> tuple[Path, ...]:
-    """Return the file and all files in its folder that it imports, directly or indirectly."""
+    """Return the file and all files in its folder that it imports,
+    directly or indirectly."""
     files, waiting = {file}, [file]
     while waiting:
         for name in imported_packages(waiting.pop()):
@@ -276,9 +293,8 @@ def files_imported(file: Path) -> tuple[Path, ...]:
 
 
 def imported_packages(file: Path) -> Iterator[str]:
-    """Yield the names of the top-level packages that a file imports. Yield nothing if it is not
-    Python.
-    """
+    """Yield the names of the top-level packages that a file imports.
+    Yield nothing if it is not Python."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -299,7 +315,8 @@ Option = bool | int | float | str | None
 
 # returns a module whose types are unknown here
 def import_library(package: str, extra: str) -> Any:
-    """Import an optional package. If it is missing, raise with the command that installs it."""
+    """Import an optional package. If it is missing,
+    raise with the command that installs it."""
     if find_spec(package) is None:
         raise Mistake(
             f"model={extra} needs {package}, which is not installed: pip install 'ntkexp[{extra}]'"
@@ -308,15 +325,18 @@ def import_library(package: str, extra: str) -> Any:
         one_line(f"model={extra}: {package} is installed, and cannot be imported"),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # warnings during imports do not concern the user
+        warnings.simplefilter(
+            "ignore"
+        )  # warnings during imports do not concern the user
         load_torchvision()
         return import_module(package)
 
 
-# --- Import torchvision although its compiled part does not match torch, e.g. with torch for CPUs.
+# --- Import torchvision although its compiled part does not match torch, e.g.
+# with torch for CPUs.
 #
-# timm and transformers use only the Python part of torchvision. Importing it succeeds once two
-# operators are declared, for which torchvision registers shape functions.
+# timm and transformers use only the Python part of torchvision. Importing it succeeds
+# once two operators are declared, for which torchvision registers shape functions.
 
 
 BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -324,9 +344,8 @@ DECLARED = {"torchvision::nms": BOXES, "torchvision::qnms": BOXES}
 
 
 def load_torchvision() -> None:
-    """Import torchvision if it is installed, so that later imports of timm and transformers
-    succeed.
-    """
+    """Import torchvision if it is installed, so that later imports of timm and
+    transformers succeed."""
     if find_spec("torchvision") is None:
         return
     try:
@@ -355,17 +374,16 @@ EXTERNAL_KEYS = frozenset(
 )
 
 PLAIN_ATTENTION = {None, "eager", "sdpa", "batched_mm", "grouped_mm"}
-"""Implementations of attention and experts that need only torch. For others, transformers may
-download compiled code.
-"""
+"""Implementations of attention and experts that need only torch. For others,
+transformers may download compiled code. """
 
 
 def refuse_external_code(fields: Mapping[str, Any], setting: str) -> None:
-    """Raise if a configuration of transformers would run code, or read files, from outside its
-    folder.
+    """Raise if a configuration of transformers would run code, or read files,
+    from outside its folder.
 
-    Configurations come from a command line, a YAML file, a run folder or a model folder. Users do
-    not expect these to run code.
+    Configurations come from a command line, a YAML file, a run folder or a model
+    folder. Users do not expect these to run code.
 
     >>> refuse_external_code({"n_head": 2, "text_config": {"auto_map": {"AutoModel": "own.Net"}}}, "model.path=a")
     Traceback (most recent call last):
@@ -394,9 +412,8 @@ def tree_entries(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_external_weights(files: Sequence[Path], setting: str) -> None:
-    """Raise if the folder holds an adapter, or an index of weights that names files outside the
-    folder.
-    """
+    """Raise if the folder holds an adapter, or an index of weights
+    that names files outside the folder."""
     here = {file.name for file in files}
     if "adapter_config.json" in here:
         raise Mistake(
@@ -405,7 +422,11 @@ def refuse_external_weights(files: Sequence[Path], setting: str) -> None:
     for file in files:
         if file.name.endswith(".index.json"):
             parts = read_object(file).get("weight_map")
-            named = set(map(json.dumps, parts.values())) if isinstance(parts, dict) else {"no file"}
+            named = (
+                set(map(json.dumps, parts.values()))
+                if isinstance(parts, dict)
+                else {"no file"}
+            )
             if away := sorted(named - set(map(json.dumps, here))):
                 raise Mistake(
                     f"{setting}: {file.name} names {away[0]}, which is not a file of that folder"
@@ -414,8 +435,8 @@ def refuse_external_weights(files: Sequence[Path], setting: str) -> None:
 
 @contextmanager
 def one_line(setting: str, file: Path | None = None) -> Iterator[None]:
-    """Turn any error into a `Mistake` of one line: the argument, the line in the user's file, and
-    the error.
+    """Turn any error into a `Mistake` of one line: the argument,
+    the line in the user's file, and the error.
 
     >>> with one_line("model.name=gpt3"):
     ...     raise KeyError("gpt3")
@@ -428,7 +449,9 @@ def one_line(setting: str, file: Path | None = None) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         where = line_in_file(error, file) if file else ""
-        raise Mistake(f"{setting}{where}: {type(error).__name__}: {first_line(error)}") from None
+        raise Mistake(
+            f"{setting}{where}: {type(error).__name__}: {first_line(error)}"
+        ) from None
 
 
 def line_in_file(error: BaseException, file: Path) -> str:

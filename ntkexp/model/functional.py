@@ -1,9 +1,9 @@
 """A module as a function of its weights.
 
-`function_of` turns a module into a function (weights, inputs) ↦ outputs. Other functions copy
-modules, choose one of several outputs, and report layers that depend on the batch. Checkpointing of
-activations is disabled, because it would recompute with the wrong weights.
-"""
+`function_of` turns a module into a function (weights, inputs) ↦ outputs. Other
+functions copy modules, choose one of several outputs, and report layers that depend on
+the batch. Checkpointing of activations is disabled, because it would recompute with the
+wrong weights."""
 
 from __future__ import annotations
 
@@ -38,16 +38,21 @@ from ntkexp.shapes import Function, Inputs, Weights
 def weights_of(module: nn.Module) -> Weights:
     """Return the trained parameters, detached from the module's graph."""
     return {
-        name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad
+        name: weight.detach()
+        for name, weight in module.named_parameters()
+        if weight.requires_grad
     }
 
 
-def load_tensors(path: Path, device: str = "cpu", *, mmap: bool = False) -> dict[str, Any]:
-    """Load tensors that `torch.save` wrote. Raise `Damaged` if the file holds other objects; no
-    code in it is run.
-    """
+def load_tensors(
+    path: Path, device: str = "cpu", *, mmap: bool = False
+) -> dict[str, Any]:
+    """Load tensors that `torch.save` wrote. Raise `Damaged` if the file holds other
+    objects; no code in it is run."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # the error below contains the reason
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # the error below contains the reason
             content: dict[str, Any] = torch.load(
                 path, map_location=device, weights_only=True, mmap=mmap
             )
@@ -77,11 +82,11 @@ def function_of(
 ) -> Function:
     """Return the module as a function (weights, inputs) ↦ outputs.
 
-    The function passes a tuple of inputs by position and a mapping by name. The module supplies
-    missing weights and buffers. Buffers are copied, so that a call does not change the module.
-    `output` chooses one of several outputs, or several to concatenate. Raise if layers are random
-    or couple the examples of a batch, unless `any_mode`.
-    """
+    The function passes a tuple of inputs by position and a mapping by name. The module
+    supplies missing weights and buffers. Buffers are copied, so that a call does not
+    change the module. `output` chooses one of several outputs, or several to
+    concatenate. Raise if layers are random or couple the examples of a batch, unless
+    `any_mode`."""
     if not any_mode:
         refuse_training_modes(module)
 
@@ -114,10 +119,10 @@ def call_with(
 ) -> Any:
     """Call a module with the given values for its parameters and buffers.
 
-    A layer that occurs twice in a module has two names for each parameter. Each value replaces the
-    parameter under all of its names. `functional_call` alone would leave the new value in such a
-    layer after the call. Embeddings with `max_norm` receive a copy, because they change their
-    weights in place.
+    A layer that occurs twice in a module has two names for each parameter. Each value
+    replaces the parameter under all of its names. `functional_call` alone would leave
+    the new value in such a layer after the call. Embeddings with `max_norm` receive a
+    copy, because they change their weights in place.
 
     >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
     >>> before = layer.weight
@@ -135,20 +140,27 @@ def call_with(
         for name, member in named_members(module)
         if id(member) in value_of
     }
-    return functional_call(module, replaced, args, dict(kwargs or {}), tie_weights=False)
+    return functional_call(
+        module, replaced, args, dict(kwargs or {}), tie_weights=False
+    )
 
 
 def weights_with_max_norm(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the weights of embeddings with `max_norm`, which every lookup rescales in place."""
+    """Yield the weights of embeddings with `max_norm`,
+    which every lookup rescales in place."""
     for layer in module.modules():
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+        if (
+            isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+            and layer.max_norm is not None
+        ):
             yield from layer.parameters(recurse=False)
 
 
-def named_members(module: nn.Module, *, all_names: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters and buffers of all layers. A layer that occurs twice is yielded once,
-    or, with `all_names`, under each name.
-    """
+def named_members(
+    module: nn.Module, *, all_names: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers of all layers. A layer that occurs twice is
+    yielded once, or, with `all_names`, under each name."""
     for prefix, layer in module.named_modules(remove_duplicate=not all_names):
         yield from layer.named_parameters(prefix, recurse=False, remove_duplicate=False)
         yield from layer.named_buffers(prefix, recurse=False, remove_duplicate=False)
@@ -157,8 +169,8 @@ def named_members(module: nn.Module, *, all_names: bool = False) -> Iterator[tup
 def named_layers(module: nn.Module) -> dict[str, nn.Module]:
     """Return a module and all of its layers by name, as `named_modules` does.
 
-    A followed loop looks through all layers several times in each step, and a generator in each
-    layer would take most of that time.
+    A followed loop looks through all layers several times in each step, and a generator
+    in each layer would take most of that time.
 
     >>> list(named_layers(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU()))))
     ['', '0', '1', '1.0']
@@ -178,11 +190,12 @@ def named_layers(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def copy_module(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Module:
-    """Return a copy of a module. As in `copy.deepcopy`, `memo` maps ids of objects to their copies.
+    """Return a copy of a module. As in `copy.deepcopy`,
+    `memo` maps ids of objects to their copies.
 
-    A layer may hold a computed tensor with its graph, e.g. a hidden state, or the weight under
-    `weight_norm` or pruning. `deepcopy` does not support such tensors, so the copy holds their
-    values without the graph.
+    A layer may hold a computed tensor with its graph, e.g. a hidden state, or the
+    weight under `weight_norm` or pruning. `deepcopy` does not support such tensors, so
+    the copy holds their values without the graph.
 
     >>> from torch.nn.utils import prune
     >>> layer = prune.l1_unstructured(nn.Linear(2, 2), "weight", 0.5)
@@ -196,7 +209,9 @@ def copy_module(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.
                 replacements[id(value)] = value.detach().clone()
     try:
         return deepcopy(module, replacements)
-    except Exception as error:  # a module may hold any object, e.g. a lock or an open file
+    except (
+        Exception
+    ) as error:  # a module may hold any object, e.g. a lock or an open file
         if is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"
@@ -214,8 +229,12 @@ def refuse_training_modes(module: nn.Module) -> None:
     if reason is None:
         return
     in_training = any(layer.training for layer in module.modules())
-    advice = "call module.eval() first" if in_training else "let it track running statistics"
-    raise Mistake(f"{reason}; {advice}, so that each output depends on its own example alone")
+    advice = (
+        "call module.eval() first" if in_training else "let it track running statistics"
+    )
+    raise Mistake(
+        f"{reason}; {advice}, so that each output depends on its own example alone"
+    )
 
 
 def training_modes(module: nn.Module) -> Iterator[str]:
@@ -229,15 +248,19 @@ def training_modes(module: nn.Module) -> Iterator[str]:
 def batch_statistics(module: nn.Module) -> Iterator[str]:
     """Describe each layer that normalises by the statistics of its batch."""
     for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-            untracked = ", track_running_stats=False" if layer.running_mean is None else ""
+        if isinstance(layer, _BatchNorm) and (
+            layer.training or layer.running_mean is None
+        ):
+            untracked = (
+                ", track_running_stats=False" if layer.running_mean is None else ""
+            )
             kind = f"{type(layer).__name__}{untracked}"
             yield f"layer '{name}' ({kind}) takes its statistics from the batch"
 
 
 def hooked_parameters(module: nn.Module) -> Iterator[str]:
-    """Yield the names of trained parameters with hooks, which may change the gradient or the weight
-    in `backward`.
+    """Yield the names of trained parameters with hooks, which may change the gradient
+    or the weight in `backward`.
 
     >>> layer = nn.Linear(1, 1)
     >>> hook = layer.bias.register_hook(torch.sign)
@@ -245,7 +268,9 @@ def hooked_parameters(module: nn.Module) -> Iterator[str]:
     (['bias'], None, [])
     """
     for name, weight in module.named_parameters():
-        if weight.requires_grad and (weight._backward_hooks or weight._post_accumulate_grad_hooks):
+        if weight.requires_grad and (
+            weight._backward_hooks or weight._post_accumulate_grad_hooks
+        ):
             yield name
 
 
@@ -253,15 +278,16 @@ def hooked_parameters(module: nn.Module) -> Iterator[str]:
 
 
 Output: TypeAlias = str | int | tuple[str | int, ...] | None
-"""The name or index of an output, a tuple of these, or None if the module returns one tensor. A dot
-selects from a nested output: `"heads.0"`.
-"""
+"""The name or index of an output, a tuple of these, or None if the module returns one
+tensor. A dot selects from a nested output: `"heads.0"`. """
 
 
 def choose_output(answer: object, output: Output) -> Tensor:
-    """Return the tensor that `output` names in the result of a module; concatenate several tensors.
+    """Return the tensor that `output` names in the result of a module;
+    concatenate several tensors.
 
-    The result may be a mapping, a dataclass or a tuple. If `output` is None, it must be a tensor.
+    The result may be a mapping, a dataclass or a tuple. If `output` is None,
+    it must be a tensor.
 
     >>> choose_output({"logits": torch.ones(2), "loss": None}, "logits")
     tensor([1., 1.])
@@ -271,7 +297,9 @@ def choose_output(answer: object, output: Output) -> Tensor:
     if output is None and isinstance(answer, Tensor):
         return answer
     if output == ():
-        raise Mistake("output=[] names no output; give the name or the place of a tensor")
+        raise Mistake(
+            "output=[] names no output; give the name or the place of a tensor"
+        )
     if isinstance(output, tuple):
         return join_outputs([choose_output(answer, name) for name in output])
     if not (output is None or isinstance(output, str | int)):
@@ -289,7 +317,9 @@ def choose_output(answer: object, output: Output) -> Tensor:
     if tensors:
         listed = f"its tensors are {', '.join(map(repr, tensors))}"
     if output is None:
-        raise Mistake(f"the module gives a {kind}, not a tensor: {listed}; name one with output=")
+        raise Mistake(
+            f"the module gives a {kind}, not a tensor: {listed}; name one with output="
+        )
     if not parts:
         raise Mistake(
             f"output={output!r}: the module gives a {kind}, which has no parts; leave output out"
@@ -335,7 +365,8 @@ def named_outputs(answer: object) -> dict[str, Tensor]:
 
 
 def with_outputs(answer: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> Any:
-    """Return a copy of the result of a module, with the tensors under some names replaced.
+    """Return a copy of the result of a module,
+    with the tensors under some names replaced.
 
     >>> with_outputs((1, {"value": torch.ones(1)}), {"1.value": torch.zeros(1)})
     (1, {'value': tensor([0.])})
@@ -348,7 +379,11 @@ def with_outputs(answer: Any, tensors: Mapping[str, Tensor], prefix: str = "") -
             members[name] = with_outputs(value, tensors, f"{path}.")
     if isinstance(answer, tuple):
         values = members.values()
-        return type(answer)(*values) if hasattr(answer, "_fields") else type(answer)(values)
+        return (
+            type(answer)(*values)
+            if hasattr(answer, "_fields")
+            else type(answer)(values)
+        )
     changed = copy(answer)
     for name, value in members.items():
         if isinstance(answer, Mapping | list):
@@ -367,7 +402,8 @@ def members_of(answer: object) -> dict[str | int, object]:
 
 
 def parts_of(answer: object) -> dict[str | int, object]:
-    """Return the parts of the result of a module by name or index; a named tuple has both.
+    """Return the parts of the result of a module by name or index;
+    a named tuple has both.
 
     >>> parts_of((torch.ones(2), None))
     {0: tensor([1., 1.]), 1: None}
@@ -382,13 +418,12 @@ def parts_of(answer: object) -> dict[str | int, object]:
     return {}
 
 
-BATCH_AXIS = (
-    "its inputs need an axis of examples, also if there is only one: give x[None] in place of x"
-)
+BATCH_AXIS = "its inputs need an axis of examples, also if there is only one: give x[None] in place of x"
 
 
 def batch_axis_missing(function: Function, weights: Weights, inputs: Inputs) -> bool:
-    """Return True if the function accepts these inputs after an axis for one example is added.
+    """Return True if the function accepts these inputs after an axis
+    for one example is added.
 
     >>> function = function_of(nn.Linear(3, 1))
     >>> batch_axis_missing(function, {}, torch.ones(3))
@@ -398,7 +433,9 @@ def batch_axis_missing(function: Function, weights: Weights, inputs: Inputs) -> 
     """
     try:
         with torch.no_grad():
-            outputs = function(weights, map_tensors(lambda tensor: tensor[None].clone(), inputs))
+            outputs = function(
+                weights, map_tensors(lambda tensor: tensor[None].clone(), inputs)
+            )
     except Exception:  # any error of the user's module
         return False
     return bool(outputs.dim()) and len(outputs) == 1
@@ -406,13 +443,15 @@ def batch_axis_missing(function: Function, weights: Weights, inputs: Inputs) -> 
 
 # --- Checkpoints of activations.
 #
-# torch computes a checkpointed part of a module again during backward. The second computation would
-# use the weights that the module holds then, not the weights of the call. Without checkpoints,
-# every part is computed once. This costs memory and changes no value.
+# torch computes a checkpointed part of a module again during backward. The second
+# computation would use the weights that the module holds then, not the weights of the
+# call. Without checkpoints, every part is computed once. This costs memory and changes
+# no value.
 
 
 class RunOnce:
-    """A replacement for torch's `CheckpointFunction` that runs the part without a checkpoint."""
+    """A replacement for torch's `CheckpointFunction`
+    that runs the part without a checkpoint."""
 
     @staticmethod
     def apply(part: Callable[..., Any], _: bool, *args: Any) -> Any:
@@ -420,9 +459,8 @@ class RunOnce:
 
 
 def no_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
-    """Replace torch's `_checkpoint_without_reentrant_generator`, which runs code before and after a
-    checkpointed part, by a generator that runs nothing.
-    """
+    """Replace torch's `_checkpoint_without_reentrant_generator`, which runs code before
+    and after a checkpointed part, by a generator that runs nothing."""
     yield
 
 
@@ -455,17 +493,18 @@ def without_checkpoints() -> Iterator[None]:
 
 # --- Batch norm of a single example.
 #
-# On CPUs, torch 2.13 computes wrong gradients for batch norm of a single image if the incoming
-# gradient has its channels last in memory, e.g. after x.flatten(2).transpose(1, 2): it mixes up
-# channels. Batches of several images are not affected.
+# On CPUs, torch 2.13 computes wrong gradients for batch norm of a single image if the
+# incoming gradient has its channels last in memory, e.g. after
+# x.flatten(2).transpose(1, 2): it mixes up channels. Batches of several images are not
+# affected.
 
 
 BATCH_NORM_FUNCTIONS = (torch.batch_norm, functional.batch_norm)
 
 
 class ContiguousGradient(TorchFunctionMode):
-    """A mode that makes gradients contiguous before the backward pass of batch norm of a single
-    example.
+    """A mode that makes gradients contiguous before the backward pass
+    of batch norm of a single example.
 
     >>> x = torch.zeros(1, 2, 2, 2, requires_grad=True)
     >>> with ContiguousGradient():
@@ -475,7 +514,9 @@ class ContiguousGradient(TorchFunctionMode):
     [0.0, 4.0, 8.0, 12.0, 1.0, 3.0, 5.0, 7.0]
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in BATCH_NORM_FUNCTIONS and len(result) == 1:
             # The backward pass of `flatten` makes the gradient contiguous.

@@ -1,4 +1,5 @@
-"""Networks from other sources: a user's `nn.Module`, models of timm, and models of transformers.
+"""Networks from other sources: a user's `nn.Module`, models of timm,
+and models of transformers.
 
 Nothing is downloaded.
 """
@@ -40,13 +41,13 @@ from ntkexp.records.atomic import read_object
 class Module(AbstractArchitecture):
     """Any `nn.Module` that a user's function builds.
 
-    `path` is FILE.py:FUNCTION, or FILE.py if the function is called `build`. The file is run, so
-    use only files that you trust.
+    `path` is FILE.py:FUNCTION, or FILE.py if the function is called `build`. The file
+    is run, so use only files that you trust.
 
         ntkexp train model=module model.path=my_net.py:build
 
-    `build` is a function, or the class of the module. The package passes these arguments if the
-    signature contains them; all other parameters need defaults:
+    `build` is a function, or the class of the module. The package passes these
+    arguments if the signature contains them; all other parameters need defaults:
 
         shape        shape of an example, such as (1, 8, 8)
         outputs      number of outputs that the data and the loss require
@@ -54,15 +55,16 @@ class Module(AbstractArchitecture):
         vocabulary   number of tokens; 0 if the data are numbers
         seed         an integer below 2³² that depends on the run's `seed`
 
-    `build` runs in double precision, with torch's global generator seeded by `seed`, so that
-    `nn.init` is reproducible. The module maps [example, *shape] (tokens as int64) to [example,
-    outputs], or to [example] for one output. It runs in evaluation mode: dropout has no effect, and
-    batch norm uses its stored statistics. Only the form of the output (alpha, antisymmetric,
-    centred) is taken from `init`. If the file, or a file that it imports from its folder, changes,
-    a run counts as a different run.
-    """
+    `build` runs in double precision, with torch's global generator seeded by `seed`, so
+    that `nn.init` is reproducible. The module maps [example, *shape] (tokens as int64)
+    to [example, outputs], or to [example] for one output. It runs in evaluation mode:
+    dropout has no effect, and batch norm uses its stored statistics. Only the form of
+    the output (alpha, antisymmetric, centred) is taken from `init`. If the file, or a
+    file that it imports from its folder, changes, a run counts as a different run."""
 
-    remedy: ClassVar[str] = "look at how the module draws its weights, and how it treats the data"
+    remedy: ClassVar[str] = (
+        "look at how the module draws its weights, and how it treats the data"
+    )
 
     path: str
 
@@ -125,7 +127,9 @@ class Module(AbstractArchitecture):
         for parameter in inspect.signature(build).parameters.values():
             if parameter.name in available:
                 arguments[parameter.name] = available[parameter.name]
-            elif parameter.default is parameter.empty and parameter.kind not in variadic:
+            elif (
+                parameter.default is parameter.empty and parameter.kind not in variadic
+            ):
                 raise Mistake(
                     f"{self.setting} wants '{parameter.name}', and can be given "
                     f"{', '.join(available)}; give it a default"
@@ -140,12 +144,12 @@ class Timm(AbstractArchitecture):
 
         ntkexp train model=timm model.name=vit_tiny_patch16_224 model.width=32
 
-    The model is built for the size and channels of the images. `width`, `depth` and `heads` set its
-    size if its class has such settings. `width` is the number of channels of a transformer, or in
-    the first stage of a ResNet or ConvNeXt; later stages double it. `depth` is the number of blocks
-    of a transformer without stages. `options` are further settings of the model's class, and
-    override these. They cannot name files or addresses.
-    """
+    The model is built for the size and channels of the images. `width`, `depth` and
+    `heads` set its size if its class has such settings. `width` is the number of
+    channels of a transformer, or in the first stage of a ResNet or ConvNeXt; later
+    stages double it. `depth` is the number of blocks of a transformer without stages.
+    `options` are further settings of the model's class, and override these. They cannot
+    name files or addresses."""
 
     width: Count = 16
     depth: Depth = 1
@@ -158,9 +162,13 @@ class Timm(AbstractArchitecture):
     ) -> nn.Module:
         task.refuse_tokens(self.option)
         if len(task.shape) != 3:
-            raise Mistake(f"model=timm takes images, and {task.description}; choose model=mlp")
+            raise Mistake(
+                f"model=timm takes images, and {task.description}; choose model=mlp"
+            )
         make = partial(self.build, import_library("timm", "timm"), task)
-        return adapt_module(make, task, generator.initial_seed(), f"model.name={self.name}")
+        return adapt_module(
+            make, task, generator.initial_seed(), f"model.name={self.name}"
+        )
 
     def build(self, timm: Any, task: LearningTask) -> nn.Module:
         if not timm.is_model(self.name):
@@ -177,14 +185,18 @@ class Timm(AbstractArchitecture):
                 )
         sizes = self.sizes(task, set(inspect.signature(kind).parameters))
         model: nn.Module = timm.create_model(
-            self.name, num_classes=task.outputs, in_chans=task.shape[0], **(sizes | self.options)
+            self.name,
+            num_classes=task.outputs,
+            in_chans=task.shape[0],
+            **(sizes | self.options),
         )
         return model
 
-    def sizes(self, task: LearningTask, names: set[str]) -> dict[str, int | tuple[int, ...]]:
-        """Return width, depth and heads under timm's names, for the settings that the model's class
-        has.
-        """
+    def sizes(
+        self, task: LearningTask, names: set[str]
+    ) -> dict[str, int | tuple[int, ...]]:
+        """Return width, depth and heads under timm's names,
+        for the settings that the model's class has."""
         stages = tuple(self.width * 2**stage for stage in range(4))
         sizes: dict[str, int | tuple[int, ...]] = {
             "channels": stages,
@@ -193,15 +205,21 @@ class Timm(AbstractArchitecture):
             "embed_dim": self.width,
         }
         if "depth" in names:
-            sizes |= {"depth": self.depth, "num_heads": largest_divisor(self.heads, self.width)}
+            sizes |= {
+                "depth": self.depth,
+                "num_heads": largest_divisor(self.heads, self.width),
+            }
         if "img_size" in names:
-            sizes |= {"img_size": task.shape[1:], "patch_size": fitting_patch(4, task.shape)}
+            sizes |= {
+                "img_size": task.shape[1:],
+                "patch_size": fitting_patch(4, task.shape),
+            }
         return {key: value for key, value in sizes.items() if key in names}
 
 
 def constructor_settings(kind: type[nn.Module]) -> set[str]:
-    """Return the settings of a timm class: the arguments of it and its parents, and the fields of
-    `cfg`.
+    """Return the settings of a timm class: the arguments of it and its parents,
+    and the fields of `cfg`.
 
     >>> sorted(constructor_settings(nn.Flatten))
     ['end_dim', 'start_dim']
@@ -210,7 +228,9 @@ def constructor_settings(kind: type[nn.Module]) -> set[str]:
     for parent in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         parameters = list(inspect.signature(parent).parameters.values())
         names |= {
-            parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD
+            parameter.name
+            for parameter in parameters
+            if parameter.kind != parameter.VAR_KEYWORD
         }
         config_type = get_type_hints(vars(parent).get("__init__", parent)).get("cfg")
         if is_dataclass(config_type):
@@ -224,11 +244,12 @@ def constructor_settings(kind: type[nn.Module]) -> set[str]:
 
 
 class Body(nn.Module):
-    """A model without its head. It returns the vector at the last position, or the mean over
-    positions.
-    """
+    """A model without its head. It returns the vector at the last position,
+    or the mean over positions."""
 
-    def __init__(self, model: nn.Module, entrance: nn.Module, key: str, last: bool) -> None:
+    def __init__(
+        self, model: nn.Module, entrance: nn.Module, key: str, last: bool
+    ) -> None:
         super().__init__()
         self.entrance = entrance
         self.model = model
@@ -252,14 +273,17 @@ class DenseByRow(nn.Module):
     def forward(
         self, x: Float[Tensor, "example *shape"]
     ) -> Float[Tensor, "example position width"]:
-        return at_each_position(self.dense, x.reshape(len(x), *rows_of_example(x.shape[1:])))
+        return at_each_position(
+            self.dense, x.reshape(len(x), *rows_of_example(x.shape[1:]))
+        )
 
 
 def rows_of_example(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the number of positions of an example, and the number of features per position.
+    """Return the number of positions of an example,
+    and the number of features per position.
 
-    The positions of an image are its rows (with all channels). For other examples, they are the
-    first axis.
+    The positions of an image are its rows (with all channels).
+    For other examples, they are the first axis.
 
     >>> rows_of_example((3, 8, 4)), rows_of_example((5, 7)), rows_of_example((6,))
     ((8, 12), (5, 7), (6, 1))
@@ -269,25 +293,26 @@ def rows_of_example(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 class Huggingface(AbstractArchitecture):
-    """Models of the library transformers, by type or from a folder; nothing is downloaded.
+    """Models of the library transformers, by type or from a folder;
+    nothing is downloaded.
 
         ntkexp train model=huggingface model.name=llama data=modular_addition
         ntkexp train model=huggingface model.path=my_model data=text data.path=book.txt
 
-    `name` is a model type as in config.json (gpt2, bert, llama, vit, …); `width`, `depth` and
-    `heads` set its size, with the largest number of heads up to `heads` that divides `width`.
-    `path` is a folder with config.json and, optionally, weights. The model returns a vector for
-    each position, and a dense layer with the scales of `init` computes the outputs:
+    `name` is a model type as in config.json (gpt2, bert, llama, vit, …); `width`,
+    `depth` and `heads` set its size, with the largest number of heads up to `heads`
+    that divides `width`. `path` is a folder with config.json and, optionally, weights.
+    The model returns a vector for each position, and a dense layer with the scales of
+    `init` computes the outputs:
 
         data            input of the model                       readout
         tokens          its own embedding table                  the last position
         images          pixels, for an image model               the mean over positions
         anything else   a dense embedding of each row            the mean over positions
 
-    Padding, begin and end tokens are disabled. `options` sets more entries of the model's
-    configuration, and overrides the other settings and config.json. No code in the folder is run,
-    and no file outside it is read.
-    """
+    Padding, begin and end tokens are disabled. `options` sets more entries of the
+    model's configuration, and overrides the other settings and config.json. No code in
+    the folder is run, and no file outside it is read."""
 
     width: Count = 32
     depth: Depth = 1
@@ -299,7 +324,11 @@ class Huggingface(AbstractArchitecture):
     @property
     def setting(self) -> str:
         """The configuration key that chooses the model, with its value."""
-        return f"model.name={self.name}" if self.path is None else f"model.path={self.path}"
+        return (
+            f"model.name={self.name}"
+            if self.path is None
+            else f"model.path={self.path}"
+        )
 
     def files(self) -> tuple[Path, ...]:
         if self.path is None:
@@ -322,19 +351,24 @@ class Huggingface(AbstractArchitecture):
     def build(
         self, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> nn.Module:
-        with quiet_library(import_library("transformers", "huggingface")) as transformers:
+        with quiet_library(
+            import_library("transformers", "huggingface")
+        ) as transformers:
             model = self.model(transformers, task).double().eval()
         body = Body(
-            model, *self.input_layer(model, init, task, generator), last=task.vocabulary > 0
+            model,
+            *self.input_layer(model, init, task, generator),
+            last=task.vocabulary > 0,
         )
         sample = task.sample()
         features = body(sample.long() if task.vocabulary else sample).shape[1]
-        return nn.Sequential(body, init.readout(task.outputs).build((features,), generator))
+        return nn.Sequential(
+            body, init.readout(task.outputs).build((features,), generator)
+        )
 
     def model(self, transformers: Any, task: LearningTask) -> Any:
-        """Build a model of the type `name`, or the model in the folder `path`. No code in the
-        folder is run.
-        """
+        """Build a model of the type `name`, or the model in the folder `path`. No code
+        in the folder is run."""
         if self.path is not None:
             return self.model_of_folder(transformers, self.path.expanduser(), task)
         kind = self.configuration_class(transformers, "model.name", self.name)
@@ -344,9 +378,13 @@ class Huggingface(AbstractArchitecture):
             if hasattr(default, key):  # some models lack a size, or name it differently
                 sizes[kind.attribute_map.get(key, key)] = size
         configuration = kind(**(sizes | self.library_options(kind)))
-        return transformers.AutoModel.from_config(configuration, trust_remote_code=False)
+        return transformers.AutoModel.from_config(
+            configuration, trust_remote_code=False
+        )
 
-    def model_of_folder(self, transformers: Any, folder: Path, task: LearningTask) -> Any:
+    def model_of_folder(
+        self, transformers: Any, folder: Path, task: LearningTask
+    ) -> Any:
         files = self.files()
         fields = read_object(folder / "config.json")
         refuse_external_code(fields, self.setting)
@@ -360,7 +398,9 @@ class Huggingface(AbstractArchitecture):
                 f"{self.setting} knows {configuration.vocab_size} tokens, and {task.description}"
             )
         if all(file.suffix == ".json" for file in files):
-            return transformers.AutoModel.from_config(configuration, trust_remote_code=False)
+            return transformers.AutoModel.from_config(
+                configuration, trust_remote_code=False
+            )
         return transformers.AutoModel.from_pretrained(
             folder,
             config=configuration,
@@ -373,20 +413,31 @@ class Huggingface(AbstractArchitecture):
         """Return the library's configuration class for a model type."""
         names = list(transformers.CONFIG_MAPPING.keys())
         if name not in names:
-            raise Mistake(f"{key}={name}: transformers has no such model{nearest(name, names)}")
+            raise Mistake(
+                f"{key}={name}: transformers has no such model{nearest(name, names)}"
+            )
         return transformers.CONFIG_MAPPING[name]
 
     def library_options(self, kind: Any) -> dict[str, Option]:
-        """Return `options` under the names of this configuration class. Raise for unknown names."""
+        """Return `options` under the names of this configuration class.
+        Raise for unknown names."""
         refuse_external_code(self.options, "model.options")
-        names = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
+        names = {key for key in vars(kind()) if not key.startswith("_")} | set(
+            kind.attribute_map
+        )
         for key in self.options:
             if key not in names and not key.endswith("_implementation"):
-                raise Mistake(f"model.options: {kind.__name__} has no {key}{nearest(key, names)}")
-        return {kind.attribute_map.get(key, key): option for key, option in self.options.items()}
+                raise Mistake(
+                    f"model.options: {kind.__name__} has no {key}{nearest(key, names)}"
+                )
+        return {
+            kind.attribute_map.get(key, key): option
+            for key, option in self.options.items()
+        }
 
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
-        """Return width, depth, heads and data sizes under the names in configurations."""
+        """Return width, depth, heads and data sizes under the names
+        in configurations."""
         heads = largest_divisor(self.heads, self.width)
         sizes: dict[str, Option | tuple[int, ...]] = {
             "vocab_size": max(task.vocabulary, 1),
@@ -411,7 +462,11 @@ class Huggingface(AbstractArchitecture):
         return sizes
 
     def input_layer(
-        self, model: Any, init: AbstractInit, task: LearningTask, generator: torch.Generator
+        self,
+        model: Any,
+        init: AbstractInit,
+        task: LearningTask,
+        generator: torch.Generator,
     ) -> tuple[nn.Module, str]:
         """Return the module that converts inputs, and the name of the model's input."""
         if model.main_input_name == "pixel_values":

@@ -1,4 +1,5 @@
-"""Dense and convolutional networks, linear models, radial basis functions, and lists of layers."""
+"""Dense and convolutional networks, linear models, radial basis functions,
+and lists of layers."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class MLP(AbstractLayered):
 
 
 class DeepLinear(AbstractLayered):
-    """Deep linear networks: linear in the inputs but not in the weights, so their kernel changes.
+    """Deep linear networks: linear in the inputs but not in the weights,
+    so their kernel changes.
 
     `depth` hidden layers of `width` units without activations.
 
@@ -58,7 +60,11 @@ class DeepLinear(AbstractLayered):
     def layers(
         self, init: AbstractInit, shape: tuple[int, ...], outputs: int
     ) -> tuple[AbstractLayer, ...]:
-        return (Flatten(), *(init.dense(self.width),) * self.depth, init.readout(outputs))
+        return (
+            Flatten(),
+            *(init.dense(self.width),) * self.depth,
+            init.readout(outputs),
+        )
 
 
 class Linear(AbstractLayered):
@@ -90,9 +96,9 @@ DEFAULT_SPEC = (
 class Layers(AbstractLayered):
     """A free list of layers, in the format of `ntkexp.infinite_kernel`.
 
-    The layers of `spec` are scaled so that the widest hidden layer has `width` features. The last
-    layer gets one feature per output. The layers set their scales and parametrisation; only the
-    form of the output is taken from `init`.
+    The layers of `spec` are scaled so that the widest hidden layer has `width`
+    features. The last layer gets one feature per output. The layers set their scales
+    and parametrisation; only the form of the output is taken from `init`.
 
     >>> from ntkexp.init import NTK
     >>> network = Layers(width=8).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)
@@ -101,25 +107,29 @@ class Layers(AbstractLayered):
     """
 
     width: Count = 64
-    spec: Annotated[tuple[AbstractLayer, ...], BeforeValidator(parse_layers)] = DEFAULT_SPEC
+    spec: Annotated[tuple[AbstractLayer, ...], BeforeValidator(parse_layers)] = (
+        DEFAULT_SPEC
+    )
 
     def layers(
         self, init: AbstractInit, shape: tuple[int, ...], outputs: int
     ) -> tuple[AbstractLayer, ...]:
         if not self.spec or not isinstance(self.spec[-1], AbstractAffine):
-            raise Mistake("model.spec ends without a readout; let its last layer be Dense")
+            raise Mistake(
+                "model.spec ends without a readout; let its last layer be Dense"
+            )
         *hidden, readout = at_width(self.spec, self.width)
         return (*hidden, readout.model_copy(update={"features": outputs}))
 
 
 class UCINtk(AbstractLayered):
-    """The networks of Arora et al. 2020 (arXiv:1910.01663), whose kernel performs well on small
-    tables.
+    """The networks of Arora et al. 2020 (arXiv:1910.01663),
+    whose kernel performs well on small tables.
 
-    The network has `depth` ReLU layers without biases. The first `fixed` layers are not trained.
-    The scales and the parametrisation are those of the paper: W_std² is the number of inputs in the
-    first layer, which therefore does not scale the inputs, and 1 in the others. Only the form of
-    the output is taken from `init`.
+    The network has `depth` ReLU layers without biases. The first `fixed` layers are not
+    trained. The scales and the parametrisation are those of the paper: W_std² is the
+    number of inputs in the first layer, which therefore does not scale the inputs, and
+    1 in the others. Only the form of the output is taken from `init`.
 
     >>> from ntkexp.init import NTK
     >>> network = UCINtk(depth=2, fixed=1).layers(NTK(W_std=1, b_std=0), shape=(4,), outputs=2)
@@ -145,7 +155,10 @@ class UCINtk(AbstractLayered):
         scales = [sqrt(prod(shape)), *[1.0] * (self.depth - 1)]
         hidden: list[AbstractLayer] = []
         for k, scale in enumerate(scales):
-            hidden += (Dense(features=self.width, W_std=scale, frozen=k < self.fixed), ReLU())
+            hidden += (
+                Dense(features=self.width, W_std=scale, frozen=k < self.fixed),
+                ReLU(),
+            )
         return (Flatten(), *hidden, Dense(features=outputs))
 
 
@@ -159,8 +172,8 @@ class RBFNetwork(AbstractArchitecture):
         ntk, mean_field    z_j = W_std/√d · w_j (x − c_j)    w_j = 1 at the start
         standard           z_j = w_j (x − c_j)               w_j = W_std/√d at the start
 
-    1/w_j is proportional to the width of a unit. The centres c_j ~ N(0, 1) are distributed like
-    standardised inputs (Broomhead & Lowe 1988).
+    1/w_j is proportional to the width of a unit. The centres c_j ~ N(0, 1) are
+    distributed like standardised inputs (Broomhead & Lowe 1988).
 
     >>> units = Gaussians(torch.zeros(1, 2), torch.ones(1), gain=1.0)
     >>> units(torch.tensor([[1.0, 1.0]])).item() == float(torch.tensor(-1.0).exp())
@@ -174,7 +187,9 @@ class RBFNetwork(AbstractArchitecture):
     ) -> nn.Module:
         task.refuse_tokens(self.option)
         inputs = prod(task.shape)
-        centres = torch.randn(self.width, inputs, generator=generator, dtype=torch.float64)
+        centres = torch.randn(
+            self.width, inputs, generator=generator, dtype=torch.float64
+        )
         inverse_widths = torch.ones(self.width, dtype=torch.float64)
         scale = init.W_std / sqrt(inputs)
         if init.param == "standard":
@@ -189,25 +204,32 @@ class Gaussians(nn.Module):
     """φ_j(x) = exp(−½ (gain · w_j ‖x − c_j‖)²)."""
 
     def __init__(
-        self, centre: Float[Tensor, "unit input"], inverse: Float[Tensor, " unit"], gain: float
+        self,
+        centre: Float[Tensor, "unit input"],
+        inverse: Float[Tensor, " unit"],
+        gain: float,
     ) -> None:
         super().__init__()
         self.centre = nn.Parameter(centre)
         self.inverse = nn.Parameter(inverse)
         self.gain = gain
 
-    def forward(self, x: Float[Tensor, "example input"]) -> Float[Tensor, "example unit"]:
+    def forward(
+        self, x: Float[Tensor, "example input"]
+    ) -> Float[Tensor, "example unit"]:
         # ‖x − c‖² = ‖x‖² − 2 x·c + ‖c‖², without an array of examples × units × inputs
         products = torch.mm(x, self.centre.t())
-        distances = x.square().sum(1, keepdim=True) - 2 * products + self.centre.square().sum(1)
+        distances = (
+            x.square().sum(1, keepdim=True) - 2 * products + self.centre.square().sum(1)
+        )
         return torch.exp(-(self.gain**2) / 2 * (self.inverse.square() * distances))
 
 
 class CNN(AbstractLayered):
     """Convolutional networks for images of one to three dimensions.
 
-    `depth` convolutions of `width` channels, each followed by an activation. Pooling follows the
-    first activation.
+    `depth` convolutions of `width` channels, each followed by an activation. Pooling
+    follows the first activation.
 
     >>> from ntkexp.init import NTK
     >>> cnn = CNN(width=4, depth=1, pooling="max")
@@ -233,19 +255,29 @@ class CNN(AbstractLayered):
                 f"model=cnn takes images, and the data has examples of shape {list(shape)}; "
                 "choose model=mlp"
             )
-        convolution = init.conv(self.width, self.kernel, self.stride, self.padding == "circular")
+        convolution = init.conv(
+            self.width, self.kernel, self.stride, self.padding == "circular"
+        )
         pooling = () if self.pooling is None else (self.pooling,)
         rest = (convolution, self.activation) * (self.depth - 1)
         head = (Flatten(),) if self.head == "flatten" else (GlobalAvgPool(),)
-        return (convolution, self.activation, *pooling, *rest, *head, init.readout(outputs))
+        return (
+            convolution,
+            self.activation,
+            *pooling,
+            *rest,
+            *head,
+            init.readout(outputs),
+        )
 
 
 class CNTK(AbstractLayered):
-    """The convolutional networks of Arora et al. 2019 (arXiv:1904.11955), whose kernel is the CNTK.
+    """The convolutional networks of Arora et al. 2019 (arXiv:1904.11955),
+    whose kernel is the CNTK.
 
-    `depth` counts the convolutions and the readout. Windows are 3 × 3 with zero padding, and there
-    are no biases. Only the form of the output is taken from `init`. The scales and the NTK
-    parametrisation are those of the paper:
+    `depth` counts the convolutions and the readout. Windows are 3 × 3 with zero
+    padding, and there are no biases. Only the form of the output is taken from `init`.
+    The scales and the NTK parametrisation are those of the paper:
 
         W_std² = 9 · channels in the first convolution, 2 in the others,
                  2/9 in the readout (2/9 · pixels without pooling).
@@ -279,14 +311,21 @@ class CNTK(AbstractLayered):
         head = GlobalAvgPool() if self.pooling else Flatten()
         scale = sqrt(2 / 9 * (1 if self.pooling else pixels))
         rest = (other, ReLU()) * (self.depth - 2)
-        return (first, ReLU(), *rest, head, Dense(features=outputs, W_std=scale, frozen=self.fixed))
+        return (
+            first,
+            ReLU(),
+            *rest,
+            head,
+            Dense(features=outputs, W_std=scale, frozen=self.fixed),
+        )
 
 
 class Resnet(AbstractLayered):
-    """Residual networks for small images with pre-activation (He, Zhang, Ren & Sun 2016).
+    """Residual networks for small images with pre-activation (He, Zhang,
+    Ren & Sun 2016).
 
-    The network has `stages` stages of `blocks` residual blocks. Each stage after the first halves
-    the sides of the image and doubles the channels.
+    The network has `stages` stages of `blocks` residual blocks. Each stage after the
+    first halves the sides of the image and doubles the channels.
 
         x + conv(σ(norm(conv(σ(norm(x))))))
 
@@ -327,12 +366,17 @@ class Resnet(AbstractLayered):
                 stride = 2 if starts_stage else 1
                 blocks.append(self.block(init, self.width * 2**stage, stride))
         first = init.conv(self.width, 3)
-        return (first, *blocks, *self.pre_activation(), GlobalAvgPool(), init.readout(outputs))
+        return (
+            first,
+            *blocks,
+            *self.pre_activation(),
+            GlobalAvgPool(),
+            init.readout(outputs),
+        )
 
     def block(self, init: AbstractInit, channels: int, stride: int) -> Residual:
-        """Return two convolutions with a shortcut. If the shape changes, the shortcut is a 1 × 1
-        convolution.
-        """
+        """Return two convolutions with a shortcut. If the shape changes, the shortcut
+        is a 1 × 1 convolution."""
         first = init.conv(channels, 3, stride)
         second = init.conv(channels, 3)
         shortcut = () if stride == 1 else (init.conv(channels, 1, stride),)
@@ -342,5 +386,6 @@ class Resnet(AbstractLayered):
         )
 
     def pre_activation(self) -> tuple[AbstractLayer, ...]:
-        """Return the norm, if any, and the activation, which precede each convolution."""
+        """Return the norm, if any, and the activation,
+        which precede each convolution."""
         return (self.activation,) if self.norm is None else (self.norm, self.activation)

@@ -1,10 +1,10 @@
 """Recurrent layers on packed sequences, in the transforms of `torch.func`.
 
-A packed sequence holds the rows of all sequences at time 0, then those at time 1, and so on. Its
-batch sizes are the numbers of rows at each time. In `torch.func.grad` and `vjp`, every tensor is a
-wrapper without memory, but torch reads the memory of batch sizes. So `PackedInPython` converts
-batch sizes to Python numbers, and computes the layers by torch's decompositions.
-"""
+A packed sequence holds the rows of all sequences at time 0, then those at time 1, and
+so on. Its batch sizes are the numbers of rows at each time. In `torch.func.grad` and
+`vjp`, every tensor is a wrapper without memory, but torch reads the memory of batch
+sizes. So `PackedInPython` converts batch sizes to Python numbers, and computes the
+layers by torch's decompositions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def in_transform() -> bool:
 
 
 class PackedInPython(TorchFunctionMode):
-    """A mode that computes functions of packed sequences without reading the memory of wrappers.
+    """A mode that computes functions of packed sequences without reading the memory of
+    wrappers.
 
     >>> from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
     >>> def total(rows):
@@ -48,7 +49,9 @@ class PackedInPython(TorchFunctionMode):
     [1.0, 1.0, 1.0, 0.0]
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is torch._pack_padded_sequence:
             return packed(*args)
         if func is torch._pad_packed_sequence:
@@ -60,7 +63,9 @@ class PackedInPython(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def packed(sequences: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+def packed(
+    sequences: Tensor, lengths: Tensor, batch_first: bool
+) -> tuple[Tensor, Tensor]:
     """Return the rows of padded sequences in the order of time, and the batch sizes.
 
     >>> packed(torch.tensor([[[1.0], [2.0]], [[3.0], [0.0]]]), torch.tensor([2, 1]), True)[0].flatten()
@@ -79,7 +84,8 @@ def padded(
     padding_value: float,
     total_length: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return padded sequences and their lengths. `total_length` is −1 for the longest length.
+    """Return padded sequences and their lengths.
+    `total_length` is −1 for the longest length.
 
     >>> padded(torch.tensor([[1.0], [2.0], [3.0]]), [2, 1], True, 0.0, -1)[0].squeeze(2)
     tensor([[1., 3.],

@@ -1,4 +1,5 @@
-"""Scalar functions of a scalar, small enough to inspect every parameter and every kernel entry."""
+"""Scalar functions of a scalar, small enough to inspect every parameter
+and every kernel entry."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from ntkexp.init import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, LearningTask
 
-# The fields of these components are the initial parameters. The seed, `width` and the scales of
-# `init` have no effect.
+# The fields of these components are the initial parameters. The seed, `width` and the
+# scales of `init` have no effect.
 
 
 class AbstractScalar(AbstractArchitecture):
@@ -23,7 +24,8 @@ class AbstractScalar(AbstractArchitecture):
 
     @abstractmethod
     def function(self) -> nn.Module:
-        """Return the function [example, 1] → [example, 1] with its initial parameters."""
+        """Return the function [example, 1] → [example,
+        1] with its initial parameters."""
 
     def network(
         self, init: AbstractInit, task: LearningTask, generator: torch.Generator
@@ -42,12 +44,13 @@ def parameter(*values: float) -> nn.Parameter:
 
 
 class ScalarLinear(AbstractScalar):
-    """A straight line with two parameters, whose kernel is not invariant under translations.
+    """A straight line with two parameters, whose kernel is not invariant
+    under translations.
 
         f(x) = θ₁ x + θ₂,    k(x, x′) = x x′ + 1
 
-    An observation at x′ = 10 moves the values at x < −0.1 in the opposite direction (Huszár 2020).
-    `slope` and `offset` are the initial parameters.
+    An observation at x′ = 10 moves the values at x < −0.1 in the opposite direction
+    (Huszár 2020). `slope` and `offset` are the initial parameters.
 
     >>> from ntkexp.library import tangent_kernel
     >>> x = torch.tensor([[10.0], [-1.0]], dtype=torch.float64)
@@ -76,13 +79,14 @@ class Line(nn.Module):
 
 
 class ReparametrisedLinear(AbstractScalar):
-    """The straight line of `scalar_linear` with a scaled offset: equal functions, a different
-    kernel.
+    """The straight line of `scalar_linear` with a scaled offset:
+    equal functions, a different kernel.
 
         f(x) = θ₁ x + gain · θ₂,    k(x, x′) = x x′ + gain²
 
-    The kernel, and therefore generalisation, depends on the parametrisation, not only on the set of
-    functions (Huszár 2020). `slope` and `parameter` are the initial θ₁ and θ₂.
+    The kernel, and therefore generalisation, depends on the parametrisation, not only
+    on the set of functions (Huszár 2020). `slope` and `parameter` are the initial θ₁
+    and θ₂.
 
     >>> import torch
     >>> from ntkexp.library import tangent_kernel
@@ -104,10 +108,11 @@ class RadialBasis(AbstractScalar):
 
         f(x) = a₁ exp(−(x − c₁)²/30) + a₂ exp(−(x − c₂)²/30) + b
 
-    F. Huszár, "Some intuition on the neural tangent kernel" (2020), gives the numbers (4, −10, 25,
-    10, 50). In his formula, the first number of each pair is the amplitude. His text and pictures
-    instead fit the `reading` in which the first number is the centre. Only with this reading,
-    k(x, 10) changes its sign, and the kernel of a finite step has its maximum at x = 7.
+    F. Huszár, "Some intuition on the neural tangent kernel" (2020), gives the numbers
+    (4, −10, 25, 10, 50). In his formula, the first number of each pair is the
+    amplitude. His text and pictures instead fit the `reading` in which the first number
+    is the centre. Only with this reading, k(x, 10) changes its sign, and the kernel of
+    a finite step has its maximum at x = 7.
 
         reading            (c₁, a₁, c₂, a₂, b)      k(10, 10)    k/k(10, 10) over −10 … 20
         centre_first       (4, −10, 25, 10, 50)     2.542236     −0.2785 (at 0) … 1.2042 (at 8), left tail 0.387
@@ -150,7 +155,8 @@ Entry = Annotated[int, Field(ge=-(10**6), le=10**6)]
 
 
 class LookupTable(AbstractScalar):
-    """A table with one parameter for each integer from `first` to `last`, which cannot generalise.
+    """A table with one parameter for each integer from `first` to `last`,
+    which cannot generalise.
 
         f(i) = θᵢ,    θᵢ = slope · i + offset at the start,    k(i, j) = 1 if i = j, else 0
 
@@ -184,7 +190,9 @@ class TableOfEntries(nn.Module):
 
     key: Tensor
 
-    def __init__(self, key: Float[Tensor, " entry"], entry: Float[Tensor, " entry"]) -> None:
+    def __init__(
+        self, key: Float[Tensor, " entry"], entry: Float[Tensor, " entry"]
+    ) -> None:
         super().__init__()
         self.register_buffer("key", key)
         self.entry = nn.Parameter(entry[:, None].clone())

@@ -1,12 +1,12 @@
-"""Transformer encoders, on patches of images or on tokens (Vaswani et al. 2017; pre-norm).
+"""Transformer encoders, on patches of images or on tokens (Vaswani et al. 2017;
+pre-norm).
 
     h ← h + attention(norm(h))
     h ← h + W₂ σ(W₁ norm(h))   or, gated,   h ← h + W₂ (silu(W₁ norm(h)) ⊙ W₃ norm(h))
 
-Tokens select rows of an embedding table. The readout takes the last position; if `tied`, its weight
-is the embedding table. Images are cut into square patches, and other inputs into single features.
-The readout then takes the mean over positions.
-"""
+Tokens select rows of an embedding table. The readout takes the last position; if
+`tied`, its weight is the embedding table. Images are cut into square patches, and other
+inputs into single features. The readout then takes the mean over positions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from ntkexp.model.base import AbstractArchitecture, LearningTask
 
 
 class Transformer(AbstractArchitecture):
-    """Transformer encoders: `depth` blocks of `width` channels, with up to `heads` attention heads.
+    """Transformer encoders: `depth` blocks of `width` channels,
+    with up to `heads` attention heads.
 
     The number of heads is the largest number ≤ `heads` that divides `width`.
     """
@@ -51,7 +52,8 @@ class Transformer(AbstractArchitecture):
         return Encoder(embedding, blocks, self.width, readout)
 
     def refuse_unfit(self, task: LearningTask) -> None:
-        """Raise if `tied` is set, but the network does not have one output per token."""
+        """Raise if `tied` is set, but the network does not have one output per
+        token."""
         if self.tied and task.outputs != task.vocabulary:
             raise Mistake(
                 f"model.tied=true reads one output per token, {task.vocabulary} of them, and the "
@@ -61,10 +63,15 @@ class Transformer(AbstractArchitecture):
 
 
 class Encoder(nn.Module):
-    """Embedding, blocks, norm, and a readout: from the last position for tokens, else the mean."""
+    """Embedding, blocks, norm, and a readout:
+    from the last position for tokens, else the mean."""
 
     def __init__(
-        self, embedding: nn.Module, blocks: list[EncoderBlock], width: int, readout: nn.Module
+        self,
+        embedding: nn.Module,
+        blocks: list[EncoderBlock],
+        width: int,
+        readout: nn.Module,
     ) -> None:
         super().__init__()
         self.embedding = embedding
@@ -82,12 +89,16 @@ class Encoder(nn.Module):
 class Tokens(nn.Module):
     """Embeddings of tokens plus embeddings of positions."""
 
-    def __init__(self, task: LearningTask, width: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, task: LearningTask, width: int, generator: torch.Generator
+    ) -> None:
         super().__init__()
         self.table = nn.Parameter(draw_normal((task.vocabulary, width), generator))
         self.positions = nn.Parameter(draw_normal((*task.shape, width), generator))
 
-    def forward(self, x: Float[Tensor, "example token"]) -> Float[Tensor, "example position width"]:
+    def forward(
+        self, x: Float[Tensor, "example token"]
+    ) -> Float[Tensor, "example position width"]:
         return nn.functional.embedding(x.long(), self.table) + self.positions
 
 
@@ -98,14 +109,15 @@ class Tied(nn.Module):
         super().__init__()
         self.tokens = tokens
 
-    def forward(self, x: Float[Tensor, "example width"]) -> Float[Tensor, "example out"]:
+    def forward(
+        self, x: Float[Tensor, "example width"]
+    ) -> Float[Tensor, "example out"]:
         return torch.mm(x / sqrt(x.shape[1]), self.tokens.table.t())
 
 
 class Patches(nn.Module):
-    """Dense embeddings of patches of an image, or of single features, plus embeddings of
-    positions.
-    """
+    """Dense embeddings of patches of an image, or of single features,
+    plus embeddings of positions."""
 
     def __init__(
         self,
@@ -130,7 +142,11 @@ class EncoderBlock(nn.Module):
     """Attention and a feed-forward network, each with a norm before and a shortcut."""
 
     def __init__(
-        self, model: Transformer, init: AbstractInit, heads: int, generator: torch.Generator
+        self,
+        model: Transformer,
+        init: AbstractInit,
+        heads: int,
+        generator: torch.Generator,
     ) -> None:
         super().__init__()
 
@@ -141,8 +157,12 @@ class EncoderBlock(nn.Module):
         self.heads = heads
         self.causal = model.causal
         self.gated = model.feed_forward == "swiglu"
-        self.norms = nn.ModuleList(nn.LayerNorm(width, dtype=torch.float64) for _ in range(2))
-        self.query, self.key, self.value, self.mixed = (dense(width, width) for _ in range(4))
+        self.norms = nn.ModuleList(
+            nn.LayerNorm(width, dtype=torch.float64) for _ in range(2)
+        )
+        self.query, self.key, self.value, self.mixed = (
+            dense(width, width) for _ in range(4)
+        )
         self.inner = dense(width, 4 * width)
         self.gate = dense(width, 4 * width) if self.gated else None
         self.outer = dense(4 * width, width)
@@ -173,7 +193,9 @@ class EncoderBlock(nn.Module):
         v = project(self.value)
         scores = (q / sqrt(q.shape[-1])) @ k.transpose(2, 3)
         if self.causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=h.device).triu(1)
+            later = torch.ones(
+                scores.shape[-2:], dtype=torch.bool, device=h.device
+            ).triu(1)
             scores = scores.masked_fill(later, -torch.inf)
         mixed = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
         return at_each_position(self.mixed, mixed)
@@ -197,9 +219,8 @@ def largest_divisor(most: int, width: int) -> int:
 
 
 def fitting_patch(patch: int, shape: tuple[int, ...]) -> int:
-    """Return the largest patch side ≤ `patch` that divides both sides of an image; 1 for other
-    inputs.
-    """
+    """Return the largest patch side ≤ `patch` that divides both sides
+    of an image; 1 for other inputs."""
     if len(shape) != 3:
         return 1
     return next(
@@ -212,7 +233,8 @@ def fitting_patch(patch: int, shape: tuple[int, ...]) -> int:
 def cut_patches(
     x: Float[Tensor, "example *shape"], side: int
 ) -> Float[Tensor, "example position size"]:
-    """Cut images into square patches, row by row, and other inputs into single features.
+    """Cut images into square patches, row by row,
+    and other inputs into single features.
 
     >>> cut_patches(torch.arange(16.0).view(1, 1, 4, 4), 2)[0, 1]
     tensor([2., 3., 6., 7.])

@@ -15,7 +15,8 @@ from ntkexp.model.foreign import load_module
 
 @dataclass(frozen=True)
 class FunctionInFile:
-    """A function in a user's file, FILE.py:FUNCTION. FILE.py alone means the function `build`.
+    """A function in a user's file, FILE.py:FUNCTION.
+    FILE.py alone means the function `build`.
 
     >>> [FunctionInFile(path, "").name for path in ("a/my_net.py:Net", "my_net.py")]
     ['Net', 'build']
@@ -47,17 +48,24 @@ class FunctionInFile:
         file = Path(self.parts[0]).expanduser()
         if file.is_file():
             return file
-        files = [str(other.relative_to(file.parent)) for other in file.parent.glob("*.py")]
+        files = [
+            str(other.relative_to(file.parent)) for other in file.parent.glob("*.py")
+        ]
         hint = nearest_file(file.name, files)
-        raise Mistake(f"{self.setting}: there is no file {file} (seen from {Path.cwd()}){hint}")
+        raise Mistake(
+            f"{self.setting}: there is no file {file} (seen from {Path.cwd()}){hint}"
+        )
 
     def load(self) -> Callable[..., object]:
         """Run the file, which the user must have trusted, and return the function."""
-        return find_function(load_module(self.file, self.setting), self.name, self.setting)
+        return find_function(
+            load_module(self.file, self.setting), self.name, self.setting
+        )
 
 
 def find_function(module: object, name: str, key: str) -> Callable[..., object]:
-    """Return a function of the user's file; `key` is the configuration key in error messages."""
+    """Return a function of the user's file; `key` is the configuration key
+    in error messages."""
     module_name = getattr(module, "__name__", "")
     functions = [
         function_name
@@ -76,7 +84,9 @@ def find_function(module: object, name: str, key: str) -> Callable[..., object]:
             "builds it"
         )
     if not callable(value):
-        raise Mistake(f"{key}: {name} is a {type(value).__name__}, and a function is expected")
+        raise Mistake(
+            f"{key}: {name} is a {type(value).__name__}, and a function is expected"
+        )
     if inspect.iscoroutinefunction(value):
         raise Mistake(
             f"{key}: {name} is async, and nothing would await it; write `def` in place of "

@@ -1,4 +1,5 @@
-"""The interface of optimizers: an update rule, and each step as a linear map of gradients."""
+"""The interface of optimizers: an update rule,
+and each step as a linear map of gradients."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ VectorField: TypeAlias = Callable[[Weights], Weights]
 
 @dataclass(frozen=True)
 class Arc:
-    """A polynomial θ(u), 0 ≤ u ≤ 1, of degree 4 that approximates a piece of a curve in weight
-    space.
+    """A polynomial θ(u), 0 ≤ u ≤ 1, of degree 4 that approximates a piece
+    of a curve in weight space.
 
-    The polynomial and the piece of the curve have the same ends, and the same slopes at the ends.
-    The arc begins at `start` and covers `length` training steps.
+    The polynomial and the piece of the curve have the same ends, and the same slopes at
+    the ends. The arc begins at `start` and covers `length` training steps.
 
     θ(u) = θ₀ + u(c₁ + (1−u)(c₂ + u(c₃ + (1−u)c₄)))        (Hairer, Nørsett & Wanner 1993, II.6)
     """
@@ -57,19 +58,20 @@ class Arc:
 
 # --- One step as an update, and as a linear map
 #
-# During training, a step follows PyTorch: clip the gradient, add coupled weight decay, update the
-# memory of past gradients, change the weights. After a run, the scalings of the optimizer are
-# known, so that every step is a linear map of the gradient g, separately for each parameter (⊙ is
-# elementwise):
+# During training, a step follows PyTorch: clip the gradient, add coupled weight decay,
+# update the memory of past gradients, change the weights. After a run, the scalings of
+# the optimizer are known, so that every step is a linear map of the gradient g,
+# separately for each parameter (⊙ is elementwise):
 #
 #     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# `LinearStep` holds these coefficients, for the optimizers of this package, for PyTorch's
-# optimizers in a followed loop, and for recorded trainings.
+# `LinearStep` holds these coefficients, for the optimizers of this package, for
+# PyTorch's optimizers in a followed loop, and for recorded trainings.
 
 
 GUARD = 1e-6
-"""PyTorch's clipping adds this number to the norm of the gradient before dividing by it."""
+"""PyTorch's clipping adds this number to the norm
+of the gradient before dividing by it."""
 
 Memory: TypeAlias = Mapping[str, Weights]
 """The state of an optimizer after a step, by name, such as `velocity`."""
@@ -131,19 +133,21 @@ class LinearStep:
 
         p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p)/n − r
 
-    A coefficient is one number, or a tensor with one number per weight. M is the identity, except
-    for optimizers such as Muon, which mix the entries of a matrix. r is the part of the step that
-    is not linear in gradients, such as rounding.
+    A coefficient is one number, or a tensor with one number per weight. M is the
+    identity, except for optimizers such as Muon, which mix the entries of a matrix. r
+    is the part of the step that is not linear in gradients, such as rounding.
 
     Args:
         momentum_scale: S, the factor of the momentum in the step.
-        gradient_scale: N, the factor of the gradient in the step, as for Nesterov's momentum.
+        gradient_scale: N, the factor of the gradient in the step,
+            as for Nesterov's momentum.
         momentum_decay: β, the factor of the old momentum.
         momentum_gain: α, the factor of the gradient in the momentum.
         l2: λ, weight decay that is added to the gradient.
         decoupled_decay: d, weight decay that acts on the weights, as in AdamW.
         denominator: n, which divides S and N, such as Adam's √v + ε. None means 1.
-        mixing: M, a linear map between the entries of a matrix. None means the identity.
+        mixing: M, a linear map between the entries of a matrix.
+            None means the identity.
         residual: r, the part of the step that is not linear in gradients. None means 0.
 
     Raises:
@@ -168,7 +172,9 @@ class LinearStep:
         ntkexp.mistake.Mistake: LinearStep: scale= is now momentum_scale=
         """
         if not RENAMED.keys().isdisjoint(fields):
-            renamed = ", ".join(f"{n}= is now {RENAMED[n]}=" for n in RENAMED if n in fields)
+            renamed = ", ".join(
+                f"{n}= is now {RENAMED[n]}=" for n in RENAMED if n in fields
+            )
             raise Mistake(f"LinearStep: {renamed}")
         return super().__new__(cls)
 
@@ -192,30 +198,34 @@ parameter
 
     @property
     def moves_in_numbers(self) -> tuple[float, float] | None:
-        """The coefficients S (momentum) and N (gradient) as numbers, or None if they differ between
-        the weights of the parameter.
-        """
+        """The coefficients S (momentum) and N (gradient) as numbers, or None if they
+        differ between the weights of the parameter."""
         if self.denominator is not None or self.mixing is not None:
             return None
-        if isinstance(self.momentum_scale, Tensor) or isinstance(self.gradient_scale, Tensor):
+        if isinstance(self.momentum_scale, Tensor) or isinstance(
+            self.gradient_scale, Tensor
+        ):
             return None
         return self.momentum_scale, self.gradient_scale
 
     @property
     def moves_momentum_by_number(self) -> bool:
-        """True if the coefficient S of the momentum is one number, and nothing divides or mixes
-        it."""
+        """True if the coefficient S of the momentum is one number,
+        and nothing divides or mixes it."""
         is_plain = self.denominator is None and self.mixing is None
         return is_plain and not isinstance(self.momentum_scale, Tensor)
 
     @property
     def moves_by_momentum(self) -> bool:
         """True if the gradient acts only through the momentum m (N = 0)."""
-        return not isinstance(self.gradient_scale, Tensor) and self.gradient_scale == 0.0
+        return (
+            not isinstance(self.gradient_scale, Tensor) and self.gradient_scale == 0.0
+        )
 
     @property
     def divides(self) -> bool:
-        """True if the coefficients differ between the weights of the parameter, as for Adam."""
+        """True if the coefficients differ between the weights of the parameter,
+        as for Adam."""
         return self.moves_in_numbers is None or isinstance(self.momentum_gain, Tensor)
 
     def divided(self) -> LinearStep:
@@ -227,7 +237,9 @@ parameter
         if self.denominator is None:
             return self
         inverse = self.denominator.reciprocal()
-        gradient_scale = 0.0 if self.moves_by_momentum else inverse * self.gradient_scale
+        gradient_scale = (
+            0.0 if self.moves_by_momentum else inverse * self.gradient_scale
+        )
         return self.changed(
             momentum_scale=inverse * self.momentum_scale,
             gradient_scale=gradient_scale,
@@ -237,15 +249,15 @@ parameter
     def changed(self, **fields: Any) -> LinearStep:
         """Return a copy with other values of some fields.
 
-        It takes a third of the time of `replace`, which checks all fields again. A followed loop
-        calls it for each parameter in every step.
-        """
+        It takes a third of the time of `replace`, which checks all fields again. A
+        followed loop calls it for each parameter in every step."""
         step = object.__new__(LinearStep)
         vars(step).update(vars(self) | fields)
         return step
 
     def reversed(self) -> LinearStep:
-        """Return the step for `maximize=True`: it maps −g and −m as this step maps g and m."""
+        """Return the step for `maximize=True`:
+        it maps −g and −m as this step maps g and m."""
         return self.changed(
             momentum_scale=-self.momentum_scale,
             gradient_scale=-self.gradient_scale,
@@ -254,14 +266,15 @@ parameter
 
 
 IDLE = LinearStep(momentum_scale=0.0, momentum_decay=1.0, momentum_gain=0.0)
-"""The step of a parameter without a gradient: its weights and its momentum do not change."""
+"""The step of a parameter without a gradient:
+its weights and its momentum do not change."""
 
 
 class Spread(NamedTuple):
     """The divisor of an adaptive step, √square/ρ + ε.
 
-    square ← β₂ square + (1 − β₂)g²; if `largest` (AMSGrad), the largest such value so far.
-    """
+    square ← β₂ square + (1 − β₂)g²; if `largest` (AMSGrad),
+    the largest such value so far."""
 
     second: float  # decay β₂ of the mean square
     root: float  # ρ: √(1 − β₂ˢ⁺¹) of Adam, 1 of RMSprop
@@ -270,8 +283,8 @@ class Spread(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The weights and the optimizer's memory after a step. For a gradient flow, also the arcs
-    (`Arc`) of its curved path."""
+    """The weights and the optimizer's memory after a step. For a gradient flow, also
+    the arcs (`Arc`) of its curved path."""
 
     weights: Weights
     memory: Memory
@@ -289,7 +302,8 @@ class AbstractOptimizer(Component):
     layers: dict[str, PositiveFloat] = Field(default_factory=dict)
 
     remembers: ClassVar[bool] = False
-    """True if steps depend on past gradients. The path sum then needs a backward sum over steps."""
+    """True if steps depend on past gradients.
+    The path sum then needs a backward sum over steps."""
 
     records: ClassVar[tuple[str, ...]] = ()
     """The entries of the memory that `recursion` needs at every step."""
@@ -298,13 +312,16 @@ class AbstractOptimizer(Component):
     """True if weight decay is decoupled from the gradient, as in AdamW."""
 
     flows: ClassVar[bool] = False
-    """True if the weights follow a curve, given by `Arc`s, instead of straight steps."""
+    """True if the weights follow a curve, given by `Arc`s,
+    instead of straight steps."""
 
     copies: ClassVar[int] = 0
-    """Copies of the weights that `move` needs, in addition to both ends and the gradient."""
+    """Copies of the weights that `move` needs,
+    in addition to both ends and the gradient."""
 
     elementwise: ClassVar[bool] = False
-    """True if each weight has its own step size, so that no fixed kernel describes training."""
+    """True if each weight has its own step size,
+    so that no fixed kernel describes training."""
 
     @property
     def needs_kernels(self) -> bool:
@@ -313,17 +330,24 @@ class AbstractOptimizer(Component):
 
     @abstractmethod
     def chosen_step(self, largest_stable: float) -> float:
-        """Return the step size before the schedule, given the largest stable one of gradient
-        descent.
-        """
+        """Return the step size before the schedule,
+        given the largest stable one of gradient descent."""
 
     @abstractmethod
-    def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
-        """Return the indices of the training examples in a step; None means all examples."""
+    def batch_indices(
+        self, step: int, examples: int, seed: int
+    ) -> Int[Tensor, " batch"] | None:
+        """Return the indices of the training examples in a step;
+        None means all examples."""
 
     @abstractmethod
     def update(
-        self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
+        self,
+        step: int,
+        weights: Weights,
+        gradient: Weights,
+        sizes: Sizes,
+        memory: Memory,
     ) -> tuple[Weights, Memory]:
         """Return the weights and the memory after one step."""
 
@@ -336,19 +360,24 @@ class AbstractOptimizer(Component):
         sizes: Sizes,
         memory: Memory,
     ) -> Move:
-        """Take one step. A gradient flow also evaluates the gradient `field` inside the step."""
+        """Take one step. A gradient flow also evaluates the gradient `field` inside the
+        step."""
         return Move(*self.update(step, weights, gradient, sizes, memory))
 
     @abstractmethod
-    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+    def recursion(
+        self, step: int, sizes: Sizes, memory: Memory
+    ) -> dict[str, LinearStep]:
         """Return the linear step of every parameter, without weight decay.
 
-        The coefficients of m ← βm + αg and θ ← θ − S ⊙ m − N ⊙ g follow from the recorded memory
-        after the step.
-        """
+        The coefficients of m ← βm + αg and θ ← θ − S ⊙ m − N ⊙ g follow from the
+        recorded memory after the step."""
 
-    def linear_steps(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        """Return the linear step of every parameter, with weight decay λ (or d = λη)."""
+    def linear_steps(
+        self, step: int, sizes: Sizes, memory: Memory
+    ) -> dict[str, LinearStep]:
+        """Return the linear step of every parameter,
+        with weight decay λ (or d = λη)."""
         linear_steps = self.recursion(step, sizes, memory)
         decay = self.weight_decay
         if not decay:
@@ -367,9 +396,8 @@ class AbstractOptimizer(Component):
         return ()
 
     def spread_at(self, step: int) -> Spread | None:
-        """Return the divisor of an adaptive step, or None if steps are not divided by past
-        gradients.
-        """
+        """Return the divisor of an adaptive step,
+        or None if steps are not divided by past gradients."""
         return None
 
     @property
@@ -378,8 +406,8 @@ class AbstractOptimizer(Component):
         return self.spread_at(0) is not None
 
     def factors(self, weights: Weights) -> dict[str, float]:
-        """Return the factor of each parameter's step size: that of the longest matching key of
-        `layers`.
+        """Return the factor of each parameter's step size:
+        that of the longest matching key of `layers`.
 
         >>> from ntkexp.optimizer.descent import GD
         >>> GD(layers={"head": 0.1}).factors({"body.weight": 0, "head.weight": 0})
@@ -395,7 +423,9 @@ class AbstractOptimizer(Component):
         known = {"": 1.0} | self.layers
         factors = {}
         for name in weights:
-            matches = [prefix for prefix in known if not prefix or has_prefix(name, prefix)]
+            matches = [
+                prefix for prefix in known if not prefix or has_prefix(name, prefix)
+            ]
             factors[name] = known[max(matches, key=len)]
         return factors
 
@@ -417,7 +447,8 @@ class AbstractOptimizer(Component):
 
 
 def has_prefix(name: str, prefix: str) -> bool:
-    """Return True if a parameter's name is `prefix`, or starts with `prefix` and a dot."""
+    """Return True if a parameter's name is `prefix`,
+    or starts with `prefix` and a dot."""
     return f"{name}.".startswith(f"{prefix}.")
 
 
@@ -435,26 +466,35 @@ def after_step(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
 
 def spread(coefficient: Coefficient, weight: Tensor) -> Tensor:
     """Expand the coefficient of a parameter to a tensor with one number per weight."""
-    return coefficient if isinstance(coefficient, Tensor) else torch.full_like(weight, coefficient)
+    return (
+        coefficient
+        if isinstance(coefficient, Tensor)
+        else torch.full_like(weight, coefficient)
+    )
 
 
-# --- Mini-batches. A batch depends only on (seed, step), so that a resumed run draws equal batches.
+# --- Mini-batches. A batch depends only on (seed, step),
+# so that a resumed run draws equal batches.
 
 
 class AbstractBatched(AbstractOptimizer):
     """Mini-batches, or all examples if `batch` is null.
 
-    Without replacement, each epoch uses a new permutation, and its last batch may be smaller.
-    """
+    Without replacement, each epoch uses a new permutation,
+    and its last batch may be smaller."""
 
     batch: Count | None = None
     replacement: bool = False
 
-    def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
+    def batch_indices(
+        self, step: int, examples: int, seed: int
+    ) -> Int[Tensor, " batch"] | None:
         if self.batch is None:
             return None
         if self.replacement:
-            return torch.randint(examples, (self.batch,), generator=stream("batches", seed, step))
+            return torch.randint(
+                examples, (self.batch,), generator=stream("batches", seed, step)
+            )
         batches_per_epoch = -(-examples // self.batch)
         epoch, number = divmod(step, batches_per_epoch)
         order = torch.randperm(examples, generator=stream("batches", seed, epoch))
@@ -463,11 +503,11 @@ class AbstractBatched(AbstractOptimizer):
 
 
 class AbstractStable(AbstractOptimizer):
-    """An optimizer whose step size is given, or is a fraction of the largest stable one.
+    """An optimizer whose step size is given,
+    or is a fraction of the largest stable one.
 
-    The largest stable step size is that of gradient descent before training. The default
-    fraction is ½.
-    """
+    The largest stable step size is that of gradient descent before training. The
+    default fraction is ½."""
 
     step_size: PositiveFloat | None = None
     stable_fraction: PositiveFloat | None = None
@@ -494,9 +534,16 @@ class AbstractPlain(AbstractStable):
     """A step along the gradient without memory: S = η."""
 
     def update(
-        self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
+        self,
+        step: int,
+        weights: Weights,
+        gradient: Weights,
+        sizes: Sizes,
+        memory: Memory,
     ) -> tuple[Weights, Memory]:
         return after_step(weights, self.with_decay(gradient, weights), sizes), {}
 
-    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+    def recursion(
+        self, step: int, sizes: Sizes, memory: Memory
+    ) -> dict[str, LinearStep]:
         return {name: LinearStep(size) for name, size in sizes.items()}

@@ -1,4 +1,5 @@
-"""Optimizers with discrete steps: gradient descent, SGD, momentum, RMSprop, Adam and AdamW."""
+"""Optimizers with discrete steps: gradient descent, SGD, momentum, RMSprop,
+Adam and AdamW."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from ntkexp.shapes import Weights
 class GD(AbstractPlain):
     """Gradient descent on all training examples: θ ← θ − η ∇L."""
 
-    def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
+    def batch_indices(
+        self, step: int, examples: int, seed: int
+    ) -> Int[Tensor, " batch"] | None:
         return None
 
 
@@ -46,9 +49,8 @@ class SGD(AbstractBatched, AbstractPlain):
 class Momentum(AbstractBatched, AbstractStable):
     """Heavy-ball momentum (Polyak 1964) as in PyTorch: v ← μv + (1 − τ)g, θ ← θ − ηv.
 
-    At the first step, v = g. As a linear step, S = η, β = μ, and α = 1 − τ (1 at the first
-    step).
-    """
+    At the first step, v = g. As a linear step, S = η, β = μ,
+    and α = 1 − τ (1 at the first step)."""
 
     momentum: float = Field(0.9, ge=0, lt=1)
     dampening: float = Field(0.0, ge=0, lt=1)
@@ -56,7 +58,12 @@ class Momentum(AbstractBatched, AbstractStable):
     remembers: ClassVar[bool] = True
 
     def update(
-        self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
+        self,
+        step: int,
+        weights: Weights,
+        gradient: Weights,
+        sizes: Sizes,
+        memory: Memory,
     ) -> tuple[Weights, Memory]:
         gradient = self.with_decay(gradient, weights)
         velocity = dict(gradient)
@@ -66,7 +73,9 @@ class Momentum(AbstractBatched, AbstractStable):
                 velocity[name] = torch.add(decayed, part, alpha=1 - self.dampening)
         return after_step(weights, velocity, sizes), {"velocity": velocity}
 
-    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+    def recursion(
+        self, step: int, sizes: Sizes, memory: Memory
+    ) -> dict[str, LinearStep]:
         gain = 1 - self.dampening * (step > 0)
         return {
             name: LinearStep(size, momentum_decay=self.momentum, momentum_gain=gain)
@@ -85,7 +94,12 @@ class Nesterov(AbstractBatched, AbstractStable):
     remembers: ClassVar[bool] = True
 
     def update(
-        self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
+        self,
+        step: int,
+        weights: Weights,
+        gradient: Weights,
+        sizes: Sizes,
+        memory: Memory,
     ) -> tuple[Weights, Memory]:
         gradient = self.with_decay(gradient, weights)
         velocity = gradient
@@ -100,7 +114,9 @@ class Nesterov(AbstractBatched, AbstractStable):
         }
         return after_step(weights, direction, sizes), {"velocity": velocity}
 
-    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+    def recursion(
+        self, step: int, sizes: Sizes, memory: Memory
+    ) -> dict[str, LinearStep]:
         return {
             name: LinearStep(size, size, self.momentum, self.momentum)
             for name, size in sizes.items()
@@ -108,15 +124,17 @@ class Nesterov(AbstractBatched, AbstractStable):
 
 
 class AbstractAdaptive(AbstractBatched):
-    """Steps that are divided, for each weight, by the root of a mean of squared gradients.
+    """Steps that are divided, for each weight,
+    by the root of a mean of squared gradients.
 
-    In a recorded run, this divisor is known. Steps are therefore linear in past gradients, and the
-    backward sum is exact.
-    """
+    In a recorded run, this divisor is known. Steps are therefore linear in past
+    gradients, and the backward sum is exact."""
 
     step_size: PositiveFloat
 
-    remembers: ClassVar[bool] = True  # the forward sum needs one step size for all weights
+    remembers: ClassVar[bool] = (
+        True  # the forward sum needs one step size for all weights
+    )
     records: ClassVar[tuple[str, ...]] = ("square",)
     elementwise: ClassVar[bool] = True
 
@@ -125,7 +143,8 @@ class AbstractAdaptive(AbstractBatched):
 
 
 class Rmsprop(AbstractAdaptive):
-    """RMSprop (Tieleman & Hinton 2012) as in PyTorch: v ← βv + (1 − β)g², θ ← θ − η g/(√v + ε).
+    """RMSprop (Tieleman & Hinton 2012) as in PyTorch: v ← βv + (1 − β)g²,
+    θ ← θ − η g/(√v + ε).
 
     As a linear step, S = η D with D = 1/(√v + ε).
     """
@@ -135,11 +154,18 @@ class Rmsprop(AbstractAdaptive):
     eps: PositiveFloat = 1e-8
 
     def update(
-        self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
+        self,
+        step: int,
+        weights: Weights,
+        gradient: Weights,
+        sizes: Sizes,
+        memory: Memory,
     ) -> tuple[Weights, Memory]:
         gradient = self.with_decay(gradient, weights)
         if not memory:
-            memory = {"square": {name: torch.zeros_like(g) for name, g in gradient.items()}}
+            memory = {
+                "square": {name: torch.zeros_like(g) for name, g in gradient.items()}
+            }
         # v ← βv + (1 − β)g²
         square = {}
         for name, g in gradient.items():
@@ -150,8 +176,13 @@ class Rmsprop(AbstractAdaptive):
         after = {}
         for name, weight in weights.items():
             divisor = square[name].sqrt() + self.eps
-            after[name] = torch.addcdiv(weight, gradient[name], divisor, value=-sizes[name])
-        return after, {"mean": gradient, "square": square}  # without momentum, m is the gradient
+            after[name] = torch.addcdiv(
+                weight, gradient[name], divisor, value=-sizes[name]
+            )
+        return after, {
+            "mean": gradient,
+            "square": square,
+        }  # without momentum, m is the gradient
 
     def spread_at(self, step: int) -> Spread:
         return Spread(self.smoothing, 1.0, self.eps, largest=False)
@@ -160,15 +191,17 @@ class Rmsprop(AbstractAdaptive):
     def differentiated(self) -> tuple[str, ...]:
         return ("mean",)
 
-    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+    def recursion(
+        self, step: int, sizes: Sizes, memory: Memory
+    ) -> dict[str, LinearStep]:
         return {
             name: LinearStep(sizes[name] / (v.sqrt() + self.eps))
             for name, v in memory["square"].items()
         }
 
 
-# --- The step of Adam (Kingma & Ba 2015), and of AMSGrad (Reddi, Kale & Kumar 2018), as PyTorch has
-# them:
+# --- The step of Adam (Kingma & Ba 2015), and of AMSGrad (Reddi,
+# Kale & Kumar 2018), as PyTorch has them:
 #
 #     m ← β₁m + (1 − β₁)g,   v ← β₂v + (1 − β₂)g²,   θ ← θ − η/(1 − β₁ˢ⁺¹) · D ⊙ m,   D = 1/(√(v/(1 − β₂ˢ⁺¹)) + ε)
 #
@@ -176,11 +209,13 @@ class Rmsprop(AbstractAdaptive):
 
 
 class AbstractAdam(AbstractAdaptive):
-    """The step of Adam. With D as above, the linear step has S = η/(1 − β₁ˢ⁺¹) D, β = β₁ and
-    α = 1 − β₁."""
+    """The step of Adam. With D as above, the linear step has S = η/(1 − β₁ˢ⁺¹) D, β =
+    β₁ and α = 1 − β₁."""
 
     step_size: PositiveFloat = 1e-3
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+    betas: tuple[
+        Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]
+    ] = (
         0.9,
         0.999,
     )
@@ -188,7 +223,12 @@ class AbstractAdam(AbstractAdaptive):
     amsgrad: bool = False
 
     def update(
-        self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
+        self,
+        step: int,
+        weights: Weights,
+        gradient: Weights,
+        sizes: Sizes,
+        memory: Memory,
     ) -> tuple[Weights, Memory]:
         if not self.decouples:
             gradient = self.with_decay(gradient, weights)
@@ -233,13 +273,17 @@ class AbstractAdam(AbstractAdaptive):
     def differentiated(self) -> tuple[str, ...]:
         return ("mean", "latest") if self.amsgrad else ("mean",)
 
-    def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
+    def recursion(
+        self, step: int, sizes: Sizes, memory: Memory
+    ) -> dict[str, LinearStep]:
         beta1 = self.betas[0]
         linear = {}
         for name, square in memory["square"].items():
             size = sizes[name] / (1 - beta1 ** (step + 1))
             scale = size / self.spread(step, square)
-            linear[name] = LinearStep(scale, momentum_decay=beta1, momentum_gain=1 - beta1)
+            linear[name] = LinearStep(
+                scale, momentum_decay=beta1, momentum_gain=1 - beta1
+            )
         return linear
 
 
@@ -253,8 +297,8 @@ class Adam(AbstractAdam):
 class AdamW(AbstractAdam):
     """AdamW (Loshchilov & Hutter 2019): Adam with decoupled weight decay.
 
-    The weights decay by θ ← (1 − ηλ)θ before each step. The moments do not contain the decay.
-    """
+    The weights decay by θ ← (1 − ηλ)θ before each step.
+    The moments do not contain the decay."""
 
     weight_decay: NonNegativeFloat = 0.01
 

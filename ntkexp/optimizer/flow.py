@@ -16,12 +16,13 @@ from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractPlain, Arc, Memory, Move, Sizes, VectorField
 from ntkexp.shapes import Weights
 
-# --- One step of Dormand & Prince's embedded Runge–Kutta method of order 5 (1980), for θ′ = F(θ).
+# --- One step of Dormand & Prince's embedded Runge–Kutta method
+# of order 5 (1980), for θ′ = F(θ).
 #
 #     k_i = F(θ + h Σ_j a_ij k_j),    θ₁ = θ + h Σ_j a_7j k_j,    error = h Σ_i e_i k_i,
 #
-# The error is the difference from the embedded method of order 4. k_7 is the slope at the end, and
-# therefore k_1 of the next step.
+# The error is the difference from the embedded method of order 4. k_7 is the slope at
+# the end, and therefore k_1 of the next step.
 
 
 STAGES = (
@@ -34,14 +35,20 @@ STAGES = (
 )
 ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
 DENSE = (
-    *(-12715105075 / 11282082432, 0.0, 87487479700 / 32700410799, -10690763975 / 1880347072),
+    *(
+        -12715105075 / 11282082432,
+        0.0,
+        87487479700 / 32700410799,
+        -10690763975 / 1880347072,
+    ),
     *(701980252875 / 199316789632, -1453857185 / 822651844, 69997945 / 29380423),
 )
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A tentative step: its arc, the weights and the slope at its end, ‖θ₁ − θ‖, and the error."""
+    """A tentative step: its arc, the weights and the slope at its end,
+    ‖θ₁ − θ‖, and the error."""
 
     arc: Arc
     end: Weights
@@ -50,7 +57,9 @@ class Attempt:
     error: float
 
 
-def try_step(weights: Weights, slope: Weights, field: VectorField, length: float) -> Attempt:
+def try_step(
+    weights: Weights, slope: Weights, field: VectorField, length: float
+) -> Attempt:
     """Compute a step of the given length, from weights at which the slope is known."""
     # k_i and θ₁
     slopes = [slope]
@@ -63,7 +72,8 @@ def try_step(weights: Weights, slope: Weights, field: VectorField, length: float
     # the coefficients c₁ to c₄ of the arc
     second = {name: length * slope[name] - displacement[name] for name in displacement}
     third = {
-        name: displacement[name] - length * slopes[-1][name] - second[name] for name in displacement
+        name: displacement[name] - length * slopes[-1][name] - second[name]
+        for name in displacement
     }
     fourth = displacement_of(DENSE, slopes, length)
     arc = Arc(weights, (displacement, second, third, fourth), length)
@@ -72,7 +82,9 @@ def try_step(weights: Weights, slope: Weights, field: VectorField, length: float
     return Attempt(arc, end, slopes[-1], size(displacement), size(error))
 
 
-def displacement_of(row: Sequence[float], slopes: Sequence[Weights], length: float) -> Weights:
+def displacement_of(
+    row: Sequence[float], slopes: Sequence[Weights], length: float
+) -> Weights:
     """Return the displacement h Σ_j row_j k_j, with the length h and the slopes k_j."""
     total = {name: torch.zeros_like(part) for name, part in slopes[0].items()}
     for coefficient, slope in zip(row, slopes, strict=True):
@@ -113,7 +125,8 @@ class Flow(AbstractPlain):
 
     @model_validator(mode="after")
     def refuse_clipping(self) -> Flow:
-        """Raise if `clip_norm` is set: a flow has no steps whose gradient could be clipped."""
+        """Raise if `clip_norm` is set: a flow has no steps whose gradient could be
+        clipped."""
         if self.clip_norm is not None:
             raise Mistake(
                 f"optimizer.clip_norm={self.clip_norm:g}: a flow has no steps whose gradient could "
@@ -122,7 +135,9 @@ class Flow(AbstractPlain):
             )
         return self
 
-    def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
+    def batch_indices(
+        self, step: int, examples: int, seed: int
+    ) -> Int[Tensor, " batch"] | None:
         return None
 
     def move(
@@ -155,15 +170,17 @@ class Flow(AbstractPlain):
 
 
 class Controller:
-    """The controller of the length of arcs. Lengths are in training steps; in the memory, they are
-    times.
+    """The controller of the length of arcs. Lengths are in training steps;
+    in the memory, they are times.
 
     A training step takes the time `scale`.
     """
 
     def __init__(self, tolerance: float, memory: Memory, scale: float) -> None:
         saved = memory.get("controller")
-        last_time, distance, error = (float(saved[name]) if saved else 0.0 for name in KNOWN)
+        last_time, distance, error = (
+            float(saved[name]) if saved else 0.0 for name in KNOWN
+        )
         self.tolerance = tolerance
         self.scale = scale
         self.done = 0.0  # the completed part of the training step
@@ -184,11 +201,13 @@ class Controller:
         return rest if self.length > rest - MIN_REST else self.length
 
     def accepts(self, attempt: Attempt, weights: float) -> bool:
-        """Return True if the error of the arc is small enough, and choose the length of the next
-        arc.
-        """
-        # the error relative to the tolerance, and the predicted ratio of the next length to this one
-        allowed = self.tolerance * (self.distance + attempt.distance) + 10 * EPS * weights
+        """Return True if the error of the arc is small enough,
+        and choose the length of the next arc."""
+        # the error relative to the tolerance,
+        # and the predicted ratio of the next length to this one
+        allowed = (
+            self.tolerance * (self.distance + attempt.distance) + 10 * EPS * weights
+        )
         relative_error = attempt.error / allowed if allowed else 0.0
         ratio = MIN_STRETCH
         if isfinite(relative_error):
@@ -203,7 +222,9 @@ class Controller:
 
         # accept the arc; the end of the training step may have shortened it
         was_shortened = length < self.length
-        self.length = max(self.length, ratio * length) if was_shortened else ratio * length
+        self.length = (
+            max(self.length, ratio * length) if was_shortened else ratio * length
+        )
         self.done += length
         if self.done > 1 - MIN_REST:
             self.done = 1.0
@@ -213,13 +234,14 @@ class Controller:
 
     @property
     def memory(self) -> Memory:
-        """The controller's state for a checkpoint: the length of the next arc, the distance covered
-        so far, and the sum of all errors.
-        """
+        """The controller's state for a checkpoint: the length of the next arc, the
+        distance covered so far, and the sum of all errors."""
         values = (self.length * self.scale or self.last_time, self.distance, self.error)
         named = zip(KNOWN, values, strict=True)
         return {
-            "controller": {name: torch.tensor(value, dtype=torch.float64) for name, value in named}
+            "controller": {
+                name: torch.tensor(value, dtype=torch.float64) for name, value in named
+            }
         }
 
 

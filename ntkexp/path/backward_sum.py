@@ -1,11 +1,12 @@
-"""The backward sum: contributions through an optimizer with momentum, from the last step to the
-first.
+"""The backward sum: contributions through an optimizer with momentum,
+from the last step to the first.
 
 Step s is linear in the gradient g it uses, with coefficients as in `optimizer.base`:
 
     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N ⊙ p − r
 
-J̄(s) is the secant Jacobian of the outputs along the step, or the Jacobian of another rule. Then
+J̄(s) is the secant Jacobian of the outputs along the step,
+or the Jacobian of another rule. Then
 
     U_s = S_s ⊙ J̄(s) + β_{s+1} U_{s+1}     the adjoint of m_s: −∂(final outputs)/∂m_s
     V_s = α_s U_s + N_s ⊙ J̄(s)             the adjoint of p_s: −∂(final outputs)/∂p_s
@@ -14,9 +15,10 @@ J̄(s) is the secant Jacobian of the outputs along the step, or the Jacobian of 
     decay      −⟨V_s, λθ_s⟩ − J̄(s)·dθ_s
     rounding   −⟨V_s, e_s⟩ − J̄(s)·r_s
 
-where g = Σᵢ c Jᵢᵀℓ′ᵢ + e. The factor c is for example the factor of gradient clipping. The part e
-of the gradient is a rounding error, which no example caused. If J̄ is the secant Jacobian, then
-contributions, decay and rounding add up to Σ_s J̄(s)Δθ_s = f_T − f_0, exactly.
+where g = Σᵢ c Jᵢᵀℓ′ᵢ + e. The factor c is for example the factor of gradient clipping.
+The part e of the gradient is a rounding error, which no example caused. If J̄ is the
+secant Jacobian, then contributions, decay and rounding add up to Σ_s J̄(s)Δθ_s = f_T −
+f_0, exactly.
 
 Some optimizers apply a linear map M to the update of a matrix of weights:
 θ ← θ − M(S ⊙ m + N ⊙ p). Then MᵀJ̄ replaces J̄ in U and V.
@@ -42,11 +44,14 @@ from ntkexp.shapes import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardStep:
-    """The quantities of one step that the backward sum needs, of a run or a followed loop."""
+    """The quantities of one step that the backward sum needs,
+    of a run or a followed loop."""
 
     start: Weights  # θ_s, the weights before the step
     difference: Weights  # θ_{s+1} − θ_s
-    linear: Mapping[str, LinearStep]  # the optimizer's linear step for each parameter that changed
+    linear: Mapping[
+        str, LinearStep
+    ]  # the optimizer's linear step for each parameter that changed
     # Jᵢ at the weights of the model call, or Jᵢᵀℓ′ᵢ as the Jacobian of one output
     right: Sequence[Jacobian]
     factor: Mapping[str, float] | None = None  # c, by parameter; None: 1
@@ -56,9 +61,8 @@ class BackwardStep:
 
 
 class StepTerms(NamedTuple):
-    """The terms of one step: inner products over all parameters, or over the parameters of one
-    component.
-    """
+    """The terms of one step: inner products over all parameters,
+    or over the parameters of one component."""
 
     kernel: Float[Tensor, "query out train out_"]  # ⟨V, c Jᵢ⟩
     decay: Float[Tensor, "query out"]
@@ -71,23 +75,28 @@ class StepResult(NamedTuple):
     terms: StepTerms
     # J̄Δθ, which is f(θ_{s+1}) − f(θ_s) if J̄ is the secant Jacobian
     change: Float[Tensor, "query out"]
-    by_component: Sequence[StepTerms] = ()  # the terms of each component; `terms` is the sum
+    by_component: Sequence[
+        StepTerms
+    ] = ()  # the terms of each component; `terms` is the sum
 
 
 @dataclass(kw_only=True)
 class BackwardSum:
-    """The recursion for the adjoint U. With `components`, each step also returns the terms of each
-    component.
-    """
+    """The recursion for the adjoint U. With `components`, each step also returns the
+    terms of each component."""
 
     adjoint: Adjoint | None = None  # U; None before the first step is added
     # β of the step that was added last
     momentum_decay: Mapping[str, float] = field(default_factory=dict)
-    mixed: set[str] = field(default_factory=set)  # parameters with a map M in any step so far
+    mixed: set[str] = field(
+        default_factory=set
+    )  # parameters with a map M in any step so far
     saved: Sequence[Tensor] = ()  # the tensors of U from a checkpoint
     components: Sequence[Collection[str]] = ()
 
-    def add(self, step: BackwardStep, substeps: Iterable[tuple[float, Jacobian]]) -> StepResult:
+    def add(
+        self, step: BackwardStep, substeps: Iterable[tuple[float, Jacobian]]
+    ) -> StepResult:
         """Add one step. J̄ is the weighted sum of the Jacobians in `substeps`."""
         coefficients = StepCoefficients.of(step)
         self.mixed |= coefficients.mixing.keys()
@@ -102,20 +111,24 @@ class BackwardSum:
             jacobian = self.apply_mixing_adjoint(secant, step, coefficients)
             self.adjoint = self.adjoint or self.first_adjoint(jacobian, step.start)
             self.adjoint = self.adjoint.extended_to(jacobian, step.start)
-            self.adjoint.accumulate(jacobian, times(weight, coefficients.momentum_scale), beta)
+            self.adjoint.accumulate(
+                jacobian, times(weight, coefficients.momentum_scale), beta
+            )
             beta = 1.0
 
             # J̄Δθ
             change = torch.add(change, secant.applied(step.difference), alpha=weight)
 
-            # N ⊙ J̄, the second term of V: store it to form V, or add its products to the sums
-            # right away
+            # N ⊙ J̄, the second term of V: store it to form V,
+            # or add its products to the sums right away
             if forms_v:
                 gradient_part = gradient_part or self.adjoint.zeros()
                 scale = broadcast_all(coefficients.gradient_scale, step.start)
                 gradient_part.accumulate(jacobian, times(weight, scale), 1.0)
             for terms in sums:
-                terms.add_secant(weight, secant, change, with_gradient_scale=not forms_v)
+                terms.add_secant(
+                    weight, secant, change, with_gradient_scale=not forms_v
+                )
         self.momentum_decay = coefficients.momentum_decay
 
         # V = α U + N ⊙ J̄, and the terms ⟨V, ·⟩
@@ -140,7 +153,8 @@ class BackwardSum:
     def apply_mixing_adjoint(
         self, secant: Jacobian, step: BackwardStep, coefficients: StepCoefficients
     ) -> Jacobian:
-        """Return MᵀJ̄. Parameters in `mixed` are stored as dense rows, one per query and output."""
+        """Return MᵀJ̄. Parameters in `mixed` are stored as dense rows,
+        one per query and output."""
         if not self.mixed:
             return secant
 
@@ -184,9 +198,8 @@ class BackwardSum:
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """The coefficients of a step and its weight vectors λθ, dθ and r, all by parameter. The inner
-    products of the vectors with V and J̄ are terms of the sum.
-    """
+    """The coefficients of a step and its weight vectors λθ, dθ and r, all by parameter.
+    The inner products of the vectors with V and J̄ are terms of the sum."""
 
     momentum_scale: dict[str, Tensor]  # S, the factor of m
     gradient_scale: dict[str, Coefficient]  # N, the factor of p
@@ -199,7 +212,8 @@ class StepCoefficients:
 
     @classmethod
     def of(cls, step: BackwardStep) -> StepCoefficients:
-        """Collect the coefficients of all parameters. A parameter without an update has zeros."""
+        """Collect the coefficients of all parameters.
+        A parameter without an update has zeros."""
         read = cls({}, {}, {}, {}, {}, {}, {}, {})
         l2: dict[str, Coefficient] = {}
         decoupled_decay: dict[str, Coefficient] = {}
@@ -217,7 +231,9 @@ class StepCoefficients:
             l2[name] = linear.l2
             decoupled_decay[name] = linear.decoupled_decay
         if residual:
-            zeros = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
+            zeros = {
+                name: torch.zeros_like(weight) for name, weight in step.start.items()
+            }
             residual = zeros | residual
         return replace(
             read,
@@ -229,9 +245,8 @@ class StepCoefficients:
     def needs_v(self, credit: Weights) -> bool:
         """Return True if V must be formed.
 
-        This is the case if α or N differ between the weights of a parameter, or if some gradients
-        are rounding errors (`credit`) and N ≠ 0.
-        """
+        This is the case if α or N differ between the weights of a parameter, or if some
+        gradients are rounding errors (`credit`) and N ≠ 0."""
         coefficients = (*self.gradient_scale.values(), *self.momentum_gain.values())
         if any(isinstance(coefficient, Tensor) for coefficient in coefficients):
             return True
@@ -240,9 +255,8 @@ class StepCoefficients:
     def adjoint_of_gradient(
         self, adjoint: Adjoint, gradient_part: Adjoint | None, weights: Weights
     ) -> ScaledAdjoint:
-        """Return V = α U + N ⊙ J̄. If `gradient_part` (N ⊙ J̄) is None, return U with the numbers α
-        as scale.
-        """
+        """Return V = α U + N ⊙ J̄. If `gradient_part` (N ⊙ J̄) is None, return U with
+        the numbers α as scale."""
         if gradient_part is None:
             return ScaledAdjoint(adjoint, scalars_only(self.momentum_gain))
         v = adjoint.scaled(broadcast_all(self.momentum_gain, weights))
@@ -267,7 +281,8 @@ class ScaledAdjoint(NamedTuple):
 
 @dataclass
 class TermSums:
-    """The running sums of the terms of one step, over the parameters in `names` (None: all)."""
+    """The running sums of the terms of one step,
+    over the parameters in `names` (None: all)."""
 
     step: BackwardStep
     coefficients: StepCoefficients
@@ -288,7 +303,8 @@ class TermSums:
 
     @property
     def examples(self) -> Iterator[Jacobian]:
-        """Yield Jᵢ in blocks of examples, because all examples may exceed the memory."""
+        """Yield Jᵢ in blocks of examples, because all examples may exceed the
+        memory."""
         return (jacobian.of(self.names) for jacobian in self.step.right)
 
     def add_secant(
@@ -305,9 +321,13 @@ class TermSums:
 
         # −J̄·dθ and −J̄·r
         if coefficients.decoupled_decay:
-            self.decay = self.decay - weight * jacobian.applied(coefficients.decoupled_decay)
+            self.decay = self.decay - weight * jacobian.applied(
+                coefficients.decoupled_decay
+            )
         if coefficients.residual:
-            self.rounding = self.rounding - weight * jacobian.applied(coefficients.residual)
+            self.rounding = self.rounding - weight * jacobian.applied(
+                coefficients.residual
+            )
 
         # ⟨N ⊙ J̄, c Jᵢ⟩, −⟨N ⊙ J̄, λθ⟩ and −⟨N ⊙ J̄, e⟩
         if not with_gradient_scale or not any(coefficients.gradient_scale.values()):
@@ -331,7 +351,9 @@ class TermSums:
 
         # the scale of V times c; if all parameters share it, multiply after the product
         factor = self.step.factor or {}
-        scales = {name: number * factor.get(name, 1.0) for name, number in v.scale.items()}
+        scales = {
+            name: number * factor.get(name, 1.0) for name, number in v.scale.items()
+        }
         scale = shared_value(scales)
         right = self.examples
         if scale is None:
@@ -348,7 +370,9 @@ class TermSums:
 
     def result(self, like: Float[Tensor, "query out"]) -> StepTerms:
         """Return the terms in the shape of the outputs `like`."""
-        return StepTerms(self.kernel, self.decay.expand_as(like), self.rounding.expand_as(like))
+        return StepTerms(
+            self.kernel, self.decay.expand_as(like), self.rounding.expand_as(like)
+        )
 
 
 def times(number: float, weights: Weights) -> Weights:
@@ -362,7 +386,8 @@ def broadcast_all(coefficients: Mapping[str, Coefficient], weights: Weights) -> 
 
 
 def decayed(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
-    """Return the weights times their factors, or an empty dict if all factors are zero."""
+    """Return the weights times their factors,
+    or an empty dict if all factors are zero."""
     if not any(isinstance(factor, Tensor) or factor for factor in factors.values()):
         return {}
     return {name: weight * factors[name] for name, weight in weights.items()}
@@ -370,7 +395,11 @@ def decayed(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
 
 def scalars_only(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
     """Return only the coefficients that are numbers, not the tensors."""
-    return {name: each for name, each in coefficients.items() if not isinstance(each, Tensor)}
+    return {
+        name: each
+        for name, each in coefficients.items()
+        if not isinstance(each, Tensor)
+    }
 
 
 def shared_value(numbers: Mapping[str, float]) -> float | None:

@@ -36,7 +36,8 @@ SPILLED = 8 * ROW_BLOCK_BYTES
 
 
 def copies_of_drawn(number_bytes: int) -> float:
-    """Return a lower bound on the memory of a run, relative to the memory of drawing its weights.
+    """Return a lower bound on the memory of a run,
+    relative to the memory of drawing its weights.
 
     Drawing a weight takes up to 16 bytes (one to four numbers of four bytes).
     """
@@ -59,7 +60,8 @@ class RunMemory:
     # number of path kernels (one for each quadrature rule) and of kernel snapshots
     path_kernels: int
     errors: int = 0  # number of error arrays in the shape of contributions
-    # number of positions in a step at which a block is evaluated, including start and end
+    # number of positions in a step at which a block is evaluated,
+    # including start and end
     tapes: int
     tape_bytes: float  # bytes on the tape of one point
     number_bytes: int
@@ -80,24 +82,36 @@ class RunMemory:
     def spills(self) -> bool:
         """True if contributions are stored on disk.
 
-        This is the case if no kernels are summed and the contributions do not fit into memory.
-        """
+        This is the case if no kernels are summed
+        and the contributions do not fit into memory."""
         may = self.disk and self.kernels == "none"
-        return may and not self.budget.holding(self.always).fits(self.sums + 2 * self.per_point)
+        return may and not self.budget.holding(self.always).fits(
+            self.sums + 2 * self.per_point
+        )
 
     @property
     def always(self) -> float:
-        """Bytes of everything except the blocks and the sums of kernels and contributions."""
+        """Bytes of everything except the blocks and the sums of kernels
+        and contributions."""
         row = self.gradient_outputs * self.train * self.number_bytes
-        squares = SQUARE_COPIES * row * self.outputs * self.train * (self.kernels == "all")
+        squares = (
+            SQUARE_COPIES * row * self.outputs * self.train * (self.kernels == "all")
+        )
         features = (
             self.train * (1 + self.kernel_outputs) * self.tape_bytes
             + (self.kernels == "trace") * OUTPUT_GRADIENT_BYTES
         )
         weights = (
-            (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
+            (WEIGHT_COPIES + self.copies + self.tapes - 2)
+            * self.parameters
+            * self.number_bytes
         )
-        numbers = self.rules * self.summed_points * self.gradient_outputs * (1 + self.components)
+        numbers = (
+            self.rules
+            * self.summed_points
+            * self.gradient_outputs
+            * (1 + self.components)
+        )
         by_component = (
             self.components
             * self.rules
@@ -106,7 +120,9 @@ class RunMemory:
             * self.train
             * SUM_BYTES
         )
-        totals = 8.0 * min(self.steps * numbers, max(MAX_TOTALS, MIN_STRETCHES * numbers))
+        totals = 8.0 * min(
+            self.steps * numbers, max(MAX_TOTALS, MIN_STRETCHES * numbers)
+        )
         return PROGRAM + weights + squares + features + totals + by_component
 
     @property
@@ -122,20 +138,22 @@ class RunMemory:
 
     @property
     def gradient_outputs(self) -> int:
-        """The number of outputs with gradients at a point. If kernels are computed, it is the
-        number of all outputs.
-        """
+        """The number of outputs with gradients at a point. If kernels are computed, it
+        is the number of all outputs."""
         return self.outputs if self.kernels == "all" else self.integrated
 
     @property
     def kernel_outputs(self) -> int:
-        """The number of gradients per training example: the length of the kernel's axis out_."""
+        """The number of gradients per training example:
+        the length of the kernel's axis out_."""
         return self.outputs if self.kernels == "all" else 1
 
     @property
     def per_point(self) -> float:
         """Bytes of one point while its block is evaluated."""
-        kernel_row = self.gradient_outputs * self.kernel_outputs * self.train * self.number_bytes
+        kernel_row = (
+            self.gradient_outputs * self.kernel_outputs * self.train * self.number_bytes
+        )
         return (self.tapes + 3 + 2 * self.gradient_outputs) * self.tape_bytes + (
             4 + self.components
         ) * kernel_row
@@ -147,12 +165,16 @@ class RunMemory:
         A block uses half of the free memory. Cached tapes may use the rest.
         """
         self.require()
-        return self.budget.holding(self.fixed).largest_batch(2 * self.per_point, self.points)
+        return self.budget.holding(self.fixed).largest_batch(
+            2 * self.per_point, self.points
+        )
 
     def require(self) -> None:
         """Raise if even blocks of one point do not fit into memory."""
         remedy = f"lower model.width, data.train, data.query or data.test{self.component_advice}"
-        what = f"this run of {self.points} points, {self.train} of them training examples"
+        what = (
+            f"this run of {self.points} points, {self.train} of them training examples"
+        )
         self.budget.holding(self.fixed).require(2 * self.per_point, what, remedy)
 
     def chunk(self, wanted: int) -> int:
@@ -161,9 +183,19 @@ class RunMemory:
         Each point has an adjoint for each quadrature rule and output.
         """
         adjoint = (
-            (self.rules + 1 + self.doubled) * self.integrated * self.parameters * self.number_bytes
+            (self.rules + 1 + self.doubled)
+            * self.integrated
+            * self.parameters
+            * self.number_bytes
         )
-        halves = STRETCHES * self.rules * wanted * self.integrated * self.train * self.number_bytes
+        halves = (
+            STRETCHES
+            * self.rules
+            * wanted
+            * self.integrated
+            * self.train
+            * self.number_bytes
+        )
         held = 2 * self.train * self.tape_bytes + halves
         # the inner products ⟨U, J(xᵢ)⟩ of an adjoint with all examples
         products = self.integrated * self.train * self.tape_bytes
@@ -176,9 +208,8 @@ class RunMemory:
 
     @property
     def component_advice(self) -> str:
-        """Advice to use fewer components, for an error message. It is empty if there are no
-        components.
-        """
+        """Advice to use fewer components, for an error message.
+        It is empty if there are no components."""
         return ", or name fewer components by path.by" if self.components else ""
 
     @property
@@ -200,8 +231,8 @@ class RunMemory:
 #             + points · work · SECONDS_PER_WORK),   on one core
 # work      = number of weights + WORK_PER_NUMBER · numbers on the tape of one point
 #
-# A run that would take years is rejected. If a run ends at a given loss, its number of steps is
-# unknown.
+# A run that would take years is rejected. If a run ends at a given loss,
+# its number of steps is unknown.
 
 
 START_SECONDS = 3.0
@@ -212,7 +243,8 @@ MAX_CORE_YEARS = {"cpu": 10.0, "cuda": 10_000.0}  # a GPU counts as a thousand c
 
 
 def core_seconds(memory: RunMemory, passes: int) -> float:
-    """Return the estimated seconds of a run with this number of passes over its path."""
+    """Return the estimated seconds of a run with this number
+    of passes over its path."""
     work = memory.points * (
         memory.parameters + WORK_PER_NUMBER * memory.tape_bytes / memory.number_bytes
     )
@@ -228,7 +260,8 @@ def refuse_endless(seconds: float, steps: int, device: str) -> None:
 
 
 def refuse_years(seconds: float, what: str, device: str, remedy: str) -> None:
-    """Raise if a task would take years. The message advises to lower the keys in `remedy`.
+    """Raise if a task would take years. The message advises to lower the keys
+    in `remedy`.
 
     >>> refuse_years(1e9, "steps=9", "cpu", "steps")
     Traceback (most recent call last):

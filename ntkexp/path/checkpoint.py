@@ -11,7 +11,8 @@ from ntkexp.on_disk import copy_rows
 
 
 class Resumable:
-    """An object whose fields in `checkpointed` are saved to and restored from a checkpoint."""
+    """An object whose fields in `checkpointed` are saved to and restored
+    from a checkpoint."""
 
     checkpointed: ClassVar[tuple[str, ...]] = ()
 
@@ -21,9 +22,8 @@ class Resumable:
         return {name: state_of(getattr(self, name)) for name in self.checkpointed}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the fields. Copy saved tensors into the existing tensors, which are in memory or
-        on disk.
-        """
+        """Restore the fields. Copy saved tensors into the existing tensors, which are
+        in memory or on disk."""
         for name in self.checkpointed:
             value = getattr(self, name)
             if value is None:  # older checkpoints may lack this field

@@ -24,10 +24,13 @@ PARAMETRISED = ".parametrizations."
 ROOT = "(root)"  # the component of parameters that the root module owns
 
 
-def components_of(by: By, parameters: Iterable[str], key: str = "by") -> dict[str, frozenset[str]]:
+def components_of(
+    by: By, parameters: Iterable[str], key: str = "by"
+) -> dict[str, frozenset[str]]:
     """Group parameters into components: by parameter, by module, or by shell patterns.
 
-    A component whose only pattern is '*' contains all parameters that no other component matches.
+    A component whose only pattern is '*' contains all parameters
+    that no other component matches.
 
     >>> names = ["body.0.weight", "body.0.bias", "head.weight"]
     >>> [*components_of("module", names)], [*components_of("parameter", names)] == names
@@ -69,9 +72,8 @@ def owner(parameter: str) -> str:
 def matched(
     by: Mapping[str, Sequence[str]], parameters: Sequence[str], key: str
 ) -> dict[str, frozenset[str]]:
-    """Return the components defined by shell patterns. Raise unless each parameter is in exactly
-    one component.
-    """
+    """Return the components defined by shell patterns. Raise unless each parameter is
+    in exactly one component."""
     patterns = {str(name): patterns_of(value) for name, value in by.items()}
     for name, own in patterns.items():
         if not own or not all(isinstance(pattern, str) for pattern in own):
@@ -117,7 +119,9 @@ def matched(
     left = [parameter for parameter in parameters if parameter not in owners]
     if left and not rest:
         known = [pattern for own in patterns.values() for pattern in own]
-        close = nearest(left[0], known).removeprefix("; did you mean ").removesuffix("?")
+        close = (
+            nearest(left[0], known).removeprefix("; did you mean ").removesuffix("?")
+        )
         hint = f" (nearest: {close})" if close else ""
         raise Mistake(
             f"{key}: no pattern matches '{left[0]}'{hint}; add one, or 'rest': ['*'] for all that "
@@ -128,7 +132,8 @@ def matched(
 
 
 def patterns_of(value: object) -> list[str]:
-    """Return a list of patterns from a string or a sequence. It is empty for any other value."""
+    """Return a list of patterns from a string or a sequence.
+    It is empty for any other value."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list | tuple):

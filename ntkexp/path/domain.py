@@ -1,4 +1,5 @@
-"""The points, outputs and steps of path kernels 𝒦 and contributions 𝒮, and arrays for the sums."""
+"""The points, outputs and steps of path kernels 𝒦 and contributions 𝒮,
+and arrays for the sums."""
 
 from __future__ import annotations
 
@@ -24,9 +25,8 @@ PATH_KERNEL_AXES = 4  # [point, out, train, out_]
 class Domain:
     """The points and outputs that have path kernels or contributions.
 
-    If the run attributes a measure of the outputs, such as the loss, then `explained` computes that
-    measure at the points. Otherwise it computes the outputs.
-    """
+    If the run attributes a measure of the outputs, such as the loss, then `explained`
+    computes that measure at the points. Otherwise it computes the outputs."""
 
     points: Points
     # the same points; their output is the explained measure, or the output itself
@@ -43,11 +43,14 @@ class Domain:
     # the components by which contributions are split
     components: Components = field(default_factory=dict)
     spills: bool = False  # True if the contributions do not fit into memory
-    scratch: Path | None = None  # the folder for contributions that do not fit into memory
+    scratch: Path | None = (
+        None  # the folder for contributions that do not fit into memory
+    )
 
     @property
     def summed_points(self) -> slice:
-        """The points that have path kernels or contributions, as a slice of all points."""
+        """The points that have path kernels or contributions,
+        as a slice of all points."""
         return slice(self.first_point, None)
 
     @property
@@ -81,7 +84,9 @@ class Domain:
         points = len(self.points.inputs) - self.first_point
         return points, len(self.integrated), self.points.train, self.outputs
 
-    def zeros(self, axes: int, dtype: torch.dtype | None = None) -> Float[Tensor, "point out ..."]:
+    def zeros(
+        self, axes: int, dtype: torch.dtype | None = None
+    ) -> Float[Tensor, "point out ..."]:
         """Return zeros in the shape of the first `axes` axes of the path kernel.
 
         Contributions are stored in the folder `scratch`, if it is set.
@@ -103,5 +108,6 @@ class Domain:
         return sums
 
     def zero_output_gradient(self) -> Float[Tensor, "train out_"]:
-        """Return zeros in the shape of ℓ′, the gradients of the loss at the training outputs."""
+        """Return zeros in the shape of ℓ′, the gradients of the loss
+        at the training outputs."""
         return self.like.new_zeros(self.points.train, self.outputs)

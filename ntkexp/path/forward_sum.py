@@ -1,6 +1,5 @@
-"""Forward sums: path kernels and contributions, summed over every step or integrated over time
-along a gradient flow, with an error estimate.
-"""
+"""Forward sums: path kernels and contributions, summed over every step or integrated
+over time along a gradient flow, with an error estimate."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ from ntkexp.shapes import Weights
 
 
 class Error(NamedTuple):
-    """The estimated error of the contributions 𝒮. `parts` is ‖𝒮 − 𝒮_integral‖, the norm of the
-    errors of all single contributions.
+    """The estimated error of the contributions 𝒮. `parts` is ‖𝒮 − 𝒮_integral‖, the norm
+    of the errors of all single contributions.
 
     `sums` is the estimated error of Σᵢ 𝒮(x, xᵢ), or None if that sum is exact.
     """
@@ -46,9 +45,8 @@ class Error(NamedTuple):
 
 
 class AbstractAccumulator(Resumable, ABC):
-    """The base class of methods that sum over the steps of a path. The results 𝒦 and 𝒮 are complete
-    after the last step, and after the backward pass if there is one.
-    """
+    """The base class of methods that sum over the steps of a path. The results 𝒦 and 𝒮
+    are complete after the last step, and after the backward pass if there is one."""
 
     @property
     @abstractmethod
@@ -57,8 +55,8 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        """Add a step. Return the norms of its terms (a `Tally`) by rule, if they are measured at
-        this step.
+        """Add a step. Return the norms of its terms (a `Tally`) by rule,
+        if they are measured at this step.
 
         `due` is True if a kernel snapshot is due at the step.
         """
@@ -67,23 +65,25 @@ class AbstractAccumulator(Resumable, ABC):
         """Complete the sums when training ends before `step`, earlier than planned."""
         return
 
-    def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
+    def steps_back(
+        self, end: Weights, step_sizes: Sequence[float]
+    ) -> Iterator[tuple[int, int]]:
         """Run the backward pass, if this accumulator needs one.
 
-        After each step, yield the number of completed steps and the number of all steps.
-        """
+        After each step, yield the number of completed steps and the number
+        of all steps."""
         return iter(())
 
     @property
     def backward_tallies(self) -> Sequence[dict[str, Tally]] | None:
-        """The tallies (norms of the terms) of all steps by rule, if the backward pass computes
-        them, else None.
-        """
+        """The tallies (norms of the terms) of all steps by rule, if the backward pass
+        computes them, else None."""
         return None
 
     @property
     def phase_ends(self) -> Sequence[PhaseEnd]:
-        """The contributions 𝒮 and the decay 𝒟 at the end of each phase except the last."""
+        """The contributions 𝒮 and the decay 𝒟 at the end
+        of each phase except the last."""
         return ()
 
     def recorded(self) -> Recording | None:
@@ -92,12 +92,12 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def error(self, rule: str, steps: int) -> Error | None:
-        """Return the estimated error of a quadrature rule's contributions after `steps` steps, or
-        None.
-        """
+        """Return the estimated error of a quadrature rule's contributions after `steps`
+        steps, or None."""
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
-        """Return the fraction of the path time at which half of each contribution has accumulated.
+        """Return the fraction of the path time at which half
+        of each contribution has accumulated.
 
         Return None if it is not available.
         """
@@ -108,16 +108,18 @@ class AbstractAccumulator(Resumable, ABC):
         """Return the change of the outputs by each step, according to one rule."""
 
 
-# --- The error of the single contributions 𝒮(x, xᵢ). Their sum over i is exact by the secant rule.
+# --- The error of the single contributions 𝒮(x, xᵢ).
+# Their sum over i is exact by the secant rule.
 #
-# Many matrices J̄ satisfy J̄Δθ = Δf. The contributions are defined by one of them: the integral of
-# the tangent Jacobian along the step. The mean secant Jacobian of n equal substeps differs from
-# this integral by O(n⁻²). So the error of the contributions S_n of one step is
+# Many matrices J̄ satisfy J̄Δθ = Δf. The contributions are defined by one of them: the
+# integral of the tangent Jacobian along the step. The mean secant Jacobian of n equal
+# substeps differs from this integral by O(n⁻²). So the error of the contributions S_n
+# of one step is
 #
 #     e = (S_2n − S_n) · 4/3        (4ᵏ⁺¹/(4ᵏ⁺¹ − 1) after k extrapolations)
 #
-# It is measured at m evenly spaced steps out of T. The errors of different steps may add up or
-# cancel. An unbiased estimate of the squared norm of their sum is
+# It is measured at m evenly spaced steps out of T. The errors of different steps may
+# add up or cancel. An unbiased estimate of the squared norm of their sum is
 #
 #     ‖Σ_s e_s‖² ≈ T/m Σ‖e‖² + T(T−1)/(m(m−1)) (‖Σe‖² − Σ‖e‖²)
 
@@ -148,7 +150,8 @@ class ErrorBar(Resumable):
         self.squares += float(error.square().sum())
 
     def estimate(self, steps: int) -> float:
-        """Return the estimate of ‖𝒮 − 𝒮_integral‖ after `steps` steps, or NaN if unmeasured."""
+        """Return the estimate of ‖𝒮 − 𝒮_integral‖ after `steps` steps,
+        or NaN if unmeasured."""
         m = sum(map(self.measures, range(steps)))
         if m == 0:
             return float("nan")
@@ -163,9 +166,8 @@ class ErrorBar(Resumable):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSum(AbstractAccumulator):
-    """The sum over all steps, by several quadrature rules that share the tapes (recorded forward
-    passes) of a step.
-    """
+    """The sum over all steps, by several quadrature rules that share the tapes
+    (recorded forward passes) of a step."""
 
     domain: Domain
     rules: Mapping[str, Integrals]
@@ -207,12 +209,13 @@ class StepSum(AbstractAccumulator):
         return self.totals[rule]
 
 
-# --- The integrals over time along a gradient flow, by Gauss quadrature on each arc of length h:
+# --- The integrals over time along a gradient flow,
+# by Gauss quadrature on each arc of length h:
 #
 #     𝒦 = ∫ K_t dt ≈ Σ_arcs h Σ_j w_j K(θ(t_j)),        𝒮 = −∫ K_t ℓ′(t) dt
 #
-# K(θ) is the tangent kernel. On a sample of steps, a quadrature with one more point per arc gives
-# an estimate of the error.
+# K(θ) is the tangent kernel. On a sample of steps, a quadrature with one more point per
+# arc gives an estimate of the error.
 
 
 RULE = "gauss"
@@ -220,9 +223,8 @@ RULE = "gauss"
 
 @dataclass(frozen=True, kw_only=True)
 class FlowIntegral(AbstractAccumulator):
-    """The path kernel 𝒦 and the contributions 𝒮 by Gauss quadrature, with `points` points on each
-    arc (a polynomial piece of the path).
-    """
+    """The path kernel 𝒦 and the contributions 𝒮 by Gauss quadrature, with `points`
+    points on each arc (a polynomial piece of the path)."""
 
     domain: Domain
     points: int
@@ -240,18 +242,23 @@ class FlowIntegral(AbstractAccumulator):
         before = self.rule.contributions.clone()
         change_before = self.rule.total_change()
         self.integrate(self.rule, step, self.points)
-        self.totals.add(step.index, slice(None), self.rule.total_change() - change_before)
+        self.totals.add(
+            step.index, slice(None), self.rule.total_change() - change_before
+        )
         bar = self.error_bar
         if bar is not None and bar.measures(step.index):
             zeros = map(torch.zeros_like, self.rule.parts)
             finer = Integrals(self.rule.substeps, *zeros)
             self.integrate(finer, step, self.points + 1)
             error = finer.contributions - (self.rule.contributions - before)
-            bar.add(slice(None), error.nan_to_num())  # NaN at points that are not attributed
+            bar.add(
+                slice(None), error.nan_to_num()
+            )  # NaN at points that are not attributed
         return {}
 
     def integrate(self, integrals: Integrals, step: Step, points: int) -> None:
-        """Integrate over the arcs of a step, with `points` quadrature points on each arc."""
+        """Integrate over the arcs of a step,
+        with `points` quadrature points on each arc."""
         for point in step.quadrature_points(points):
             for block in self.domain.blocks(point.segment):
                 integrals.add(point, block)
@@ -305,4 +312,6 @@ class PhasedSum(AbstractAccumulator):
         first = next(iter(self.integrals.values()), None)
         self.finished_phases = []
         if first is not None:
-            self.finished_phases = restore_phase_ends(state["marks"], first.contributions)
+            self.finished_phases = restore_phase_ends(
+                state["marks"], first.contributions
+            )

@@ -1,4 +1,5 @@
-"""The path kernel 𝒦 and the contributions 𝒮, summed along a path without storing the trajectory.
+"""The path kernel 𝒦 and the contributions 𝒮,
+summed along a path without storing the trajectory.
 
 The sums are available in total, by step, by component and by phase.
 """
@@ -25,15 +26,15 @@ from ntkexp.path.rule.base import Substep
 from ntkexp.path.step import Step
 from ntkexp.path.step_kernel import StepBlock
 
-# --- Norms of the terms of one step, and the error of the equation Σᵢ Δ𝒮ᵢ = Δf (closure).
+# --- Norms of the terms of one step, and the error
+# of the equation Σᵢ Δ𝒮ᵢ = Δf (closure).
 
 
 class Rounding(NamedTuple):
     """The quantities that bound the rounding error of a step.
 
-    `terms` is Σ‖terms of f‖ at the start of the step. `eps` is the machine epsilon of the lowest
-    precision in the computation of f from the weights.
-    """
+    `terms` is Σ‖terms of f‖ at the start of the step. `eps` is the machine epsilon of
+    the lowest precision in the computation of f from the weights."""
 
     terms: float
     eps: float
@@ -41,16 +42,17 @@ class Rounding(NamedTuple):
 
 @dataclass
 class Tally:
-    """Norms of the terms of one step, summed over the blocks of points, for metrics and for the
-    check of closure. Δ𝒮ᵢ is the contribution of example i in the step.
-    """
+    """Norms of the terms of one step, summed over the blocks of points, for metrics and
+    for the check of closure. Δ𝒮ᵢ is the contribution of example i in the step."""
 
     missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖², the squared error of closure
     changed: float = 0.0  # ‖Δf‖², for the change Δf of the outputs
     outputs: float = 0.0  # ‖f(θ_{s+1})‖², at the weights after the step
     contribution_mass: float = 0.0  # Σ|Δ𝒮ᵢ|, over examples i and points
     contribution_sum: float = 0.0  # Σ|Σᵢ Δ𝒮ᵢ|, over points
-    kernel_squares: float = 0.0  # ‖ηK_s‖², for the step size η and the kernel K_s of the step
+    kernel_squares: float = (
+        0.0  # ‖ηK_s‖², for the step size η and the kernel K_s of the step
+    )
     kernels: bool = True  # False if only contributions are computed
 
     def add(
@@ -63,9 +65,8 @@ class Tally:
     ) -> None:
         """Add the norms at one block of points.
 
-        `kernel` is ηK_s, `parts` are the contributions Δ𝒮ᵢ, and `summed` is Σᵢ Δ𝒮ᵢ. `expected` is
-        the change of the outputs according to the rule.
-        """
+        `kernel` is ηK_s, `parts` are the contributions Δ𝒮ᵢ, and `summed` is Σᵢ Δ𝒮ᵢ.
+        `expected` is the change of the outputs according to the rule."""
         change = block.outputs(1.0) - block.outputs(0.0)
         missed, changed, outputs, mass, net, squares = scalars_to_cpu(
             (expected - change).square().sum(),
@@ -84,12 +85,18 @@ class Tally:
         self.kernels = kernel.numel() > 0
 
     def closure_error(self, rounding: Rounding) -> Closure | None:
-        """Return the error of Σᵢ Δ𝒮ᵢ = Δf if it exceeds the bound on the rounding error, else None.
+        """Return the error of Σᵢ Δ𝒮ᵢ = Δf if it exceeds the bound
+        on the rounding error, else None.
 
-        The bound is relative to the sizes of the outputs and of the contributions. If the outputs
-        are not finite, return None, because the run is reported as diverged elsewhere.
-        """
-        size = rounding.terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass
+        The bound is relative to the sizes of the outputs and of the contributions. If
+        the outputs are not finite, return None, because the run is reported as diverged
+        elsewhere."""
+        size = (
+            rounding.terms
+            + sqrt(self.outputs)
+            + sqrt(self.changed)
+            + self.contribution_mass
+        )
         closure = Closure(sqrt(self.missed), bound(size, rounding.eps))
         if closure.holds or not isfinite(self.outputs + self.changed):
             return None
@@ -104,9 +111,8 @@ class Tally:
 
     @property
     def kernel_mass(self) -> float | None:
-        """η‖K_s‖, the step size times the norm of the step's kernel, or None if only contributions
-        are computed.
-        """
+        """η‖K_s‖, the step size times the norm of the step's kernel, or None if only
+        contributions are computed."""
         if not self.kernels:
             return None
         return sqrt(self.kernel_squares)
@@ -128,23 +134,22 @@ def scalars_to_cpu(*numbers: Float[Tensor, ""]) -> list[float]:
 #     contributions   𝒮(x, xᵢ) = −Σ_s η_s K_s(x, xᵢ) ℓ′ᵢ(s)     [query, out, train]
 #     decay           𝒟(x) = −Σ_s λη_s J_s(x)·θ_s               [query, out]
 #
-# so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), up to the error of the rule. The secant rule has no
-# error.
+# so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), up to the error of the rule.
+# The secant rule has no error.
 
 
 @dataclass(frozen=True)
 class Integrals(Resumable):
-    """The path kernel 𝒦, the contributions 𝒮 and the decay 𝒟 by one quadrature rule, with NaN at
-    points that are not attributed.
-    """
+    """The path kernel 𝒦, the contributions 𝒮 and the decay 𝒟 by one quadrature rule,
+    with NaN at points that are not attributed."""
 
     substeps: tuple[Substep, ...]
     kernel: Float[Tensor, "query out kept out_"]
     contributions: Float[Tensor, "query out train"]
     decay: Float[Tensor, "query out"]
     by_component: ComponentSums | None = field(default=None, kw_only=True)
-    # the change of the outputs by gradients that are only rounding error, which Adam and similar
-    # optimizers amplify
+    # the change of the outputs by gradients that are only rounding error, which Adam
+    # and similar optimizers amplify
     rounding: Float[Tensor, "query out"] | None = field(default=None, kw_only=True)
 
     checkpointed: ClassVar[tuple[str, ...]] = (
@@ -156,9 +161,8 @@ class Integrals(Resumable):
     )
 
     def add(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
-        """Add one step at one block of points. Return the kernel ηK_s, the contributions −ηK_s ℓ′
-        and the decay λη J̄·θ.
-        """
+        """Add one step at one block of points. Return the kernel ηK_s, the
+        contributions −ηK_s ℓ′ and the decay λη J̄·θ."""
         # K_s = ⟨J̄(x), J(xᵢ)⟩ and J̄·(λη ⊙ θ)
         if self.by_component is None:
             products, decay = block.kernel(self.substeps, step.right_factor, step.decay)
@@ -172,26 +176,27 @@ class Integrals(Resumable):
         self.decay[block.rows].sub_(decay)
         return kernel, parts, decay
 
-    def add_products(self, step: Step, rows: slice, products: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the products ⟨J̄(x), J(xᵢ)⟩ of a step to 𝒦. Return the kernel ηK_s and the
-        contributions −ηK_s ℓ′ of the step.
-        """
+    def add_products(
+        self, step: Step, rows: slice, products: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add the products ⟨J̄(x), J(xᵢ)⟩ of a step to 𝒦. Return the kernel ηK_s and
+        the contributions −ηK_s ℓ′ of the step."""
         kernel = products.mul_(step.step_size)
         self.kernel[rows].add_(kernel)
         return kernel, self.weighted(step, kernel).neg_()
 
-    def weighted(self, step: Step, products: Tensor) -> Float[Tensor, "query out train"]:
-        """Return Kℓ′, the kernel of a step times the gradients ℓ′ of the loss at the outputs, given
-        the products ⟨J̄(x), J(xᵢ)⟩.
-        """
+    def weighted(
+        self, step: Step, products: Tensor
+    ) -> Float[Tensor, "query out train"]:
+        """Return Kℓ′, the kernel of a step times the gradients ℓ′ of the loss at the
+        outputs, given the products ⟨J̄(x), J(xᵢ)⟩."""
         return contract(products, step.output_gradient)
 
     def add_components(
         self, sums: ComponentSums, step: Step, block: StepBlock
     ) -> tuple[Tensor, Tensor]:
-        """Add the terms of each component. Return the products and the decay, summed over
-        components.
-        """
+        """Add the terms of each component. Return the products and the decay,
+        summed over components."""
         components = sums.components.values()
         terms = block.kernels(self.substeps, step.right_factor, step.decay, components)
         shares = []
@@ -209,9 +214,8 @@ class Integrals(Resumable):
 
     @property
     def without_examples(self) -> Float[Tensor, "query out"]:
-        """The change that no example caused: 𝒟(x), plus the change by gradients that are only
-        rounding error.
-        """
+        """The change that no example caused: 𝒟(x), plus the change by gradients that
+        are only rounding error."""
         if self.rounding is None:
             return self.decay.clone()
         return self.decay + self.rounding
@@ -229,18 +233,24 @@ class Integrals(Resumable):
 class ContributionIntegrals(Integrals):
     """The contributions 𝒮 and the decay 𝒟, without the path kernel 𝒦.
 
-    The right factor of a step is the gradient J(xᵢ)ᵀℓ′ᵢ, in the form of a Jacobian with one output.
-    So the products are Kℓ′. The axis of training examples of `kernel` has length zero.
-    """
+    The right factor of a step is the gradient J(xᵢ)ᵀℓ′ᵢ, in the form of a Jacobian with
+    one output. So the products are Kℓ′. The axis of training examples of `kernel` has
+    length zero."""
 
-    def add_products(self, step: Step, rows: slice, products: Tensor) -> tuple[Tensor, Tensor]:
+    def add_products(
+        self, step: Step, rows: slice, products: Tensor
+    ) -> tuple[Tensor, Tensor]:
         return self.kernel[rows], self.weighted(step, products).mul_(-step.step_size)
 
-    def weighted(self, step: Step, products: Tensor) -> Float[Tensor, "query out train"]:
+    def weighted(
+        self, step: Step, products: Tensor
+    ) -> Float[Tensor, "query out train"]:
         return products.squeeze(3)
 
 
-def integrals_at_zero(substeps: tuple[Substep, ...], domain: Domain, rules: int = 1) -> Integrals:
+def integrals_at_zero(
+    substeps: tuple[Substep, ...], domain: Domain, rules: int = 1
+) -> Integrals:
     """Return integrals of zero for the quadrature rule with these substeps.
 
     `rules` is the number of all rules.
@@ -254,11 +264,14 @@ def integrals_at_zero(substeps: tuple[Substep, ...], domain: Domain, rules: int 
     else:
         kind = ContributionIntegrals
         kernel = domain.like.new_zeros(*domain.shape[:2], 0, domain.outputs)
-    return kind(substeps, kernel, domain.sums(3), domain.sums(2), by_component=by_component)
+    return kind(
+        substeps, kernel, domain.sums(3), domain.sums(2), by_component=by_component
+    )
 
 
 def contract(
-    kernel: Float[Tensor, "query out train out_"], output_gradient: Float[Tensor, "train out_"]
+    kernel: Float[Tensor, "query out train out_"],
+    output_gradient: Float[Tensor, "train out_"],
 ) -> Float[Tensor, "query out train"]:
     """Return Kℓ′, contracted over the outputs of the training examples."""
     return torch.einsum("qcnd,nd->qcn", kernel, output_gradient)
@@ -268,26 +281,31 @@ def contract(
 #
 #     Σᵢ Δ𝒮(x, xᵢ; s) + Δ𝒟(x; s)    [step, query, out],    whose sum over s is f_T(x) − f_0(x)
 #
-# up to the error of the rule. Without momentum, this is the change of the output during step s.
-# With momentum, it is the change at step s and all later steps that the gradient of step s causes.
+# up to the error of the rule. Without momentum, this is the change of the output during
+# step s. With momentum, it is the change at step s and all later steps that the
+# gradient of step s causes.
 #
-# Long paths are summed over stretches of 2, 4, 8, … steps, so that the sums of all rules have at
-# most `MAX_TOTALS` numbers, or `MIN_STRETCHES` stretches each if that is more. The number of steps
-# is not known in advance, so adjacent stretches are merged in pairs when there are too many.
+# Long paths are summed over stretches of 2, 4, 8, … steps, so that the sums of all
+# rules have at most `MAX_TOTALS` numbers, or `MIN_STRETCHES` stretches each if that is
+# more. The number of steps is not known in advance, so adjacent stretches are merged in
+# pairs when there are too many.
 
 
 MAX_TOTALS = 2**23
-"""Maximum number of entries in the changes of the outputs by step, for all rules (67 MB)."""
+"""Maximum number of entries in the changes of the outputs by step,
+for all rules (67 MB)."""
 
 MIN_STRETCHES = 128
-"""Number of stretches (ranges of steps) that is always available, even beyond `MAX_TOTALS`."""
+"""Number of stretches (ranges of steps) that is always available,
+even beyond `MAX_TOTALS`."""
 
 
 @dataclass(kw_only=True)
 class StepTotals(Resumable):
     """Changes of the outputs, summed over consecutive stretches (ranges) of steps.
 
-    `edges` are the first steps of the stretches, followed by the step after the last stretch.
+    `edges` are the first steps of the stretches,
+    followed by the step after the last stretch.
 
     >>> totals = StepTotals(zero=torch.zeros(1, 1), max_stretches=2)
     >>> for step, added in enumerate([1.0, 2.0, 3.0]):
@@ -296,8 +314,12 @@ class StepTotals(Resumable):
     ((0, 2, 3), [3.0, 3.0])
     """
 
-    zero: Float[Tensor, "query out *component"]  # zeros, and NaN at points without contributions
-    max_stretches: int  # maximum number of stretches; even, so that all can be merged in pairs
+    zero: Float[
+        Tensor, "query out *component"
+    ]  # zeros, and NaN at points without contributions
+    max_stretches: (
+        int  # maximum number of stretches; even, so that all can be merged in pairs
+    )
     every: int = 1  # steps per stretch
     edges: list[int] = field(default_factory=lambda: [0])
     sums: list[Float[Tensor, "query out *component"]] = field(default_factory=list)
@@ -318,7 +340,8 @@ class StepTotals(Resumable):
             self.append_stretch()
 
     def append_stretch(self, end: int | None = None) -> None:
-        """Append one stretch that ends before step `end`, by default `every` steps long.
+        """Append one stretch that ends before step `end`,
+        by default `every` steps long.
 
         If there are `max_stretches` stretches already, first merge them in pairs.
         """
@@ -361,7 +384,8 @@ def totals_at_zero(domain: Domain, rules: int) -> StepTotals:
 
 
 def max_stretches_per_rule(domain: Domain, rules: int) -> int:
-    """Return the maximum number of stretches (ranges of steps) per rule, which is even."""
+    """Return the maximum number of stretches (ranges of steps) per rule,
+    which is even."""
     numbers = prod(domain.shape[:2]) * max(1, len(domain.components))
     return max(MIN_STRETCHES, MAX_TOTALS // max(1, rules * numbers) // 2 * 2)
 
@@ -371,7 +395,8 @@ def max_stretches_per_rule(domain: Domain, rules: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentSums(Resumable):
-    """The contributions 𝒮, the decay 𝒟 and the totals by step, split by component on the last axis.
+    """The contributions 𝒮, the decay 𝒟 and the totals by step,
+    split by component on the last axis.
 
     The sum over the last axis is 𝒮, 𝒟 or the total.
     """
@@ -387,14 +412,15 @@ class ComponentSums(Resumable):
         self,
         step: int,
         rows: slice | Int[Tensor, " chosen"],
-        shares: Sequence[tuple[Float[Tensor, "chosen out train"], Float[Tensor, "chosen out"]]],
+        shares: Sequence[
+            tuple[Float[Tensor, "chosen out train"], Float[Tensor, "chosen out"]]
+        ],
         rounding: Sequence[Float[Tensor, "chosen out"]] = (),
     ) -> None:
         """Add the terms of one step at the points in `rows`, split by component.
 
-        `shares` are the changes of 𝒮 and 𝒟 by each component. `rounding` is the change by gradients
-        that are only rounding error.
-        """
+        `shares` are the changes of 𝒮 and 𝒟 by each component. `rounding` is the change
+        by gradients that are only rounding error."""
         parts = torch.stack([parts for parts, _ in shares], -1)
         decay = torch.stack([decay for _, decay in shares], -1)
         self.parts[rows] += parts
@@ -412,7 +438,9 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
     zero = domain.sums(2)[..., None].repeat(1, 1, count)
     totals = StepTotals(zero=zero, max_stretches=max_stretches_per_rule(domain, rules))
     decay = zero.clone()
-    return ComponentSums(components=domain.components, parts=parts, decay=decay, totals=totals)
+    return ComponentSums(
+        components=domain.components, parts=parts, decay=decay, totals=totals
+    )
 
 
 # --- The sums at the end of each phase. The share of phase p is a difference:
@@ -420,9 +448,9 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
 #     𝒮_p(x, xᵢ) = 𝒮(x, xᵢ; T_p) − 𝒮(x, xᵢ; T_{p−1}),
 #     f(T_p) − f(T_{p−1}) = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
 #
-# Phase p ends at step T_p. With momentum, gradients of earlier phases also move the weights in
-# phase p. Then 𝒮(·; T) includes the effects up to step T of all gradients before step T. This
-# requires a separate backward pass for each phase.
+# Phase p ends at step T_p. With momentum, gradients of earlier phases also move the
+# weights in phase p. Then 𝒮(·; T) includes the effects up to step T of all gradients
+# before step T. This requires a separate backward pass for each phase.
 
 
 class Sums(NamedTuple):
@@ -445,8 +473,11 @@ def phase_end_of(integrals: Mapping[str, Integrals]) -> PhaseEnd:
     return mark
 
 
-def phase_end_states(phase_ends: Sequence[PhaseEnd]) -> list[dict[str, tuple[Tensor, Tensor]]]:
-    """Return the sums at the ends of phases as plain data and tensors, for a checkpoint."""
+def phase_end_states(
+    phase_ends: Sequence[PhaseEnd],
+) -> list[dict[str, tuple[Tensor, Tensor]]]:
+    """Return the sums at the ends of phases as plain data and tensors,
+    for a checkpoint."""
     return [
         {name: (sums.contributions, sums.decay) for name, sums in mark.items()}
         for mark in phase_ends
@@ -470,9 +501,8 @@ def restore_phase_ends(
 
 
 class PhaseShare(NamedTuple):
-    """The sums of one phase by one quadrature rule: the sums at its end minus those at its
-    beginning.
-    """
+    """The sums of one phase by one quadrature rule:
+    the sums at its end minus those at its beginning."""
 
     end: Sums
     begin: Sums | None  # None: zero, in the first phase
@@ -493,8 +523,8 @@ class PhaseShare(NamedTuple):
 def phase_shares(
     phase_ends: Sequence[PhaseEnd], end: PhaseEnd, rule: str, phases: int
 ) -> list[PhaseShare]:
-    """Return the sums of each phase by one quadrature rule. They are zero for phases that were not
-    reached.
+    """Return the sums of each phase by one quadrature rule.
+    They are zero for phases that were not reached.
 
     >>> import torch
     >>> ones = Sums(torch.ones(1, 1, 1), torch.zeros(1, 1))
@@ -505,4 +535,6 @@ def phase_shares(
     """
     ends = [mark[rule] for mark in (*phase_ends, end)]
     ends += [ends[-1]] * (phases - len(ends))
-    return [PhaseShare(end, begin) for end, begin in zip(ends, (None, *ends), strict=False)]
+    return [
+        PhaseShare(end, begin) for end, begin in zip(ends, (None, *ends), strict=False)
+    ]

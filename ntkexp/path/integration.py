@@ -1,4 +1,5 @@
-"""The methods to integrate along a path, their memory costs, and the choice of a method."""
+"""The methods to integrate along a path, their memory costs,
+and the choice of a method."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ from typing import ClassVar, NamedTuple
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
 from ntkexp.path.domain import Domain
-from ntkexp.path.forward_sum import RULE, AbstractAccumulator, ErrorBar, FlowIntegral, StepSum
+from ntkexp.path.forward_sum import (
+    RULE,
+    AbstractAccumulator,
+    ErrorBar,
+    FlowIntegral,
+    StepSum,
+)
 from ntkexp.path.integrals import integrals_at_zero, totals_at_zero
 from ntkexp.path.recording import AllocateRows, new_recording
 from ntkexp.path.rule.base import Left
@@ -21,14 +28,14 @@ from ntkexp.shapes import Weights
 
 
 class Costs(NamedTuple):
-    """The number of arrays that a method holds in memory at once, and the number of tapes (recorded
-    forward passes) per step.
-    """
+    """The number of arrays that a method holds in memory at once, and the number of
+    tapes (recorded forward passes) per step."""
 
     rules: int  # number of arrays of contributions: one for each quadrature rule
     kernels: int  # number of path kernels and kernel snapshots
     errors: int  # number of error arrays in the shape of contributions
-    # number of positions in a step at which a block is evaluated, including start and end
+    # number of positions in a step at which a block is evaluated,
+    # including start and end
     tapes: int
     doubled: bool = False  # True if the error estimate needs a second set of adjoints
 
@@ -40,7 +47,9 @@ class AbstractIntegration(ABC):
     """
 
     path: Path
-    passes: ClassVar[int] = 1  # number of passes over the path; if 1, additional points are cheap
+    passes: ClassVar[int] = (
+        1  # number of passes over the path; if 1, additional points are cheap
+    )
 
     @property
     @abstractmethod
@@ -49,20 +58,21 @@ class AbstractIntegration(ABC):
 
     @property
     def details(self) -> Mapping[str, str]:
-        """The description of the settings of each quadrature rule, by the name of the rule."""
+        """The description of the settings of each quadrature rule,
+        by the name of the rule."""
         return self.path.details
 
     def facts(self, memory: Memory) -> dict[str, float]:
-        """Return facts about the path for the report, by name, from the optimizer's state after
-        training.
-        """
+        """Return facts about the path for the report, by name, from the optimizer's
+        state after training."""
         return {}
 
     @abstractmethod
     def begin(
         self, domain: Domain, weights: Weights, allocate: AllocateRows
     ) -> AbstractAccumulator:
-        """Return an accumulator with sums of zero, for a path that starts at these weights."""
+        """Return an accumulator with sums of zero,
+        for a path that starts at these weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +91,9 @@ class EveryStep(AbstractIntegration):
             tapes=len(self.path.positions(self.path.finer_quadrature)),
         )
 
-    def begin(self, domain: Domain, weights: Weights, allocate: AllocateRows) -> StepSum:
+    def begin(
+        self, domain: Domain, weights: Weights, allocate: AllocateRows
+    ) -> StepSum:
         path = self.path
         error_bar = None
         if path.closing_rule is not None and path.finer_quadrature:
@@ -105,9 +117,8 @@ class EveryStep(AbstractIntegration):
 class Snapshots(AbstractIntegration):
     """The sum over kernel snapshots at a few steps, for optimizers without momentum.
 
-    The sums of ℓ′ between snapshots are exact. Two snapshots per path kernel are in memory, and
-    give an estimate of the error.
-    """
+    The sums of ℓ′ between snapshots are exact. Two snapshots per path kernel are in
+    memory, and give an estimate of the error."""
 
     path: Path
 
@@ -132,9 +143,14 @@ class Snapshots(AbstractIntegration):
 
     @property
     def details(self) -> Mapping[str, str]:
-        return {rule: f"{detail} snapshots".lstrip() for rule, detail in self.path.details.items()}
+        return {
+            rule: f"{detail} snapshots".lstrip()
+            for rule, detail in self.path.details.items()
+        }
 
-    def begin(self, domain: Domain, weights: Weights, allocate: AllocateRows) -> SnapshotSum:
+    def begin(
+        self, domain: Domain, weights: Weights, allocate: AllocateRows
+    ) -> SnapshotSum:
         tracks = {
             rule.option: Track(
                 integrals=integrals_at_zero(self.path.quadrature(rule), domain),
@@ -150,7 +166,8 @@ class Snapshots(AbstractIntegration):
             domain=domain,
             tracks=tracks,
             moments=Moments(
-                pull=domain.zero_output_gradient(), late_pull=domain.zero_output_gradient()
+                pull=domain.zero_output_gradient(),
+                late_pull=domain.zero_output_gradient(),
             ),
             arriving=domain.zero_output_gradient(),
             last=domain.steps - 1,
@@ -159,9 +176,8 @@ class Snapshots(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class AlongFlow(AbstractIntegration):
-    """The integral over time along a gradient flow, by Gauss quadrature on each arc (a polynomial
-    piece of the path).
-    """
+    """The integral over time along a gradient flow, by Gauss quadrature on each arc (a
+    polynomial piece of the path)."""
 
     path: Path
 
@@ -190,7 +206,9 @@ class AlongFlow(AbstractIntegration):
         arcs = memory["controller"]
         return {"flow_error": float(arcs["error"] / arcs["way"])}
 
-    def begin(self, domain: Domain, weights: Weights, allocate: AllocateRows) -> FlowIntegral:
+    def begin(
+        self, domain: Domain, weights: Weights, allocate: AllocateRows
+    ) -> FlowIntegral:
         error_bar = None
         if self.path.error_samples:
             every = self.path.sampled_every(domain.steps)
@@ -217,8 +235,8 @@ class AlongFlow(AbstractIntegration):
 class Backward(AbstractIntegration):
     """The sum from the last step to the first, for optimizers with momentum.
 
-    It makes two passes over the path. An adjoint for each attributed point and output is in memory.
-    """
+    It makes two passes over the path. An adjoint for each attributed point
+    and output is in memory."""
 
     path: Path
     optimizer: AbstractOptimizer
@@ -237,9 +255,17 @@ class Backward(AbstractIntegration):
     def costs(self) -> Costs:
         rules = len(self.path.rule)
         tapes = len(self.path.positions(self.path.finer_quadrature))
-        return Costs(rules, rules, errors=0, tapes=tapes, doubled=bool(self.path.finer_quadrature))
+        return Costs(
+            rules,
+            rules,
+            errors=0,
+            tapes=tapes,
+            doubled=bool(self.path.finer_quadrature),
+        )
 
-    def begin(self, domain: Domain, weights: Weights, allocate: AllocateRows) -> TwoPasses:
+    def begin(
+        self, domain: Domain, weights: Weights, allocate: AllocateRows
+    ) -> TwoPasses:
         records = self.optimizer.records
         if self.path.effects:
             records = (*records, *self.optimizer.differentiated)
@@ -254,7 +280,8 @@ class Backward(AbstractIntegration):
 def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
     """Divide `count` attributed points evenly among groups with the given sizes.
 
-    If a group has fewer points than its share, the other groups get the remaining points.
+    If a group has fewer points than its share,
+    the other groups get the remaining points.
 
     >>> fair_counts(64, [128, 128, 101])
     [22, 21, 21]
@@ -273,7 +300,8 @@ def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
 
 
 def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractIntegration:
-    """Return the integration method for an optimizer and the settings of a path, or raise.
+    """Return the integration method for an optimizer and the settings
+    of a path, or raise.
 
     >>> from ntkexp.optimizer.descent import Adam
     >>> from ntkexp.path.rule.base import Left

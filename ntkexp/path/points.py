@@ -1,10 +1,11 @@
-"""The points at which a network is evaluated along a path, and the network at one set of weights.
+"""The points at which a network is evaluated along a path,
+and the network at one set of weights.
 
-The points are the training examples, followed by the queries. The network evaluates them block by
-block, so that memory stays bounded. No block contains both training examples and queries. A tape is
-the record of a forward pass on one block. The tape at the end of a step is also the tape at the
-start of the next step, so it is recorded once.
-"""
+The points are the training examples, followed by the queries. The network evaluates
+them block by block, so that memory stays bounded. No block contains both training
+examples and queries. A tape is the record of a forward pass on one block. The tape at
+the end of a step is also the tape at the start of the next step, so it is recorded
+once."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from ntkexp.path.settings import Kernels
 from ntkexp.shapes import Inputs, Weights
 from ntkexp.statistics import largest_eigenvalue
 
-WITHOUT_RULES = "read the path with path.rule=[gauss,left], which needs no difference rules"
+WITHOUT_RULES = (
+    "read the path with path.rule=[gauss,left], which needs no difference rules"
+)
 
 
 @dataclass(kw_only=True)
@@ -38,21 +41,28 @@ class Points:
 
     reader: Reader
     inputs: Float[Tensor, "point *shape"]
-    targets: Float[Tensor, "point out"] | None = None  # set if the explained measure needs targets
+    targets: Float[Tensor, "point out"] | None = (
+        None  # set if the explained measure needs targets
+    )
     train: int
     block: int
-    keeps_tapes: bool  # True: cache the tapes at the start and the end of the latest step
-    chosen: tuple[int, ...] | None = None  # outputs with path kernels and contributions; None: all
+    keeps_tapes: (
+        bool  # True: cache the tapes at the start and the end of the latest step
+    )
+    chosen: tuple[int, ...] | None = (
+        None  # outputs with path kernels and contributions; None: all
+    )
     kernels: Kernels = "all"
-    cache: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
+    cache: list[tuple[Weights, dict[int, Tape]]] = field(
+        default_factory=list, repr=False
+    )
 
     @property
     def makes_kernels(self) -> bool:
         """True if kernels are computed, False if only contributions are computed.
 
-        Contributions need one gradient Jᵀℓ′ per training example. Kernels need one gradient per
-        training example and output.
-        """
+        Contributions need one gradient Jᵀℓ′ per training example. Kernels need one
+        gradient per training example and output."""
         return self.kernels == "all"
 
     @property
@@ -83,9 +93,8 @@ class Points:
         )
 
     def refuse_without_rules(self, tape: Tape) -> None:
-        """Raise if an operation on this tape has no difference rule, which the secant Jacobian
-        needs.
-        """
+        """Raise if an operation on this tape has no difference rule,
+        which the secant Jacobian needs."""
         try:
             replace(self.reader, programs=None).secant(tape, tape, (0,))
         except NoRule as error:
@@ -99,7 +108,8 @@ class Points:
         return tapes[block.start]
 
     def tapes_at(self, weights: Weights) -> dict[int, Tape]:
-        """Return the cached tapes at these weights, by the first point of their block."""
+        """Return the cached tapes at these weights,
+        by the first point of their block."""
         for cached, tapes in self.cache:
             if cached is weights:
                 return tapes
@@ -133,22 +143,24 @@ def total_gradient(pulled: Iterable[Jacobian], weights: Weights) -> Weights:
 
 @dataclass(frozen=True)
 class NetworkView:
-    """The network at one set of weights. Each quantity is computed on first use and cached."""
+    """The network at one set of weights. Each quantity is computed
+    on first use and cached."""
 
     points: Points
     weights: Weights
 
     # the latest gradients ℓ′ of the loss at the outputs, with the products Jᵀℓ′
-    latest: list[tuple[Tensor, list[Jacobian]]] = field(default_factory=list, repr=False)
+    latest: list[tuple[Tensor, list[Jacobian]]] = field(
+        default_factory=list, repr=False
+    )
 
     def tapes(self, blocks: Sequence[slice]) -> Iterator[Tape]:
         return (self.points.tape(self.weights, block) for block in blocks)
 
     @cached_property
     def train_pass(self) -> tuple[Float[Tensor, "train out"], list[Jacobian]]:
-        """The outputs at the training examples, and their tangent Jacobians if kernels are
-        computed.
-        """
+        """The outputs at the training examples,
+        and their tangent Jacobians if kernels are computed."""
         outputs = []
         jacobians = []
         for tape in self.tapes(self.points.train_blocks):
@@ -170,16 +182,18 @@ class NetworkView:
 
     @property
     def train_jacobians(self) -> list[Jacobian]:
-        """The tangent Jacobians J(θ; xᵢ) at the training examples xᵢ, block by block."""
+        """The tangent Jacobians J(θ; xᵢ) at the training examples xᵢ,
+        block by block."""
         return self.train_pass[1]
 
-    def loss_gradients(self, output_gradient: Float[Tensor, "train out"]) -> Iterable[Jacobian]:
-        """Return the loss gradients J(θ; xᵢ)ᵀℓ′ᵢ of the training examples, block by block, for the
-        gradients ℓ′ of the loss at the outputs.
+    def loss_gradients(
+        self, output_gradient: Float[Tensor, "train out"]
+    ) -> Iterable[Jacobian]:
+        """Return the loss gradients J(θ; xᵢ)ᵀℓ′ᵢ of the training examples, block by
+        block, for the gradients ℓ′ of the loss at the outputs.
 
-        If kernels are computed, multiply with their Jacobians. Otherwise run one backward pass per
-        block.
-        """
+        If kernels are computed, multiply with their Jacobians. Otherwise run one
+        backward pass per block."""
         parts = torch.split(output_gradient, self.points.block)
         if self.points.makes_kernels:
             return (
@@ -191,23 +205,29 @@ class NetworkView:
                 return gradients
         tapes = self.tapes(self.points.train_blocks)
         weighted = self.points.reader.weighted
-        gradients = [weighted(tape, part) for tape, part in zip(tapes, parts, strict=True)]
+        gradients = [
+            weighted(tape, part) for tape, part in zip(tapes, parts, strict=True)
+        ]
         self.latest[:] = [(output_gradient, gradients)]
         return gradients
 
     def stored_kernel(self) -> Float[Tensor, "point kept train kept_"]:
-        """Return the tangent kernel between all points and the training examples, as it is stored.
+        """Return the tangent kernel between all points
+        and the training examples, as it is stored.
 
         The setting `kernels` selects the kernel itself ("all"), its trace over outputs
-        Σ_c K[x, c, x′, c] ("trace"), or an empty array without training examples ("none").
-        """
+        Σ_c K[x, c, x′, c] ("trace"), or an empty array without training examples
+        ("none")."""
         if self.points.kernels == "none":
             return self.outputs.new_zeros(*self.outputs.shape, 0, self.outputs.shape[1])
         if self.points.kernels == "trace":
             return self.kernel_trace()
         others = map(self.points.reader.tangent, self.tapes(self.points.other_blocks))
         return torch.cat(
-            [self.kernel_with_train(left) for left in chain(self.train_jacobians, others)]
+            [
+                self.kernel_with_train(left)
+                for left in chain(self.train_jacobians, others)
+            ]
         )
 
     def kernel_with_train(self, left: Jacobian) -> Float[Tensor, "some out train out_"]:
@@ -215,9 +235,8 @@ class NetworkView:
         return torch.cat([gram(left, right) for right in self.train_jacobians], dim=2)
 
     def kernel_trace(self) -> Float[Tensor, "point 1 train 1"]:
-        """Return the trace over outputs, Σ_c K[x, c, x′, c]. The Jacobians of a few outputs at a
-        time are in memory.
-        """
+        """Return the trace over outputs, Σ_c K[x, c, x′, c]. The Jacobians of a few
+        outputs at a time are in memory."""
         points = self.points
         tape = points.tape(self.weights, points.train_blocks[0])
         tangent = partial(points.reader.tangent, tape)
@@ -225,11 +244,17 @@ class NetworkView:
         groups_of_outputs = chunks(tape, examples, tape.outputs.shape[1], tangent)
         return reduce(torch.add, map(self.trace_of_outputs, groups_of_outputs))
 
-    def trace_of_outputs(self, outputs: Sequence[int]) -> Float[Tensor, "point 1 train 1"]:
+    def trace_of_outputs(
+        self, outputs: Sequence[int]
+    ) -> Float[Tensor, "point 1 train 1"]:
         """Return the sum of K[x, c, x′, c] over the given outputs c."""
         tangent = self.points.reader.tangent
-        train = [tangent(tape, outputs) for tape in self.tapes(self.points.train_blocks)]
-        others = (tangent(tape, outputs) for tape in self.tapes(self.points.other_blocks))
+        train = [
+            tangent(tape, outputs) for tape in self.tapes(self.points.train_blocks)
+        ]
+        others = (
+            tangent(tape, outputs) for tape in self.tapes(self.points.other_blocks)
+        )
         rows = []
         for left in chain(train, others):
             blocks = [trace(left, right) for right in train]
@@ -237,18 +262,24 @@ class NetworkView:
         return torch.cat(rows)
 
     def largest_eigenvalue(self, examples: slice) -> float:
-        """Return a lower estimate of the largest eigenvalue of the kernel JJᵀ of some training
-        examples.
+        """Return a lower estimate of the largest eigenvalue of the kernel JJᵀ
+        of some training examples.
 
         It uses products with J and Jᵀ, and never forms the kernel.
         """
         inside = torch.zeros_like(self.train_outputs)
         inside[examples] = 1.0
 
-        def times_kernel(vector: Float[Tensor, "train out"]) -> Float[Tensor, "train out"]:
-            gradient = total_gradient(self.loss_gradients(vector), self.weights)  # v → Jᵀv
+        def times_kernel(
+            vector: Float[Tensor, "train out"],
+        ) -> Float[Tensor, "train out"]:
+            gradient = total_gradient(
+                self.loss_gradients(vector), self.weights
+            )  # v → Jᵀv
             tapes = self.tapes(self.points.train_blocks)
-            rows = [self.points.reader.applied(tape, gradient) for tape in tapes]  # → JJᵀv
+            rows = [
+                self.points.reader.applied(tape, gradient) for tape in tapes
+            ]  # → JJᵀv
             return torch.cat(rows) * inside
 
         vectors = random_vectors(self.train_outputs.shape, 0, self.train_outputs)

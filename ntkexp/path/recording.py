@@ -1,8 +1,8 @@
 """The trajectory of a training run, recorded for backward passes.
 
-A recording stores θ_s, ℓ′(s) and the optimizer's state of each step. `Playback` reads it as steps
-of a path. `RecordedTraining` reads it as a differentiable sequence of training steps.
-"""
+A recording stores θ_s, ℓ′(s) and the optimizer's state of each step. `Playback` reads
+it as steps of a path. `RecordedTraining` reads it as a differentiable sequence of
+training steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from ntkexp.path.step import Descent, Step, TrainingRecipe, sizes_of
 from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
 
-# --- Rows of a recording: [θ_s, optimizer state after step s, ℓ′(s)], with concatenated parameters.
+# --- Rows of a recording: [θ_s, optimizer state after step s, ℓ′(s)],
+# with concatenated parameters.
 
 
 class Recorded(NamedTuple):
@@ -46,9 +47,12 @@ class Recorded(NamedTuple):
 
 
 def row_length(
-    weights: Weights, records: tuple[str, ...], output_gradient_like: Float[Tensor, "train out"]
+    weights: Weights,
+    records: tuple[str, ...],
+    output_gradient_like: Float[Tensor, "train out"],
 ) -> int:
-    """Return the length of the row of a step: weights, recorded optimizer states and ℓ′."""
+    """Return the length of the row of a step: weights,
+    recorded optimizer states and ℓ′."""
     parameters = sum(weight.numel() for weight in weights.values())
     return (1 + len(records)) * parameters + output_gradient_like.numel()
 
@@ -129,21 +133,21 @@ class Playback:
     def __iter__(self) -> Iterator[Step]:
         """Yield the steps in order.
 
-        The weights at the start of a step are the same tensors as at the end of the previous step,
-        so that cached tapes remain valid.
-        """
+        The weights at the start of a step are the same tensors as at the end of the
+        previous step, so that cached tapes remain valid."""
         start = None
         for index in range(len(self.step_sizes)):
             step = self.step(index, start=start)
             yield step
             start = step.end
 
-    def step(self, index: int, *, start: Weights | None = None, end: Weights | None = None) -> Step:
+    def step(
+        self, index: int, *, start: Weights | None = None, end: Weights | None = None
+    ) -> Step:
         """Read a step. Use the tensors `start` and `end` if they are given.
 
-        Tapes are cached by tensor identity, so passing the tensors of an adjacent step reuses its
-        tapes.
-        """
+        Tapes are cached by tensor identity, so passing the tensors
+        of an adjacent step reuses its tapes."""
         recorded = self.recording.read(index)
         return Step(
             index=index,
@@ -157,19 +161,22 @@ class Playback:
         )
 
 
-# --- A recorded training run as a differentiable sequence of steps. The recording must contain the
-# parts `optimizer.records` and `optimizer.differentiated` of the optimizer's state.
+# --- A recorded training run as a differentiable sequence of steps. The recording must
+# contain the parts `optimizer.records` and `optimizer.differentiated` of the
+# optimizer's state.
 
 
 class Frame(NamedTuple):
-    """The weights before a step, as one vector, and the optimizer's state after the step."""
+    """The weights before a step, as one vector,
+    and the optimizer's state after the step."""
 
     weights: Float[Tensor, " weight"]
     memory: Memory
 
 
 class AbstractRecordedTraining(AbstractTrajectory):
-    """A recorded training run of a `TrainingRecipe`, with a frame for each step and for the end."""
+    """A recorded training run of a `TrainingRecipe`,
+    with a frame for each step and for the end."""
 
     @property
     @abstractmethod
@@ -186,7 +193,8 @@ class AbstractRecordedTraining(AbstractTrajectory):
 
     @abstractmethod
     def frame(self, index: int) -> Frame:
-        """Read the frame of a step. The frame after the last step has no optimizer state."""
+        """Read the frame of a step. The frame after the last step has no optimizer
+        state."""
 
     @abstractmethod
     def batch(self, index: int) -> TakenBatch:
@@ -211,7 +219,9 @@ class AbstractRecordedTraining(AbstractTrajectory):
             memory_before = self.frame(index - 1).memory
         optimizer = self.recipe.optimizer
         sizes = sizes_of(self.like, self.recipe.factors, self.step_size(index))
-        update = update_of(optimizer, self.like, index, sizes, frame.memory, memory_before)
+        update = update_of(
+            optimizer, self.like, index, sizes, frame.memory, memory_before
+        )
         return TrainedStep(
             index=index,
             weights=frame.weights,
@@ -249,7 +259,8 @@ class RecordedTraining(AbstractRecordedTraining):
         return Frame(self.flat.vector(recorded.weights), recorded.memory)
 
     def batch(self, index: int) -> TakenBatch:
-        """Return the batch with one row per draw. An example that was drawn twice has two rows."""
+        """Return the batch with one row per draw.
+        An example that was drawn twice has two rows."""
         descent = self.descent
         rows = descent.optimizer.batch_indices(index, self.examples, descent.seed)
         if rows is None:
@@ -269,7 +280,9 @@ class RecordedTraining(AbstractRecordedTraining):
         """Return the losses of the given examples, times the scale of the loss."""
         descent = self.descent
         points = descent.points
-        outputs = points.reader.function(self.flat.weights(weights), points.inputs[rows])
+        outputs = points.reader.function(
+            self.flat.weights(weights), points.inputs[rows]
+        )
         return descent.loss.value(outputs, descent.targets[rows]) * descent.scale
 
 
@@ -283,10 +296,10 @@ def update_of(
 ) -> Update:
     """Return the linear update of all weights by one step of an optimizer.
 
-    `memory` and `before` are the optimizer's state after and before the step. The fields
-    `momentum_scale` (S), `gradient_scale` (N) and `decoupled_decay` (d) of the result are vectors
-    over all weights. The other fields are numbers, because all parameters share them.
-    """
+    `memory` and `before` are the optimizer's state after and before the step. The
+    fields `momentum_scale` (S), `gradient_scale` (N) and `decoupled_decay` (d) of the
+    result are vectors over all weights. The other fields are numbers, because all
+    parameters share them."""
     flat = flat_like(like)
     linear = optimizer.linear_steps(index, sizes, memory)
 
@@ -296,7 +309,9 @@ def update_of(
             numbers[name] = getattr(step, field)
         if all(isinstance(number, float) and not number for number in numbers.values()):
             return 0.0
-        return flat.vector({name: spread(numbers[name], weight) for name, weight in like.items()})
+        return flat.vector(
+            {name: spread(numbers[name], weight) for name, weight in like.items()}
+        )
 
     combined = replace(
         next(iter(linear.values())),
@@ -309,9 +324,14 @@ def update_of(
 
 
 def denominator_of(
-    optimizer: AbstractOptimizer, flat: FlatWeights, index: int, memory: Memory, before: Memory
+    optimizer: AbstractOptimizer,
+    flat: FlatWeights,
+    index: int,
+    memory: Memory,
+    before: Memory,
 ) -> Denominator | None:
-    """Return the denominator of an adaptive step, computed from √v or its running maximum.
+    """Return the denominator of an adaptive step,
+    computed from √v or its running maximum.
 
     Return None if the optimizer does not divide by past gradients.
     """
@@ -334,17 +354,20 @@ def denominator_of(
         return denominator
     largest_before = then.get("square", zeros)
     return replace(
-        denominator, max_second_moment=now["square"], max_second_moment_before=largest_before
+        denominator,
+        max_second_moment=now["square"],
+        max_second_moment_before=largest_before,
     )
 
 
-# --- The time h at which half of the contribution of an example to a point has accumulated:
+# --- The time h at which half of the contribution of an example
+# to a point has accumulated:
 #
 #     m_i(r) = |contribution of example i at step r|,        Σ_{r before h} m_i(r) = ½ Σ_r m_i(r)
 #
-# With momentum, the contribution at step r includes the effect of the gradient of step r on all
-# later steps. The masses m are summed over at most `STRETCHES` stretches of consecutive steps.
-# Within a stretch, the mass is treated as uniform in time.
+# With momentum, the contribution at step r includes the effect of the gradient of step
+# r on all later steps. The masses m are summed over at most `STRETCHES` stretches of
+# consecutive steps. Within a stretch, the mass is treated as uniform in time.
 
 
 STRETCHES = 20
@@ -352,24 +375,28 @@ STRETCHES = 20
 
 @dataclass(frozen=True)
 class Halves(Resumable):
-    """The magnitude (mass) of each contribution in each stretch of the path. Stretch k contains the
-    steps from edges[k] to edges[k + 1] − 1.
-    """
+    """The magnitude (mass) of each contribution in each stretch of the path. Stretch k
+    contains the steps from edges[k] to edges[k + 1] − 1."""
 
     edges: tuple[int, ...]
     mass: Float[Tensor, "stretch query out train"]
 
     checkpointed: ClassVar[tuple[str, ...]] = ("mass",)
 
-    def add(self, step: int, weight_slice: slice, parts: Float[Tensor, "chosen out train"]) -> None:
+    def add(
+        self, step: int, weight_slice: slice, parts: Float[Tensor, "chosen out train"]
+    ) -> None:
         """Add the contributions of a step at the points in the slice `weight_slice`."""
         self.mass[bisect_right(self.edges, step) - 1, weight_slice] += parts.abs()
 
     def add_rows(
-        self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "query out row"]
+        self,
+        step: int,
+        rows: Int[Tensor, " row"],
+        parts: Float[Tensor, "query out row"],
     ) -> None:
-        """Add the contributions of the rows of a step at all points. `rows` is the example of each
-        row.
+        """Add the contributions of the rows of a step at all points.
+        `rows` is the example of each row.
 
         >>> halves = Halves((0, 1), torch.zeros(1, 1, 1, 2))
         >>> halves.add_rows(0, torch.tensor([1, 1]), torch.tensor([[[3.0, -1.0]]]))
@@ -377,12 +404,18 @@ class Halves(Resumable):
         [0.0, 2.0]
         """
         examples, places = torch.unique(rows, return_inverse=True)
-        summed = parts.new_zeros(*parts.shape[:2], len(examples)).index_add_(2, places, parts)
-        self.mass[bisect_right(self.edges, step) - 1].index_add_(2, examples, summed.abs())
+        summed = parts.new_zeros(*parts.shape[:2], len(examples)).index_add_(
+            2, places, parts
+        )
+        self.mass[bisect_right(self.edges, step) - 1].index_add_(
+            2, examples, summed.abs()
+        )
 
-    def half_times(self, step_sizes: Sequence[float]) -> Float[Tensor, "query out train"]:
-        """Return the fraction of the total time after which half of each contribution has
-        accumulated, or NaN if there are no contributions.
+    def half_times(
+        self, step_sizes: Sequence[float]
+    ) -> Float[Tensor, "query out train"]:
+        """Return the fraction of the total time after which half of each contribution
+        has accumulated, or NaN if there are no contributions.
 
         >>> halves = Halves((0, 1, 2), torch.tensor([1.0, 3.0]).view(2, 1, 1, 1))
         >>> halves.half_times([1.0, 1.0]).item()  # a third of the second step, which makes three quarters
@@ -395,7 +428,8 @@ class Halves(Resumable):
         before = torch.cat([torch.zeros_like(self.mass[:1]), self.mass.cumsum(0)])
         half = before[-1:] / 2
 
-        # the stretch in which the cumulative mass reaches half, and the interpolated time within it
+        # the stretch in which the cumulative mass reaches half,
+        # and the interpolated time within it
         last = len(self.mass) - 1
         stretch = (before[1:] < half).sum(0, keepdim=True).clamp(max=last)
         start = before.gather(0, stretch)
@@ -412,4 +446,6 @@ def halves_at_zero(steps: int, like: Float[Tensor, "query out train"]) -> Halves
     edges: tuple[int, ...] = (0,)
     if count:
         edges = tuple(round(k * steps / count) for k in range(count + 1))
-    return Halves(edges, torch.zeros_like(like).expand(max(count, 1), *like.shape).clone())
+    return Halves(
+        edges, torch.zeros_like(like).expand(max(count, 1), *like.shape).clone()
+    )

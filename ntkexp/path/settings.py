@@ -23,24 +23,27 @@ from ntkexp.path.rule.base import AbstractRule, Substep
 
 # --- The kernels that a run computes.
 #
-# `all`: the block [out, out_] for every pair of points, at every step. `trace`: the trace
-# Σ_c K[x, c, x′, c], only at the steps whose kernel is stored. `none`: no kernels. Contributions
-# do not depend on this choice.
+# `all`: the block [out, out_] for every pair of points, at every step. `trace`: the
+# trace Σ_c K[x, c, x′, c], only at the steps whose kernel is stored. `none`: no
+# kernels. Contributions do not depend on this choice.
 #
-# `auto` becomes `all` or `trace` when the number of outputs is known (`Path.chosen_kernels`).
+# `auto` becomes `all` or `trace` when the number of outputs is known
+# (`Path.chosen_kernels`).
 
 
 Kernels: TypeAlias = Literal["all", "trace", "none"]
 
 MAX_AUTO_ENTRIES = 2048
-"""For M training examples with C outputs, `auto` becomes `trace` if M·C exceeds this number.
+"""For M training examples with C outputs, `auto` becomes `trace`
+if M·C exceeds this number.
 
-The kernel of the training examples has (M·C)² numbers, and its eigenvalues take (M·C)³ operations.
-"""
+The kernel of the training examples has (M·C)² numbers,
+and its eigenvalues take (M·C)³ operations. """
 
 
 class Kernel(Component):
-    """The settings of kernel files: exact kernels, or kernels of randomly projected gradients.
+    """The settings of kernel files: exact kernels,
+    or kernels of randomly projected gradients.
 
     `sketch` is the dimension of the projection. None: exact.
     """
@@ -48,13 +51,15 @@ class Kernel(Component):
     sketch: int | None = Field(None, ge=1, le=MAX_COUNT)
 
 
-# --- The steps with a stored kernel: planned before training, or adapted to kernel change.
+# --- The steps with a stored kernel: planned before training,
+# or adapted to kernel change.
 #
-# An adaptive timetable measures the kernel change δ = ‖K_s − K_r‖/‖K_r‖ among the training examples
-# between consecutive kernels, at steps r < s. The next waiting time is s − r, multiplied by
-# `change`/δ, limited to the range from ¼ to 4. The waiting time is never shorter than if the
-# remaining kernels were log-spaced, so that the kernels suffice until the end of training. Each
-# switch between phases of training adds a kernel.
+# An adaptive timetable measures the kernel change δ = ‖K_s − K_r‖/‖K_r‖ among the
+# training examples between consecutive kernels, at steps r < s. The next waiting time
+# is s − r, multiplied by `change`/δ, limited to the range from ¼ to 4. The waiting time
+# is never shorter than if the remaining kernels were log-spaced, so that the kernels
+# suffice until the end of training. Each switch between phases of training adds a
+# kernel.
 
 
 # The interval between stored kernels grows or shrinks by at most this factor.
@@ -68,7 +73,8 @@ class AbstractTimetable(Resumable, ABC):
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """The largest number of kernels that can be due. The run reserves space for this number."""
+        """The largest number of kernels that can be due.
+        The run reserves space for this number."""
 
     @abstractmethod
     def due(self, step: int) -> bool:
@@ -100,11 +106,11 @@ class Planned(AbstractTimetable):
 
 @dataclass
 class Adaptive(AbstractTimetable):
-    """Steps chosen during training so that the kernel changes by about `change` from one to the
-    next.
+    """Steps chosen during training so that the kernel changes
+    by about `change` from one to the next.
 
-    The switches between phases are added. Kernels at switches do not influence the waiting times.
-    """
+    The switches between phases are added. Kernels
+    at switches do not influence the waiting times."""
 
     steps: int
     count: int
@@ -130,7 +136,9 @@ class Adaptive(AbstractTimetable):
         self.taken += 1
         wanted = step + 1
         if self.latest is not None:
-            changed = float((kernel - self.latest).norm() / self.latest.norm())  # relative change δ
+            changed = float(
+                (kernel - self.latest).norm() / self.latest.norm()
+            )  # relative change δ
             growth = 1 / MAX_WAIT_GROWTH
             if changed == 0:
                 growth = MAX_WAIT_GROWTH
@@ -142,8 +150,8 @@ class Adaptive(AbstractTimetable):
         self.latest = kernel.clone()
 
     def next_log_spaced(self, step: int) -> int:
-        """Return the step of the next kernel if the remaining kernels were log-spaced up to the
-        end.
+        """Return the step of the next kernel
+        if the remaining kernels were log-spaced up to the end.
 
         >>> Adaptive(steps=1000, count=5, change=0.1, taken=2).next_log_spaced(1)
         10
@@ -162,7 +170,8 @@ class Adaptive(AbstractTimetable):
 
 
 class Path(Component):
-    """The settings of the path integrals: rules, points, outputs, and steps with kernels.
+    """The settings of the path integrals: rules, points, outputs,
+    and steps with kernels.
 
     The comments in configs/config.yaml describe each key.
     """
@@ -183,7 +192,9 @@ class Path(Component):
     mean: MeanName = "renormalised"
     every: Literal[1, "snapshots"] = 1
     schedule: (
-        Literal["log", "adaptive"] | Steps | tuple[Annotated[int, Field(ge=0, le=MAX_STEPS)], ...]
+        Literal["log", "adaptive"]
+        | Steps
+        | tuple[Annotated[int, Field(ge=0, le=MAX_STEPS)], ...]
     ) = "log"
     count: int = Field(16, ge=2, le=MAX_KERNELS)
     change: PositiveFloat = 0.02
@@ -220,7 +231,9 @@ class Path(Component):
                 "one of both out"
             )
         if not self.explains_outputs and self.effects:
-            raise Mistake(f"{given}: effects of runs are on outputs; leave out path.effects")
+            raise Mistake(
+                f"{given}: effects of runs are on outputs; leave out path.effects"
+            )
         for rule in self.rule:
             self.quadrature(rule)
         return self
@@ -231,23 +244,26 @@ class Path(Component):
 
     @property
     def explains_outputs(self) -> bool:
-        """True if the run attributes the outputs, not a measure of them such as the loss."""
+        """True if the run attributes the outputs,
+        not a measure of them such as the loss."""
         return self.measure == Output()
 
     @property
     def keeps_kernels(self) -> bool:
-        """True if kernels are computed for every pair of outputs, or if this is not decided yet.
+        """True if kernels are computed for every pair of outputs,
+        or if this is not decided yet.
 
         Contributions do not need them.
         """
         return self.kernels in ("all", "auto")
 
-    def chosen_kernels(self, train: int, outputs: int, *, needs_all: bool = False) -> Kernels:
+    def chosen_kernels(
+        self, train: int, outputs: int, *, needs_all: bool = False
+    ) -> Kernels:
         """Return `all` or `trace` in place of `kernels="auto"`.
 
-        `needs_all` is True if another part of the experiment needs the kernels of all pairs of
-        outputs.
-        """
+        `needs_all` is True if another part of the experiment needs the kernels
+        of all pairs of outputs."""
         if self.kernels != "auto":
             return self.kernels
         is_small = outputs == 1 or train * outputs <= MAX_AUTO_ENTRIES
@@ -257,56 +273,64 @@ class Path(Component):
     def tangents(self) -> int:
         """The largest number of tangent kernels in memory at once.
 
-        These are the first kernel, the current kernel twice (while its blocks are concatenated),
-        and the latest kernel of an adaptive timetable.
-        """
+        These are the first kernel, the current kernel twice (while its blocks are
+        concatenated), and the latest kernel of an adaptive timetable."""
         if self.kernels == "none":
             return 0
         return 4 if self.schedule == "adaptive" else 3
 
     @property
     def may_retrain(self) -> bool:
-        """True if retraining without an example measures the leave-out effects of the settings."""
+        """True if retraining without an example measures the leave-out effects
+        of the settings."""
         return self.effects is True and self.mean == "renormalised"
 
     @property
     def closing_rule(self) -> AbstractRule | None:
-        """The first rule that closes every step, or None. Closing means that the contributions add
-        up to the change of the outputs. The error of single contributions is estimated for this
-        rule.
-        """
+        """The first rule that closes every step, or None. Closing means that the
+        contributions add up to the change of the outputs. The error of single
+        contributions is estimated for this rule."""
         return next((rule for rule in self.rule if rule.closes), None)
 
     @property
     def finer_quadrature(self) -> tuple[Substep, ...]:
-        """The closing rule's quadrature with twice as many substeps, for the error estimate."""
+        """The closing rule's quadrature with twice as many substeps,
+        for the error estimate."""
         if self.closing_rule is None or not self.error_samples:
             return ()
-        return self.closing_rule.quadrature(self.quadrature_points, 2 * self.substeps, self.romberg)
+        return self.closing_rule.quadrature(
+            self.quadrature_points, 2 * self.substeps, self.romberg
+        )
 
     @property
     def richardson_factor(self) -> float:
-        """The error of the closing rule, divided by its difference to `finer_quadrature`.
+        """The error of the closing rule, divided by its difference
+        to `finer_quadrature`.
 
-        This is Richardson's factor 1 + 1/(4ᵏ⁺¹ − 1), for an error of order n^−2(k+1) in the number
-        n of substeps, after k Romberg extrapolations.
-        """
+        This is Richardson's factor 1 + 1/(4ᵏ⁺¹ − 1), for an error of order n^−2(k+1) in
+        the number n of substeps, after k Romberg extrapolations."""
         return 1 + 1 / (4.0 ** (self.romberg + 1) - 1)
 
     def positions(self, finer: tuple[Substep, ...]) -> frozenset[float]:
-        """Return the positions u in a step, at the weights θ₀ + uΔθ, that the rules and `finer`
-        evaluate, with 0 and 1.
+        """Return the positions u in a step, at the weights θ₀ + uΔθ, that the rules and
+        `finer` evaluate, with 0 and 1.
 
         >>> from ntkexp.path.rule.base import Secant
         >>> path = Path(rule=(Secant(),))
         >>> sorted(path.positions(())), sorted(path.positions(path.finer_quadrature))
         ([0.0, 1.0], [0.0, 0.5, 1.0])
         """
-        substeps = (*finer, *(substep for rule in self.rule for substep in self.quadrature(rule)))
-        return frozenset({0.0, 1.0}.union(*((substep.start, substep.end) for substep in substeps)))
+        substeps = (
+            *finer,
+            *(substep for rule in self.rule for substep in self.quadrature(rule)),
+        )
+        return frozenset(
+            {0.0, 1.0}.union(*((substep.start, substep.end) for substep in substeps))
+        )
 
     def chosen_outputs(self, count: int) -> tuple[int, ...]:
-        """Return the sorted indices of the outputs that have path integrals, of `count` outputs.
+        """Return the sorted indices of the outputs that have path integrals,
+        of `count` outputs.
 
         >>> from ntkexp.path.rule.base import Left
         >>> Path(rule=(Left(),)).chosen_outputs(3)
@@ -327,27 +351,34 @@ class Path(Component):
 
     @property
     def details(self) -> dict[str, str]:
-        """The description of the settings of each quadrature rule, by the name of the rule."""
+        """The description of the settings of each quadrature rule,
+        by the name of the rule."""
         return {
-            rule.option: rule.detail(self.quadrature_points, self.substeps, self.romberg)
+            rule.option: rule.detail(
+                self.quadrature_points, self.substeps, self.romberg
+            )
             for rule in self.rule
         }
 
     def sampled_every(self, steps: int) -> int:
-        """Return the interval between the steps at which the error of the contributions is
-        measured.
-        """
+        """Return the interval between the steps at which the error
+        of the contributions is measured."""
         return max(1, steps // self.error_samples)
 
-    def timetable(self, steps: int, switches: tuple[int, ...] = ()) -> AbstractTimetable:
-        """Return the timetable of the kernels, including the switches between phases."""
+    def timetable(
+        self, steps: int, switches: tuple[int, ...] = ()
+    ) -> AbstractTimetable:
+        """Return the timetable of the kernels,
+        including the switches between phases."""
         if self.kernels == "none":
             return Planned(())
         if self.schedule == "adaptive":
             return Adaptive(steps, self.count, self.change, switches)
         return Planned(self.plan(self.schedule, steps), switches)
 
-    def plan(self, schedule: Literal["log"] | int | tuple[int, ...], steps: int) -> tuple[int, ...]:
+    def plan(
+        self, schedule: Literal["log"] | int | tuple[int, ...], steps: int
+    ) -> tuple[int, ...]:
         """Return the sorted steps of a schedule, which include 0 and `steps`.
 
         >>> from ntkexp.path.rule.base import Left

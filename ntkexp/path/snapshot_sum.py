@@ -1,29 +1,29 @@
-"""The sum along a path from the kernel at a few steps, with exact sums of ℓ′ between them.
+"""The sum along a path from the kernel at a few steps,
+with exact sums of ℓ′ between them.
 
-ℓ′ᵢ(s) is available at every step at no cost, and the kernel varies slowly. So the kernel is
-computed at steps s₀ < s₁ < …, which include the last step of the path, and interpolated linearly in
-time. With the hat function φ_k around s_k,
+ℓ′ᵢ(s) is available at every step at no cost, and the kernel varies slowly. So the
+kernel is computed at steps s₀ < s₁ < …, which include the last step of the path, and
+interpolated linearly in time. With the hat function φ_k around s_k,
 
     𝒦 = Σ_k K_k Σ_s φ_k(s) η_s,        𝒮 = −Σ_k K_k Σ_s φ_k(s) η_s ℓ′(s).
 
-Between snapshots K_k at time t_k and K at time t, this is K(t_s) = (1 − u_s) K_k + u_s K with
-u_s = (t_s − t_k)/(t − t_k). The factors of both kernels follow from four sums over the steps
-between them. These sums do not depend on K:
+Between snapshots K_k at time t_k and K at time t, this is K(t_s) = (1 − u_s) K_k + u_s
+K with u_s = (t_s − t_k)/(t − t_k). The factors of both kernels follow from four sums
+over the steps between them. These sums do not depend on K:
 
     Σ_s η_s,   Σ_s (t_s − t_k) η_s,   Σ_s η_s ℓ′(s),   Σ_s (t_s − t_k) η_s ℓ′(s).
 
 A step with a snapshot belongs to the interval that ends at the step, so that u = 1.
 
-The error is estimated by omitting every other snapshot. The intervals of interpolation are then
-twice as long, so the error is four times as large if the kernel is smooth in time. Therefore the
-error is a third of the difference between both sums:
+The error is estimated by omitting every other snapshot. The intervals of interpolation
+are then twice as long, so the error is four times as large if the kernel is smooth in
+time. Therefore the error is a third of the difference between both sums:
 
     e = ⅓ Σ_{k odd} (K_k − Ǩ_k) Σ_s φ_k(s) η_s ℓ′(s),
 
-where Ǩ_k is interpolated between K_{k−1} and K_{k+1}. This estimate does not include changes of the
-kernel that are faster than the snapshots, for example in the first steps if the snapshots are
-equally spaced.
-"""
+where Ǩ_k is interpolated between K_{k−1} and K_{k+1}. This estimate does not include
+changes of the kernel that are faster than the snapshots, for example in the first steps
+if the snapshots are equally spaced."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ from ntkexp.path.step_kernel import StepBlock
 
 
 class Weight(NamedTuple):
-    """The factors of a kernel snapshot in the sums: `size` = Σ φη for 𝒦, and `pull` = Σ φηℓ′ for
-    𝒮.
-    """
+    """The factors of a kernel snapshot in the sums: `size` = Σ φη for 𝒦,
+    and `pull` = Σ φηℓ′ for 𝒮."""
 
     size: float
     pull: Float[Tensor, "train out_"]
@@ -54,9 +53,8 @@ class Weight(NamedTuple):
 
 @dataclass(kw_only=True)
 class Moments(Resumable):
-    """The four sums over the steps since the latest kernel snapshot. `elapsed` is the time since
-    this snapshot.
-    """
+    """The four sums over the steps since the latest kernel snapshot. `elapsed` is the
+    time since this snapshot."""
 
     pull: Float[Tensor, "train out_"]  # Σ_s η_s ℓ′(s)
     late_pull: Float[Tensor, "train out_"]  # Σ_s (t_s − t_k) η_s ℓ′(s)
@@ -64,7 +62,13 @@ class Moments(Resumable):
     late_size: float = 0.0  # Σ_s (t_s − t_k) η_s
     elapsed: float = 0.0
 
-    checkpointed: ClassVar[tuple[str, ...]] = ("size", "late_size", "elapsed", "pull", "late_pull")
+    checkpointed: ClassVar[tuple[str, ...]] = (
+        "size",
+        "late_size",
+        "elapsed",
+        "pull",
+        "late_pull",
+    )
 
     def add(self, step: Step) -> None:
         late = self.elapsed * step.step_size
@@ -75,7 +79,8 @@ class Moments(Resumable):
         self.elapsed += step.step_size
 
     def share_out(self, span: float) -> tuple[Weight, Weight]:
-        """Return the factors of the two snapshots at the ends of an interval of length `span`.
+        """Return the factors of the two snapshots at the ends of an interval
+        of length `span`.
 
         If the length is zero, the factor of the first snapshot is zero.
         """
@@ -99,21 +104,24 @@ class SnapshotInterval(NamedTuple):
 
     first: Weight
     second: Weight
-    middle: Float[Tensor, "train out_"] | None  # Σ_s φ_k(s) η_s ℓ′(s), for e; None if k is even
+    middle: (
+        Float[Tensor, "train out_"] | None
+    )  # Σ_s φ_k(s) η_s ℓ′(s), for e; None if k is even
     position: float  # time of K_k, on a scale from 0 at K_{k−1} to 1 at K_{k+1}
     end: int  # the step after the last step of the interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Resumable):
-    """The latest two kernel snapshots for one quadrature rule, the sums, and their estimated
-    error.
-    """
+    """The latest two kernel snapshots for one quadrature rule, the sums,
+    and their estimated error."""
 
     integrals: Integrals
     totals: StepTotals  # one sum per interval between snapshots
     latest: Float[Tensor, "query out train out_"]  # K_k, the latest snapshot
-    pulled: Float[Tensor, "query out"]  # λJ·θ, the term of weight decay, at the snapshot K_k
+    pulled: Float[
+        Tensor, "query out"
+    ]  # λJ·θ, the term of weight decay, at the snapshot K_k
     before: Float[Tensor, "query out train out_"]  # K_{k−1}
     error: Float[Tensor, "query out train"]  # e, the estimated error
 
@@ -133,8 +141,11 @@ class Track(Resumable):
         pulled: Float[Tensor, "chosen out"],
         interval: SnapshotInterval,
     ) -> None:
-        """Add an interval at the points in `rows`. Its end is the snapshot K_{k+1}, `kernel`."""
-        change = self.add_snapshot(rows, self.latest[rows], self.pulled[rows], interval.first)
+        """Add an interval at the points in `rows`.
+        Its end is the snapshot K_{k+1}, `kernel`."""
+        change = self.add_snapshot(
+            rows, self.latest[rows], self.pulled[rows], interval.first
+        )
         change = change + self.add_snapshot(rows, kernel, pulled, interval.second)
         self.totals.add(interval.end - 1, rows, change)
         # e += ⅓ (K_k − Ǩ_k) Σ_s φ_k(s) η_s ℓ′(s)
@@ -153,9 +164,8 @@ class Track(Resumable):
         pulled: Float[Tensor, "chosen out"],
         weight: Weight,
     ) -> Float[Tensor, "chosen out"]:
-        """Add a snapshot times its factors to the sums. Return the resulting change of the outputs,
-        by contributions and decay together.
-        """
+        """Add a snapshot times its factors to the sums. Return the resulting change of
+        the outputs, by contributions and decay together."""
         parts = contract(kernel, weight.pull)
         self.integrals.kernel[rows].add_(kernel, alpha=weight.size)
         self.integrals.contributions[rows].sub_(parts)
@@ -165,7 +175,8 @@ class Track(Resumable):
 
 @dataclass(kw_only=True)
 class SnapshotSum(AbstractAccumulator):
-    """The sums from snapshots of the kernel at the steps that are due and at step `last`."""
+    """The sums from snapshots of the kernel at the steps that are due and
+    at step `last`."""
 
     domain: Domain
     tracks: Mapping[str, Track]
@@ -176,7 +187,13 @@ class SnapshotSum(AbstractAccumulator):
     taken: int = 0  # number of kernel snapshots so far
     span: float = 0.0  # time between the latest two snapshots
 
-    checkpointed: ClassVar[tuple[str, ...]] = ("tracks", "moments", "arriving", "taken", "span")
+    checkpointed: ClassVar[tuple[str, ...]] = (
+        "tracks",
+        "moments",
+        "arriving",
+        "taken",
+        "span",
+    )
 
     @property
     def integrals(self) -> dict[str, Integrals]:
@@ -196,13 +213,16 @@ class SnapshotSum(AbstractAccumulator):
             self.add_interval(step, self.moments.elapsed, step.index)
 
     def add_interval(self, step: Step, span: float, end: int) -> dict[str, Tally]:
-        """Compute the snapshot K_{k+1}, at the time `span` after K_k, and add the interval.
+        """Compute the snapshot K_{k+1}, at the time `span` after K_k,
+        and add the interval.
 
         The interval ends before step `end`.
         """
         interval = self.interval(span, end)
         weights = step.view.weights
-        shrinking = decay(weights, step.weight_decay, sizes_of(weights, step.factors, 1.0))
+        shrinking = decay(
+            weights, step.weight_decay, sizes_of(weights, step.factors, 1.0)
+        )
         tallies = {name: Tally() for name in self.tracks}
         for track in self.tracks.values():
             track.totals.append_stretch(end)
@@ -248,9 +268,8 @@ def add_step(
     kernel: Float[Tensor, "chosen out train out_"],
     pulled: Float[Tensor, "chosen out"],
 ) -> None:
-    """Add the contributions of one step to its tally (norms of its terms). Do not add the interval
-    between snapshots that ends at this step.
-    """
+    """Add the contributions of one step to its tally (norms of its terms). Do not add
+    the interval between snapshots that ends at this step."""
     parts = contract(kernel, step.output_gradient).mul_(-step.step_size)
     summed = parts.sum(2)
     change = summed - step.step_size * pulled

@@ -1,4 +1,5 @@
-"""One training step as input of the sums along a path, and a training run as a stream of steps.
+"""One training step as input of the sums along a path,
+and a training run as a stream of steps.
 
 A phase is a range of steps that trains on only some of the training examples.
 
@@ -28,22 +29,23 @@ from ntkexp.path.rule.base import Gauss
 from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Weights
 
-# --- One step of training, from θ_s to θ_{s+1}, along the gradient Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s).
+# --- One step of training, from θ_s to θ_{s+1}, along the gradient Σᵢ J(θ_s;
+# xᵢ)ᵀ ℓ′ᵢ(s).
 #
-# ℓ′ᵢ is the gradient of the loss at the outputs of example i. It includes the weight wᵢ of the
-# example and the factor of gradient clipping. It is zero for an example outside the step's batch.
-# The step size of a parameter is the step size of the step, times the factor of the parameter.
+# ℓ′ᵢ is the gradient of the loss at the outputs of example i. It includes the weight wᵢ
+# of the example and the factor of gradient clipping. It is zero for an example outside
+# the step's batch. The step size of a parameter is the step size of the step, times the
+# factor of the parameter.
 
 
-# Gauss points on each arc (polynomial piece) of a gradient flow: order 6, higher than the order of
-# the arcs
+# Gauss points on each arc (polynomial piece) of a gradient flow: order 6,
+# higher than the order of the arcs
 IMPULSE_POINTS = 3
 
 
 class Curve(NamedTuple):
-    """A step along a gradient flow: its arcs (polynomial pieces of the path), and ℓ′ as a function
-    of the training outputs.
-    """
+    """A step along a gradient flow: its arcs (polynomial pieces of the path), and ℓ′ as
+    a function of the training outputs."""
 
     arcs: tuple[Arc, ...]
     output_gradient: Callable[[Float[Tensor, "train out"]], Float[Tensor, "train out"]]
@@ -51,9 +53,8 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One training step: the network before the step, the weights after it, the gradients ℓ′ of the
-    loss at the outputs, and the optimizer's state.
-    """
+    """One training step: the network before the step, the weights after it, the
+    gradients ℓ′ of the loss at the outputs, and the optimizer's state."""
 
     index: int
     view: NetworkView  # the network at the weights θ_s before the step
@@ -63,23 +64,27 @@ class Step:
     # factor of each parameter's step size; 1 if missing
     factors: Mapping[str, float] = field(default_factory=dict)
     weight_decay: float = 0.0
-    memory: Memory = field(default_factory=dict)  # state of the optimizer, after the step
+    memory: Memory = field(
+        default_factory=dict
+    )  # state of the optimizer, after the step
     clipping: float = 1.0
-    curve: Curve | None = None  # arcs of a gradient flow; None: the step is a straight line
+    curve: Curve | None = (
+        None  # arcs of a gradient flow; None: the step is a straight line
+    )
 
     @cached_property
     def segment(self) -> Segment:
-        """The straight line from the weights before the step to the weights after it."""
+        """The straight line from the weights before the step
+        to the weights after it."""
         return Segment(self.view.weights, self.end, self.view.points.reader.trained)
 
     @cached_property
     def right_factor(self) -> list[Jacobian]:
-        """The right factor of the kernel: J(θ_s; xᵢ), scaled by the step-size factor of each
-        parameter.
+        """The right factor of the kernel: J(θ_s; xᵢ),
+        scaled by the step-size factor of each parameter.
 
-        If only contributions are computed, it is the gradient Σ_c ℓ′_c J_c instead. The gradient
-        has the form of a Jacobian with one output per example.
-        """
+        If only contributions are computed, it is the gradient Σ_c ℓ′_c J_c instead. The
+        gradient has the form of a Jacobian with one output per example."""
         view = self.view
         if view.points.makes_kernels:
             blocks = view.train_jacobians
@@ -96,14 +101,14 @@ class Step:
 
     @cached_property
     def decay(self) -> Weights | None:
-        """λη ⊙ θ_s, the weight decay of a step without momentum (λ: decay, η: step sizes)."""
+        """λη ⊙ θ_s, the weight decay of a step without momentum (λ: decay, η:
+        step sizes)."""
         return decay(self.view.weights, self.weight_decay, self.sizes)
 
     @cached_property
     def impulse(self) -> Float[Tensor, "train out"]:
-        """ηℓ′, the step size times the gradients ℓ′ of the loss at the outputs, or ∫ℓ′dt along a
-        gradient flow.
-        """
+        """ηℓ′, the step size times the gradients ℓ′ of the loss at the outputs, or
+        ∫ℓ′dt along a gradient flow."""
         if self.curve is None:
             return self.step_size * self.output_gradient
         points = self.quadrature_points(IMPULSE_POINTS)
@@ -111,8 +116,8 @@ class Step:
         return torch.stack(terms).sum(0)
 
     def quadrature_points(self, count: int) -> Iterator[Step]:
-        """Yield `count` Gauss points on each arc of a gradient flow, in order of time, as steps of
-        length zero.
+        """Yield `count` Gauss points on each arc of a gradient flow, in order of time,
+        as steps of length zero.
 
         The step size of each such step is the weight of the point in the quadrature.
         """
@@ -145,7 +150,9 @@ def decay(weights: Weights, weight_decay: float, sizes: Sizes) -> Weights | None
     """Return λη ⊙ θ for the step sizes η, or None if the weight decay λ is zero."""
     if not weight_decay:
         return None
-    return {name: weight * (weight_decay * sizes[name]) for name, weight in weights.items()}
+    return {
+        name: weight * (weight_decay * sizes[name]) for name, weight in weights.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -174,13 +181,15 @@ def phases_of(steps: Sequence[int], examples: Sequence[int]) -> tuple[Phase, ...
 
 
 def phase_at(phases: Sequence[Phase], step: int) -> Phase:
-    """Return the phase that contains a step. Steps after all phases belong to the last phase."""
+    """Return the phase that contains a step.
+    Steps after all phases belong to the last phase."""
     return next((phase for phase in phases if step < phase.stop), phases[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecipe:
-    """The settings of a training run without the network: targets, loss, optimizer, schedule."""
+    """The settings of a training run without the network: targets, loss,
+    optimizer, schedule."""
 
     targets: Float[Tensor, "train out"]
     loss: AbstractLoss
@@ -199,9 +208,10 @@ class TrainingRecipe:
 
 # --- Training on a fixed set of examples, as a stream of steps.
 #
-# The gradient of a step, Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), uses the same Jacobians as the right factor of the
-# kernel. In each phase, batches are drawn and losses averaged over the examples of the phase only,
-# and ℓ′ of all other examples is zero. The optimizer's state persists from phase to phase.
+# The gradient of a step, Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), uses the same Jacobians as the right
+# factor of the kernel. In each phase, batches are drawn and losses averaged over the
+# examples of the phase only, and ℓ′ of all other examples is zero. The optimizer's
+# state persists from phase to phase.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +219,9 @@ class Descent(TrainingRecipe):
     """A training run. `points` holds the network and the training examples."""
 
     points: Points
-    phases: tuple[Phase, ...] = ()  # training phases; empty: one phase with all examples
+    phases: tuple[
+        Phase, ...
+    ] = ()  # training phases; empty: one phase with all examples
 
     def steps_from(
         self, weights: Weights, memory: Memory | None = None, done: int = 0
@@ -233,12 +245,14 @@ class Descent(TrainingRecipe):
             gradient = {name: part * clipping for name, part in gradient.items()}
             output_gradient = output_gradient * clipping
 
-        # update the weights; a gradient flow evaluates ∇L along its arcs (`Arc`: polynomial pieces
-        # of its curved path)
+        # update the weights; a gradient flow evaluates ∇L along its arcs (`Arc`:
+        # polynomial pieces of its curved path)
         size = self.step_size_at(index)
         sizes = sizes_of(weights, self.factors, size)
         vector_field = partial(self.gradient, index)
-        move = self.optimizer.move(index, weights, gradient, vector_field, sizes, memory)
+        move = self.optimizer.move(
+            index, weights, gradient, vector_field, sizes, memory
+        )
         curve = None
         if move.arcs:
             curve = Curve(move.arcs, partial(self.output_gradient, index))
@@ -266,26 +280,31 @@ class Descent(TrainingRecipe):
         return self.loss.weight(examples) * self.scale
 
     def phase(self, index: int) -> Phase:
-        """Return the phase of a step. Without phases, return one phase with all examples."""
+        """Return the phase of a step. Without phases,
+        return one phase with all examples."""
         whole = Phase(0, self.steps, slice(0, self.points.train))
         return phase_at(self.phases or (whole,), index)
 
     def output_gradient(
         self, index: int, outputs: Float[Tensor, "train out"]
     ) -> Float[Tensor, "train out"]:
-        """Return wᵢℓ′ᵢ for the batch of a step: the weight of each example times the gradient of
-        its loss at the outputs.
+        """Return wᵢℓ′ᵢ for the batch of a step: the weight of each example times the
+        gradient of its loss at the outputs.
 
         An example that was drawn twice counts twice. Examples of other phases are zero.
         """
         derivative = self.loss.output_gradient(outputs, self.targets)
         phase = self.phase(index)
-        batch = self.optimizer.batch_indices(index - phase.start, phase.count, self.seed)
+        batch = self.optimizer.batch_indices(
+            index - phase.start, phase.count, self.seed
+        )
         if batch is None and phase.count == self.points.train:
             return derivative * self.weight(phase.count)
         times = derivative.new_zeros(self.points.train)
         if batch is None:
             times[phase.examples] = 1.0
             return derivative * times[:, None] * self.weight(phase.count)
-        times[phase.examples] = torch.bincount(batch, minlength=phase.count).to(derivative)
+        times[phase.examples] = torch.bincount(batch, minlength=phase.count).to(
+            derivative
+        )
         return derivative * times[:, None] * self.weight(len(batch))

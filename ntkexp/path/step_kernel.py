@@ -1,17 +1,17 @@
 """The kernel of one training step, K(x, xᵢ) = ⟨J̄(x), J(xᵢ)⟩.
 
-J̄(x), on the left, is the mean Jacobian at a point x along the step from θ₀ to θ₁ = θ₀ + Δθ. A rule
-(`path/rule`) approximates J̄(x) by a weighted sum over substeps:
+J̄(x), on the left, is the mean Jacobian at a point x along the step from θ₀ to θ₁ = θ₀
++ Δθ. A rule (`path/rule`) approximates J̄(x) by a weighted sum over substeps:
 
     J̄(x) = Σ_substeps weight · J(substep; x)
 
-The Jacobian of a substep [u₀, u₁] is the secant Jacobian from θ₀ + u₀Δθ to θ₀ + u₁Δθ, or the
-tangent Jacobian if u₀ = u₁.
+The Jacobian of a substep [u₀, u₁] is the secant Jacobian from θ₀ + u₀Δθ to θ₀ + u₁Δθ,
+or the tangent Jacobian if u₀ = u₁.
 
-J(xᵢ), on the right, is the tangent Jacobian of training example i at θ₀ (`Step.right_factor`). If only
-contributions are computed, the gradient J(xᵢ)ᵀℓ′ᵢ replaces J(xᵢ), and K becomes Kℓ′, which is the
-contribution of example i up to the factor −η.
-"""
+J(xᵢ), on the right, is the tangent Jacobian of training example i at θ₀
+(`Step.right_factor`). If only contributions are computed, the gradient J(xᵢ)ᵀℓ′ᵢ
+replaces J(xᵢ), and K becomes Kℓ′, which is the contribution of example i up to the
+factor −η."""
 
 from __future__ import annotations
 
@@ -50,11 +50,17 @@ class StepBlock:
 
     @property
     def rows(self) -> slice:
-        """The rows of this block in the arrays of sums, whose row 0 is point `first_point`."""
-        return slice(self.block.start - self.first_point, self.block.stop - self.first_point)
+        """The rows of this block in the arrays of sums,
+        whose row 0 is point `first_point`."""
+        return slice(
+            self.block.start - self.first_point, self.block.stop - self.first_point
+        )
 
     def kernel(
-        self, substeps: Sequence[Substep], right: Sequence[Jacobian], vector: Weights | None = None
+        self,
+        substeps: Sequence[Substep],
+        right: Sequence[Jacobian],
+        vector: Weights | None = None,
     ) -> KernelAndProduct:
         """Return K(x, xᵢ) and J̄(x)·vector. The product is zero if `vector` is None."""
         (both,) = self.kernels(substeps, right, vector, (None,))
@@ -67,7 +73,8 @@ class StepBlock:
         vector: Weights | None,
         components: Collection[Collection[str] | None],
     ) -> list[KernelAndProduct]:
-        """Return K(x, xᵢ) and J̄(x)·vector for each component, restricted to its parameters.
+        """Return K(x, xᵢ) and J̄(x)·vector for each component,
+        restricted to its parameters.
 
         The component None contains all parameters.
         """
@@ -91,18 +98,22 @@ class StepBlock:
         return sums
 
     def jacobian(self, substep: Substep) -> Jacobian:
-        """Return the secant Jacobian of a substep, or its tangent Jacobian if start = end."""
+        """Return the secant Jacobian of a substep,
+        or its tangent Jacobian if start = end."""
         reader = self.points.reader
         chosen = self.points.chosen
         if substep.start == substep.end:
             return reader.tangent(self.tape(substep.start), chosen)
         try:
-            return reader.along(self.tape(substep.start), self.tape(substep.end), chosen)
+            return reader.along(
+                self.tape(substep.start), self.tape(substep.end), chosen
+            )
         except NoRule as error:
             raise Mistake(f"{error}; {WITHOUT_RULES}") from error
 
     def tape(self, position: float) -> Tape:
-        """Return the tape (recorded forward pass) at the weights θ₀ + uΔθ, where u is `position`."""
+        """Return the tape (recorded forward pass) at the weights θ₀ + uΔθ,
+        where u is `position`."""
         if position not in self.tapes:
             weights = self.segment.at(position)
             if position in (0.0, 1.0):
@@ -113,7 +124,8 @@ class StepBlock:
         return self.tapes[position]
 
     def outputs(self, position: float) -> Float[Tensor, "point out"]:
-        """Return the outputs that have path integrals at θ₀ + uΔθ, where u is `position`."""
+        """Return the outputs that have path integrals at θ₀ + uΔθ,
+        where u is `position`."""
         outputs = self.tape(position).outputs
         if self.points.chosen is None:
             return outputs
@@ -121,13 +133,15 @@ class StepBlock:
 
 
 def kernel_between(
-    left: Jacobian | Adjoint, right: Iterable[Jacobian], like: Float[Tensor, "point out"]
+    left: Jacobian | Adjoint,
+    right: Iterable[Jacobian],
+    like: Float[Tensor, "point out"],
 ) -> Float[Tensor, "point out train out_"]:
     """Return ⟨left, J(xᵢ)⟩ for the examples of all blocks on the right.
 
-    If a factor has no gradients, for example because a block does not use the parameters of a
-    component, its kernel is zero. The shape of the zeros follows from the outputs `like`.
-    """
+    If a factor has no gradients, for example because a block does not use the
+    parameters of a component, its kernel is zero. The shape of the zeros follows from
+    the outputs `like`."""
     kernels = [kernel_with_block(left, block, like) for block in right]
     if not kernels:
         return like.new_zeros(*like.shape, 0, 1)

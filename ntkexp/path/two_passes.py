@@ -1,23 +1,23 @@
 """The path integrals of an optimizer with momentum, in two passes over the path.
 
-During training, each step is recorded. Then the backward sum goes over the recording from the last
-step to the first.
+During training, each step is recorded. Then the backward sum goes over the recording
+from the last step to the first.
 
     path kernel     𝒦(x, xᵢ) = Σ_s K_s(x, xᵢ)            [query, out, train, out_]
     contributions   𝒮(x, xᵢ) = −Σ_s K_s(x, xᵢ) ℓ′ᵢ(s)     [query, out, train]
 
-with K_s as in `backward_sum`. The attributed points are processed in chunks, so that their adjoints
-fit into memory. Each chunk requires a pass over the whole recording. If training has phases, each
-phase requires a separate pass that begins at its end.
+with K_s as in `backward_sum`. The attributed points are processed in chunks, so that
+their adjoints fit into memory. Each chunk requires a pass over the whole recording. If
+training has phases, each phase requires a separate pass that begins at its end.
 
-The error of the contributions is measured at a sample of m of the Q points, by the same sum with
-twice the substeps:
+The error of the contributions is measured at a sample of m of the Q points, by the same
+sum with twice the substeps:
 
     e(x, ·) = (𝒮_2n(x, ·) − 𝒮_n(x, ·)) · 4/3,  ‖𝒮 − 𝒮_integral‖² ≈ Q/m Σ_{m of Q points} ‖e(x, ·)‖²
 
-The forward sum uses a sample of steps instead. This is not possible here, because an error of the
-Jacobian at one step enters the adjoint, and so the contributions of all earlier steps.
-"""
+The forward sum uses a sample of steps instead. This is not possible here, because an
+error of the Jacobian at one step enters the adjoint, and so the contributions of all
+earlier steps."""
 
 from __future__ import annotations
 
@@ -58,9 +58,8 @@ from ntkexp.shapes import Weights
 
 @dataclass(kw_only=True)
 class RulePass:
-    """The path integrals for one quadrature rule, and the backward sum of the current chunk of
-    points.
-    """
+    """The path integrals for one quadrature rule,
+    and the backward sum of the current chunk of points."""
 
     integrals: Integrals
     totals: StepTotals
@@ -114,7 +113,9 @@ class FinerPass:
     integrals: Integrals
     sample: Int[Tensor, " sample"]  # indices into the list of attributed points
     richardson_factor: float  # the error divided by 𝒮_2n − 𝒮_n: 4/3
-    rows: Int[Tensor, " chosen"] | None = None  # indices into `sample`, of the chunk's points
+    rows: Int[Tensor, " chosen"] | None = (
+        None  # indices into `sample`, of the chunk's points
+    )
     points: Points | None = None  # the points at `rows`
     sum: BackwardSum = field(default_factory=BackwardSum)
 
@@ -156,7 +157,9 @@ def add_step(
 
     Return the result of the step, and its contributions −K_s ℓ′.
     """
-    substeps = ((substep.weight, block.jacobian(substep)) for substep in integrals.substeps)
+    substeps = (
+        (substep.weight, block.jacobian(substep)) for substep in integrals.substeps
+    )
     result = backward_sum.add(back, substeps)
     parts = contract(result.terms.kernel, step.output_gradient).neg_()
 
@@ -176,12 +179,11 @@ def add_step(
 
 
 def rounding_of(step: Step) -> tuple[Weights, Weights]:
-    """Return the credit of a step's gradient, and the part of the gradient that is only rounding
-    error.
+    """Return the credit of a step's gradient,
+    and the part of the gradient that is only rounding error.
 
-    The credit is 0 where the gradient is a rounding error, and 1 elsewhere. Return two empty dicts
-    if the gradient is nowhere a rounding error.
-    """
+    The credit is 0 where the gradient is a rounding error, and 1 elsewhere. Return two
+    empty dicts if the gradient is nowhere a rounding error."""
     weights = step.view.weights
     pulled = list(step.view.loss_gradients(step.output_gradient))
     gradient = total_gradient(pulled, weights)
@@ -198,9 +200,8 @@ def rounding_of(step: Step) -> tuple[Weights, Weights]:
 
 @dataclass(kw_only=True)
 class SecondPass:
-    """The passes from the last step to the first, one per chunk of points. `done` is the number of
-    completed steps in all passes.
-    """
+    """The passes from the last step to the first, one per chunk of points. `done` is
+    the number of completed steps in all passes."""
 
     steps: Playback
     optimizer: AbstractOptimizer
@@ -228,8 +229,8 @@ class SecondPass:
     def steps_back(self) -> Iterator[tuple[int, int]]:
         """Add the remaining steps.
 
-        After each step, yield the number of completed steps and the number of all steps.
-        """
+        After each step, yield the number of completed steps and the number
+        of all steps."""
         chunks = self.chunks
         total = len(chunks) * self.length
         end = None
@@ -246,11 +247,11 @@ class SecondPass:
             yield self.done, total
 
     def begin_chunk(self, chunk: slice, index: int) -> Points:
-        """Prepare the backward sums of a chunk at step `index`, and return the points of the chunk.
+        """Prepare the backward sums of a chunk at step `index`,
+        and return the points of the chunk.
 
-        At the last step the adjoint U is zero. At an earlier step it is restored from the
-        checkpoint.
-        """
+        At the last step the adjoint U is zero.
+        At an earlier step it is restored from the checkpoint."""
         points = self.domain.explained.select(self.domain.attributed[chunk])
         if self.finer is not None:
             self.finer.begin_chunk(points, chunk)
@@ -267,7 +268,9 @@ class SecondPass:
             before: BackwardSum, components: tuple[frozenset[str], ...] = ()
         ) -> BackwardSum:
             saved = before.saved if resumed else ()
-            return BackwardSum(momentum_decay=momentum_decay, saved=saved, components=components)
+            return BackwardSum(
+                momentum_decay=momentum_decay, saved=saved, components=components
+            )
 
         for rule in self.rules.values():
             rule.sum = new_sum(rule.sum, components)
@@ -332,7 +335,9 @@ class TwoPasses(AbstractAccumulator):
     domain: Domain
     recording: Recording
     second: SecondPass | None = None
-    saved: Mapping[str, Any] | None = None  # state of the backward pass from a checkpoint
+    saved: Mapping[str, Any] | None = (
+        None  # state of the backward pass from a checkpoint
+    )
     finished_phases: list[PhaseEnd] = field(default_factory=list)
 
     @property
@@ -345,7 +350,9 @@ class TwoPasses(AbstractAccumulator):
         self.recording.write(step)
         return {}
 
-    def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
+    def steps_back(
+        self, end: Weights, step_sizes: Sequence[float]
+    ) -> Iterator[tuple[int, int]]:
         length = len(step_sizes)
         self.recording.close(length, end)
         ends = [switch for switch in self.domain.switches if switch < length]
@@ -363,8 +370,11 @@ class TwoPasses(AbstractAccumulator):
             if not is_last:
                 self.finished_phases.append(phase_end_of(second.integrals))
 
-    def begin_pass(self, step_sizes: Sequence[float], *, measures_error: bool) -> SecondPass:
-        """Prepare a backward pass over these steps, with an error estimate if `measures_error`."""
+    def begin_pass(
+        self, step_sizes: Sequence[float], *, measures_error: bool
+    ) -> SecondPass:
+        """Prepare a backward pass over these steps,
+        with an error estimate if `measures_error`."""
         steps = Playback(
             recording=self.recording,
             points=self.domain.points,
@@ -372,7 +382,10 @@ class TwoPasses(AbstractAccumulator):
             factors=self.optimizer.factors(self.recording.like),
             weight_decay=self.optimizer.weight_decay,
         )
-        passes = {rule.option: self.rule_pass(rule, len(step_sizes)) for rule in self.path.rule}
+        passes = {
+            rule.option: self.rule_pass(rule, len(step_sizes))
+            for rule in self.path.rule
+        }
         return SecondPass(
             steps=steps,
             optimizer=self.optimizer,
@@ -401,15 +414,17 @@ class TwoPasses(AbstractAccumulator):
     def finer_pass(self) -> FinerPass | None:
         """Return the sums for the error estimate, which start at zero.
 
-        Return None if no quadrature rule closes the steps (gives the exact change of the outputs),
-        or if no error estimate is requested.
-        """
+        Return None if no quadrature rule closes the steps (gives the exact change of
+        the outputs), or if no error estimate is requested."""
         path = self.path
         domain = self.domain
         if path.closing_rule is None or not path.finer_quadrature:
             return None
         sample = sample_points(len(domain.attributed), path.error_samples)
-        zeros = (domain.like.new_zeros(len(sample), *domain.shape[1:axes]) for axes in (4, 3, 2))
+        zeros = (
+            domain.like.new_zeros(len(sample), *domain.shape[1:axes])
+            for axes in (4, 3, 2)
+        )
         return FinerPass(
             rule=path.closing_rule.option,
             integrals=Integrals(path.finer_quadrature, *zeros),
@@ -441,8 +456,8 @@ class TwoPasses(AbstractAccumulator):
         integrals = self.second.rules[rule].integrals
         contributions = integrals.contributions[self.domain.rows]
 
-        # error of 𝒮 with n substeps, estimated at m of the Q points: ‖𝒮_2n − 𝒮_n‖ · 4/3 · √(Q/m),
-        # where Richardson's factor is 4/3 without Romberg extrapolation
+        # error of 𝒮 with n substeps, estimated at m of the Q points: ‖𝒮_2n − 𝒮_n‖ · 4/3
+        # · √(Q/m), where Richardson's factor is 4/3 without Romberg extrapolation
         difference = finer.integrals.contributions - contributions[finer.sample]
         points = len(contributions) / len(finer.sample)
         return Error(finer.richardson_factor * float(difference.norm()) * sqrt(points))

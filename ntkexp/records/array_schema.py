@@ -45,7 +45,8 @@ ANY = NUMBERS + TEXT_KINDS
 
 
 def read_headers(path: Path) -> dict[str, Header]:
-    """Read the headers of all arrays in an npz file. Raise if one is compressed or incomplete."""
+    """Read the headers of all arrays in an npz file.
+    Raise if one is compressed or incomplete."""
     try:
         with zipfile.ZipFile(path) as archive:
             return {
@@ -63,11 +64,14 @@ def read_headers(path: Path) -> dict[str, Header]:
     ) as error:
         if isinstance(error, Mistake):
             raise
-        raise Damaged(f"{path} is missing or damaged: it is not a file of arrays") from error
+        raise Damaged(
+            f"{path} is missing or damaged: it is not a file of arrays"
+        ) from error
 
 
 def header_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
-    """Read the header of one array. Raise ValueError if its size does not match its bytes."""
+    """Read the header of one array. Raise ValueError
+    if its size does not match its bytes."""
     if entry.compress_type != zipfile.ZIP_STORED:
         raise ValueError("it is compressed")
     with archive.open(entry) as file:
@@ -77,13 +81,17 @@ def header_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
             (2, 0): np.lib.format.read_array_header_2_0,
         }[version]
         shape, _, kind = read(file)
-        if kind.kind not in ANY or prod(shape) * kind.itemsize != entry.file_size - file.tell():
+        if (
+            kind.kind not in ANY
+            or prod(shape) * kind.itemsize != entry.file_size - file.tell()
+        ):
             raise ValueError("an array is not what it says")
     return Header(shape, kind)
 
 
 def refuse_half_characters(words: NDArray[Any]) -> None:
-    """Raise ValueError if a text contains a code point that is not a Unicode character."""
+    """Raise ValueError if a text contains a code point
+    that is not a Unicode character."""
     if not words.size or not words.dtype.itemsize:
         return
     codes = np.ascontiguousarray(words).view(np.uint32)
@@ -100,7 +108,9 @@ class RunAxes:
     splits: Mapping[str, int]
 
     @classmethod
-    def of(cls, headers: Mapping[str, Header], read: Sequence[str], path: Path) -> RunAxes:
+    def of(
+        cls, headers: Mapping[str, Header], read: Sequence[str], path: Path
+    ) -> RunAxes:
         """Return the lengths of the axes, where `read` are the evaluated splits.
 
         Raise if the arrays are inconsistent.
@@ -108,7 +118,9 @@ class RunAxes:
         fault = data_fault(headers, read)
         if fault:
             raise Damaged(f"{path} holds what no run writes: {fault}; {RUN_AGAIN}")
-        counts = {split: headers[f"{split}_index"].shape[0] for split in ("train", *read)}
+        counts = {
+            split: headers[f"{split}_index"].shape[0] for split in ("train", *read)
+        }
         return cls(counts["train"], sum(counts[split] for split in read), counts)
 
     @property
@@ -164,11 +176,14 @@ def split_faults(headers: Mapping[str, Header], split: str) -> list[str]:
 
 
 def is_like(header: Header | None, axes: int, kinds: str) -> bool:
-    return header is not None and len(header.shape) == axes and header.kind.kind in kinds
+    return (
+        header is not None and len(header.shape) == axes and header.kind.kind in kinds
+    )
 
 
 def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """Raise if a class or phase number is out of range, or if a text is not valid Unicode."""
+    """Raise if a class or phase number is out of range,
+    or if a text is not valid Unicode."""
     classes = arrays["classes"]
     phases = arrays.get("phases", ())
     phase_classes = arrays.get("phase_classes")
@@ -183,10 +198,15 @@ def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
                 refuse_outside(target, 0, len(classes), f"{split}_target")
             if phase is not None:
                 refuse_outside(phase, 1, 1 + len(phases), f"{split}_phase")
-        if phase_classes is not None and phase_classes.shape != (len(phases), len(classes)):
+        if phase_classes is not None and phase_classes.shape != (
+            len(phases),
+            len(classes),
+        ):
             raise ValueError("'phase_classes' are not a row for each phase")
     except ValueError as error:
-        raise Damaged(f"{path} holds what no run writes: {error}; {RUN_AGAIN}") from None
+        raise Damaged(
+            f"{path} holds what no run writes: {error}; {RUN_AGAIN}"
+        ) from None
 
 
 def refuse_outside(numbers: NDArray[Any], low: int, high: int, name: str) -> None:
@@ -199,8 +219,8 @@ def refuse_outside(numbers: NDArray[Any], low: int, high: int, name: str) -> Non
 
 # --- Stores: the zarr.json files with types and shapes are read before the arrays.
 #
-# zarr fills chunks without a file with the fill value. So a small file could describe an array that
-# exceeds the memory. Therefore most chunks of a large array must exist.
+# zarr fills chunks without a file with the fill value. So a small file could describe
+# an array that exceeds the memory. Therefore most chunks of a large array must exist.
 
 
 DESCRIBED = {
@@ -260,7 +280,9 @@ def array_fault(array: ArrayRecord, path: Path) -> str | None:
     stored_chunks = chunk_sizes(str(path / "c"))
     if any(size != prod(chunk) * itemsize for size in stored_chunks):
         return "a chunk has not the size of its numbers"
-    chunks = prod(-(-length // step) for length, step in zip(array.shape, chunk, strict=True))
+    chunks = prod(
+        -(-length // step) for length, step in zip(array.shape, chunk, strict=True)
+    )
     if chunks > MAX_MISSING_CHUNKS + len(stored_chunks):
         return f"it has {chunks} chunks, and {len(stored_chunks)} of them are there"
     numbers = prod(array.shape)
@@ -296,18 +318,21 @@ def refuse_odd_store(
     required: Sequence[str],
     lengths: Mapping[str, int],
 ) -> None:
-    """Raise if a store lacks a required array, or if an array has an unknown kind or a wrong shape.
+    """Raise if a store lacks a required array,
+    or if an array has an unknown kind or a wrong shape.
 
-    `kinds` are the axes of each kind of array, and `lengths` the lengths of axes. The name of an
-    array is its kind, or its kind followed by a suffix, as in `contribution_left`.
-    """
+    `kinds` are the axes of each kind of array, and `lengths` the lengths of axes. The
+    name of an array is its kind, or its kind followed by a suffix, as in
+    `contribution_left`."""
     missing = [name for name in required if name not in store.arrays]
     if missing:
         raise Damaged(f"{path} holds no array '{missing[0]}'; {RUN_AGAIN}")
     for name, array in store.arrays.items():
         dims = tuple(array.dimension_names)
         possible_dims = [
-            axes for kind, axes in kinds.items() if name == kind or name.startswith(f"{kind}_")
+            axes
+            for kind, axes in kinds.items()
+            if name == kind or name.startswith(f"{kind}_")
         ]
         if dims not in possible_dims:
             raise Damaged(

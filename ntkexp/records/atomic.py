@@ -1,4 +1,5 @@
-r"""Files that remain valid if the process is killed at any moment, by a signal or by a power cut.
+r"""Files that remain valid if the process is killed at any moment,
+by a signal or by a power cut.
 
     file    A file is written under another name, forced to the disk, and renamed. If the process is
             killed before the renaming, the old file remains, and a `.partial` file that is never
@@ -11,9 +12,9 @@ r"""Files that remain valid if the process is killed at any moment, by a signal 
     log     A log only grows, by sealed entries (`records.sealed_log`). A kill leaves at most one
             unfinished entry at the end, which is removed when the log continues.
 
-So a run is resumed without repair. It checks which files are complete, and writes all others again.
-The folder of a run is complete when the file that seals all others exists. This file is written
-last (`records.folder`).
+So a run is resumed without repair. It checks which files are complete, and writes all
+others again. The folder of a run is complete when the file that seals all others
+exists. This file is written last (`records.folder`).
 
 >>> seal(b"numbers", "one run") == seal(b"numbers", "another")
 False
@@ -50,7 +51,8 @@ PARTIAL = ".partial"  # the suffix of a file that is being written
 
 @contextmanager
 def being_written(path: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file, and rename it to `path` at the end of the `with` block."""
+    """Yield a temporary file, and rename it to `path` at the end
+    of the `with` block."""
     make_folder(path.parent)
     # a random name, so that concurrent writers use different files
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")
@@ -62,7 +64,9 @@ def being_written(path: Path) -> Iterator[BinaryIO]:
         with opening as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())  # else a power cut after the renaming could leave an empty file
+            os.fsync(
+                file.fileno()
+            )  # else a power cut after the renaming could leave an empty file
         partial.replace(path)
     except BaseException:  # also if the user interrupts or the disk is full
         partial.unlink(missing_ok=True)
@@ -82,28 +86,29 @@ def make_folder(folder: Path) -> None:
     except FileNotFoundError:
         raise cannot_write(folder) from None
     except RecursionError:  # pathlib creates parents recursively
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(folder)) from None
+        raise OSError(
+            errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(folder)
+        ) from None
 
 
 def cannot_write(folder: Path) -> PermissionError:
-    """Return a PermissionError that names the folder. For folders such as /proc, the system's own
-    error would report a missing file.
-    """
+    """Return a PermissionError that names the folder. For folders such as /proc, the
+    system's own error would report a missing file."""
     return PermissionError(errno.EACCES, "Nothing can be written there", str(folder))
 
 
 # --- Locks: the process that writes a folder holds an exclusive flock on a file in it.
 #
-# The operating system releases the lock when its last descriptor is closed. This also happens when
-# the process is killed. A forked child shares the lock, which is released when both processes have
-# ended. This module releases locks only by closing descriptors, so a child cannot release the lock
-# of its parent. On NFS, Linux turns flock into a lock of the server, which needs a file that is
-# open for writing.
+# The operating system releases the lock when its last descriptor is closed. This also
+# happens when the process is killed. A forked child shares the lock, which is released
+# when both processes have ended. This module releases locks only by closing
+# descriptors, so a child cannot release the lock of its parent. On NFS, Linux turns
+# flock into a lock of the server, which needs a file that is open for writing.
 #
-# The package filelock could replace `acquire` and `waited_for`, but not `is_held`. It detects the
-# lock of another process only by taking the lock. This needs a writable folder, and makes a
-# concurrent `acquire` fail. Its behaviour without flock and in forked children depends on its
-# version.
+# The package filelock could replace `acquire` and `waited_for`, but not `is_held`. It
+# detects the lock of another process only by taking the lock. This needs a writable
+# folder, and makes a concurrent `acquire` fail. Its behaviour without flock and in
+# forked children depends on its version.
 
 
 try:
@@ -119,7 +124,8 @@ LOCK_PAUSE_SECONDS = 0.01
 
 
 def acquire(lock: Path) -> int:
-    """Take the lock and return its descriptor. To release the lock, close the descriptor.
+    """Take the lock and return its descriptor. To release the lock,
+    close the descriptor.
 
     Raise BlockingIOError if another process holds the lock.
     """
@@ -139,14 +145,16 @@ def acquire(lock: Path) -> int:
 
 
 def release(descriptor: int, lock: Path) -> None:
-    """Release a lock and remove its file. A process that waits for the lock creates a new file."""
+    """Release a lock and remove its file. A process that waits
+    for the lock creates a new file."""
     with suppress(OSError):
         lock.unlink()
     os.close(descriptor)
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Return True if the path still leads to this open file, which was not removed or replaced."""
+    """Return True if the path still leads to this open file,
+    which was not removed or replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:
@@ -155,13 +163,16 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def waited_for(lock: Path) -> Iterator[None]:
-    """Hold the lock inside the `with` block. First wait until other processes have released it."""
+    """Hold the lock inside the `with` block.
+    First wait until other processes have released it."""
     make_folder(lock.parent)
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if is_at(descriptor, lock):  # else another process removed the file: try again
+            if is_at(
+                descriptor, lock
+            ):  # else another process removed the file: try again
                 yield
                 return
         finally:
@@ -185,12 +196,13 @@ def is_held(lock: Path) -> bool:
         os.close(descriptor)
 
 
-# --- Seals: digests that show that bytes are unchanged and were written for a given location.
+# --- Seals: digests that show that bytes are unchanged and were written
+# for a given location.
 #
 #     seal(content, of) = sha256(of ‖ 0 ‖ content)
 #
-# The text `context` identifies the location, for example a file of a run, a tile of a kernel or a row.
-# Equal bytes at another location have a different seal.
+# The text `context` identifies the location, for example a file of a run, a tile of a
+# kernel or a row. Equal bytes at another location have a different seal.
 
 
 BLOCK = 1 << 20  # bytes that are read at once
@@ -198,7 +210,8 @@ WIDTH = 32  # bytes of a digest (seal)
 NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 Seals: TypeAlias = Mapping[str, tuple[int, str]]
-"""The size in bytes and the digest (seal) of each file, by its path relative to a folder."""
+"""The size in bytes and the digest (seal) of each file,
+by its path relative to a folder."""
 
 
 class Damaged(Mistake):
@@ -206,9 +219,8 @@ class Damaged(Mistake):
 
 
 class Sealing:
-    """The digest (seal) of a stream of bytes, updated block by block. `position` is the number of
-    bytes so far.
-    """
+    """The digest (seal) of a stream of bytes, updated block by block. `position` is the
+    number of bytes so far."""
 
     def __init__(self, context: str = "") -> None:
         self.hash = sha256(context.encode() + b"\0")
@@ -246,13 +258,16 @@ def sealing_of(path: Path | str, size: int, context: str = "") -> Sealing:
 
 
 def sealed(folder: Path, names: Iterable[str]) -> Seals:
-    """Return the sizes and digests (seals) of the named files, and of all files in the named
-    folders.
-    """
-    paths = (path for name in names for path in (folder / name, *(folder / name).rglob("*")))
+    """Return the sizes and digests (seals) of the named files,
+    and of all files in the named folders."""
+    paths = (
+        path for name in names for path in (folder / name, *(folder / name).rglob("*"))
+    )
     files = sorted(path for path in paths if path.is_file())
     return {
-        file.relative_to(folder).as_posix(): sealing_of(file, file.stat().st_size).size_and_digest
+        file.relative_to(folder).as_posix(): sealing_of(
+            file, file.stat().st_size
+        ).size_and_digest
         for file in files
     }
 
@@ -299,9 +314,8 @@ class SealedFile:
 
 @contextmanager
 def being_sealed(path: Path, context: str) -> Iterator[BinaryIO]:
-    """Yield a write-only file. At the end, append the digest (seal) of its bytes, and rename it to
-    `path`.
-    """
+    """Yield a write-only file. At the end, append the digest (seal) of its bytes, and
+    rename it to `path`."""
     with being_written(path) as file:
         content = SealedFile(file, context)
         yield cast(BinaryIO, content)
@@ -309,19 +323,23 @@ def being_sealed(path: Path, context: str) -> Iterator[BinaryIO]:
 
 
 def sealed_for(path: Path, context: str) -> bool:
-    """Return True if a file that `being_sealed` wrote matches the digest (seal) at its end."""
+    """Return True if a file that `being_sealed` wrote matches the digest (seal) at its
+    end."""
     size = path.stat().st_size - WIDTH
     with path.open("rb") as file:
         file.seek(max(0, size))
         return size >= 0 and sealing_of(path, size, context).digest == file.read()
 
 
-# --- JSON files: keys in the given order, an indentation of two spaces, and a newline at the end.
+# --- JSON files: keys in the given order, an indentation of two spaces,
+# and a newline at the end.
 #
 # JSON has no infinity and no NaN, so non-finite numbers become null.
 
 
-Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+Json: TypeAlias = (
+    "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+)
 
 MAX_JSON_BYTES = 1 << 30
 MAX_JSON_DEPTH = 64  # largest nesting depth of objects and lists
@@ -330,7 +348,10 @@ RUN_AGAIN = "run the command that wrote it again"
 
 
 def to_text(value: Json) -> str:
-    return json.dumps(finite_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return (
+        json.dumps(finite_json(value), indent=2, ensure_ascii=False, allow_nan=False)
+        + "\n"
+    )
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -398,27 +419,31 @@ def finite_json(value: Json) -> Json:
 
 
 def sealed_text(value: Mapping[str, Json], context: str) -> str:
-    """Return an object as JSON text, with a digest (seal) of the text as the last key. The digest
-    covers the JSON text without this key.
-    """
+    """Return an object as JSON text, with a digest (seal) of the text as the last key.
+    The digest covers the JSON text without this key."""
     return to_text({**value, SEAL: seal(to_text(value).encode(), context).hex()})
 
 
 def read_sealed(path: Path, context: str) -> dict[str, Any]:
-    """Read an object from a JSON file, compare the text with its digest (seal), and return the
-    object without the seal.
-    """
-    content = read_bytes(path)  # read once, so that the checked bytes are the parsed bytes
+    """Read an object from a JSON file, compare the text with its digest (seal), and
+    return the object without the seal."""
+    content = read_bytes(
+        path
+    )  # read once, so that the checked bytes are the parsed bytes
     value = as_object(content, path)
     digest = value.pop(SEAL, None)
     if digest is None:
-        raise Damaged(f"{path} is damaged, or of an earlier version: it has no seal; {RUN_AGAIN}")
+        raise Damaged(
+            f"{path} is damaged, or of an earlier version: it has no seal; {RUN_AGAIN}"
+        )
     line = f',\n  "{SEAL}": "{digest}"\n}}\n'.encode(errors="replace")
     if (
         not content.endswith(line)
         or seal(content.removesuffix(line) + b"\n}\n", context).hex() != digest
     ):
-        raise Damaged(f"{path} is damaged: it is not as it was written for this place; {RUN_AGAIN}")
+        raise Damaged(
+            f"{path} is damaged: it is not as it was written for this place; {RUN_AGAIN}"
+        )
     return value
 
 
@@ -426,7 +451,8 @@ def read_sealed(path: Path, context: str) -> dict[str, Any]:
 
 
 def size_of(path: Path) -> int | None:
-    """Return the size in bytes of a file or of all files in a folder, or None if it is missing."""
+    """Return the size in bytes of a file or of all files in a folder,
+    or None if it is missing."""
     try:
         status = os.stat(path)
     except OSError:
@@ -435,7 +461,8 @@ def size_of(path: Path) -> int | None:
 
 
 def size_of_folder(path: str) -> int:
-    """Return the size in bytes of all files in a folder. Do not follow links to folders."""
+    """Return the size in bytes of all files in a folder.
+    Do not follow links to folders."""
     total = 0
     with os.scandir(path) as entries:
         for entry in entries:

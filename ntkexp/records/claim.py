@@ -1,4 +1,5 @@
-"""The files of a claim's folder: verdict.json, the verdict, and picture.json, a caption."""
+"""The files of a claim's folder: verdict.json, the verdict, and picture.json,
+a caption."""
 
 from __future__ import annotations
 
@@ -10,13 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import Json, finite_json, read_sealed, sealed_text, write_atomically
+from ntkexp.records.atomic import (
+    Json,
+    finite_json,
+    read_sealed,
+    sealed_text,
+    write_atomically,
+)
 from ntkexp.records.folder import results_version
 from ntkexp.records.results import Seconds, read_timings
 
-# --- claims/<name>-<digest>/verdict.json: the verdict on a claim. It is byte-identical each time.
+# --- claims/<name>-<digest>/verdict.json: the verdict on a claim.
+# It is byte-identical each time.
 #
-# {"name": …, "digest": …, "size": …, "statement": …, "source": …, "refutes": …, "command": …,
+# {"name": …, "digest": …, "size": …, "statement": …, "source": …, "refutes": …,
+# "command": …,
 #  "identity": true or false,
 #  "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH], "p": …, "more_seeds": …,
 #                     "expected": …, "seeds": […], "draws": …, "note": …},
@@ -25,21 +34,22 @@ from ntkexp.records.results import Seconds, read_timings
 #
 # A claim without a control lacks its key.
 #
-# A look is a test of the claim. If a look tests several expectations, `figure` is the estimate for
-# the expectation that decides the verdict.
+# A look is a test of the claim. If a look tests several expectations, `figure` is the
+# estimate for the expectation that decides the verdict.
 
 
 VERDICT, PICTURE, TIMINGS = "verdict.json", "picture.svg", "timings.csv"
 NOT_REPLICATED = "not replicated"
 BELOW_MINIMUM = "below minimum"
-"""The verdict on an effect whose direction is significant, and whose size is significantly below
-the stated minimum."""
+"""The verdict on an effect whose direction is significant, and whose size is
+significantly below the stated minimum."""
 DECIDED = ("supported", "refuted", BELOW_MINIMUM)
 """The verdicts that need two looks, and that Holm's correction may reject."""
 EXACT = "exact"
 """The word for an identity (exact by construction) that both looks confirm."""
 WHOLE = "runs"
-"""The part of timings.csv that covers all runs. The other parts are named after looks."""
+"""The part of timings.csv that covers all runs.
+The other parts are named after looks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +125,12 @@ class ClaimRecord:
         return self.minutes_of(WHOLE)
 
     def minutes_of(self, part: str) -> float:
-        """Return the CPU minutes of the runs of one look, or of all runs if `part` is `WHOLE`."""
-        return read_timings(self.path / TIMINGS).get(part, Seconds(math.nan)).processor / 60
+        """Return the CPU minutes of the runs of one look,
+        or of all runs if `part` is `WHOLE`."""
+        return (
+            read_timings(self.path / TIMINGS).get(part, Seconds(math.nan)).processor
+            / 60
+        )
 
     @property
     def main(self) -> Judgement:
@@ -129,11 +143,11 @@ class ClaimRecord:
 
     @property
     def p(self) -> float | None:
-        """The p-value of the verdict: the larger p-value of the main and the second look.
+        """The p-value of the verdict: the larger p-value of the main
+        and the second look.
 
-        It is None if both looks are deterministic, and 1 if the claim is undecided or not
-        replicated.
-        """
+        It is None if both looks are deterministic,
+        and 1 if the claim is undecided or not replicated."""
         if self.verdict not in DECIDED:
             return 1.0
         looks = (self.main, self.looks["second"])
@@ -163,8 +177,8 @@ class ClaimRecord:
 
     @property
     def json_fields(self) -> dict[str, Json]:
-        """The fields for JSON: the fields of the claim and of its main look, then all looks by
-        name.
+        """The fields for JSON: the fields of the claim and of its main look,
+        then all looks by name.
 
         `verdict` follows from the main and the second look.
         """
@@ -180,11 +194,13 @@ class ClaimRecord:
 
 
 FIXED_POOL = ", for these "
-"""In the description of what a seed draws, the words before a fixed pool of examples."""
+"""In the description of what a seed draws, the words before a fixed pool
+of examples."""
 
 
 def pool_of(draws: str) -> str:
-    """Return the pool to which an interval generalises, from the description of what a seed draws.
+    """Return the pool to which an interval generalises,
+    from the description of what a seed draws.
 
     >>> pool_of("each drawing data, for these 357 examples of digits")
     '357 examples of digits'
@@ -197,13 +213,15 @@ def pool_of(draws: str) -> str:
 
 
 def pair_verdict(main: str, second: str) -> str:
-    """Return the verdict on a claim, given the verdicts on its main look and its second look.
+    """Return the verdict on a claim, given the verdicts on its main look
+    and its second look.
 
-    A claim is supported only if both looks are supported, and refuted only if both looks refute it.
-    If the main look decides, and the second look does not repeat its decision, the verdict is
-    `not replicated`. A look with the verdict `below minimum` also refutes the claim, so the claim
-    is refuted if one look is `below minimum` and the other is `refuted`. (The function is defined
-    here, because the reports of claims must not import `ntkexp.claim`.)
+    A claim is supported only if both looks are supported, and refuted only if both
+    looks refute it. If the main look decides, and the second look does not repeat its
+    decision, the verdict is `not replicated`. A look with the verdict `below minimum`
+    also refutes the claim, so the claim is refuted if one look is `below minimum` and
+    the other is `refuted`. (The function is defined here, because the reports of claims
+    must not import `ntkexp.claim`.)
 
     >>> [pair_verdict(main, "supported") for main in ("supported", "refuted", "undecided")]
     ['supported', 'not replicated', 'undecided']
@@ -218,20 +236,24 @@ def pair_verdict(main: str, second: str) -> str:
 
 
 def of_claim(path: Path, name: str) -> str:
-    """Return the text that identifies a claim's file, which its digest (seal) covers too. The text
-    contains the name of the folder, and so the digest of the claim.
-    """
+    """Return the text that identifies a claim's file, which its digest (seal) covers
+    too. The text contains the name of the folder, and so the digest of the claim."""
     return f"{name} of {Path(os.path.abspath(path)).name} by {results_version}"
 
 
 def write_claim(claim: ClaimRecord) -> None:
-    write_atomically(claim.path / VERDICT, sealed_text(claim.fields, of_claim(claim.path, VERDICT)))
+    write_atomically(
+        claim.path / VERDICT, sealed_text(claim.fields, of_claim(claim.path, VERDICT))
+    )
 
 
 def read_claim_record(path: Path) -> ClaimRecord:
     fields = read_sealed(path / VERDICT, of_claim(path, VERDICT))
     try:
-        looks = {str(name): Judgement.of_fields(look) for name, look in fields.pop("looks").items()}
+        looks = {
+            str(name): Judgement.of_fields(look)
+            for name, look in fields.pop("looks").items()
+        }
         return ClaimRecord(path=path, looks=looks, **fields)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Mistake(
@@ -240,10 +262,12 @@ def read_claim_record(path: Path) -> ClaimRecord:
 
 
 def claim_records(folder: Path) -> list[ClaimRecord]:
-    """Read the judged claims in a folder: the latest readable record of each name and size."""
+    """Read the judged claims in a folder: the latest readable record
+    of each name and size."""
     records: dict[tuple[str, str], ClaimRecord] = {}
     for file in sorted(
-        folder.glob(f"*/{VERDICT}"), key=lambda file: (file.stat().st_mtime, file.parent.name)
+        folder.glob(f"*/{VERDICT}"),
+        key=lambda file: (file.stat().st_mtime, file.parent.name),
     ):
         try:
             record = read_claim_record(file.parent)
@@ -253,9 +277,11 @@ def claim_records(folder: Path) -> list[ClaimRecord]:
     return [records[key] for key in sorted(records)]
 
 
-# --- claims/<name>-<digest>/picture.json: the caption of a claim's picture, and the table below it.
+# --- claims/<name>-<digest>/picture.json: the caption of a claim's picture,
+# and the table below it.
 #
-# {"caption": …, "columns": [NAME, …], "rows": [[NUMBER, WORD or null, …], …], "seal": …}
+# {"caption": …, "columns": [NAME, …], "rows": [[NUMBER, WORD or null, …], …],
+# "seal": …}
 #
 # `columns` and `rows` are empty if there is no table.
 
@@ -282,7 +308,8 @@ def write_exhibit(folder: Path, exhibit: Exhibit) -> None:
 
 
 def read_exhibit(folder: Path) -> Exhibit:
-    """Read the caption and the table. Return empty ones if the file is missing or damaged."""
+    """Read the caption and the table. Return empty ones if the file is missing
+    or damaged."""
     try:
         fields = read_sealed(folder / EXHIBIT, of_claim(folder, EXHIBIT))
         rows = tuple(tuple(row) for row in fields["rows"])

@@ -1,4 +1,5 @@
-"""The stores contributions.zarr (in total and by phase), leave_out.zarr and removal/KEY.zarr."""
+"""The stores contributions.zarr (in total and by phase),
+leave_out.zarr and removal/KEY.zarr."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from ntkexp.records.schema import (
     checked,
 )
 
-# --- contributions.zarr: the terms that add up to f_T − f_0, for each output at each query.
+# --- contributions.zarr: the terms that add up to f_T − f_0,
+# for each output at each query.
 #
 # On the axes [query, out, example]:
 #
@@ -65,11 +67,12 @@ from ntkexp.records.schema import (
 #     by_position          [query, out, example, position]      contributions of the loss at each
 #                                                               position of a sequence
 #
-# The sums of `by_component` and of `by_position` over their last axis are the contributions. All
-# arrays except `effect` belong to the preferred rule (`RULE_ORDER`). The arrays of other rules have
-# the name of the rule as a suffix, as in `contribution_left`. The attributes of the store contain
-# the labels of the axes `example` (indices in the data source, ids or digests), `out` (the
-# attributed outputs) and `component`.
+# The sums of `by_component` and of `by_position` over their last axis are the
+# contributions. All arrays except `effect` belong to the preferred rule (`RULE_ORDER`).
+# The arrays of other rules have the name of the rule as a suffix, as in
+# `contribution_left`. The attributes of the store contain the labels of the axes
+# `example` (indices in the data source, ids or digests), `out` (the attributed outputs)
+# and `component`.
 
 
 CONTRIBUTION = "contribution"
@@ -96,13 +99,14 @@ EFFECT = "effect"
 RETRAINED = "retrained"
 """The `kind` of effects that were measured by retraining without each example."""
 MEASURE = "measure"
-"""The attribute that names the explained measure, and the label of a measure without a name."""
+"""The attribute that names the explained measure,
+and the label of a measure without a name."""
 
 DIMS = ("query", "out", "example")
 QUERY_OUT = DIMS[:2]
 RULE_ORDER = {"secant": 0, "gauss": 1, "left": 3}
-"""The order of preference of quadrature rules. A user's rule has the number 2, and comes before
-`left`."""
+"""The order of preference of quadrature rules. A user's rule has the number 2,
+and comes before `left`."""
 
 
 class ByStep(NamedTuple):
@@ -116,8 +120,8 @@ class ByStep(NamedTuple):
 
 
 class ByComponent(NamedTuple):
-    """The shares of groups of parameters (components) in the contributions, in the decay, and in
-    each stretch of steps.
+    """The shares of groups of parameters (components) in the contributions, in the
+    decay, and in each stretch of steps.
 
     The last axis of each array is the component.
     """
@@ -192,11 +196,13 @@ REQUIRED_BESIDE = {BY_STEP: (STEP, LAST_STEP), BY_COMPONENT_STEP: (STEP, LAST_ST
 """For each kind of array, the other arrays that must exist with it."""
 
 
-def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: int) -> None:
+def refuse_odd_contributions(
+    path: Path, lengths: Mapping[str, int], outputs: int
+) -> None:
     """Raise if the store does not have the format that runs write.
 
-    `lengths` are the lengths of the axes, and `outputs` is the number of outputs of the network.
-    """
+    `lengths` are the lengths of the axes, and `outputs` is the number
+    of outputs of the network."""
     store = read_store(path)
     facts = checked(store.attributes, ContributionsAttributes, path / ZARR)
     outs = facts["out"]
@@ -232,7 +238,9 @@ def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: in
         if name == CONTRIBUTION or name.startswith(f"{CONTRIBUTION}_")
     }
     explained = explained_rule(rules.values()) or ""
-    if any(called(CONTRIBUTION, rule, explained) != name for name, rule in rules.items()):
+    if any(
+        called(CONTRIBUTION, rule, explained) != name for name, rule in rules.items()
+    ):
         raise Damaged(
             f"{path} holds what no run writes: contributions by the rules {', '.join(rules.values())}"
         )
@@ -250,8 +258,8 @@ def explained_rule(rules: Iterable[str]) -> str | None:
 
 
 def called(kind: str, rule: str, explained: str) -> str:
-    """Return the name of the array with this kind and quadrature rule. `explained` is the preferred
-    rule.
+    """Return the name of the array with this kind and quadrature rule.
+    `explained` is the preferred rule.
 
     >>> called("contribution", "left", "secant"), called("contribution", "left", "left")
     ('contribution_left', 'contribution')
@@ -273,7 +281,9 @@ def write_contributions(
         if by_rule.by_component is not None:
             store.attrs[COMPONENT] = list(by_rule.by_component.names)
         if by_rule.by_step is not None and edges is None:
-            edges = np.array(by_rule.by_step.edges, dtype=np.int64)  # edges are equal for all rules
+            edges = np.array(
+                by_rule.by_step.edges, dtype=np.int64
+            )  # edges are equal for all rules
         for kind, array in by_rule.arrays.items():
             if array is None:
                 continue
@@ -300,9 +310,10 @@ def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:
 #     example_phase   [example]                      the phase in which each example is used
 #     point_phase     [query]                        the phase of each query
 #
-# The names of the phases are the attribute `phases`. The sum of `by_phase` over phases is
-# `contribution`. `change` is the sum of contributions and decay. With momentum, an example may also
-# have contributions in later phases, in which its gradient still changes the weights.
+# The names of the phases are the attribute `phases`. The sum of `by_phase` over phases
+# is `contribution`. `change` is the sum of contributions and decay. With momentum, an
+# example may also have contributions in later phases, in which its gradient still
+# changes the weights.
 
 
 BY_PHASE = "by_phase"
@@ -316,7 +327,8 @@ PHASES = "phases"
 
 @dataclass(frozen=True, kw_only=True)
 class ContributionsByPhase:
-    """The arrays of all rules by phase. The phases of examples and queries are counted from 1."""
+    """The arrays of all rules by phase. The phases of examples
+    and queries are counted from 1."""
 
     names: tuple[str, ...]
     examples: NDArray[np.int64]
@@ -342,7 +354,8 @@ def add_phases(path: Path, phases: ContributionsByPhase) -> None:
         write_array(store, name, decay, ("phase", *QUERY_OUT), {})
 
 
-# --- leave_out.zarr: predicted and actual changes of the outputs if groups are left out.
+# --- leave_out.zarr: predicted and actual changes of the outputs
+# if groups are left out.
 #
 #     predicted, actual    [removal, query, out]   the changes of the outputs of contributions.zarr
 #     query                [query]                 the indices of the queries
@@ -358,7 +371,8 @@ CHANGE_DIMS = ("removal", "query", "out")
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A group of examples that was left out: the most influential examples, or random examples."""
+    """A group of examples that was left out: the most influential examples,
+    or random examples."""
 
     influential: bool
     examples: tuple[int, ...]
@@ -366,7 +380,8 @@ class LeftOut:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeaveOut:
-    """The predicted and actual changes if groups of examples are left out, one group at a time."""
+    """The predicted and actual changes if groups of examples are left out,
+    one group at a time."""
 
     removals: tuple[LeftOut, ...]
     query: tuple[int, ...]
@@ -374,7 +389,8 @@ class LeaveOut:
     actual: NDArray[np.float64]
 
     def alone(self, examples: int) -> NDArray[np.float64] | None:
-        """Return the measured change of the outputs without each example, [query, out, example].
+        """Return the measured change of the outputs without each example,
+        [query, out, example].
 
         Return None if not every example was left out alone.
         """
@@ -404,7 +420,9 @@ def write_leave_out(path: Path, retrained: LeaveOut) -> None:
         "query": np.array(retrained.query, dtype=np.int64),
         "example": np.array([k for group in groups for k in group], dtype=np.int64),
         "count": np.array([len(group) for group in groups], dtype=np.int64),
-        "influential": np.array([removal.influential for removal in retrained.removals]),
+        "influential": np.array(
+            [removal.influential for removal in retrained.removals]
+        ),
     }
     store = create_store(path)
     for name, array in arrays.items():
@@ -414,8 +432,8 @@ def write_leave_out(path: Path, retrained: LeaveOut) -> None:
 def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> None:
     """Raise if the store does not have the format that runs write.
 
-    `lengths` are the lengths of the run's axes, and `outs` is its number of attributed outputs.
-    """
+    `lengths` are the lengths of the run's axes,
+    and `outs` is its number of attributed outputs."""
     store = read_store(path)
     axes = {"out": outs}
     for axis, name in (("query", "query"), ("place", "example"), ("removal", "count")):
@@ -425,7 +443,8 @@ def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> N
     # check the indices of queries and examples, and the sizes of groups
     group = open_store(path)
     query, example, count = (
-        np.asarray(get_array(group, name)[...]) for name in ("query", "example", "count")
+        np.asarray(get_array(group, name)[...])
+        for name in ("query", "example", "count")
     )
     for numbers, end in ((query, lengths["query"]), (example, lengths["example"])):
         if not len(numbers) or numbers.min() < 0 or numbers.max() >= end:
@@ -454,17 +473,18 @@ def read_leave_out(path: Path) -> LeaveOut:
     )
 
 
-# --- removal/KEY.zarr in a finished run: the breakdown of the change if a group is left out.
+# --- removal/KEY.zarr in a finished run: the breakdown of the change
+# if a group is left out.
 #
 #     actual     [query, out]            the change of the output by retraining without the group
 #     shares     [query, out, example]   the share of each example of the group in `actual`
 #     by_step    [query, out, step]      the share of each step in `actual`
 #     query, out, example                the indices of the queries, outputs and training examples
 #
-# KEY is a digest of group and queries. KEY.json is written last. It seals the store and contains
-# further facts. DONE.json does not list these files, because removals may be added to a finished
-# run. KEY.json is sealed for this run and this key, so that the removal of another run or group is
-# rejected.
+# KEY is a digest of group and queries. KEY.json is written last. It seals the store and
+# contains further facts. DONE.json does not list these files, because removals may be
+# added to a finished run. KEY.json is sealed for this run and this key, so that the
+# removal of another run or group is rejected.
 
 
 REMOVAL_FOLDER = "removal"
@@ -479,7 +499,8 @@ REMOVAL_FACTS = ("growth", "repeated", "emptied")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Removal:
-    """The breakdown of the changes of the outputs if a group of examples is left out."""
+    """The breakdown of the changes of the outputs if a group
+    of examples is left out."""
 
     query: tuple[int, ...]  # indices along the axis `query` of contributions.zarr
     out: tuple[int, ...]
@@ -488,7 +509,9 @@ class Removal:
     shares: NDArray[np.float64]
     by_step: NDArray[np.float64]
     growth: float  # growth of the adjoint in the backward pass
-    repeated: float  # difference of an exact repetition from the run, relative to `actual`
+    repeated: (
+        float  # difference of an exact repetition from the run, relative to `actual`
+    )
     emptied: int  # number of steps with an empty batch, because all its examples are left out
 
     @property
@@ -515,28 +538,38 @@ def key(example: Sequence[int], query: Sequence[int]) -> str:
 
 
 def write_removal(run: Path, removal: Removal) -> None:
-    """Write a removal into a run folder. Write the file that marks it as complete last."""
+    """Write a removal into a run folder. Write the file that marks it
+    as complete last."""
     folder = run / REMOVAL_FOLDER
     name = key(removal.example, removal.query)
     folder.mkdir(exist_ok=True)
     store = create_store(folder / f"{name}.zarr")
     for part, dims in REMOVAL_DIMS.items():
-        write_array(store, part, np.asarray(getattr(removal, part), dtype=np.float64), dims, {})
+        write_array(
+            store, part, np.asarray(getattr(removal, part), dtype=np.float64), dims, {}
+        )
     for axis in REMOVAL_AXES:
-        write_array(store, axis, np.array(getattr(removal, axis), dtype=np.int64), (axis,), {})
+        write_array(
+            store, axis, np.array(getattr(removal, axis), dtype=np.int64), (axis,), {}
+        )
     facts: dict[str, Json] = {fact: getattr(removal, fact) for fact in REMOVAL_FACTS}
     facts["seals"] = sealed(folder, [f"{name}.zarr"])
     RunFolder(run).write_sealed(f"{REMOVAL_FOLDER}/{name}.json", facts)
 
 
-def read_removal(run: Path, example: Sequence[int], query: Sequence[int]) -> Removal | None:
-    """Return the stored removal of a group at these queries, or None if missing or damaged."""
+def read_removal(
+    run: Path, example: Sequence[int], query: Sequence[int]
+) -> Removal | None:
+    """Return the stored removal of a group at these queries,
+    or None if missing or damaged."""
     folder = run / REMOVAL_FOLDER
     name = key(example, query)
     path = folder / f"{name}.json"
     try:
         facts = checked(
-            RunFolder(run).read_sealed(f"{REMOVAL_FOLDER}/{name}.json"), RemovalFacts, path
+            RunFolder(run).read_sealed(f"{REMOVAL_FOLDER}/{name}.json"),
+            RemovalFacts,
+            path,
         )
         if damaged_files(folder, facts["seals"]):
             return None

@@ -50,7 +50,9 @@ def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
 
     Raise if the file is damaged, or if reading it would run code.
     """
-    read_headers(path)  # check the headers first: a damaged one may describe a huge array
+    read_headers(
+        path
+    )  # check the headers first: a damaged one may describe a huge array
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
@@ -63,21 +65,23 @@ def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
-        raise Mistake(f"{path} is missing or damaged: it is not a file of arrays") from error
+        raise Mistake(
+            f"{path} is missing or damaged: it is not a file of arrays"
+        ) from error
 
 
-# --- trajectory.bin: rows of equal length. Each row is written once and followed by its seal.
+# --- trajectory.bin: rows of equal length. Each row is written once
+# and followed by its seal.
 #
-# A seal covers the identity of the run, the index of the row, and its numbers. It is checked when
-# the row is read. The file has its full size from the start, so that a disk that is too small is
-# detected before hours of training.
+# A seal covers the identity of the run, the index of the row, and its numbers. It is
+# checked when the row is read. The file has its full size from the start, so that a
+# disk that is too small is detected before hours of training.
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A file with `rows` rows of `size` numbers with the dtype `kind`. `identity` is the run's
-    identity.
-    """
+    """A file with `rows` rows of `size` numbers with the dtype `kind`.
+    `identity` is the run's identity."""
 
     path: Path
     rows: int
@@ -98,7 +102,9 @@ class Trajectory:
         """Extend the file to its full size. Keep the rows that it already contains."""
         existing = self.path.stat().st_size if self.path.is_file() else 0
         remedy = "lower steps or model.width"
-        require_disk(self.path.parent, self.total_bytes - existing, "trajectories", remedy)
+        require_disk(
+            self.path.parent, self.total_bytes - existing, "trajectories", remedy
+        )
         with self.path.open("ab") as file:
             os.posix_fallocate(file.fileno(), 0, self.total_bytes)
 

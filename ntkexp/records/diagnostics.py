@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 
 from ntkexp.records.array_schema import read_store
 from ntkexp.records.atomic import RUN_AGAIN, Damaged
-from ntkexp.records.kernels import create_snapshots, finish_snapshots, get_array, open_store
+from ntkexp.records.kernels import (
+    create_snapshots,
+    finish_snapshots,
+    get_array,
+    open_store,
+)
 
 DIAGNOSTICS = "diagnostics.zarr"
 STEP = "step"
@@ -26,8 +31,11 @@ COLUMN = "diagnostics."
 """The prefix of the columns of metrics.csv that contain the numbers of diagnostics."""
 
 
-def create_diagnostics(path: Path, shapes: Mapping[str, tuple[int, ...]], capacity: int) -> None:
-    """Create a store for arrays of these shapes at up to `capacity` steps. Keep existing chunks."""
+def create_diagnostics(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], capacity: int
+) -> None:
+    """Create a store for arrays of these shapes at up to `capacity` steps.
+    Keep existing chunks."""
     if not shapes:
         return
     axes = {
@@ -59,7 +67,9 @@ def refuse_odd_diagnostics(path: Path) -> None:
     """Raise if the store does not have the format that runs write."""
     arrays = read_store(path).arrays
     if STEP not in arrays:
-        raise Damaged(f"{path} holds what no run writes: it has no '{STEP}'; {RUN_AGAIN}")
+        raise Damaged(
+            f"{path} holds what no run writes: it has no '{STEP}'; {RUN_AGAIN}"
+        )
     for name, array in arrays.items():
         if array.shape[:1] != arrays[STEP].shape:
             raise Damaged(

@@ -1,7 +1,9 @@
-"""A run folder: only one process at a time writes it, and DONE.json marks it as finished.
+"""A run folder: only one process at a time writes it,
+and DONE.json marks it as finished.
 
-DONE.json is written last. Each folder records the version of the program and the command that
-created it. Repeating the command in the same working folder repeats the experiment.
+DONE.json is written last. Each folder records the version of the program and the
+command that created it. Repeating the command in the same working folder repeats the
+experiment.
 
 >>> command("train", ["data.path=my file.csv"])
 "ntkexp train 'data.path=my file.csv'"
@@ -50,8 +52,9 @@ from ntkexp.text import several
 
 # --- The program.
 #
-# `results_version` is raised by each change of the program that can change a result. It is part of
-# the identity of a run, so a run of another version is never mistaken for a run of this version.
+# `results_version` is raised by each change of the program that can change a result. It
+# is part of the identity of a run, so a run of another version is never mistaken for a
+# run of this version.
 
 
 results_version = 14
@@ -96,8 +99,8 @@ def own_command(text: str) -> str:
 
 # --- provenance.json: the version of the program, the command and the machine of a run.
 #
-# Between versions with different `results_version`, numbers and names of files may differ. So a run
-# is only read by the version that wrote it.
+# Between versions with different `results_version`, numbers and names of files may
+# differ. So a run is only read by the version that wrote it.
 
 
 PROVENANCE, PROGRESS = "provenance.json", "progress.json"
@@ -110,9 +113,8 @@ class OtherVersion(Mistake):
 def refuse_other_version(run: Path) -> None:
     """Raise if another version of the program wrote the run.
 
-    If provenance.json is missing or damaged, do nothing, because later checks of other files
-    will raise.
-    """
+    If provenance.json is missing or damaged, do nothing,
+    because later checks of other files will raise."""
     try:
         provenance = RunFolder(run).provenance
     except Mistake:
@@ -122,7 +124,9 @@ def refuse_other_version(run: Path) -> None:
         reader = version_of(package_version(), results_version)
         repeat = own_command(provenance["command"])
         advice = f"`{repeat}` runs it again" if repeat else "run it again"
-        raise OtherVersion(f"{run} was made by {writer}, and this is {reader}; {advice}")
+        raise OtherVersion(
+            f"{run} was made by {writer}, and this is {reader}; {advice}"
+        )
 
 
 def version_of(package: object, results: object) -> str:
@@ -143,9 +147,9 @@ def version_of(package: object, results: object) -> str:
 #     DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}.
 #                  "sizes" lists the files that are byte-identical in each repetition of the run
 #
-# Both files contain the identity of the experiment, a digest that covers its settings, input files
-# and the `results_version`. Each other JSON file with a seal is sealed for its name and this
-# identity.
+# Both files contain the identity of the experiment, a digest that covers its settings,
+# input files and the `results_version`. Each other JSON file with a seal is sealed for
+# its name and this identity.
 #
 # The state of a folder is
 #
@@ -156,8 +160,9 @@ def version_of(package: object, results: object) -> str:
 #     dead          else, if the folder exists
 #     absent        else
 #
-# `state` and `defect` check the seals of files of up to a megabyte, and the sizes of larger files.
-# `is_intact` checks the seals of all files, and `check` checks the seals of the named files.
+# `state` and `defect` check the seals of files of up to a megabyte, and the sizes of
+# larger files. `is_intact` checks the seals of all files, and `check` checks the seals
+# of the named files.
 #
 # After a kill, the next attempt takes the lock. It depends on the moment of the kill:
 #
@@ -189,17 +194,21 @@ RESULTS = (
     "kernels.zarr",
     "contributions.zarr",
 )
-"""The files of each finished run, byte-identical in repetitions with the same number of threads."""
+"""The files of each finished run, byte-identical in repetitions
+with the same number of threads."""
 
 CHECKPOINT, TRACE = "checkpoint.pt", "trace"
-"""The checkpoint file of a run, and the trace folder of a followed loop. Both allow resuming."""
+"""The checkpoint file of a run, and the trace folder of a followed loop.
+Both allow resuming."""
 
 REDO = "resume it to run it again"
-# bytes; for larger files, only the size is checked when the state of a folder is determined
+# bytes; for larger files, only the size is checked when the state
+# of a folder is determined
 MAX_READ_FOR_STATE = 1 << 20
 
 TRACE_IDENTITY, START_WEIGHTS = "trace_identity", "start_weights"
-"""Keys in config.json of a followed loop: a random number, and a digest of the initial weights."""
+"""Keys in config.json of a followed loop: a random number,
+and a digest of the initial weights."""
 
 CIRCUMSTANCES = (
     "device",
@@ -209,15 +218,16 @@ CIRCUMSTANCES = (
     TRACE_IDENTITY,
     START_WEIGHTS,
 )
-"""Keys of config.json that do not affect results, and are not part of the identity of a run."""
+"""Keys of config.json that do not affect results,
+and are not part of the identity of a run."""
 
 NAMED = re.compile(r"-w\d+-s\d+-([0-9a-f]{12})")
-"""A pattern for the end of a run's default name, which is the beginning of its identity."""
+"""A pattern for the end of a run's default name,
+which is the beginning of its identity."""
 
 EVENTS = r"events\.out\.tfevents\.(\d{16,}|[0-9a-f]{12}|run)"
-"""A pattern for this package's TensorBoard files. TensorBoard files of other programs have the name
-of the machine in their names, and do not match.
-"""
+"""A pattern for this package's TensorBoard files. TensorBoard files of other programs
+have the name of the machine in their names, and do not match. """
 
 RUN_FILES = re.compile(
     r"\.lock|overrides\.txt|error\.txt|data\.npz|weights\.pt|checkpoint\.pt|trajectory\.bin"
@@ -231,16 +241,18 @@ RUN_FILES = re.compile(
 )
 """A pattern for the relative paths of all files that a run writes, except for pictures.
 
-Pictures have no fixed names. They are listed in DONE.json, or in BEGUN.json before DONE.json
-exists.
-"""
+Pictures have no fixed names. They are listed in DONE.json,
+or in BEGUN.json before DONE.json exists. """
 
 PICTURE_FILE = re.compile(r"plots/[^/]+\.(svg|png|csv)")
 
 SOMETIMES = ("retraced.csv", "diagnostics.zarr")
-"""Files that only some runs have. If DONE.json does not list such a file, it must not exist."""
+"""Files that only some runs have. If DONE.json does not list such a file,
+it must not exist."""
 
-State: TypeAlias = Literal["done", "running", "damaged", "interrupted", "dead", "absent"]
+State: TypeAlias = Literal[
+    "done", "running", "damaged", "interrupted", "dead", "absent"
+]
 
 
 class Held(Mistake):
@@ -255,13 +267,13 @@ class RunFolder:
 
     @property
     def state(self) -> State:
-        """The state of the folder, such as `done`. A process that holds the lock itself must use
-        the property `done` instead.
-        """
+        """The state of the folder, such as `done`. A process that holds the lock itself
+        must use the property `done` instead."""
         return self.state_by(self.defect)
 
     def state_by(self, defect: str | None) -> State:
-        """Return the state, given the value of the property `defect`, which is slow to compute."""
+        """Return the state, given the value of the property `defect`,
+        which is slow to compute."""
         if defect is None:
             return "done"
         if is_held(self.path / LOCK):
@@ -283,17 +295,18 @@ class RunFolder:
 
     @property
     def defect(self) -> str | None:
-        """The reason why the run is not `done`, as a sentence without its subject. None if the run
-        is done.
-        """
+        """The reason why the run is not `done`,
+        as a sentence without its subject. None if the run is done."""
         return self.find_defect(MAX_READ_FOR_STATE)
 
-    def find_defect(self, largest: float = inf, *, check_sizes: bool = True) -> str | None:
+    def find_defect(
+        self, largest: float = inf, *, check_sizes: bool = True
+    ) -> str | None:
         """Return a defect of the run as a sentence without its subject, or None.
 
-        For files larger than `largest` bytes, only the size is checked. With `check_sizes`, also check
-        the total size of each store, so that additional files in it are found.
-        """
+        For files larger than `largest` bytes, only the size is checked. With
+        `check_sizes`, also check the total size of each store, so that additional files
+        in it are found."""
         if not self.path.is_dir():
             return "is not a folder" if self.path.exists() else "does not exist"
         if not (self.path / DONE).is_file():
@@ -308,7 +321,11 @@ class RunFolder:
         sizes = done["sizes"]
         damaged = list[str]()
         if check_sizes:
-            damaged = [name for name, size in sizes.items() if size_of(self.path / name) != size]
+            damaged = [
+                name
+                for name, size in sizes.items()
+                if size_of(self.path / name) != size
+            ]
         if not damaged:
             damaged = damaged_files(self.path, done["seals"], largest)
         if not damaged:
@@ -320,10 +337,11 @@ class RunFolder:
 
     @property
     def seal_file(self) -> str | None:
-        """The name of the file that holds the digests (seals) of other files: DONE.json, BEGUN.json
-        or None.
-        """
-        return next((name for name in (DONE, BEGUN) if (self.path / name).is_file()), None)
+        """The name of the file that holds the digests (seals) of other files:
+        DONE.json, BEGUN.json or None."""
+        return next(
+            (name for name in (DONE, BEGUN) if (self.path / name).is_file()), None
+        )
 
     @property
     def sealed_facts(self) -> dict[str, Any]:
@@ -372,18 +390,21 @@ class RunFolder:
 
     @property
     def misnamed(self) -> str | None:
-        """An error message if the folder has the default name of another run, else None."""
+        """An error message if the folder has the default name of another run,
+        else None."""
         return self.misnamed_by(self.identity)
 
     def misnamed_by(self, identity: str) -> str | None:
-        """Return an error message if the folder's name belongs to another identity, else None."""
+        """Return an error message if the folder's name belongs
+        to another identity, else None."""
         named = NAMED.search(os.path.basename(os.path.abspath(self.path)))
         if named is None or not identity or identity.startswith(named[1]):
             return None
         return f"has the name of another run than the one in it, …-{identity[:12]}; give it that name, or move it away"
 
     def damaged_files(self, *names: str) -> list[str]:
-        """Return the damaged files, among the named files and the files in the named folders."""
+        """Return the damaged files, among the named files and the files
+        in the named folders."""
         try:
             seals: Seals = self.sealed_facts["seals"]
         except Mistake:
@@ -391,7 +412,9 @@ class RunFolder:
         damaged = list[str]()
         for name in names:
             expected = {
-                file: seal for file, seal in seals.items() if f"{file}/".startswith(f"{name}/")
+                file: seal
+                for file, seal in seals.items()
+                if f"{file}/".startswith(f"{name}/")
             }
             damaged += damaged_files(self.path, expected) if expected else [name]
         return damaged
@@ -408,7 +431,8 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Hold the lock of the folder inside the `with` block. Create the folder if it is missing.
+        """Hold the lock of the folder inside the `with` block.
+        Create the folder if it is missing.
 
         Raise `Held` if another process holds the lock.
         """
@@ -435,10 +459,9 @@ class RunFolder:
         self.write(name, to_text(value))
 
     def sealed_for(self, name: str) -> str:
-        """Return the text that identifies a file, which its digest (seal) covers too: its name and
-        the run's identity. BEGUN.json and DONE.json are identified by their names only, because
-        they contain the identity.
-        """
+        """Return the text that identifies a file, which its digest (seal) covers too:
+        its name and the run's identity. BEGUN.json and DONE.json are identified by
+        their names only, because they contain the identity."""
         return name if name in (BEGUN, DONE) else f"{name} of {self.identity}"
 
     def write_sealed(self, name: str, value: Mapping[str, Json]) -> None:
@@ -453,23 +476,28 @@ class RunFolder:
         return read_object(self.path / name)
 
     def begin(self, names: Iterable[str], identity: str = "") -> None:
-        """Write BEGUN.json, with the digests (seals) of the files that are written before the first
-        step.
-        """
-        record: dict[str, Json] = {"identity": identity, "seals": sealed(self.path, names)}
+        """Write BEGUN.json, with the digests (seals) of the files that are written
+        before the first step."""
+        record: dict[str, Json] = {
+            "identity": identity,
+            "seals": sealed(self.path, names),
+        }
         self.write_sealed(BEGUN, record)
 
-    def finish(self, names: Iterable[str], *others: str, identity: str = "", **facts: Json) -> None:
+    def finish(
+        self, names: Iterable[str], *others: str, identity: str = "", **facts: Json
+    ) -> None:
         """Write DONE.json, which marks the run as finished.
 
-        It contains the sizes of the reproducible files `names`, the digests (seals) of `names` and
-        `others`, and `facts`.
-        """
+        It contains the sizes of the reproducible files `names`, the digests (seals) of
+        `names` and `others`, and `facts`."""
         names = list(names)
         sizes = {name: size_of(self.path / name) for name in names}
         missing = [name for name, size in sizes.items() if size is None]
         if missing:
-            raise FileNotFoundError(f"{self.path} cannot be finished without {', '.join(missing)}")
+            raise FileNotFoundError(
+                f"{self.path} cannot be finished without {', '.join(missing)}"
+            )
         record = {
             "identity": identity,
             **facts,
@@ -481,11 +509,15 @@ class RunFolder:
     def write_pictures(self, pictures: Mapping[str, str]) -> list[str]:
         """Write pictures into the folder `plots`, and return their relative paths.
 
-        First add their seals to BEGUN.json, so that pictures are recognised as files of the run
-        even if the process is killed.
-        """
-        contents = {f"plots/{name}": content.encode() for name, content in pictures.items()}
-        seals = {path: (len(content), seal(content).hex()) for path, content in contents.items()}
+        First add their seals to BEGUN.json, so that pictures are recognised as files of
+        the run even if the process is killed."""
+        contents = {
+            f"plots/{name}": content.encode() for name, content in pictures.items()
+        }
+        seals = {
+            path: (len(content), seal(content).hex())
+            for path, content in contents.items()
+        }
         self.write_sealed(BEGUN, {**self.read_sealed(BEGUN), "pictures": seals})
         for path, content in contents.items():
             self.write(path, content)
@@ -502,7 +534,9 @@ class RunFolder:
                 record = self.read_sealed(name)
                 pictures |= record.get("pictures", {})
                 seals = record["seals"].items()
-                pictures |= {path: seal for path, seal in seals if PICTURE_FILE.fullmatch(path)}
+                pictures |= {
+                    path: seal for path, seal in seals if PICTURE_FILE.fullmatch(path)
+                }
         return pictures
 
     def reopen(self) -> None:
@@ -512,7 +546,9 @@ class RunFolder:
         """
         pictures = self.pictures
         changed = [
-            name for name in damaged_files(self.path, pictures) if (self.path / name).exists()
+            name
+            for name in damaged_files(self.path, pictures)
+            if (self.path / name).exists()
         ]
         if changed:
             raise NoPlace(
@@ -536,21 +572,25 @@ class RunFolder:
         return False
 
     def refuse_strangers(self) -> None:
-        """Raise if the folder contains a file that no run writes, or a picture that has changed."""
+        """Raise if the folder contains a file that no run writes,
+        or a picture that has changed."""
         pictures = self.pictures
         changed = set(damaged_files(self.path, pictures))
         refuse_strangers(
             self.path,
-            lambda name: RUN_FILES.fullmatch(name) or (name in pictures and name not in changed),
+            lambda name: (
+                RUN_FILES.fullmatch(name) or (name in pictures and name not in changed)
+            ),
         )
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove all files except the lock and `names`. The resumed run writes the removed files
-        again.
-        """
+        """Remove all files except the lock and `names`. The resumed run writes the
+        removed files again."""
         self.refuse_strangers()
         kept_names = {LOCK, *names}
-        remove_files(self.path, [name for name in files_in(self.path) if name not in kept_names])
+        remove_files(
+            self.path, [name for name in files_in(self.path) if name not in kept_names]
+        )
         remove_empty_folders(self.path)
 
     def note_error(self, text: str) -> None:
@@ -563,16 +603,19 @@ class RunFolder:
                 self.path.rmdir()
 
     def clear(self) -> None:
-        """Remove all files except the lock. Raise if the folder contains files that no run writes.
+        """Remove all files except the lock. Raise if the folder contains files
+        that no run writes.
 
-        Pictures are removed first, while a file lists them, then DONE.json, and config.json last.
-        After a kill during the removal, the run is damaged or dead.
+        Pictures are removed first, while a file lists them, then DONE.json, and
+        config.json last. After a kill during the removal, the run is damaged or dead.
         """
         entries = {entry.name for entry in self.path.iterdir() if entry.name != LOCK}
         # each of these files marks a run folder
         is_run = not entries.isdisjoint((CONFIG, DONE, BEGUN))
         if not is_run and not all(name.endswith(PARTIAL) for name in entries):
-            raise NoPlace(f"{self.path} holds files that no run wrote; choose another place")
+            raise NoPlace(
+                f"{self.path} holds files that no run wrote; choose another place"
+            )
         self.refuse_strangers()
         ranks = {DONE: 1, BEGUN: 3, CONFIG: 4}
 
@@ -586,4 +629,6 @@ class RunFolder:
 
 def is_run_folder(path: Path) -> bool:
     """Return True if this is a run folder, in any state."""
-    return (path / CONFIG).is_file() and any((path / name).exists() for name in (LOCK, DONE))
+    return (path / CONFIG).is_file() and any(
+        (path / name).exists() for name in (LOCK, DONE)
+    )

@@ -1,12 +1,13 @@
-"""Ground truth for scores of training examples: the outputs after retraining without some examples.
+"""Ground truth for scores of training examples:
+the outputs after retraining without some examples.
 
     validation/<12 hex>.bin     the outputs after one retraining, with a digest of it as name
     ground_truth.npz            all retrainings of one design, for comparison with the scores of
                                 other methods
 
-Each file is written atomically and sealed for its run. So a validation that was killed continues
-with the missing retrainings. Different designs share the retrainings that they have in common.
-"""
+Each file is written atomically and sealed for its run. So a validation that was killed
+continues with the missing retrainings. Different designs share the retrainings that
+they have in common."""
 
 from __future__ import annotations
 
@@ -33,10 +34,11 @@ Outputs: TypeAlias = NDArray[np.float64]
 
 
 class TrainingWithout(NamedTuple):
-    """A retraining without some examples. `left_out` are their indices, in ascending order.
+    """A retraining without some examples. `left_out` are their indices,
+    in ascending order.
 
-    `seed` draws the initial weights and the batches. None uses the weights and batches of the run.
-    """
+    `seed` draws the initial weights and the batches.
+    None uses the weights and batches of the run."""
 
     left_out: tuple[int, ...]
     seed: int | None = None
@@ -44,7 +46,8 @@ class TrainingWithout(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingStore:
-    """The stored retrainings of a run, with their outputs at some points of the axis `query`."""
+    """The stored retrainings of a run, with their outputs at some points
+    of the axis `query`."""
 
     run: Path
     query: tuple[int, ...]
@@ -52,10 +55,16 @@ class TrainingStore:
     def path(self, training: TrainingWithout) -> Path:
         """Return the path of the file of a retraining."""
         key = json.dumps([FORMAT, self.query, training.left_out, training.seed])
-        return self.run / VALIDATION_FOLDER / f"{sha256(key.encode()).hexdigest()[:12]}.bin"
+        return (
+            self.run
+            / VALIDATION_FOLDER
+            / f"{sha256(key.encode()).hexdigest()[:12]}.bin"
+        )
 
     def seal(self, training: TrainingWithout) -> str:
-        return RunFolder(self.run).sealed_for(f"{VALIDATION_FOLDER}/{self.path(training).name}")
+        return RunFolder(self.run).sealed_for(
+            f"{VALIDATION_FOLDER}/{self.path(training).name}"
+        )
 
     def write(self, training: TrainingWithout, outputs: Outputs) -> None:
         make_folder(self.run / VALIDATION_FOLDER)
@@ -63,7 +72,8 @@ class TrainingStore:
             file.write(npy(outputs))
 
     def read(self, training: TrainingWithout) -> Outputs | None:
-        """Return the outputs after a retraining, or None if they are missing or damaged."""
+        """Return the outputs after a retraining,
+        or None if they are missing or damaged."""
         path = self.path(training)
         if not path.is_file() or not sealed_for(path, self.seal(training)):
             return None
@@ -73,7 +83,11 @@ class TrainingStore:
 
     def missing(self, trainings: Sequence[TrainingWithout]) -> list[TrainingWithout]:
         """Return the retrainings whose outputs are not stored, without repetitions."""
-        return [training for training in dict.fromkeys(trainings) if self.read(training) is None]
+        return [
+            training
+            for training in dict.fromkeys(trainings)
+            if self.read(training) is None
+        ]
 
 
 def npy(array: NDArray[np.generic]) -> bytes:
@@ -85,11 +99,11 @@ def npy(array: NDArray[np.generic]) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class GroundTruth:
-    """The outputs after retraining without some examples, for several subsets of examples.
+    """The outputs after retraining without some examples,
+    for several subsets of examples.
 
-    If `fresh` is 0, all retrainings have the initial weights and the order of batches of the run.
-    Otherwise the outputs are means over `fresh` seeds.
-    """
+    If `fresh` is 0, all retrainings have the initial weights and the order of batches
+    of the run. Otherwise the outputs are means over `fresh` seeds."""
 
     left_out: NDArray[np.bool_]  # [training, example]
     outputs: NDArray[np.float64]  # [training, point, out]
@@ -103,8 +117,8 @@ class GroundTruth:
     def digest(self) -> str:
         """A digest of the subsets and the outputs.
 
-        Scores of two methods are comparable if they refer to ground truths with equal digests.
-        """
+        Scores of two methods are comparable if they refer to ground truths
+        with equal digests."""
         digest = sha256(npy(self.left_out))
         for part in (self.outputs, self.whole):
             digest.update(npy(part))
@@ -124,7 +138,8 @@ class GroundTruth:
 
 
 def read_ground_truth(path: Path) -> GroundTruth:
-    """Read a file that `GroundTruth.write` wrote. Raise if its arrays do not match its digest."""
+    """Read a file that `GroundTruth.write` wrote.
+    Raise if its arrays do not match its digest."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             identity, fresh, digest = arrays["facts"].tolist()

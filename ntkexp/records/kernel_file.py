@@ -1,8 +1,9 @@
-"""Kernel files: stores of a kernel between points and training examples, filled tile by tile.
+"""Kernel files: stores of a kernel between points and training examples,
+filled tile by tile.
 
-The first points are the training examples. Tile (i, j) is the kernel between the points of block i
-and the training examples of block j. The kernel is symmetric between training examples, so the
-tiles above the diagonal are transposes of the tiles below it.
+The first points are the training examples. Tile (i, j) is the kernel between the points
+of block i and the training examples of block j. The kernel is symmetric between
+training examples, so the tiles above the diagonal are transposes of the tiles below it.
 
 >>> tiling = Tiling(points=5, train=3, side=2)
 >>> tiling.todo, tiling.mirrored(1, 0), tiling.mirrored(2, 0)
@@ -57,13 +58,15 @@ MIN_TILE_SIDE = 32  # points on one side of a tile
 MAX_TILE_SIDE = 1024
 TILES_ACROSS = 32  # the usual number of tiles along the training examples
 MAX_TILES_ACROSS = 256
-# estimated time of one tile; if pairs take twelve times as long as estimated, it is an hour
+# estimated time of one tile; if pairs take twelve times as long as estimated,
+# it is an hour
 MAX_TILE_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """A division of the kernel into tiles of `side` points. The last tiles may be smaller."""
+    """A division of the kernel into tiles of `side` points.
+    The last tiles may be smaller."""
 
     points: int
     train: int
@@ -86,7 +89,8 @@ class Tiling:
         return slice(block * self.side, min((block + 1) * self.side, self.train))
 
     def pairs(self, row: int, column: int) -> int:
-        """Return the number of distinct pairs of points in a tile, including its pairs (x, x).
+        """Return the number of distinct pairs of points in a tile,
+        including its pairs (x, x).
 
         >>> Tiling(points=5, train=3, side=2).pairs(0, 0), Tiling(points=5, train=3, side=2).pairs(2, 0)
         (3, 3)
@@ -103,16 +107,17 @@ class Tiling:
         return row != column and row < self.shape[1]
 
     def holds_diagonal(self, row: int, column: int) -> bool:
-        """Return True if the kernel of each point x of the row with itself belongs to this tile."""
+        """Return True if the kernel of each point x of the row
+        with itself belongs to this tile."""
         return row == column or (column == 0 and row >= self.shape[1])
 
 
 def side_for(train: int, seconds: float) -> int:
     """Return the side of a tile, a power of two.
 
-    About 32 tiles cover the training examples, because each tile is a file, and a kill loses
-    the tile that is being computed. If a pair of points takes so many `seconds` that a tile would
-    take hours, use up to 256 tiles.
+    About 32 tiles cover the training examples, because each tile is a file, and a kill
+    loses the tile that is being computed. If a pair of points takes so many `seconds`
+    that a tile would take hours, use up to 256 tiles.
 
     >>> [side_for(train, 1e-9) for train in (100, 2000, 50_000)]
     [32, 32, 1024]
@@ -135,13 +140,12 @@ SELF = "_self"
 DONE_ARRAY = "done"
 GROUP_FILE = "zarr.json"
 SEALS = f"{DONE_ARRAY}/seals.json"
-"""The path of the digests (seals) of all files that are written before the first tile. The file is
-in the folder of an array, because zarr warns about unknown files next to the arrays.
-"""
+"""The path of the digests (seals) of all files that are written before the first tile.
+The file is in the folder of an array, because zarr warns about unknown files next to
+the arrays. """
 MARK = np.dtype("<u8")
-"""The dtype of the array `done`. Its entry for a finished tile (the mark) is the beginning of the
-tile's digest (seal), which is not 0.
-"""
+"""The dtype of the array `done`. Its entry for a finished tile (the mark) is the
+beginning of the tile's digest (seal), which is not 0. """
 
 
 class DamagedKernel(Damaged, Useless):
@@ -168,7 +172,8 @@ class Layout:
 def create(
     path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArray[np.generic]]
 ) -> None:
-    """Create a kernel file without tiles, atomically. Replace a kernel file at this path."""
+    """Create a kernel file without tiles, atomically.
+    Replace a kernel file at this path."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     for link in (partial, path):
         if link.is_symlink():
@@ -203,13 +208,18 @@ def create(
         store,
         DONE_ARRAY,
         tiling.shape,
-        chunks=(1, 1),  # one file per tile, so that several processes can mark tiles as finished
+        chunks=(
+            1,
+            1,
+        ),  # one file per tile, so that several processes can mark tiles as finished
         dims=("row", "column"),
         fill=MARK.type(0),
     )
     for name, array in arrays.items():
         write_array(store, name, array, ("query", "out")[: array.ndim], {})
-    write_atomically(partial / SEALS, sealed_text({"seals": sealed(partial, ["."])}, SEALS))
+    write_atomically(
+        partial / SEALS, sealed_text({"seals": sealed(partial, ["."])}, SEALS)
+    )
     if path.is_dir():
         refuse_foreign_files(path)
         remove_files(path, files_in(path))
@@ -224,8 +234,8 @@ COMMON_ARRAYS = ("target", "label", "index", DONE_ARRAY)
 def refuse_foreign_files(path: Path) -> None:
     """Raise unless a folder is empty or is a kernel file, which may be damaged.
 
-    A kernel file has an array `NAME_self` for each kernel `NAME`, and the common arrays.
-    """
+    A kernel file has an array `NAME_self` for each kernel `NAME`,
+    and the common arrays."""
     if not any(path.iterdir()):
         return
     arrays = {entry.name for entry in path.iterdir() if entry.is_dir()}
@@ -242,10 +252,12 @@ def refuse_foreign_files(path: Path) -> None:
 
 
 def refuse_damaged(path: Path) -> None:
-    """Raise if a store is not a kernel file, or if one of its files is damaged. Do not check the
-    tiles and their entries in `done`.
-    """
-    if not ((path / DONE_ARRAY / GROUP_FILE).is_file() or any(path.glob(f"*{SELF}/{GROUP_FILE}"))):
+    """Raise if a store is not a kernel file, or if one of its files is damaged. Do not
+    check the tiles and their entries in `done`."""
+    if not (
+        (path / DONE_ARRAY / GROUP_FILE).is_file()
+        or any(path.glob(f"*{SELF}/{GROUP_FILE}"))
+    ):
         raise Mistake(
             f"{path} is not a kernel file: it is not a store of arrays with markers of finished tiles"
         )
@@ -269,12 +281,12 @@ def refuse_damaged(path: Path) -> None:
 #     label           [query]                     the class, or −1 for regression
 #     index           [query]                     the index of the example in the data source
 #
-# The axis `query` contains all points, training examples first. Attributes: `identity`, a digest of
-# the kernel's description; `description`, as JSON; `kernels`, the names of the kernels; `splits`,
-# the number of points in each split; `classes`, the names of the classes. done/seals.json seals all
-# files except tiles and marks. Kernels of infinite width are equal for all outputs, so their axis
-# `out` has length one. If targets have more outputs than the kernel, the kernel applies to each
-# output.
+# The axis `query` contains all points, training examples first. Attributes: `identity`,
+# a digest of the kernel's description; `description`, as JSON; `kernels`, the names of
+# the kernels; `splits`, the number of points in each split; `classes`, the names of the
+# classes. done/seals.json seals all files except tiles and marks. Kernels of infinite
+# width are equal for all outputs, so their axis `out` has length one. If targets have
+# more outputs than the kernel, the kernel applies to each output.
 
 
 @dataclass(frozen=True)
@@ -304,7 +316,10 @@ class KernelMatrix:
         array = get_array(self.store, kernels[0])
         points, outputs, train, _ = array.shape
         return Layout(
-            kernels, Tiling(points, train, int(self.facts["side"])), outputs, str(array.dtype)
+            kernels,
+            Tiling(points, train, int(self.facts["side"])),
+            outputs,
+            str(array.dtype),
         )
 
     @property
@@ -320,12 +335,15 @@ class KernelMatrix:
             for name, _, count in (text.partition("=") for text in self.facts["splits"])
         ]
         ends = np.cumsum([0, *(count for _, count in sizes)]).tolist()
-        return {name: slice(*ends[k : k + 2]) for k, (name, count) in enumerate(sizes) if count}
+        return {
+            name: slice(*ends[k : k + 2])
+            for k, (name, count) in enumerate(sizes)
+            if count
+        }
 
     def marker(self, row: int, column: int) -> Path:
-        """Return the path of the chunk of `done` that marks a tile as finished. The file exists if
-        the tile is finished.
-        """
+        """Return the path of the chunk of `done` that marks a tile as finished. The
+        file exists if the tile is finished."""
         return self.path / DONE_ARRAY / "c" / str(row) / str(column)
 
     def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -342,9 +360,8 @@ class KernelMatrix:
         return marker.is_file() and marker.read_bytes() == self.seal(row, column)
 
     def seal(self, row: int, column: int) -> bytes:
-        """Compute the entry of `done` for a tile: a digest of its files, the identity of the
-        kernel, and the indices of the tile.
-        """
+        """Compute the entry of `done` for a tile: a digest of its files, the identity
+        of the kernel, and the indices of the tile."""
         sealing = Sealing(f"{self.facts['identity']} {row} {column}")
         tiling = self.layout.tiling
         for name in self.layout.kernels:
@@ -365,15 +382,16 @@ class KernelMatrix:
         tile: Mapping[str, NDArray[Any]],
         diagonal: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Write a tile, its transpose, and the kernel of points with themselves (`diagonal`). Mark the
-        tile as finished at the end.
-        """
+        """Write a tile, its transpose, and the kernel of points with themselves
+        (`diagonal`). Mark the tile as finished at the end."""
         tiling = self.layout.tiling
         for name, block in tile.items():
             array = get_array(self.store, name)
             array[tiling.rows(row), :, tiling.columns(column), :] = block
             if tiling.mirrored(row, column):
-                train = tiling.columns(row)  # the points of the row that are training examples
+                train = tiling.columns(
+                    row
+                )  # the points of the row that are training examples
                 mirrored = block[: train.stop - train.start].transpose(2, 3, 0, 1)
                 array[tiling.rows(column), :, train, :] = mirrored
         for name, block in diagonal.items():

@@ -21,8 +21,8 @@ from ntkexp.records.schema import PredictionsAttributes, checked
 
 # --- Arrays on disk: zarr version 3, without compression and dates, with named axes.
 #
-# Each chunk is a file. So a store is readable even if its writer was killed, and equal arrays have
-# equal bytes.
+# Each chunk is a file. So a store is readable even if its writer was killed, and equal
+# arrays have equal bytes.
 
 
 Facts: TypeAlias = Mapping[str, float | int | str | Sequence[str] | Sequence[int]]
@@ -31,17 +31,22 @@ LARGEST_CHUNK = 32_000_000  # bytes; zarr always reads whole chunks
 
 
 def create_store(path: Path | MemoryStore, facts: Facts | None = None) -> zarr.Group:
-    """Create an empty store with the attributes `facts`. Replace a store at this path."""
+    """Create an empty store with the attributes `facts`.
+    Replace a store at this path."""
     if isinstance(path, Path):
         remove_store(path)
-    return zarr.create_group(path, zarr_format=3, overwrite=True, attributes=dict(facts or {}))
+    return zarr.create_group(
+        path, zarr_format=3, overwrite=True, attributes=dict(facts or {})
+    )
 
 
 def open_store(path: Path, *, write: bool = False) -> zarr.Group:
     try:
         return zarr.open_group(path, mode="r+" if write else "r", zarr_format=3)
     except (OSError, ValueError, KeyError) as error:
-        raise Mistake(f"{path} is missing or damaged: it is not a store of arrays") from error
+        raise Mistake(
+            f"{path} is missing or damaged: it is not a store of arrays"
+        ) from error
 
 
 def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:
@@ -99,7 +104,8 @@ def write_array(
 def write_stacked(
     store: zarr.Group, name: str, arrays: Sequence[ManyRows], dims: Sequence[str]
 ) -> None:
-    """Write arrays of equal shape, stacked along a new first axis, as one float64 array."""
+    """Write arrays of equal shape, stacked along a new first axis,
+    as one float64 array."""
     count, *others = arrays[0].shape
     step = rows_at_once(arrays[0], np.dtype(np.float64))
     shape = (len(arrays), count, *others)
@@ -150,8 +156,8 @@ def preallocate(
 #     step             [snapshot]                            the step, written last; −1 until then
 #     path_<rule>      [query, out, train, out_]             path kernels; NaN where not integrated
 #
-# The axis `query` contains all points at which the network is evaluated: the splits train, query
-# and test, in this order.
+# The axis `query` contains all points at which the network is evaluated: the splits
+# train, query and test, in this order.
 
 
 Kernel: TypeAlias = NDArray[np.float64]  # [query, out, train, out_]
@@ -168,11 +174,19 @@ KERNEL_KINDS: Mapping[str, Dims] = {
 }
 """The axes of each kind of array."""
 NOT_YET = -1  # the step of a snapshot that is not written yet
-SPARSE_CHUNK_POINTS = 16  # points per chunk of a path kernel, if not all points are integrated
+SPARSE_CHUNK_POINTS = (
+    16  # points per chunk of a path kernel, if not all points are integrated
+)
 
 
 def create_kernels(
-    path: Path, points: int, outputs: int, train: int, capacity: int, *, traced: bool = False
+    path: Path,
+    points: int,
+    outputs: int,
+    train: int,
+    capacity: int,
+    *,
+    traced: bool = False,
 ) -> None:
     """Create a store for up to `capacity` tangent kernels, or their traces.
 
@@ -181,18 +195,21 @@ def create_kernels(
     kernel_sizes = {TRACE: {"query": points, "train": train}}
     if not traced:
         kernel_sizes = {
-            TANGENT: dict(zip(KERNEL_DIMS, (points, outputs, train, outputs), strict=True))
+            TANGENT: dict(
+                zip(KERNEL_DIMS, (points, outputs, train, outputs), strict=True)
+            )
         }
     all_sizes = kernel_sizes | {"output_gradient": {"train": train, "out_": outputs}}
     create_snapshots(path, all_sizes, capacity)
 
 
-def create_snapshots(path: Path, arrays: Mapping[str, Mapping[str, int]], capacity: int) -> None:
+def create_snapshots(
+    path: Path, arrays: Mapping[str, Mapping[str, int]], capacity: int
+) -> None:
     """Create a store with an array for each entry, whose first axis is the snapshot.
 
-    `arrays` are the lengths of the other axes, by the name of the array and of the axis. Chunks that
-    the store already contains are kept.
-    """
+    `arrays` are the lengths of the other axes, by the name of the array and of the
+    axis. Chunks that the store already contains are kept."""
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described))
     for name, sizes in arrays.items():
@@ -205,20 +222,34 @@ def create_snapshots(path: Path, arrays: Mapping[str, Mapping[str, int]], capaci
             dims=("snapshot", *sizes),
             fill=np.float64("nan"),
         )
-    preallocate(store, "step", (capacity,), chunks=(1,), dims=("snapshot",), fill=np.int64(NOT_YET))
+    preallocate(
+        store,
+        "step",
+        (capacity,),
+        chunks=(1,),
+        dims=("snapshot",),
+        fill=np.int64(NOT_YET),
+    )
     for name, content in described.items():
         write_atomically(path / name, content.to_bytes())
 
 
 def write_snapshot(
-    path: Path, index: int, step: int, kernel: Kernel, output_gradient: NDArray[np.float64]
+    path: Path,
+    index: int,
+    step: int,
+    kernel: Kernel,
+    output_gradient: NDArray[np.float64],
 ) -> None:
-    """Write one snapshot. Write its step last, so that a snapshot with a step is complete."""
+    """Write one snapshot. Write its step last,
+    so that a snapshot with a step is complete."""
     store = open_store(path, write=True)
     values = np.asarray(kernel, dtype=np.float64)
     name = tangent_array_name(path)
     get_array(store, name)[index] = values[:, 0, :, 0] if name == TRACE else values
-    get_array(store, "output_gradient")[index] = np.asarray(output_gradient, dtype=np.float64)
+    get_array(store, "output_gradient")[index] = np.asarray(
+        output_gradient, dtype=np.float64
+    )
     get_array(store, "step")[index] = step
 
 
@@ -238,7 +269,8 @@ def snapshot_chunks(path: Path, index: int) -> list[str]:
 def write_path_kernel(
     path: Path, rule: str, kernel: Kernel, points: Sequence[int], outs: Sequence[int]
 ) -> None:
-    """Write the path kernel of a quadrature rule at some points and outputs (axis `out`).
+    """Write the path kernel of a quadrature rule at some points
+    and outputs (axis `out`).
 
     All other entries are NaN. Chunks that contain only NaN are not stored.
     """
@@ -261,12 +293,14 @@ def write_path_kernel(
 
 
 def finish_kernels(path: Path) -> int:
-    """Shrink the arrays to the snapshots that were written. Return the number of snapshots."""
+    """Shrink the arrays to the snapshots that were written.
+    Return the number of snapshots."""
     return finish_snapshots(path, (tangent_array_name(path), "output_gradient", "step"))
 
 
 def finish_snapshots(path: Path, names: Iterable[str]) -> int:
-    """Shrink arrays of `create_snapshots` to the snapshots that were written. Return their number."""
+    """Shrink arrays of `create_snapshots` to the snapshots that were written.
+    Return their number."""
     store = open_store(path, write=True)
     written = int(np.count_nonzero(read_steps(path) != NOT_YET))
     for name in names:
@@ -277,37 +311,45 @@ def finish_snapshots(path: Path, names: Iterable[str]) -> int:
 
 
 def refuse_odd_kernels(path: Path, lengths: Mapping[str, int]) -> None:
-    """Raise if the kernel store does not have the format that runs write, or if its axes do not
-    have these lengths.
-    """
+    """Raise if the kernel store does not have the format that runs write, or if its
+    axes do not have these lengths."""
     store = read_store(path)
-    snapshots = {"snapshot": store.arrays["step"].shape[0]} if "step" in store.arrays else {}
+    snapshots = (
+        {"snapshot": store.arrays["step"].shape[0]} if "step" in store.arrays else {}
+    )
     refuse_odd_store(store, path, KERNEL_KINDS, ["step"], {**lengths, **snapshots})
 
 
 def read_steps(path: Path) -> NDArray[np.int64]:
-    """Return the step of each kernel snapshot, or −1 for snapshots that are not written."""
+    """Return the step of each kernel snapshot,
+    or −1 for snapshots that are not written."""
     return np.asarray(get_array(open_store(path), "step")[...], dtype=np.int64)
 
 
 def read_snapshot(path: Path, index: int) -> Kernel:
-    """Read the tangent kernel of one snapshot. A trace is returned as a kernel with one output."""
+    """Read the tangent kernel of one snapshot.
+    A trace is returned as a kernel with one output."""
     name = tangent_array_name(path)
     kernel = np.asarray(get_array(open_store(path), name)[index], dtype=np.float64)
     return kernel[:, None, :, None] if name == TRACE else kernel
 
 
-# --- predictions.zarr: the outputs of the network and of each kernel machine at all points.
+# --- predictions.zarr: the outputs of the network and of each kernel machine
+# at all points.
 #
 #     prediction  [machine, query, out]   the outputs
 #
-# The attribute `machines` contains the names of the kernel machines. The names `f_0` and `f_T`
-# denote the network before and after training.
+# The attribute `machines` contains the names of the kernel machines. The names `f_0`
+# and `f_T` denote the network before and after training.
 
 
-def write_predictions(path: Path, predictions: Mapping[str, NDArray[np.float64]]) -> None:
+def write_predictions(
+    path: Path, predictions: Mapping[str, NDArray[np.float64]]
+) -> None:
     """Write the outputs [query, out] of each kernel machine."""
-    stacked = np.stack([np.asarray(values, dtype=np.float64) for values in predictions.values()])
+    stacked = np.stack(
+        [np.asarray(values, dtype=np.float64) for values in predictions.values()]
+    )
     store = create_store(path, {"machines": list(predictions)})
     write_array(store, "prediction", stacked, ("machine", "query", "out"), {})
 
@@ -316,7 +358,8 @@ PREDICTION_KINDS: Mapping[str, Dims] = {"prediction": ("machine", "query", "out"
 
 
 def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
-    """Return the number of outputs. Raise if the store does not have the format that runs write."""
+    """Return the number of outputs. Raise if the store does not have the format that
+    runs write."""
     store = read_store(path)
     names = checked(store.attributes, PredictionsAttributes, path / ZARR)["machines"]
     if len(set(names)) < len(names) or not {"f_0", "f_T"} <= set(names):
@@ -324,14 +367,25 @@ def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
             f"{path} holds what no run writes: its machines are {', '.join(names)}; {RUN_AGAIN}"
         )
     refuse_odd_store(
-        store, path, PREDICTION_KINDS, ["prediction"], {**lengths, "machine": len(names)}
+        store,
+        path,
+        PREDICTION_KINDS,
+        ["prediction"],
+        {**lengths, "machine": len(names)},
     )
     return store.arrays["prediction"].shape[2]
 
 
 def read_predictions(path: Path) -> dict[str, NDArray[np.float64]]:
-    """Read the outputs [query, out] of each kernel machine, in the order of the file."""
+    """Read the outputs [query, out] of each kernel machine,
+    in the order of the file."""
     store = open_store(path)
     names = store.attrs["machines"]
     assert isinstance(names, list)
-    return dict(zip(map(str, names), np.asarray(get_array(store, "prediction")[...]), strict=True))
+    return dict(
+        zip(
+            map(str, names),
+            np.asarray(get_array(store, "prediction")[...]),
+            strict=True,
+        )
+    )

@@ -18,15 +18,20 @@ HALF_WRITTEN = r"(\.[^/]+\.[0-9a-f]{8}|[^/]+\.[0-9a-f]{32})\.partial"
 """A pattern for the names of temporary files of `records.atomic` and of zarr."""
 
 STORED = rf"(.*/)?(zarr\.json|c(/\d+)*|{HALF_WRITTEN})"
-"""A pattern for the files of a zarr store: zarr.json, chunks, and temporary files of chunks."""
+"""A pattern for the files of a zarr store: zarr.json, chunks,
+and temporary files of chunks."""
 
 
 def files_in(folder: Path) -> list[str]:
-    """Return the relative paths of all files and links in a folder. Do not follow links."""
+    """Return the relative paths of all files and links in a folder.
+    Do not follow links."""
     names = list[str]()
     for parent, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-        names += [os.path.relpath(os.path.join(parent, name), folder) for name in (*files, *links)]
+        names += [
+            os.path.relpath(os.path.join(parent, name), folder)
+            for name in (*files, *links)
+        ]
     return sorted(names)
 
 

@@ -1,8 +1,9 @@
 """register.jsonl: a log of all versions of the claims, and of the result of each test.
 
-The published log is in the folder of the claims' files. Only `publish` adds lines to it. New
-entries and looks are written to a log of their own in the folder of the outputs, and follow the
-published lines when the register is read. So judging changes no file of a checkout.
+The published log is in the folder of the claims' files. Only `publish` adds lines to
+it. New entries and looks are written to a log of their own in the folder of the
+outputs, and follow the published lines when the register is read. So judging changes no
+file of a checkout.
 
 A log only grows. Each line is a JSON object: an entry
 (a version of a claim), or a look (a test of a claim).
@@ -14,17 +15,18 @@ A log only grows. Each line is a JSON object: an entry
               "verdict": …, "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH],
               "p": …, "seeds": …}, …}, "again": DATE, "reason": …, "previous": …}
 
-`again` is present if the look was not measured anew: the tables of the look of that date were
-judged again, for this reason, such as an amendment of the rules of judging.
+`again` is present if the look was not measured anew: the tables of the look of that
+date were judged again, for this reason, such as an amendment of the rules of judging.
 
-The first entry of a claim contains all fields of the claim. A later entry contains the fields that
-differ from the entry before. To read an entry, merge its line over the earlier lines of the same
-name.
+The first entry of a claim contains all fields of the claim. A later entry contains the
+fields that differ from the entry before. To read an entry, merge its line over the
+earlier lines of the same name.
 
-`previous` is the SHA-256 digest of the previous line, so a changed or removed line breaks the
-chain. register.seal contains the number of lines and the SHA-256 digest of the last line, so that a
-removed end is also detected. A killed process may leave an unfinished last line, which is ignored,
-or one complete line that is not sealed yet, which is accepted.
+`previous` is the SHA-256 digest of the previous line, so a changed or removed line
+breaks the chain. register.seal contains the number of lines and the SHA-256 digest of
+the last line, so that a removed end is also detected. A killed process may leave an
+unfinished last line, which is ignored, or one complete line that is not sealed yet,
+which is accepted.
 
 >>> flatten({"seeds": [0, 1], "trial": {}, "expectation": [{"margin": 0.1}]})
 {'seeds': [0, 1], 'trial': {}, 'expectation.0.margin': 0.1}
@@ -57,15 +59,18 @@ REGISTER, REGISTER_SEAL = "register.jsonl", "register.seal"
 FIRST_REASON = "first version that was registered"
 """The default reason of a claim's first entry."""
 MIN_REASON_WORDS = 4
-MAX_UNSEALED_LINES = 1  # number of complete lines that a killed process may leave unsealed
-SAME_FIGURE_TOLERANCE = 1e-6  # relative tolerance: repetitions of a test differ by rounding
+MAX_UNSEALED_LINES = (
+    1  # number of complete lines that a killed process may leave unsealed
+)
+SAME_FIGURE_TOLERANCE = (
+    1e-6  # relative tolerance: repetitions of a test differ by rounding
+)
 
 
 @dataclass(frozen=True)
 class RegisterEntry:
-    """An entry of the register: a version of a claim, with the results of its statistical tests
-    (looks) in order of time.
-    """
+    """An entry of the register: a version of a claim, with the results of its
+    statistical tests (looks) in order of time."""
 
     name: str
     date: str
@@ -105,9 +110,8 @@ class RegisterEntry:
 class Register:
     """The log of the claims. Each line is checked when the log is read.
 
-    `lines` are the lines of the file `path`. `published` are the lines of another log that precede
-    them.
-    """
+    `lines` are the lines of the file `path`.
+    `published` are the lines of another log that precede them."""
 
     path: Path
     lines: list[dict[str, Any]]
@@ -124,16 +128,15 @@ class Register:
 
     @classmethod
     def of_claim_file(cls, claim_file: Path, out: Path) -> Register:
-        """Read the log in `out`, the folder of the claims' outputs, which continues the published
-        log in the folder of a claim's file.
-        """
+        """Read the log in `out`, the folder of the claims' outputs, which continues the
+        published log in the folder of a claim's file."""
         register = cls.read(out / REGISTER)
         register.published = cls.read(claim_file.parent / REGISTER).lines
         return register
 
     def publish(self, folder: Path, names: Collection[str]) -> int:
-        """Append the lines of these claims to the published log in `folder`, the folder of their
-        files. Return the number of new lines.
+        """Append the lines of these claims to the published log in `folder`, the folder
+        of their files. Return the number of new lines.
 
         Do nothing if the folder belongs to the installed package or is not writable.
         """
@@ -144,7 +147,9 @@ class Register:
         with waited_for(published.path):
             published.reload()
             continued = Register(self.path, self.lines, published=published.lines)
-            lines = [line for line in continued.new_lines if claim_of_line(line) in names]
+            lines = [
+                line for line in continued.new_lines if claim_of_line(line) in names
+            ]
             for line in lines:
                 published.append(without_chain(line))
         return len(lines)
@@ -185,7 +190,9 @@ class Register:
         seal = self.path.with_name(REGISTER_SEAL)
         sealed = read_object(seal) if seal.is_file() else {}
         count = int(sealed.get("lines", 0))
-        has_sealed = 0 <= count < len(hashes) and hashes[count] == sealed.get("last", "")
+        has_sealed = 0 <= count < len(hashes) and hashes[count] == sealed.get(
+            "last", ""
+        )
         if not has_sealed or len(hashes) - 1 - count > MAX_UNSEALED_LINES:
             raise Mistake(
                 f"{self.path} has {len(self.lines)} lines and does not match {seal.name}, which "
@@ -194,7 +201,8 @@ class Register:
             )
 
     def append(self, line: Mapping[str, Json]) -> None:
-        """Append a line to the chain. The caller must hold the lock and have read the log."""
+        """Append a line to the chain. The caller must hold the lock
+        and have read the log."""
         fields = finite_json({**line, "previous": self.last})
         text = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
         with self.path.open("ab") as file:
@@ -211,7 +219,8 @@ class Register:
     # --- Reading entries.
 
     def attempts(self, name: str | None = None) -> list[RegisterEntry]:
-        """Return all entries, or all entries of one claim, with the results of their tests."""
+        """Return all entries, or all entries of one claim,
+        with the results of their tests."""
         entries: list[RegisterEntry] = []
         for line in self.all_lines:
             if "entry" in line and name in {None, line["entry"]}:
@@ -219,10 +228,14 @@ class Register:
             elif "look" in line:
                 # the result of a look belongs to the latest entry with the same digest
                 key = (line["look"], line["digest"])
-                matching = [entry for entry in entries if (entry.name, entry.digest) == key]
+                matching = [
+                    entry for entry in entries if (entry.name, entry.digest) == key
+                ]
                 if matching:
                     look = {field: line[field] for field in LOOK_FIELDS}
-                    again = {key: line[key] for key in ("again", "reason") if key in line}
+                    again = {
+                        key: line[key] for key in ("again", "reason") if key in line
+                    }
                     matching[-1].looks.append(look | again)
         return entries
 
@@ -247,10 +260,10 @@ class Register:
     ) -> RegisterEntry:
         """Add an entry for the current version of a claim, and return the entry.
 
-        If the last entry is equal, return it and add nothing. `sizes` are the digests of the claim
-        at each size, `fields` are its fields at the default size, and `about` is the date, version
-        and commit. Raise if an entry after the first has no reason.
-        """
+        If the last entry is equal, return it and add nothing. `sizes` are the digests
+        of the claim at each size, `fields` are its fields at the default size, and
+        `about` is the date, version and commit. Raise if an entry after the first has
+        no reason."""
         with waited_for(self.path):
             self.reload()
             latest = self.latest_entry(name)
@@ -265,8 +278,12 @@ class Register:
             }
             removed = sorted(key for key in old_fields if key not in new_fields)
             if latest is not None and len(reason.split()) < MIN_REASON_WORDS:
-                changed_sizes = [size for size in sizes if sizes[size] != latest.sizes[size]]
-                parts = [*changed, *removed] or [f"size {size}" for size in changed_sizes]
+                changed_sizes = [
+                    size for size in sizes if sizes[size] != latest.sizes[size]
+                ]
+                parts = [*changed, *removed] or [
+                    f"size {size}" for size in changed_sizes
+                ]
                 more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
                 raise Mistake(
                     f"{name} is not what was registered on {latest.date[:10]} as {latest.digest}: "
@@ -295,18 +312,23 @@ class Register:
             return self.attempts(name)[-1]
 
     def record(
-        self, claim: ClaimRecord, about: Mapping[str, Json], again: str = "", reason: str = ""
+        self,
+        claim: ClaimRecord,
+        about: Mapping[str, Json],
+        again: str = "",
+        reason: str = "",
     ) -> None:
-        """Add the results of a claim's statistical tests (looks), unless an equal line already
-        exists.
+        """Add the results of a claim's statistical tests (looks),
+        unless an equal line already exists.
 
-        If the tables of an earlier look were judged again, `again` is the date of that look, and
-        `reason` tells why.
-        """
+        If the tables of an earlier look were judged again, `again` is the date of that
+        look, and `reason` tells why."""
         with waited_for(self.path):
             self.reload()
             entries = [
-                entry for entry in self.attempts(claim.name) if claim.digest in entry.sizes.values()
+                entry
+                for entry in self.attempts(claim.name)
+                if claim.digest in entry.sizes.values()
             ]
             entry = entries[-1] if entries else None
             if entry is None:
@@ -354,13 +376,24 @@ def merged_fields(attempts: Sequence[RegisterEntry]) -> list[dict[str, Json]]:
     versions: list[dict[str, Json]] = []
     fields: dict[str, Json] = {}
     for attempt in attempts:
-        fields = {key: value for key, value in fields.items() if key not in attempt.removed}
+        fields = {
+            key: value for key, value in fields.items() if key not in attempt.removed
+        }
         fields |= attempt.changed
         versions.append(fields)
     return versions
 
 
-ENTRY_FIELDS = ("date", "version", "commit", "digest", "sizes", "reason", "replaces", "changed")
+ENTRY_FIELDS = (
+    "date",
+    "version",
+    "commit",
+    "digest",
+    "sizes",
+    "reason",
+    "replaces",
+    "changed",
+)
 LOOK_FIELDS = ("date", "version", "commit", "size", "verdict", "looks")
 
 
@@ -374,8 +407,8 @@ def entry_of_line(line: Mapping[str, Any]) -> RegisterEntry:
 
 
 def fields_of_look(fields: Mapping[str, Json], look: str) -> dict[str, Json]:
-    """Return the fields of the main or the second look. The second look lists only its differences
-    from the main look.
+    """Return the fields of the main or the second look. The second look lists only its
+    differences from the main look.
 
     >>> fields_of_look({"statement": "…", "main.seeds": [0, 1], "second.seeds": [8, 9]}, "second")
     {'seeds': [8, 9]}
@@ -397,10 +430,10 @@ def refuse_used_seeds(
 ) -> None:
     """Raise if a changed look would judge data again that an earlier look has seen.
 
-    The runs or the trial of a look, and its seeds, determine its data. A look that equals an
-    earlier one keeps its outcome. If a look has changed, in its rules for example, but not in its
-    runs or trial, it needs fresh seeds. `seen` are the fields of all versions that were looked at.
-    """
+    The runs or the trial of a look, and its seeds, determine its data. A look that
+    equals an earlier one keeps its outcome. If a look has changed, in its rules for
+    example, but not in its runs or trial, it needs fresh seeds. `seen` are the fields
+    of all versions that were looked at."""
     for look in ("main", "second"):
         after = fields_of_look(now, look)
         versions = [fields_of_look(fields, look) for fields in seen]
@@ -408,13 +441,17 @@ def refuse_used_seeds(
             continue
         for before in versions:
             if data_fields(before) == data_fields(after):
-                refuse_common_seeds(f"{name}: the {look} look", before["seeds"], after["seeds"])
+                refuse_common_seeds(
+                    f"{name}: the {look} look", before["seeds"], after["seeds"]
+                )
 
 
 def data_fields(fields: Mapping[str, Json]) -> dict[str, Json]:
     """Return the fields of a look that determine its data, except the seeds."""
     return {
-        key: value for key, value in fields.items() if key.partition(".")[0] in ("runs", "trial")
+        key: value
+        for key, value in fields.items()
+        if key.partition(".")[0] in ("runs", "trial")
     }
 
 
@@ -431,15 +468,16 @@ def refuse_common_seeds(where: str, before: Json, after: Json) -> None:
         )
 
 
-def refuse_second_choice(attempts: Sequence[RegisterEntry], recorded: Mapping[str, Any]) -> None:
-    """Raise if the main look of an outcome was looked at before, and came to other numbers and
-    another verdict.
+def refuse_second_choice(
+    attempts: Sequence[RegisterEntry], recorded: Mapping[str, Any]
+) -> None:
+    """Raise if the main look of an outcome was looked at before, and came to other
+    numbers and another verdict.
 
-    A main look with the same specification and as many seeds is the same look. A change of the
-    control, the statement or the second look does not license another one: the first outcome
-    counts. With the same numbers, a verdict may differ because of the control. `recorded` is an
-    outcome of the last entry.
-    """
+    A main look with the same specification and as many seeds is the same look. A change
+    of the control, the statement or the second look does not license another one: the
+    first outcome counts. With the same numbers, a verdict may differ because of the
+    control. `recorded` is an outcome of the last entry."""
     versions = [fields_of_look(fields, "main") for fields in merged_fields(attempts)]
     looks = [
         look
@@ -450,7 +488,9 @@ def refuse_second_choice(attempts: Sequence[RegisterEntry], recorded: Mapping[st
     ]
     measured = measured_look(looks, recorded)
     seeds = measured["looks"]["main"]["seeds"]
-    first = next((look for look in looks if look["looks"]["main"]["seeds"] == seeds), measured)
+    first = next(
+        (look for look in looks if look["looks"]["main"]["seeds"] == seeds), measured
+    )
     outcomes = [look["looks"]["main"] for look in (first, measured)]
     verdicts = [outcome["verdict"] for outcome in outcomes]
     numbers = [(outcome["figure"], *outcome["interval"]) for outcome in outcomes]
@@ -463,7 +503,8 @@ def refuse_second_choice(attempts: Sequence[RegisterEntry], recorded: Mapping[st
 
 
 def measured_date(looks: Sequence[Mapping[str, Any]], date: str) -> str:
-    """Return the date of the measured look, given the date of a look that was judged again."""
+    """Return the date of the measured look, given the date of a look
+    that was judged again."""
     for look in looks:
         if look["date"] == date and "again" in look:
             return str(look["again"])
@@ -473,15 +514,15 @@ def measured_date(looks: Sequence[Mapping[str, Any]], date: str) -> str:
 def measured_look(
     looks: Sequence[Mapping[str, Any]], recorded: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the measured look whose tables an outcome judges: itself, unless it was judged
-    again."""
+    """Return the measured look whose tables an outcome judges: itself,
+    unless it was judged again."""
     date = recorded.get("again")
     return next((look for look in looks if look["date"] == date), recorded)
 
 
 def same_outcome(first: Any, second: Any) -> bool:
-    """Return True if two recorded results of a claim's tests are equal up to rounding. NaN equals
-    null.
+    """Return True if two recorded results of a claim's tests are equal up
+    to rounding. NaN equals null.
 
     >>> same_outcome({"figure": 1.0, "interval": [0, None]}, {"figure": 1.0 + 1e-9, "interval": [0, float("nan")]})
     True
@@ -505,7 +546,9 @@ def flatten(value: Any, at: str = "") -> dict[str, Json]:
     items: Iterator[tuple[object, Any]] = iter(())
     if isinstance(value, Mapping):
         items = iter(value.items())
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+    elif isinstance(value, list | tuple) and any(
+        isinstance(item, Mapping) for item in value
+    ):
         items = iter(enumerate(value))
     leaves: dict[str, Json] = {}
     for key, item in items:

@@ -1,15 +1,15 @@
 """The CSV files of a run: metrics.csv, results.csv and timings.csv.
 
-metrics.csv has one line per step, which is written during the step. When a run is resumed, the file
-is cut back to the length in the checkpoint. The checkpoint also contains the seal of the file.
-Floats have enough digits to be read back exactly. Cells of quantities that were not measured are
-empty.
+metrics.csv has one line per step, which is written during the step. When a run is
+resumed, the file is cut back to the length in the checkpoint. The checkpoint also
+contains the seal of the file. Floats have enough digits to be read back exactly. Cells
+of quantities that were not measured are empty.
 
 >>> format_cell(0.1), format_cell(3), format_cell(None), format_cell(float("nan"))
 ('0.1', '3', '', 'nan')
 
-results.csv compares the outputs f̂ of kernel machines with the outputs f_T of the trained network.
-It has one row per kernel machine and split.
+results.csv compares the outputs f̂ of kernel machines with the outputs f_T of the
+trained network. It has one row per kernel machine and split.
 
     relative_error  ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all queries and outputs of the split
     floor           the bound on the relative rounding error
@@ -47,10 +47,12 @@ RETRACED = "retraced.csv"
 class MetricsWriter:
     """A writer that appends rows to a CSV file.
 
-    It keeps the first `keep_bytes` bytes of the file, or starts a new file if this is None.
-    """
+    It keeps the first `keep_bytes` bytes of the file,
+    or starts a new file if this is None."""
 
-    def __init__(self, path: Path, columns: Sequence[str], keep_bytes: int | None = None) -> None:
+    def __init__(
+        self, path: Path, columns: Sequence[str], keep_bytes: int | None = None
+    ) -> None:
         self.sealing = Sealing() if keep_bytes is None else sealing_of(path, keep_bytes)
         if keep_bytes is None:
             # remove the file first, so that a link at this path is not followed
@@ -69,7 +71,8 @@ class MetricsWriter:
         self.flush()
 
     def flush(self) -> None:
-        """Write the buffered lines to the file. A kill loses at most the current line."""
+        """Write the buffered lines to the file.
+        A kill loses at most the current line."""
         content = self.line.getvalue().encode()
         self.sealing.update(content)
         self.file.write(content)
@@ -79,9 +82,8 @@ class MetricsWriter:
 
     @property
     def size_and_digest(self) -> tuple[int, str]:
-        """The number of bytes in the file, and their digest (seal). A resumed run passes this
-        number as `keep_bytes`.
-        """
+        """The number of bytes in the file, and their digest (seal). A resumed run
+        passes this number as `keep_bytes`."""
         return self.sealing.size_and_digest
 
     def __enter__(self) -> Self:
@@ -124,15 +126,20 @@ def at_points(measured: int, points: int) -> str:
     return f"at {measured} of {points} points"
 
 
-FLOOR_EPS = 100  # bound on the rounding error of a sum over a path, in units of machine epsilon
+FLOOR_EPS = (
+    100  # bound on the rounding error of a sum over a path, in units of machine epsilon
+)
 
 
-def rounding_floor(size: float, change: float, eps: float, measured: float = 0.0) -> float | None:
-    """Return the bound (100 eps · size + measured) / change on the relative rounding error.
+def rounding_floor(
+    size: float, change: float, eps: float, measured: float = 0.0
+) -> float | None:
+    """Return the bound (100 eps · size + measured) / change
+    on the relative rounding error.
 
-    `change` is ‖f_T − f_0‖, and `size` is the norm of the terms that add up to the outputs.
-    `measured` is a rounding error that was measured separately, such as the effect of casts.
-    Return None if the outputs did not change.
+    `change` is ‖f_T − f_0‖, and `size` is the norm of the terms that add up to the
+    outputs. `measured` is a rounding error that was measured separately, such as the
+    effect of casts. Return None if the outputs did not change.
 
     >>> rounding_floor(2.0, 0.5, 1e-16)
     4e-14
@@ -157,12 +164,15 @@ class Result:
 
     @property
     def points(self) -> tuple[int, int] | None:
-        """The number of measured points and of all points, or None if all points were measured.
+        """The number of measured points and of all points,
+        or None if all points were measured.
 
         >>> Result("query", "secant", note=f"decay; {at_points(22, 128)}").points
         (22, 128)
         """
-        counts = next(filter(None, map(AT_POINTS.fullmatch, self.note.split("; "))), None)
+        counts = next(
+            filter(None, map(AT_POINTS.fullmatch, self.note.split("; "))), None
+        )
         return (int(counts[1]), int(counts[2])) if counts else None
 
     @property
@@ -172,11 +182,14 @@ class Result:
         >>> Result("query", "secant", note=f"decay; {at_points(22, 128)}").remark
         'decay'
         """
-        return "; ".join(part for part in self.note.split("; ") if not AT_POINTS.fullmatch(part))
+        return "; ".join(
+            part for part in self.note.split("; ") if not AT_POINTS.fullmatch(part)
+        )
 
     @property
     def tolerance(self) -> float:
-        """The largest relative error that counts as exact: the floor, and at least 1e-12."""
+        """The largest relative error that counts as exact: the floor,
+        and at least 1e-12."""
         return max(1e-12, self.floor or 0.0)
 
     @property
@@ -186,10 +199,14 @@ class Result:
 
 
 COLUMNS = tuple(field.name for field in fields(Result))
-NUMBER_COLUMNS = tuple(field.name for field in fields(Result) if field.type == "float | None")
+NUMBER_COLUMNS = tuple(
+    field.name for field in fields(Result) if field.type == "float | None"
+)
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[float | int | str | None]]) -> str:
+def csv_text(
+    header: Sequence[str], rows: Iterable[Sequence[float | int | str | None]]
+) -> str:
     """Return the CSV text of a header and rows. Floats have all digits."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -206,7 +223,9 @@ def read_results(path: Path) -> tuple[Result, ...]:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file, restval=None, strict=True)
             if tuple(rows.fieldnames or ()) != COLUMNS:
-                raise Mistake(f"{path} is damaged: its columns are not {', '.join(COLUMNS)}")
+                raise Mistake(
+                    f"{path} is damaged: its columns are not {', '.join(COLUMNS)}"
+                )
             return tuple(read_row(row) for row in rows)
     except OSError as error:
         raise Mistake(f"{path} cannot be read ({error.strerror})") from error
@@ -219,15 +238,18 @@ def read_results(path: Path) -> tuple[Result, ...]:
 def read_row(row: Mapping[str, str]) -> Result:
     from ntkexp.records.schema import ResultRow, checked_row  # noqa: PLC0415  pydantic is slow to import
 
-    cells = {**row} | {name: of_cell(row[name]) for name in ("split", "machine", "detail", "note")}
+    cells = {**row} | {
+        name: of_cell(row[name]) for name in ("split", "machine", "detail", "note")
+    }
     return Result(**checked_row(cells, ResultRow).model_dump())
 
 
-# --- timings.csv: the time of each part of a run, in the columns `what,seconds,processor`.
+# --- timings.csv: the time of each part of a run, in the columns
+# `what,seconds,processor`.
 #
-# `seconds` is wall time, and `processor` is CPU time in seconds, which is empty if it was not
-# measured. The parts `machine.NAME` are the kernel machines. The part `earlier` is the time before
-# the run was resumed.
+# `seconds` is wall time, and `processor` is CPU time in seconds, which is empty if it
+# was not measured. The parts `machine.NAME` are the kernel machines. The part `earlier`
+# is the time before the run was resumed.
 
 
 MACHINE = "machine."
@@ -235,7 +257,8 @@ MACHINE = "machine."
 
 @dataclass(frozen=True)
 class Seconds:
-    """Wall and CPU seconds of one part. CPU seconds are NaN if they were not measured."""
+    """Wall and CPU seconds of one part. CPU seconds are NaN
+    if they were not measured."""
 
     wall: float
     processor: float = math.nan
@@ -267,15 +290,20 @@ def read_timings(path: Path) -> dict[str, Seconds]:
     except (OSError, ValueError, csv.Error) as error:
         raise Mistake(f"{path} is damaged: {first_line(error)}") from error
     return {
-        row.what: Seconds(row.seconds, math.nan if row.processor is None else row.processor)
+        row.what: Seconds(
+            row.seconds, math.nan if row.processor is None else row.processor
+        )
         for row in rows
     }
 
 
 def total_seconds(path: Path) -> Seconds:
-    """Return the total time, without kernel machines, which are contained in other parts."""
+    """Return the total time, without kernel machines,
+    which are contained in other parts."""
     parts = [
-        seconds for part, seconds in read_timings(path).items() if not part.startswith(MACHINE)
+        seconds
+        for part, seconds in read_timings(path).items()
+        if not part.startswith(MACHINE)
     ]
     return sum(parts, start=Seconds(0.0, 0.0)) if parts else Seconds(math.nan)
 

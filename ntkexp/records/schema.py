@@ -1,8 +1,9 @@
 """The schemas of the files in a run folder.
 
-A run folder may come from an untrusted source. Its digests (seals) show that files are unchanged,
-but not that a run wrote them. So readers validate files against these schemas, which raise an error
-of one line for a file that does not have the format that runs write.
+A run folder may come from an untrusted source. Its digests (seals) show that files are
+unchanged, but not that a run wrote them. So readers validate files against these
+schemas, which raise an error of one line for a file that does not have the format that
+runs write.
 
     JSON files                    a pydantic model each
     metrics.csv, retraced.csv     `refuse_odd_metrics`
@@ -24,7 +25,14 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from ntkexp.records.atomic import RUN_AGAIN, Damaged
 from ntkexp.text import printable
@@ -39,7 +47,8 @@ Split: TypeAlias = Literal["train", "query", "test"]
 
 
 def inside(name: str) -> str:
-    """Return the relative path `name`. Raise ValueError if it leads out of the folder."""
+    """Return the relative path `name`. Raise ValueError if it leads out
+    of the folder."""
     parts = PurePosixPath(name).parts
     if "\0" in name or name.startswith("/") or ".." in parts or not parts:
         raise ValueError(f"{name!r} is no file inside the folder")
@@ -111,7 +120,11 @@ SEALED_RECORDS: Mapping[str, type[Record]] = {
 
 
 class PathSettings(Record):
-    queries: Annotated[list[Split], Field(min_length=1, max_length=3)] = ["train", "query", "test"]
+    queries: Annotated[list[Split], Field(min_length=1, max_length=3)] = [
+        "train",
+        "query",
+        "test",
+    ]
 
 
 class Followed(Record):
@@ -123,9 +136,8 @@ class Followed(Record):
 class Config(Record):
     """The keys of config.json that readers use.
 
-    The keys `run`, `state` and `outcome` must be absent, because tables of runs have columns with
-    these names.
-    """
+    The keys `run`, `state` and `outcome` must be absent, because tables of runs have
+    columns with these names."""
 
     path: PathSettings = PathSettings()
     follow: Followed | None = None
@@ -146,7 +158,9 @@ class RemovalFacts(Record):
 class SweepRunRecord(Record):
     """The schema of a run in sweeps/NAME.json."""
 
-    folder: Annotated[str, Field(strict=True, min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+    folder: Annotated[
+        str, Field(strict=True, min_length=1, max_length=4096, pattern=r"^[^\x00]*$")
+    ]
     axes: dict[Name, Any]
     seed: Annotated[int, Field(strict=True)]
     state: Text
@@ -165,16 +179,22 @@ class SweepRecord(Record):
     runs: Annotated[list[SweepRunRecord], Field(min_length=1)]
 
 
-def checked(record: Mapping[str, Any], model: type[Record], path: Path) -> dict[str, Any]:
-    """Validate a record, and return it with control characters escaped. Raise if it is invalid."""
+def checked(
+    record: Mapping[str, Any], model: type[Record], path: Path
+) -> dict[str, Any]:
+    """Validate a record, and return it with control characters escaped.
+    Raise if it is invalid."""
     try:
         return model.model_validate(record).model_dump(exclude_none=True)
     except ValidationError as error:
-        raise Damaged(f"{path} holds what no run writes: {first_fault(error)}") from None
+        raise Damaged(
+            f"{path} holds what no run writes: {first_fault(error)}"
+        ) from None
 
 
 def checked_config(record: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Validate config.json, and return it with control characters escaped. Raise if invalid."""
+    """Validate config.json, and return it with control characters escaped.
+    Raise if invalid."""
     checked(record, Config, path)
     config: dict[str, Any] = printable_texts(record)
     return config
@@ -185,7 +205,9 @@ def printable_texts(value: Any) -> Any:
         return printable(value)
     if isinstance(value, dict):
         return {printable(key): printable_texts(item) for key, item in value.items()}
-    return [printable_texts(item) for item in value] if isinstance(value, list) else value
+    return (
+        [printable_texts(item) for item in value] if isinstance(value, list) else value
+    )
 
 
 def first_fault(error: ValidationError) -> str:
@@ -205,7 +227,8 @@ Row = TypeVar("Row", bound=BaseModel)
 
 
 def checked_row(cells: Mapping[str, Any], model: type[Row]) -> Row:
-    """Validate the cells of a row, and return the row. Raise ValueError with the first error."""
+    """Validate the cells of a row, and return the row.
+    Raise ValueError with the first error."""
     try:
         return model.model_validate(cells)
     except ValidationError as error:
@@ -228,7 +251,8 @@ class ResultRow(BaseModel):
 
 
 def checked_seconds(seconds: float) -> float:
-    """Return a time, which may be NaN. Raise ValueError if it is negative or infinite."""
+    """Return a time, which may be NaN. Raise ValueError if it is negative
+    or infinite."""
     if seconds < 0 or seconds == math.inf:
         raise ValueError("Input should be a finite number that is not negative")
     return seconds
@@ -243,7 +267,8 @@ class TimingRow(BaseModel):
 
 
 def refuse_odd_metrics(path: Path) -> None:
-    """Raise if a table of metrics has no column `step`, has a duplicate column, or is too large."""
+    """Raise if a table of metrics has no column `step`, has a duplicate column,
+    or is too large."""
     size = path.stat().st_size
     if size > LARGEST_TABLE:
         raise Damaged(
@@ -279,7 +304,8 @@ class ArrayRecord(Record):
     zarr_format: Literal[3]
     node_type: Literal["array"]
     shape: Annotated[
-        list[Annotated[int, Field(strict=True, ge=0, lt=2**40)]], Field(min_length=1, max_length=8)
+        list[Annotated[int, Field(strict=True, ge=0, lt=2**40)]],
+        Field(min_length=1, max_length=8),
     ]
     data_type: Literal["float64", "int64", "bool"]
     chunk_grid: ChunkGrid

@@ -1,4 +1,5 @@
-"""Sealed logs: append-only files with digests, so that damage is detected. The parts of an entry:
+"""Sealed logs: append-only files with digests, so that damage is detected.
+The parts of an entry:
 
     length (8 bytes)   mark (8 bytes)   content   seal (32 bytes)
 
@@ -7,10 +8,10 @@
     seal     digest of the log's name, the entry's number, the seal of the previous entry, and the
              content
 
-Each entry is complete before the next one begins. So a killed process leaves at most one unfinished
-entry, at the end. Readers ignore it. The next writer removes it before appending. Any other change
-is an error. The mark detects a damaged length. Otherwise, a length that is too large would make all
-later entries look like one unfinished entry.
+Each entry is complete before the next one begins. So a killed process leaves at most
+one unfinished entry, at the end. Readers ignore it. The next writer removes it before
+appending. Any other change is an error. The mark detects a damaged length. Otherwise, a
+length that is too large would make all later entries look like one unfinished entry.
 
 >>> from tempfile import TemporaryDirectory
 >>> with TemporaryDirectory() as folder:
@@ -36,9 +37,8 @@ HEAD = 2 * LENGTH  # bytes of a length and the digest (mark) that protects it
 
 @dataclass
 class SealedLog:
-    """A log in a file. `name` is its name; `ends` and `seals` hold the position of the end, and the
-    digest, of each entry.
-    """
+    """A log in a file. `name` is its name; `ends` and `seals` hold the position of the
+    end, and the digest, of each entry."""
 
     path: Path
     name: str
@@ -66,9 +66,8 @@ class SealedLog:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
     def next_end(self, content: memoryview) -> int | None:
-        """Return the position of the next entry's end, or None if the entry is unfinished. Raise if
-        it is damaged.
-        """
+        """Return the position of the next entry's end, or None if the entry is
+        unfinished. Raise if it is damaged."""
         begin = self.end + HEAD
         head = bytes(content[self.end : begin])
         size = int.from_bytes(head[:LENGTH], "little")
@@ -142,11 +141,12 @@ class SealedLog:
             os.truncate(self.path, self.end)
 
     def head(self, size: int) -> bytes:
-        """Return the first bytes of the next entry: the length of its content, `size`, and the
-        digest that protects this length.
-        """
+        """Return the first bytes of the next entry: the length of its content, `size`,
+        and the digest that protects this length."""
         length = size.to_bytes(LENGTH, "little")
-        return length + seal(length, f"length {len(self)} of {self.name}")[: HEAD - LENGTH]
+        return (
+            length + seal(length, f"length {len(self)} of {self.name}")[: HEAD - LENGTH]
+        )
 
     def seal(self, *content: memoryview | bytes) -> bytes:
         sealing = Sealing(f"{self.name} {len(self)}")

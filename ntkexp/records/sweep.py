@@ -1,4 +1,5 @@
-"""sweeps/<name>.json: a resolved sweep, the state of its runs, and the power laws that it fits."""
+"""sweeps/<name>.json: a resolved sweep, the state of its runs,
+and the power laws that it fits."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from ntkexp.records.schema import SweepRecord, checked
 
 # --- Power laws that a sweep fits, and the exponents that theory predicts.
 #
-# Theory predicts the exponent up to a margin, or it predicts an upper or lower bound on the
-# exponent (`ntkexp.report.analysis.estimate`).
+# Theory predicts the exponent up to a margin, or it predicts an upper or lower bound on
+# the exponent (`ntkexp.report.analysis.estimate`).
 
 
 Bound: TypeAlias = Literal["upper", "lower"]
 
 DEFAULT_MARGIN = 0.1
-"""The default margin of an exponent. The exponents of competing theories differ by 0.5."""
+"""The default margin of an exponent. The exponents
+of competing theories differ by 0.5."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Expected:
 
 
 class Fit(Component):
-    """A quantity of each run (`kernel_change`, `left.test`, …), fitted as a power of an axis.
+    """A quantity of each run (`kernel_change`, `left.test`, …),
+    fitted as a power of an axis.
 
     >>> Fit(quantity="kernel_change", axis="model.width", exponent=-0.5).expected
     Expected(value=-0.5, margin=0.1, bound=None)
@@ -64,10 +67,15 @@ class Fit(Component):
 
     @property
     def expected(self) -> Expected | None:
-        return None if self.exponent is None else Expected(self.exponent, self.margin, self.bound)
+        return (
+            None
+            if self.exponent is None
+            else Expected(self.exponent, self.margin, self.bound)
+        )
 
 
-# --- sweeps/<name>.json: the definition of a sweep and the state of its runs, as input of analyses.
+# --- sweeps/<name>.json: the definition of a sweep and the state of its runs,
+# as input of analyses.
 #
 #     {"name": …, "command": …, "axes": {KEY: [VALUE, …]}, "seeds": [SEED, …],
 #      "base": [KEY=VALUE, …],
@@ -77,9 +85,9 @@ class Fit(Component):
 #                "reason": …}, …],
 #      "seal": the seal of all other keys}
 #
-# The state of a run is `done`, `failed` (it would fail again), `running` (in another process), or
-# `unfinished` (the same command continues it). The content of the file does not depend on
-# interruptions of the sweep.
+# The state of a run is `done`, `failed` (it would fail again), `running` (in another
+# process), or `unfinished` (the same command continues it). The content of the file
+# does not depend on interruptions of the sweep.
 
 
 Level: TypeAlias = float | int | str | bool | None
@@ -109,7 +117,11 @@ class SweepRun:
 
     @property
     def fields(self) -> dict[str, Json]:
-        status: dict[str, Json] = {"seed": self.seed, "state": self.state, "reason": self.reason}
+        status: dict[str, Json] = {
+            "seed": self.seed,
+            "state": self.state,
+            "reason": self.reason,
+        }
         return {"folder": self.folder.name, "axes": dict(self.axes), **status}
 
 
@@ -153,7 +165,8 @@ def resolved(
 
 
 def write_sweep(sweep: Sweep) -> None:
-    """Write the file of a sweep atomically. If the content is unchanged, do not write."""
+    """Write the file of a sweep atomically. If the content is unchanged,
+    do not write."""
     content = sealed_text(sweep.fields, sweep.path.name).encode()
     if not sweep.path.is_file() or sweep.path.read_bytes() != content:
         write_atomically(sweep.path, content)
@@ -162,7 +175,10 @@ def write_sweep(sweep: Sweep) -> None:
 def read_sweep(path: Path) -> Sweep:
     fields = checked(read_sealed(path, path.name), SweepRecord, path)
     try:
-        axes = {str(key): tuple(map(level, values)) for key, values in fields["axes"].items()}
+        axes = {
+            str(key): tuple(map(level, values))
+            for key, values in fields["axes"].items()
+        }
         runs = [
             SweepRun(
                 folder=folder_of(Path(row["folder"]), path),
@@ -183,7 +199,8 @@ def read_sweep(path: Path) -> Sweep:
         return Sweep(
             path=path,
             name=str(fields["name"]),
-            command=own_command(fields["command"]) or command("sweep", [fields["name"]]),
+            command=own_command(fields["command"])
+            or command("sweep", [fields["name"]]),
             axes=axes,
             seeds=tuple(map(int, fields.get("seeds", ()))),
             base=tuple(map(str, fields.get("base", ()))),
@@ -192,13 +209,14 @@ def read_sweep(path: Path) -> Sweep:
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise Mistake(f"{path} is damaged: it does not describe a sweep ({reason})") from error
+        raise Mistake(
+            f"{path} is damaged: it does not describe a sweep ({reason})"
+        ) from error
 
 
 def folder_of(folder: Path, path: Path) -> Path:
-    """Find the folder of a run from the location of the sweep's file `path`, even if the outputs
-    were copied elsewhere. Return its path.
-    """
+    """Find the folder of a run from the location of the sweep's file `path`, even if
+    the outputs were copied elsewhere. Return its path."""
     outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
     candidates = (outputs / folder, outputs / "runs" / folder.name)
     for candidate in candidates:
@@ -209,4 +227,8 @@ def folder_of(folder: Path, path: Path) -> Path:
 
 def level(value: object) -> Level:
     """Return a value on an axis. Lists are converted to text."""
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    return (
+        value
+        if value is None or isinstance(value, bool | int | float | str)
+        else str(value)
+    )

@@ -1,4 +1,5 @@
-"""Train again without some examples, and split the change of the outputs over these examples.
+"""Train again without some examples, and split the change
+of the outputs over these examples.
 
 Each module imports only from the modules listed before it:
 

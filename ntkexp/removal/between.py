@@ -1,8 +1,8 @@
-"""The breakdown of the difference between two recorded training runs among examples and steps.
+"""The breakdown of the difference between two recorded training runs among examples and
+steps.
 
-Exact difference rules replace derivatives in a backward pass through all steps. So the shares add
-up to the actual difference.
-"""
+Exact difference rules replace derivatives in a backward pass through all steps. So the
+shares add up to the actual difference."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import GUARD
 from ntkexp.text import short
 
-# --- Pairs: a quantity x of the first training run and the same quantity x′ of the second.
+# --- Pairs: a quantity x of the first training run and the same quantity x′
+# of the second.
 #
 # These rules hold exactly for differences Δx = x′ − x of any size, unlike derivatives:
 #
 #     Δ(xy) = x̄ Δy + ȳ Δx,        Δφ(x) = φ[x, x′] Δx
 #
-# where x̄ = (x + x′)/2, and φ[x, x′] = (φ(x′) − φ(x))/(x′ − x) is the slope of the secant.
+# where x̄ = (x + x′)/2, and φ[x, x′] = (φ(x′) − φ(x))/(x′ − x) is the slope
+# of the secant.
 
 
 CLOSE = 1e-9
-"""Relative difference below which a derivative is more precise than a difference quotient."""
+"""Relative difference below which a derivative is more precise
+than a difference quotient."""
 
 
 class Pair(NamedTuple):
@@ -67,8 +70,8 @@ class Pair(NamedTuple):
 
 
 def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
-    """Return the difference quotient φ[x, x′], or `derivative` where x and x′ are equal up to
-    rounding.
+    """Return the difference quotient φ[x, x′],
+    or `derivative` where x and x′ are equal up to rounding.
 
     `at` is the pair x, x′, and `value` is the pair φ(x), φ(x′).
 
@@ -85,8 +88,9 @@ def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
 #
 #     J̄ = J + (Δf − J δ) δᵀ/‖δ‖²,        δ = θ′ − θ        (Broyden 1965)
 #
-# For the gradient of a batch, J is the Hessian H at the midpoint of θ and θ′. The backward pass
-# needs the rows γᵀH. They are corrected in the same way, with γ·Δg in place of Δf.
+# For the gradient of a batch, J is the Hessian H at the midpoint of θ and θ′. The
+# backward pass needs the rows γᵀH. They are corrected in the same way, with γ·Δg in
+# place of Δf.
 
 
 def secant(
@@ -94,7 +98,8 @@ def secant(
     value: Float[Tensor, " row"],
     change: Float[Tensor, " weight"],
 ) -> Float[Tensor, "row weight"]:
-    """Return `slopes` plus the smallest correction, so that the product with `change` is `value`.
+    """Return `slopes` plus the smallest correction,
+    so that the product with `change` is `value`.
 
     If `change` is zero, return `slopes`.
 
@@ -137,7 +142,8 @@ class Clipped:
     def pull_back(
         self, adjoint: Float[Tensor, "direction weight"]
     ) -> Float[Tensor, "direction weight"]:
-        """Return the adjoint of the gradient, given the `adjoint` of the clipped gradient."""
+        """Return the adjoint of the gradient,
+        given the `adjoint` of the clipped gradient."""
         if self.bound is None:
             return adjoint
         norm = Pair(self.gradient.first.norm(), self.gradient.second.norm())
@@ -153,11 +159,12 @@ class Clipped:
     def rate(self, norm: Pair) -> Tensor:
         """Return c[N, N′].
 
-        If only one of both gradients is clipped, c has a kink between N and N′. Then only the
-        difference quotient is right.
-        """
+        If only one of both gradients is clipped, c has a kink between N and N′. Then
+        only the difference quotient is right."""
         clips = self.factor.first < 1
-        derivative = torch.where(clips, -(self.bound or 0.0) / (norm.mean + GUARD) ** 2, 0.0)
+        derivative = torch.where(
+            clips, -(self.bound or 0.0) / (norm.mean + GUARD) ** 2, 0.0
+        )
         if bool(clips) == bool(self.factor.second < 1):
             return slope(norm, self.factor, derivative)
         return self.factor.change / norm.change
@@ -165,21 +172,28 @@ class Clipped:
 
 # --- One step of two training runs, combined into a mean step.
 #
-# `effects.sweep` pulls derivatives back through a step. It pulls the differences between two runs
-# back exactly if these means replace the quantities of the step:
+# `effects.sweep` pulls derivatives back through a step. It pulls the differences
+# between two runs back exactly if these means replace the quantities of the step:
 #
 #     p̄ = (p + p′)/2        S̄ = σ/n̄        r̄ = (m/n + m′/n′)/2        ū = (u + u′)/2
 #
-# A prime marks the second run, and σ = S n is equal in both runs. The means are sufficient because
-# a step consists of products, such as m = r n, and Δ(ab) = ā Δb + b̄ Δa holds exactly. For the square
-# u², this gives ū Δu = β₂ū₋ Δu₋ + (1 − β₂)p̄ Δp, where u₋ is u before the step. AMSGrad's running
-# maximum of u changes by a fraction between 0 and 1 of Δu.
+# A prime marks the second run, and σ = S n is equal in both runs. The means are
+# sufficient because a step consists of products, such as m = r n, and Δ(ab) = ā Δb + b̄
+# Δa holds exactly. For the square u², this gives ū Δu = β₂ū₋ Δu₋ + (1 − β₂)p̄ Δp, where
+# u₋ is u before the step. AMSGrad's running maximum of u changes by a fraction between
+# 0 and 1 of Δu.
 
 
 SAME_SIZE = 1e-5
 """Relative tolerance for equal step sizes in both training runs, in float32."""
 
-COEFFICIENTS = ("momentum_decay", "momentum_gain", "gradient_scale", "l2", "decoupled_decay")
+COEFFICIENTS = (
+    "momentum_decay",
+    "momentum_gain",
+    "gradient_scale",
+    "l2",
+    "decoupled_decay",
+)
 """Fields of the optimizer's linear step that must be equal in both training runs."""
 
 
@@ -201,7 +215,9 @@ class StepPair:
         first = Clipping(self.used_gradient(self.first), self.first.clip_norm)
         second = Clipping(self.used_gradient(self.second), self.second.clip_norm)
         gradients = Pair(first.gradient, second.gradient)
-        factors = Pair(*(end.gradient.new_tensor(end.factor) for end in (first, second)))
+        factors = Pair(
+            *(end.gradient.new_tensor(end.factor) for end in (first, second))
+        )
         return Clipped(gradients, factors, first.norm or second.norm)
 
     def used_gradient(self, step: TrainedStep) -> Float[Tensor, " weight"]:
@@ -223,14 +239,19 @@ class StepPair:
         """The mean of both steps. Raise if they are not comparable."""
         self.refuse_other()
         pairs = zip(self.first.updates, self.second.updates, strict=True)
-        updates = tuple(mean_update(first, second, self.first.index) for first, second in pairs)
+        updates = tuple(
+            mean_update(first, second, self.first.index) for first, second in pairs
+        )
         return replace(self.first, weights=self.weights.mean, updates=updates)
 
     def refuse_other(self) -> None:
-        """Raise if the steps updated different parameters or made different numbers of calls."""
+        """Raise if the steps updated different parameters
+        or made different numbers of calls."""
         slices = [update.weight_slice for update in self.first.updates]
         other_slices = [update.weight_slice for update in self.second.updates]
-        if slices != other_slices or len(self.first.batches) != len(self.second.batches):
+        if slices != other_slices or len(self.first.batches) != len(
+            self.second.batches
+        ):
             raise Mistake(
                 f"step {self.first.index}: without the examples, the step updates other "
                 "parameters or makes other calls of the model; only the weights may depend on "
@@ -261,7 +282,9 @@ def mean_update(first: Update, second: Update, step: int) -> Update:
     return replace(first, linear=mean_linear, denominator=denominator)
 
 
-def mean_denominator(first: Denominator, second: Denominator, mean: Tensor) -> Denominator:
+def mean_denominator(
+    first: Denominator, second: Denominator, mean: Tensor
+) -> Denominator:
     """Return the mean of two denominators. `mean` is the mean m̄ of their momentum."""
     u = roots(first.second_moment, second.second_moment)
     u_before = roots(first.second_moment_before, second.second_moment_before)
@@ -296,12 +319,14 @@ def roots(first: Tensor, second: Tensor) -> Pair:
 def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) -> None:
     """Raise if a coefficient of the optimizer differs between the training runs.
 
-    For example, a schedule that depends on the loss causes a change that belongs to no example.
-    """
+    For example, a schedule that depends on the loss causes a change
+    that belongs to no example."""
     value = torch.as_tensor(first)
     other_value = torch.as_tensor(second)
     differs = value.shape != other_value.shape
-    if differs or float((value - other_value).abs().max()) > SAME_SIZE * float(value.abs().max()):
+    if differs or float((value - other_value).abs().max()) > SAME_SIZE * float(
+        value.abs().max()
+    ):
         raise Mistake(
             f"step {step}: without the examples, the optimizer has other settings at this step, "
             "for example because a schedule depends on the loss; use a schedule that does not "
@@ -309,24 +334,26 @@ def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) 
         )
 
 
-# --- The breakdown: the shares of examples and steps in the change ΔF = F′ − F caused by a removal.
+# --- The breakdown: the shares of examples and steps
+# in the change ΔF = F′ − F caused by a removal.
 #
-# The shares sᵢ add up to the actual change, up to rounding. Each sum has a rounding error of at
-# most ε times the sum of its terms' magnitudes, in both training runs and in the backward pass.
-# With the adjoints a_s of the weights and γ_s of the gradients,
+# The shares sᵢ add up to the actual change, up to rounding. Each sum has a rounding
+# error of at most ε times the sum of its terms' magnitudes, in both training runs and
+# in the backward pass. With the adjoints a_s of the weights and γ_s of the gradients,
 #
 #     closure_error = |Σᵢ sᵢ − ΔF|  ≤  ε M
 #     M = |F| + |F′| + ‖a_T‖·‖θ_T‖ + Σ_s ( |a_s|·|θ_s| + |γ_s|·|g_s| + Σᵢ κᵢ|γ_s·∇ℓᵢ| )
 #
-# where |·| takes magnitudes of all entries. If training amplifies rounding errors, then a, γ and M
-# grow during the backward pass. In some hundred training runs, with all optimizers and
-# architectures and in float32 and float64, `closure_error` was between 0.001 ε M and 0.05 ε M. This
-# includes runs whose error grew from 1e-15 to 1e-8 of the change. So ε M is at least twenty times
-# the measured rounding error.
+# where |·| takes magnitudes of all entries. If training amplifies rounding errors, then
+# a, γ and M grow during the backward pass. In some hundred training runs, with all
+# optimizers and architectures and in float32 and float64, `closure_error` was between
+# 0.001 ε M and 0.05 ε M. This includes runs whose error grew from 1e-15 to 1e-8 of the
+# change. So ε M is at least twenty times the measured rounding error.
 
 
 LARGEST_CLOSURE = 1e-2
-"""Maximum relative error of the sum of all shares. A larger error raises, whatever its cause."""
+"""Maximum relative error of the sum of all shares. A larger error raises,
+whatever its cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,16 +361,21 @@ class Breakdown:
     """The shares of examples and steps in the actual change of chosen outputs."""
 
     before: Float[Tensor, " chosen"]  # the outputs after the first training run
-    actual: Float[Tensor, " chosen"]  # the change from the first to the second training run
+    actual: Float[
+        Tensor, " chosen"
+    ]  # the change from the first to the second training run
     shares: Float[Tensor, "chosen train"]
     by_step: Float[Tensor, "chosen step"]
-    magnitude: Float[Tensor, " chosen"]  # M, the summed magnitudes of all terms (see above)
+    magnitude: Float[
+        Tensor, " chosen"
+    ]  # M, the summed magnitudes of all terms (see above)
     growth: float  # largest norm of the adjoint, relative to its norm at the end of training
     emptied: int  # number of steps with an empty batch, because all its examples are left out
 
     @property
     def closure_error(self) -> float:
-        """The norm of the difference between the summed shares and the actual change."""
+        """The norm of the difference between the summed shares
+        and the actual change."""
         return float((self.shares.sum(1) - self.actual).norm())
 
     @property
@@ -359,7 +391,8 @@ class Breakdown:
         return torch.finfo(self.shares.dtype).eps * float(self.magnitude.norm())
 
     def checked(self) -> Breakdown:
-        """Return the breakdown if its shares add up to the actual change. Raise otherwise."""
+        """Return the breakdown if its shares add up to the actual change.
+        Raise otherwise."""
         if not self.closure_error <= self.rounding:
             raise Mistake(
                 f"the shares of the examples miss the actual change by {short(self.closure)} of "
@@ -379,28 +412,32 @@ class Breakdown:
 def concatenated(parts: Sequence[Breakdown]) -> Breakdown:
     """Concatenate the breakdowns of several outputs."""
     names = ("before", "actual", "shares", "by_step", "magnitude")
-    columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    columns = {
+        name: torch.cat([getattr(part, name) for part in parts]) for name in names
+    }
     growth = max(part.growth for part in parts)
     return Breakdown(**columns, growth=growth, emptied=parts[0].emptied)
 
 
-# --- The breakdown between two recorded training runs: A with all examples, B without some.
+# --- The breakdown between two recorded training runs: A with all examples,
+# B without some.
 #
 #     F(B) − F(A) = Σᵢ sᵢ,        sᵢ = Σ_s [ c̄ γ_s·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ_s·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ ]
 #
-# γ_s is the adjoint of the gradient of step s, pulled back from the output F by difference rules.
-# ∇ℓ̄ᵢ is the mean gradient of both runs. tᵢ = κᵢwᵢ is the share of the example in its batch times
-# its weight. c(W) is the factor that renormalises the mean: c = 1/W with W = Σmt/Σmκ, where m is
-# the count of an example in the mean. If the mean is not renormalised, or if the batch is empty, c
-# = 1. In the limit of equal runs, the rules become derivatives, and sᵢ becomes the leave-out effect
-# of example i.
+# γ_s is the adjoint of the gradient of step s, pulled back from the output F by
+# difference rules. ∇ℓ̄ᵢ is the mean gradient of both runs. tᵢ = κᵢwᵢ is the share of
+# the example in its batch times its weight. c(W) is the factor that renormalises the
+# mean: c = 1/W with W = Σmt/Σmκ, where m is the count of an example in the mean. If the
+# mean is not renormalised, or if the batch is empty, c = 1. In the limit of equal runs,
+# the rules become derivatives, and sᵢ becomes the leave-out effect of example i.
 
 
 SAME_SHARES = 1e-4
 """Relative tolerance for the shares of a batch in a replayed call, in float32."""
 
 Jacobian = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""A function of the weights that returns the chosen outputs, and their gradients as rows."""
+"""A function of the weights that returns the chosen outputs,
+and their gradients as rows."""
 
 
 @dataclass(kw_only=True)
@@ -413,15 +450,15 @@ class TrainingPair:
     mean: AbstractMean
     vectors_per_pass: int | None = None  # vectors per backward pass; None: all
     start_step: int = 0  # the first step at which the runs differ
-    # number of steps with an empty batch, because all its examples are left out, in the last
-    # backward pass
+    # number of steps with an empty batch, because all its examples are left out, in the
+    # last backward pass
     emptied: int = 0
 
     def breakdown(self, outputs: Jacobian, report: Callable[[int], None]) -> Breakdown:
         """Split the change of the outputs among examples and steps.
 
-        After each step of the backward pass, call `report` with the number of completed steps.
-        """
+        After each step of the backward pass,
+        call `report` with the number of completed steps."""
         ends = Pair(self.first.end, self.second.end)
         before, slopes_before = outputs(ends.first)
         after, slopes_after = outputs(ends.second)
@@ -456,7 +493,8 @@ class TrainingPair:
         shares: Float[Tensor, "vector example"],
         magnitude: Float[Tensor, " vector"],
     ) -> Float[Tensor, " vector"]:
-        """Pull the adjoint back through one step, and add to the shares and magnitudes in place.
+        """Pull the adjoint back through one step,
+        and add to the shares and magnitudes in place.
 
         Return the share of the step in the change.
         """
@@ -472,9 +510,13 @@ class TrainingPair:
         return share
 
     def add_curvature(
-        self, pair: StepPair, adjoint: StateAdjoint, gamma: Float[Tensor, "vector weight"]
+        self,
+        pair: StepPair,
+        adjoint: StateAdjoint,
+        gamma: Float[Tensor, "vector weight"],
     ) -> Float[Tensor, " vector"]:
-        """Add γᵀH̄ to the adjoint, where H̄ is the secant Jacobian of the gradient from θ to θ′.
+        """Add γᵀH̄ to the adjoint, where H̄ is the secant Jacobian
+        of the gradient from θ to θ′.
 
         Return |γ|·|g| + Σᵢ κᵢ|γ·∇ℓᵢ|.
         """
@@ -511,9 +553,8 @@ class TrainingPair:
         return replace(first, shares=(first.shares + second.shares) / 2)
 
     def has_other_shares(self, batch: TakenBatch, other_batch: TakenBatch) -> bool:
-        """Return True if the runs' shares in the loss differ for another reason than the example
-        weights.
-        """
+        """Return True if the runs' shares in the loss differ for another reason than
+        the example weights."""
         unweighted = replace(batch, shares=batch.unweighted_shares)
 
         def shares(weights: Tensor) -> Tensor:
@@ -533,9 +574,8 @@ class TrainingPair:
         gamma: Float[Tensor, "vector weight"],
         shares: Float[Tensor, "vector example"],
     ) -> Float[Tensor, " vector"]:
-        """Add the terms of this step to the shares of the examples whose weight differs between
-        both runs. Return the sum of these terms.
-        """
+        """Add the terms of this step to the shares of the examples whose weight differs
+        between both runs. Return the sum of these terms."""
         batches = list(zip(pair.first.batches, pair.second.batches, strict=True))
         weights = []
         for first, _ in batches:
@@ -549,12 +589,16 @@ class TrainingPair:
         def row_scores(weights: Tensor) -> Tensor:
             return scores(pair.first.batches, weights, gamma, self.vectors_per_pass)
 
-        both_scores = Pair(row_scores(pair.weights.first), row_scores(pair.weights.second))
+        both_scores = Pair(
+            row_scores(pair.weights.first), row_scores(pair.weights.second)
+        )
         lengths = [len(first.examples) for first, _ in batches]
         by_batch = torch.split(both_scores.mean, lengths, dim=1)
 
         parts = []
-        for (first, second), weight, batch_scores in zip(batches, weights, by_batch, strict=True):
+        for (first, second), weight, batch_scores in zip(
+            batches, weights, by_batch, strict=True
+        ):
             part = row_shares(first, second, weight, batch_scores)
             shares.index_add_(1, first.examples, part)
             parts.append(part)
@@ -562,12 +606,15 @@ class TrainingPair:
 
 
 def row_shares(
-    first: TakenBatch, second: TakenBatch, weight: Pair, rows: Float[Tensor, "vector row"]
+    first: TakenBatch,
+    second: TakenBatch,
+    weight: Pair,
+    rows: Float[Tensor, "vector row"],
 ) -> Float[Tensor, "vector row"]:
     """Return c̄ γ·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ for the rows i of a batch.
 
-    `weight` are the weights of the examples in both training runs, and `rows` is γ·∇ℓ̄ᵢ.
-    """
+    `weight` are the weights of the examples in both training runs,
+    and `rows` is γ·∇ℓ̄ᵢ."""
     per_weight = Pair(first.unweighted_shares, second.unweighted_shares)
     # without examples, a batch has no mean: use the factor of the other training run
     if not weight.second.any():

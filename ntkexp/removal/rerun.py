@@ -44,18 +44,20 @@ from ntkexp.text import short
 #
 # The initial weights, batches and step sizes remain the same.
 #
-# Example i of the batch B_s is drawn t_i times. It has the weight w_i = 1 in the original training,
-# and w_i = 0 if it is left out. The gradient of step s is a mean over the remaining examples of the
-# batch, or a sum if the loss is a sum:
+# Example i of the batch B_s is drawn t_i times. It has the weight w_i = 1 in the
+# original training, and w_i = 0 if it is left out. The gradient of step s is a mean
+# over the remaining examples of the batch, or a sum if the loss is a sum:
 #
 #     g_s = Σᵢ κᵢ ∇ℓᵢ(θ_s),    κᵢ = c tᵢ wᵢ,    c = scale / Σⱼ tⱼ wⱼ for a mean, c = scale for a sum
 #
-# If no example of a batch remains, the gradient is zero, but momentum and decay still change the
-# weights. With `renormalises=False`, c = scale / Σⱼ tⱼ, so a missing example makes the gradient
-# smaller.
+# If no example of a batch remains, the gradient is zero, but momentum and decay still
+# change the weights. With `renormalises=False`, c = scale / Σⱼ tⱼ, so a missing example
+# makes the gradient smaller.
 
 
-VECTORS_PER_DIRECTION = 12  # weight vectors in memory during the backward pass of one output
+VECTORS_PER_DIRECTION = (
+    12  # weight vectors in memory during the backward pass of one output
+)
 
 
 @dataclass(frozen=True)
@@ -65,21 +67,27 @@ class DrawnBatch:
     rows: Int[Tensor, " row"]
     times: Float[Tensor, " row"]
 
-    def weighted(self, weight: Float[Tensor, "*run train"]) -> Float[Tensor, "*run row"]:
-        """Return tᵢwᵢ for each distinct example: it was drawn tᵢ times and has weight wᵢ."""
+    def weighted(
+        self, weight: Float[Tensor, "*run train"]
+    ) -> Float[Tensor, "*run row"]:
+        """Return tᵢwᵢ for each distinct example:
+        it was drawn tᵢ times and has weight wᵢ."""
         return self.times * weight[..., self.rows]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rerun(TrainingRecipe):
-    """A training run of `length` steps that can be repeated with other example weights."""
+    """A training run of `length` steps that can be repeated
+    with other example weights."""
 
     function: Function
     start: Weights
     inputs: Float[Tensor, "train *shape"]
     length: int
     budget: MemoryBudget = DEFAULT_MEMORY
-    renormalises: bool = True  # True: the mean is over the remaining examples of the batch
+    renormalises: bool = (
+        True  # True: the mean is over the remaining examples of the batch
+    )
 
     def __post_init__(self) -> None:
         if self.optimizer.flows:
@@ -111,15 +119,19 @@ class Rerun(TrainingRecipe):
 
     @property
     def directions(self) -> int:
-        """The number of outputs per backward pass, which uses at most half of the memory."""
-        bytes_each = VECTORS_PER_DIRECTION * self.flat.size * self.targets.element_size()
+        """The number of outputs per backward pass,
+        which uses at most half of the memory."""
+        bytes_each = (
+            VECTORS_PER_DIRECTION * self.flat.size * self.targets.element_size()
+        )
         return self.budget.largest_batch(2 * bytes_each)
 
     def batch(self, step: int) -> DrawnBatch:
         drawn = self.optimizer.batch_indices(step, self.examples, self.seed)
         if drawn is None:
             return DrawnBatch(
-                torch.arange(self.examples, device=self.inputs.device), self.unit_weights
+                torch.arange(self.examples, device=self.inputs.device),
+                self.unit_weights,
             )
         rows, times = torch.unique(drawn, return_counts=True)
         return DrawnBatch(rows.to(self.inputs.device), times.to(self.targets))
@@ -127,9 +139,8 @@ class Rerun(TrainingRecipe):
     def mean_factor(
         self, drawn: DrawnBatch, weighted: Float[Tensor, "*run row"]
     ) -> Float[Tensor, "*run"]:
-        """Return the factor c in the shares κᵢ = c tᵢwᵢ of a batch, given `weighted` = tᵢwᵢ. If all
-        weights are zero, the value does not matter.
-        """
+        """Return the factor c in the shares κᵢ = c tᵢwᵢ of a batch, given `weighted` =
+        tᵢwᵢ. If all weights are zero, the value does not matter."""
         total = weighted.sum(-1)
         if self.loss.reduction == "sum":
             return torch.full_like(total, self.scale)
@@ -157,7 +168,8 @@ def gradient(
     share: Float[Tensor, " row"],
     rows: Int[Tensor, " row"],
 ) -> Float[Tensor, " weight"]:
-    """Return the gradient g(θ, κ) = Jᵀ(κ ⊙ ℓ′) of the examples in `rows`, where `share` is κ."""
+    """Return the gradient g(θ, κ) = Jᵀ(κ ⊙ ℓ′) of the examples in `rows`,
+    where `share` is κ."""
     inputs = rerun.inputs[rows]
     outputs, pullback = vjp(lambda vector: rerun.outputs(vector, inputs), weights)[:2]
     output_gradient = rerun.loss.output_gradient(outputs, rerun.targets[rows])
@@ -167,9 +179,9 @@ def gradient(
 
 # --- The stored weights and optimizer states of two training runs, at each step.
 #
-# Frame s of each run is [θ_s, optimizer state after step s]. The store is an unnamed temporary file.
-# Its size is reserved on the disk first. The operating system deletes the file once no process has
-# it open, even if a process is killed.
+# Frame s of each run is [θ_s, optimizer state after step s]. The store is an unnamed
+# temporary file. Its size is reserved on the disk first. The operating system deletes
+# the file once no process has it open, even if a process is killed.
 
 
 WEIGHTS = "weights"
@@ -177,15 +189,16 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class TrajectoryStore:
-    """Storage for the steps (frames) of two training runs. Each frame consists of `parts`, in this
-    order.
-    """
+    """Storage for the steps (frames) of two training runs. Each frame consists of
+    `parts`, in this order."""
 
     parts: tuple[str, ...]
     frames: NDArray[Any]  # [frame, part, run, weight]
     device: torch.device
 
-    def write(self, step: int, vectors: Mapping[str, Float[Tensor, "run weight"]]) -> None:
+    def write(
+        self, step: int, vectors: Mapping[str, Float[Tensor, "run weight"]]
+    ) -> None:
         """Write some parts of a frame, for both training runs."""
         for index, part in enumerate(self.parts):
             if part in vectors:
@@ -210,7 +223,9 @@ def create_store(
         return TrajectoryStore(parts, memory, like.device)
 
 
-def bytes_of(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]) -> int:
+def bytes_of(
+    parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]
+) -> int:
     """Return the size in bytes of the file of a `TrajectoryStore`."""
     return frames * len(parts) * 2 * like.numel() * like.element_size()
 
@@ -230,7 +245,9 @@ class RetrainedStep(NamedTuple):
     weights: Float[Tensor, "run weight"]  # the weights after the step
 
 
-def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[RetrainedStep]:
+def retrain(
+    rerun: Rerun, weight: Float[Tensor, "run train"]
+) -> Iterator[RetrainedStep]:
     """Train with each row of example weights in parallel, and yield each step."""
     flat = rerun.flat
     weights = flat.vector(rerun.start).expand(len(weight), -1)
@@ -244,7 +261,9 @@ def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Retrai
         # g = Σᵢ κᵢ∇ℓᵢ in each run
         batch_gradient = partial(gradient, rerun, rows=drawn.rows)
         with torch.no_grad(), plain_kernels():
-            gradients = batched_map(batch_gradient, weights, share, chunk_size=TRAININGS_AT_ONCE)
+            gradients = batched_map(
+                batch_gradient, weights, share, chunk_size=TRAININGS_AT_ONCE
+            )
 
         weights_before = weights
         weights, memory = next_state(rerun, step, weights, gradients, memory)
@@ -259,7 +278,8 @@ def next_state(
     gradient: Float[Tensor, "run weight"],
     memory: Memory,
 ) -> tuple[Float[Tensor, "run weight"], Memory]:
-    """Return the weights and the optimizer's state after a step of all training runs."""
+    """Return the weights and the optimizer's state after a step
+    of all training runs."""
     flat = rerun.flat
     # clip the gradient of each run
     factors = [rerun.optimizer.clipping(flat.weights(row)) for row in gradient]
@@ -272,8 +292,11 @@ def next_state(
     return flat.vector(after), new_memory
 
 
-def trained(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Float[Tensor, "run weight"]:
-    """Train with each row of example weights, and return the final weights of the network."""
+def trained(
+    rerun: Rerun, weight: Float[Tensor, "run train"]
+) -> Float[Tensor, "run weight"]:
+    """Train with each row of example weights,
+    and return the final weights of the network."""
     weights = rerun.flat.vector(rerun.start).expand(len(weight), -1)
     for step in retrain(rerun, weight):
         weights = step.weights
@@ -283,12 +306,13 @@ def trained(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Float[Tensor, "
 # --- The training of an experiment, as a `Rerun`.
 
 
-def rerun_of(experiment: Experiment, problem: Problem, step_size: float, length: int) -> Rerun:
+def rerun_of(
+    experiment: Experiment, problem: Problem, step_size: float, length: int
+) -> Rerun:
     """Return the training of an experiment as a `Rerun` of `length` steps.
 
-    `step_size` is multiplied by the factor of the schedule. Raise if the data come in phases, or if
-    the run attributes a measure of the outputs.
-    """
+    `step_size` is multiplied by the factor of the schedule. Raise if the data come in
+    phases, or if the run attributes a measure of the outputs."""
     if experiment.switches:
         raise Mistake(
             f"data={experiment.data.option} is learned in phases, for which retraining without "
@@ -324,9 +348,8 @@ def rerun_of(experiment: Experiment, problem: Problem, step_size: float, length:
 
 
 LARGEST_REPEATED_ERROR = 0.01
-"""Maximum difference between the outputs of the original training run and its exact repetition,
-relative to the change by removals.
-"""
+"""Maximum difference between the outputs of the original training run and its exact
+repetition, relative to the change by removals. """
 
 
 @dataclass(frozen=True)
@@ -336,7 +359,9 @@ class RerunAt(AbstractRetraining):
     rerun: Rerun
     inputs: Float[Tensor, "point *shape"]
     outs: Sequence[int] | None = None  # None: all
-    end: Float[Tensor, " weight"] | None = None  # final weights of the original run, if available
+    end: Float[Tensor, " weight"] | None = (
+        None  # final weights of the original run, if available
+    )
 
     @property
     def unit_weights(self) -> Float[Tensor, " example"]:
@@ -361,28 +386,35 @@ class RerunAt(AbstractRetraining):
     def final_weights(
         self, weights: Float[Tensor, "training example"]
     ) -> Iterator[Float[Tensor, " weight"]]:
-        """Train in parallel, as far as memory allows. Yield the final weights of each run."""
+        """Train in parallel, as far as memory allows.
+        Yield the final weights of each run."""
         for part in torch.split(weights, self.rerun.directions):
             yield from trained(self.rerun, part)
 
     def rounding_remarks(
-        self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
+        self,
+        repeated: Float[Tensor, "point out"],
+        changes: Float[Tensor, "group point out"],
     ) -> list[str]:
-        """Return a remark if training amplifies rounding errors to the size of the changes."""
+        """Return a remark if training amplifies rounding errors to the size
+        of the changes."""
         if self.end is None:
             return []
         return repetition_remarks(repeated - self.original_outputs, changes)
 
 
 def repetition_remarks(
-    repetition_change: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
+    repetition_change: Float[Tensor, "point out"],
+    changes: Float[Tensor, "group point out"],
 ) -> list[str]:
-    """Return a remark if an exact repetition of training differs by `repetition_change`, and this is too large
-    relative to `changes`.
-    """
+    """Return a remark if an exact repetition of training differs by
+    `repetition_change`, and this is too large relative to `changes`."""
     changed = float(changes.square().mean().sqrt())
     repetition_error = float(repetition_change.square().mean().sqrt())
-    if repetition_error <= LARGEST_REPEATED_ERROR * changed or repetition_error == changed == 0.0:
+    if (
+        repetition_error <= LARGEST_REPEATED_ERROR * changed
+        or repetition_error == changed == 0.0
+    ):
         return []
     return [
         (
@@ -393,7 +425,8 @@ def repetition_remarks(
     ]
 
 
-# --- One of the two training runs on a `TrajectoryStore`, as a recorded training run for backward passes.
+# --- One of the two training runs on a `TrajectoryStore`,
+# as a recorded training run for backward passes.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -422,9 +455,13 @@ class StoredTraining(AbstractRecordedTraining):
 
     def frame(self, index: int) -> Frame:
         """Read the weights before a step, and the optimizer's state after the step."""
-        parts = {part: self.store.read(index, part, self.run) for part in self.store.parts}
+        parts = {
+            part: self.store.read(index, part, self.run) for part in self.store.parts
+        }
         weights = parts.pop(WEIGHTS)
-        return Frame(weights, {part: self.flat.weights(vector) for part, vector in parts.items()})
+        return Frame(
+            weights, {part: self.flat.weights(vector) for part, vector in parts.items()}
+        )
 
     def batch(self, index: int) -> TakenBatch:
         """Return the batch with one row for each distinct example."""
@@ -458,7 +495,8 @@ def losses(
 def store_trajectories(
     rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress
 ) -> TrajectoryStore:
-    """Train with both sets of example weights, and store all steps in a `TrajectoryStore` in `folder`.
+    """Train with both sets of example weights, and store all steps in a
+    `TrajectoryStore` in `folder`.
 
     Raise if there are no exact difference rules for the optimizer.
     """
@@ -521,7 +559,8 @@ def breakdown_between(
     folder: Path,
     progress: AbstractProgress,
 ) -> Breakdown:
-    """Train with both sets of example weights, and split the difference of some outputs.
+    """Train with both sets of example weights,
+    and split the difference of some outputs.
 
     Each row of `chosen` is the index of a point and the index of an output.
     """
@@ -532,9 +571,14 @@ def breakdown_between(
         return rerun.outputs(weights, inputs)[chosen[:, 0], chosen[:, 1]]
 
     try:
-        pair = pair_of(rerun, store_trajectories(rerun, weight, folder, progress), weight)
+        pair = pair_of(
+            rerun, store_trajectories(rerun, weight, folder, progress), weight
+        )
         groups = torch.split(chosen, rerun.directions)
-        parts = [ChosenOutputs([partial(outputs, group)], GRADIENTS_AT_ONCE) for group in groups]
+        parts = [
+            ChosenOutputs([partial(outputs, group)], GRADIENTS_AT_ONCE)
+            for group in groups
+        ]
         return split_change(pair, parts, progress)
     finally:
         progress.stop()

@@ -1,7 +1,8 @@
-"""Retraining without examples: exact leave-out effects, and the check of estimated effects.
+"""Retraining without examples: exact leave-out effects,
+and the check of estimated effects.
 
-`removal.rerun` retrains a run of this package. `foreign_loop.again` retrains a followed loop.
-"""
+`removal.rerun` retrains a run of this package.
+`foreign_loop.again` retrains a followed loop."""
 
 from __future__ import annotations
 
@@ -27,9 +28,8 @@ from ntkexp.stream import stream
 class AbstractRetraining(ABC):
     """A training run that can be repeated with other weights of its examples.
 
-    The initial weights and the order of the examples remain the same. The results are the outputs
-    of the trained network at some points.
-    """
+    The initial weights and the order of the examples remain the same. The results are
+    the outputs of the trained network at some points."""
 
     @property
     @abstractmethod
@@ -62,15 +62,20 @@ class AbstractRetraining(ABC):
     def outputs(
         self, weights: Float[Tensor, "training example"]
     ) -> Float[Tensor, "training point out"]:
-        """Train with each row of example weights. Return the outputs of the trained networks."""
-        return torch.stack([self.outputs_at(end) for end in self.final_weights(weights)])
+        """Train with each row of example weights.
+        Return the outputs of the trained networks."""
+        return torch.stack(
+            [self.outputs_at(end) for end in self.final_weights(weights)]
+        )
 
     @abstractmethod
     def rounding_remarks(
-        self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
+        self,
+        repeated: Float[Tensor, "point out"],
+        changes: Float[Tensor, "group point out"],
     ) -> list[str]:
-        """Return reasons to doubt the changes of the outputs. Raise if rounding errors dominate the
-        changes.
+        """Return reasons to doubt the changes of the outputs.
+        Raise if rounding errors dominate the changes.
 
         `repeated` are the outputs after an exact repetition of the original training.
         """
@@ -79,7 +84,8 @@ class AbstractRetraining(ABC):
 def changes(
     training: AbstractRetraining, removals: Sequence[Sequence[int]]
 ) -> tuple[Float[Tensor, "removal point out"], list[str]]:
-    """Leave out each group. Return the changes of the outputs, and reasons to doubt the changes."""
+    """Leave out each group. Return the changes of the outputs,
+    and reasons to doubt the changes."""
     weights = training.unit_weights.repeat(1 + len(removals), 1)
     for weight, group in zip(weights[1:], removals, strict=True):
         weight[list(group)] = 0.0
@@ -90,8 +96,8 @@ def changes(
 
 # --- Linearity: does half a removal cause half its change?
 #
-# A random twentieth of the examples gets the weight w. Let F(w) be the outputs and θ(w) the weights
-# of the network after training.
+# A random twentieth of the examples gets the weight w. Let F(w) be the outputs and θ(w)
+# the weights of the network after training.
 #
 #     agreement         cos(F(½) − F(1), F(0) − F(½))
 #     metasmoothness    Σ|Δ₁| sign Δ₁ sign Δ₂ / Σ|Δ₁|,  summed over the weights of the network,
@@ -105,9 +111,8 @@ EXAMPLES_PER_REMOVED = 20
 
 
 def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
-    """Return two rows of example weights. A random group has weight ½ in the first row and 0 in the
-    second; all other weights are 1.
-    """
+    """Return two rows of example weights. A random group has weight ½ in the first row
+    and 0 in the second; all other weights are 1."""
     count = len(training.unit_weights)
     removed = max(1, count // EXAMPLES_PER_REMOVED)
     chosen = torch.randperm(count, generator=stream("half", training.seed))[:removed]
@@ -118,9 +123,8 @@ def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
 
 
 def agreement(training: AbstractRetraining) -> float:
-    """Return the cosine between the changes of the outputs by the first and the second half of a
-    removal.
-    """
+    """Return the cosine between the changes of the outputs by the first
+    and the second half of a removal."""
     outputs_half, outputs_none = training.outputs(halving(training))
     first = (outputs_half - training.original_outputs).flatten()
     second = (outputs_none - outputs_half).flatten()
@@ -130,8 +134,8 @@ def agreement(training: AbstractRetraining) -> float:
 def metasmoothness(training: AbstractRetraining) -> float:
     """Return the metasmoothness of Engstrom et al. (2025), between −1 and 1.
 
-    It is NaN if the first half of the removal does not change the weights of the network.
-    """
+    It is NaN if the first half of the removal does not change the weights
+    of the network."""
     (weights_full,) = training.final_weights(training.unit_weights[None])
     weights_half, weights_none = training.final_weights(halving(training))
     first = weights_half - weights_full
@@ -141,28 +145,34 @@ def metasmoothness(training: AbstractRetraining) -> float:
 
 # --- The leave-out check: predictions from leave-out effects, compared with retraining.
 #
-# The left-out groups are the most influential examples (1, 10 and 5 % of all), and random groups of
-# the same sizes. The predicted change is the sum of the effects of the group. If retraining is
-# cheaper than computing effects, also retrain without each single example, and report these
-# measured effects.
+# The left-out groups are the most influential examples (1, 10 and 5 % of all), and
+# random groups of the same sizes. The predicted change is the sum of the effects of the
+# group. If retraining is cheaper than computing effects, also retrain without each
+# single example, and report these measured effects.
 
 
 def sizes(examples: int) -> list[int]:
-    """Return the sizes of the left-out groups, which are at most a quarter of the examples.
+    """Return the sizes of the left-out groups,
+    which are at most a quarter of the examples.
 
     >>> sizes(1000), sizes(40), sizes(2)
     ([1, 10, 50], [1, 2, 10], [])
     """
-    return [size for size in sorted({1, 10, examples // 20}) if 0 < size <= examples / 4]
+    return [
+        size for size in sorted({1, 10, examples // 20}) if 0 < size <= examples / 4
+    ]
 
 
 def groups(influence: Float[Tensor, " train"], seed: int) -> tuple[LeftOut, ...]:
-    """Choose groups to leave out: the most influential examples, and random examples."""
+    """Choose groups to leave out: the most influential examples,
+    and random examples."""
     count = len(influence)
 
     # the most influential examples
     order = influence.argsort(descending=True, stable=True).tolist()
-    removals = [LeftOut(influential=True, examples=tuple(order[:size])) for size in sizes(count)]
+    removals = [
+        LeftOut(influential=True, examples=tuple(order[:size])) for size in sizes(count)
+    ]
 
     # random examples: one group of one example, and two groups of each larger size
     generator = stream("removals", seed)
@@ -177,21 +187,24 @@ def groups(influence: Float[Tensor, " train"], seed: int) -> tuple[LeftOut, ...]
 def groups_for(
     effect: Float[Tensor, "point out example"], training: AbstractRetraining
 ) -> tuple[LeftOut, ...]:
-    """Choose groups to leave out. Influence is the norm of the effects over points and outputs."""
+    """Choose groups to leave out. Influence is the norm
+    of the effects over points and outputs."""
     influence = effect.square().sum((0, 1)).sqrt()
     return groups(influence, training.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrainingCheck:
-    """A check of leave-out effects at the queries `query`, by retraining without some groups."""
+    """A check of leave-out effects at the queries `query`,
+    by retraining without some groups."""
 
     training: AbstractRetraining
     query: Sequence[int]
     singles: bool = False  # also retrain without each single example
 
     def compare(self, effect: Float[Tensor, "point out example"]) -> LeaveOut:
-        """Return the changes that the effects predict, with the changes by retraining."""
+        """Return the changes that the effects predict,
+        with the changes by retraining."""
         removals = groups_for(effect, self.training)
         if self.singles:
             several = [removal for removal in removals if len(removal.examples) > 1]
@@ -201,7 +214,9 @@ class RetrainingCheck:
 
 def single_examples(count: int) -> tuple[LeftOut, ...]:
     """Return one group for each example, which contains only this example."""
-    return tuple(LeftOut(influential=False, examples=(index,)) for index in range(count))
+    return tuple(
+        LeftOut(influential=False, examples=(index,)) for index in range(count)
+    )
 
 
 def compare_removals(
@@ -210,7 +225,8 @@ def compare_removals(
     removals: Sequence[LeftOut],
     query: Sequence[int],
 ) -> LeaveOut:
-    """Return the predicted change of each removal, with the actual change by retraining.
+    """Return the predicted change of each removal,
+    with the actual change by retraining.
 
     The predicted change is the sum of the effects of the left-out examples.
     """
@@ -227,9 +243,7 @@ def compare_removals(
 # --- Leave-out effects, with facts, caveats and their check by retraining.
 
 
-SINGLES_REMARK = (
-    "every example was left out alone, which costs less than effects; `explain` shows the result"
-)
+SINGLES_REMARK = "every example was left out alone, which costs less than effects; `explain` shows the result"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,9 +265,8 @@ def checked_effects(
 ) -> EffectsResult:
     """Return the effects `values` of a sweep, with caveats and a check by retraining.
 
-    If there is no check, add the remark `unchecked` to the caveats. Add the growth and the
-    agreement to the facts.
-    """
+    If there is no check, add the remark `unchecked` to the caveats. Add the growth and
+    the agreement to the facts."""
     facts = {**facts, "growth": caveats.growth}
     comparison = None
     if check is not None:
@@ -271,7 +284,9 @@ def checked_effects(
         sentences.append(sentence)
     elif unchecked:
         sentences.append(unchecked)
-    return EffectsResult(values=values, facts=facts, caveats=sentences, check=comparison)
+    return EffectsResult(
+        values=values, facts=facts, caveats=sentences, check=comparison
+    )
 
 
 def effects_retrained(
@@ -284,13 +299,14 @@ def effects_retrained(
 
     effect of i = f_T trained without i − f_T,      with equal initial weights and order
 
-    Also retrain without some groups. The change by a group equals the sum of the effects of its
-    members only if the examples do not interact.
-    """
+    Also retrain without some groups. The change by a group equals the sum of the
+    effects of its members only if the examples do not interact."""
     count = len(training.unit_weights)
     single_changes, remarks = changes(training, [(k,) for k in range(count)])
     values = single_changes.permute(1, 2, 0).to(dtype or single_changes.dtype)
-    removals = [removal for removal in groups_for(values, training) if len(removal.examples) > 1]
+    removals = [
+        removal for removal in groups_for(values, training) if len(removal.examples) > 1
+    ]
     check = None
     if removals:
         check = compare_removals(training, values, removals, query)
@@ -302,12 +318,14 @@ def effects_retrained(
     )
 
 
-# --- The breakdown of a removal among the left-out examples and among steps (`removal.between`).
+# --- The breakdown of a removal among the left-out examples
+# and among steps (`removal.between`).
 
 
 @dataclass(frozen=True)
 class ChosenOutputs:
-    """A function of the weights that returns the chosen outputs, concatenated from `parts`."""
+    """A function of the weights that returns the chosen outputs,
+    concatenated from `parts`."""
 
     parts: Sequence[Callable[[Float[Tensor, " weight"]], Float[Tensor, " some"]]]
     # number of gradients per backward pass; None: all gradients of a part
@@ -317,7 +335,9 @@ class ChosenOutputs:
         """Return the outputs, and the gradient of each output as a row."""
         with plain_kernels():
             values = [part(weights).detach() for part in self.parts]
-            slopes = [jacrev(part, chunk_size=self.chunk_size)(weights) for part in self.parts]
+            slopes = [
+                jacrev(part, chunk_size=self.chunk_size)(weights) for part in self.parts
+            ]
         return torch.cat(values), torch.cat(slopes)
 
 
@@ -342,7 +362,8 @@ def removal_of(
     outs: Sequence[int],
     repeated: float,
 ) -> Removal:
-    """Return the record of a removal of `group`, for the outputs `outs` at the given points."""
+    """Return the record of a removal of `group`,
+    for the outputs `outs` at the given points."""
     shape = (len(points), len(outs))
     return Removal(
         query=tuple(points),

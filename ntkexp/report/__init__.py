@@ -1,4 +1,5 @@
-"""Tables, sentences and pictures of finished runs, from their files alone, without torch.
+"""Tables, sentences and pictures of finished runs, from their files alone,
+without torch.
 
 Each module imports only from the modules listed before it:
 

@@ -1,7 +1,7 @@
 """The breakdown of a removal, as numbers and as text.
 
-The network was retrained without a group of examples. For each output at each query, the breakdown
-divides the change among the examples of the group, and among the steps.
+The network was retrained without a group of examples. For each output at each query,
+the breakdown divides the change among the examples of the group, and among the steps.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ STRETCHES_OF_STEPS = 10  # intervals of steps, one per row of the table of steps
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BreakdownEntry:
-    """The breakdown for one output at one query: the output before and after retraining without the
-    group of examples, and the shares of examples and steps.
-    """
+    """The breakdown for one output at one query: the output before and after retraining
+    without the group of examples, and the shares of examples and steps."""
 
     split: str
     number: int
@@ -50,7 +49,9 @@ class BreakdownEntry:
     out: int
     output: str
     before: float
-    predicted: float | None  # change of the output, as the sum of single-example leave-out effects
+    predicted: (
+        float | None
+    )  # change of the output, as the sum of single-example leave-out effects
     actual: float
     places: tuple[int, ...]
     names: tuple[str, ...]
@@ -112,7 +113,8 @@ def breakdown_entries(
 def predicted_change(
     run: Run, effects: Array | None, query: int, out: int, group: list[int]
 ) -> float | None:
-    """Return the sum of the leave-out effects of the group's examples; None if one is unknown."""
+    """Return the sum of the leave-out effects of the group's examples;
+    None if one is unknown."""
     if effects is None or out not in run.outs:
         return None
     change = float(effects[query, run.outs.index(out), group].sum())
@@ -138,7 +140,9 @@ def format_breakdown(
     blocks = [breakdown_heading(removal, order)]
     if agreement is not None:
         blocks.append(agreement.sentence)
-    if len(removal.example) > 1 and any(entry.predicted is not None for entry in entries):
+    if len(removal.example) > 1 and any(
+        entry.predicted is not None for entry in entries
+    ):
         blocks.append(
             f"predicted: the sum of {len(removal.example)} effects, each of leaving out one "
             "example alone; effects of a group do not add, so this is not the effect of the group, "
@@ -161,7 +165,9 @@ def breakdown_heading(removal: Removal, order: str = "") -> str:
         clauses.append(
             f"in {steps} nothing was left of the batch: memory and decay alone moved the weights"
         )
-    clauses.append(f"shares add up to the actual changes, to {short(removal.closure)} of them")
+    clauses.append(
+        f"shares add up to the actual changes, to {short(removal.closure)} of them"
+    )
     if not removal.growth <= MAX_GROWTH:
         clauses.append(
             f"single shares mean little: differences grow {short(removal.growth)}-fold "
@@ -171,17 +177,23 @@ def breakdown_heading(removal: Removal, order: str = "") -> str:
 
 
 def format_entry(entry: BreakdownEntry, top: int) -> str:
-    """Format one entry as tables: predicted and actual change, shares of examples and steps."""
+    """Format one entry as tables: predicted and actual change,
+    shares of examples and steps."""
     head = (
         f"{entry.split} {entry.number} (#{entry.point.index}, {entry.point.name}): {entry.output} = "
         f"{short(entry.before)}, without them {short(entry.before + entry.actual)}"
     )
-    tables = (tabulate_changes(entry), tabulate_shares(entry).shortened(top), tabulate_steps(entry))
+    tables = (
+        tabulate_changes(entry),
+        tabulate_shares(entry).shortened(top),
+        tabulate_steps(entry),
+    )
     return "\n\n".join([head, *map(format_text, tables)])
 
 
 def tabulate_changes(entry: BreakdownEntry) -> Table:
-    """Tabulate the predicted change, the actual change, and how strongly the shares cancel."""
+    """Tabulate the predicted change, the actual change,
+    and how strongly the shares cancel."""
     has_prediction = entry.predicted is not None
     columns = (
         text_column("change"),
@@ -219,11 +231,16 @@ def tabulate_shares(entry: BreakdownEntry) -> Table:
 
 
 def tabulate_steps(entry: BreakdownEntry) -> Table:
-    """Sum the shares of the steps over `STRETCHES_OF_STEPS` intervals of about equal length."""
+    """Sum the shares of the steps over `STRETCHES_OF_STEPS` intervals
+    of about equal length."""
     steps = len(entry.by_step)
-    edges = sorted({round(k * steps / STRETCHES_OF_STEPS) for k in range(STRETCHES_OF_STEPS + 1)})
+    edges = sorted(
+        {round(k * steps / STRETCHES_OF_STEPS) for k in range(STRETCHES_OF_STEPS + 1)}
+    )
     rows = [
         (f"{first}–{last - 1}", float(entry.by_step[first:last].sum()))
         for first, last in pairwise(edges)
     ]
-    return Table((text_column("steps"), Column("share", spell=format_signed)), tuple(rows))
+    return Table(
+        (text_column("steps"), Column("share", spell=format_signed)), tuple(rows)
+    )

@@ -2,11 +2,11 @@
 
     p₍₁₎ ≤ p₍₂₎ ≤ …        the k-th verdict survives if 2 p₍ⱼ₎ ≤ 5 %/(m − j + 1) for all j ≤ k
 
-The verdict on a claim combines its main test and its second test (`ClaimRecord.verdict`). The m
-registered claims of one size form a family, including claims that were not judged yet. Identities
-are exact by construction, and are counted apart. Deterministic claims have no p, and always
-survive. Undecided and unreplicated claims have p = 1. p is doubled, because a verdict may support
-or refute a claim.
+The verdict on a claim combines its main test and its second test
+(`ClaimRecord.verdict`). The m registered claims of one size form a family, including
+claims that were not judged yet. Identities are exact by construction, and are counted
+apart. Deterministic claims have no p, and always survive. Undecided and unreplicated
+claims have p = 1. p is doubled, because a verdict may support or refute a claim.
 
 >>> holm_rejections([0.001, None, 0.02, 0.5])
 [True, True, False, False]
@@ -44,11 +44,11 @@ ON_TERMINAL = (
 def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Table:
     """Return a row for each claim.
 
-    The column `stands` tells if the verdict survives Holm's correction. A verdict that does not is
-    called `not after correction`.
+    The column `stands` tells if the verdict survives Holm's correction. A verdict that
+    does not is called `not after correction`.
 
-    `registered` is the number of claims in the register. It can exceed the number of records.
-    """
+    `registered` is the number of claims in the register.
+    It can exceed the number of records."""
     columns = (
         text_column("claim"),
         text_column("verdict"),
@@ -68,7 +68,9 @@ def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Tabl
         text_column("first expected", heading="expected"),
     )
     rows = []
-    for record, stands in zip(records, standing_verdicts(records, registered), strict=True):
+    for record, stands in zip(
+        records, standing_verdicts(records, registered), strict=True
+    ):
         main = record.main
         control = record.looks.get("control")
         row = (
@@ -94,7 +96,8 @@ def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Tabl
 
 
 def verdict_words(record: ClaimRecord, stands: bool | None) -> str:
-    """Return the verdict in words: identities are exact, and other verdicts need correction.
+    """Return the verdict in words: identities are exact,
+    and other verdicts need correction.
 
     >>> from types import SimpleNamespace
     >>> claim = SimpleNamespace(verdict="supported", identity=False)
@@ -149,7 +152,8 @@ def shortened(expected: str) -> str:
 
 
 def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
-    """Count the verdicts of each size that survive Holm's correction, and name the others.
+    """Count the verdicts of each size that survive Holm's correction,
+    and name the others.
 
     Identities are counted apart.
 
@@ -170,7 +174,9 @@ def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str
         if uncorrected:
             family = max(len(empirical), registered - len(identities))
             names = listed([name.replace("_", " ") for name in uncorrected])
-            sentences.append(f"Not after Holm's correction over all {family}, at 5 %: {names}.")
+            sentences.append(
+                f"Not after Holm's correction over all {family}, at 5 %: {names}."
+            )
         if identities:
             sentences.append(f"{identity_sentence(identities, where)}")
     return " ".join(sentences) or "No claim was judged."
@@ -182,7 +188,9 @@ def counts_of(records: Sequence[ClaimRecord], registered: int) -> str:
     The records include identities, which are not counted.
     """
     counts = dict.fromkeys((*VERDICTS[:-2], UNCORRECTED, *VERDICTS[-2:]), 0)
-    for record, stands in zip(records, standing_verdicts(records, registered), strict=True):
+    for record, stands in zip(
+        records, standing_verdicts(records, registered), strict=True
+    ):
         if not record.identity:
             counts[UNCORRECTED if stands is False else record.verdict] += 1
     return listed([f"{count} {word}" for word, count in counts.items() if count])
@@ -192,7 +200,9 @@ def uncorrected_names(records: Sequence[ClaimRecord], registered: int) -> list[s
     """Return the names of the claims whose verdicts do not survive the correction."""
     verdicts = standing_verdicts(records, registered)
     return [
-        record.name for record, stands in zip(records, verdicts, strict=True) if stands is False
+        record.name
+        for record, stands in zip(records, verdicts, strict=True)
+        if stands is False
     ]
 
 
@@ -208,8 +218,9 @@ def outlook(record: ClaimRecord, look: str = "main") -> str:
 
     Return "" if the test is decided.
 
-    The seeds must be fresh, because adding seeds to an undecided test doubles the rate of false
-    verdicts. The time for the main test includes the control and the second test.
+    The seeds must be fresh, because adding seeds to an undecided test doubles the rate
+    of false verdicts. The time for the main test includes the control and the second
+    test.
 
     >>> from types import SimpleNamespace
     >>> main = SimpleNamespace(more_seeds=6, seeds=(0, 1, 2))
@@ -227,15 +238,16 @@ def outlook(record: ClaimRecord, look: str = "main") -> str:
     return f"{counted(fresh, 'fresh seed')}{takes} would probably settle it"
 
 
-def standing_verdicts(records: Sequence[ClaimRecord], registered: int = 0) -> list[bool | None]:
+def standing_verdicts(
+    records: Sequence[ClaimRecord], registered: int = 0
+) -> list[bool | None]:
     """Apply Holm's correction over all empirical claims of the same size.
 
     Return True for each verdict that survives.
 
-    The entry of an identity, of an undecided or unreplicated claim, and of the only claim of a
-    size is None. Registered claims without a record count as undecided. `registered` includes the
-    identities among the records.
-    """
+    The entry of an identity, of an undecided or unreplicated claim, and of the only
+    claim of a size is None. Registered claims without a record count as undecided.
+    `registered` includes the identities among the records."""
     survives: dict[int, bool] = {}
     for size in {record.size for record in records}:
         sized = [place for place, record in enumerate(records) if record.size == size]
@@ -269,7 +281,8 @@ def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
 
 
 def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
-    """Return a row for each test of a register entry, and a row for each entry without a test."""
+    """Return a row for each test of a register entry,
+    and a row for each entry without a test."""
     texts = ("claim", "date", "digest", "verdict", "looked", "size")
     more_texts = ("second look", "changed", "reason")
     columns = (
@@ -283,7 +296,9 @@ def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
         entry = (attempt.name, attempt.date[:10], attempt.digest)
         reason = (shortened("; ".join(attempt.differs)), attempt.reason)
         if not attempt.looks:
-            rows.append((*entry, MISSING, MISSING, MISSING, None, None, MISSING, *reason))
+            rows.append(
+                (*entry, MISSING, MISSING, MISSING, None, None, MISSING, *reason)
+            )
         for look in attempt.looks:
             second = look["looks"]["second"]
             outcome = (
@@ -299,14 +314,17 @@ def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
 
 
 def describe_attempt(attempt: RegisterEntry, stands: bool) -> str:
-    """Describe an entry of the register in one line: its date, its reason, and the verdict of each
-    test.
-    """
+    """Describe an entry of the register in one line: its date, its reason, and the
+    verdict of each test."""
     since = "Stands since" if stands else "Said on"
     sentence = f"{since} {attempt.date[:10]} under {attempt.digest}: {attempt.reason.rstrip('.')}."
     if attempt.replaces:
-        more = f" and {len(attempt.differs) - 3} more" if len(attempt.differs) > 3 else ""
-        sentence += f" Other than {attempt.replaces} in {', '.join(attempt.differs[:3])}{more}."
+        more = (
+            f" and {len(attempt.differs) - 3} more" if len(attempt.differs) > 3 else ""
+        )
+        sentence += (
+            f" Other than {attempt.replaces} in {', '.join(attempt.differs[:3])}{more}."
+        )
     for look in attempt.looks:
         main = look["looks"]["main"]
         low, high = main["interval"]

@@ -1,4 +1,5 @@
-"""Compare runs: a table of all runs, groups of runs with the same components, and pairs of runs."""
+"""Compare runs: a table of all runs, groups of runs with the same components,
+and pairs of runs."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from ntkexp.text import counted
 
 
 def combined(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row for each run: name, settings that differ, relative errors, outcome."""
+    """Return a row for each run: name, settings that differ, relative errors,
+    outcome."""
     configs = [flatten_config(run.config) for run in runs]
     keys = differing(configs)
     rows = []
@@ -31,7 +33,9 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
         }
         settings = {key: config.get(key) for key in keys}
         rows.append({"run": run.name, **settings, "split": split, **errors})
-    table = pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
+    table = pd.DataFrame(
+        rows, columns=list(dict.fromkeys(name for row in rows for name in row))
+    )
     return table.assign(outcome=[run.outcome for run in runs])
 
 
@@ -48,10 +52,9 @@ Settings: TypeAlias = tuple[tuple[str, str], ...]
 class RunGroup:
     """Runs with the same components (data, model, optimizer, loss).
 
-    `settings` are equal in the group, and differ from other groups. `by_run` are the settings that
-    differ within the group, in the order of `runs`. If the runs have no common components,
-    `components` is empty, and `title` describes the group.
-    """
+    `settings` are equal in the group, and differ from other groups. `by_run` are the
+    settings that differ within the group, in the order of `runs`. If the runs have no
+    common components, `components` is empty, and `title` describes the group."""
 
     title: str
     components: Settings
@@ -63,9 +66,8 @@ class RunGroup:
 def grouped(runs: Sequence[Run]) -> list[RunGroup]:
     """Group runs by their components, in order of first appearance.
 
-    Followed loops have no components, so they form one group. Runs whose components no other run
-    has are collected in the last group.
-    """
+    Followed loops have no components, so they form one group. Runs whose components no
+    other run has are collected in the last group."""
     loops = [run for run in runs if is_followed(run)]
     experiments = [run for run in runs if not is_followed(run)]
     by_components: dict[tuple[object, ...], list[Run]] = {}
@@ -81,8 +83,12 @@ def grouped(runs: Sequence[Run]) -> list[RunGroup]:
     for group in several:
         within = common_differing(group)
         config = flatten_config(group[0].config)
-        components = tuple((key, str(config[key])) for key in GROUPING_KEYS if key in config)
-        common = [key for key in between if key not in within and key not in GROUPING_KEYS]
+        components = tuple(
+            (key, str(config[key])) for key in GROUPING_KEYS if key in config
+        )
+        common = [
+            key for key in between if key not in within and key not in GROUPING_KEYS
+        ]
         settings = tuple((key, str(config[key])) for key in common)
         by_run = settings_of(group, within)
         groups.append(RunGroup("", components, tuple(group), settings, by_run))
@@ -98,13 +104,18 @@ def grouped(runs: Sequence[Run]) -> list[RunGroup]:
 
 
 def common_differing(runs: Sequence[Run]) -> list[str]:
-    """Return the settings that all runs have, and that differ between them. Components come first.
+    """Return the settings that all runs have, and that differ between them.
+    Components come first.
 
     A setting that only some runs have follows from their components.
     """
     configs = [flatten_config(run.config) for run in runs]
-    keys = [key for key in differing(configs) if all(key in config for config in configs)]
-    return sorted(keys, key=lambda key: (key not in GROUPING_KEYS, not key.startswith(FIRST_KEYS)))
+    keys = [
+        key for key in differing(configs) if all(key in config for config in configs)
+    ]
+    return sorted(
+        keys, key=lambda key: (key not in GROUPING_KEYS, not key.startswith(FIRST_KEYS))
+    )
 
 
 def settings_of(runs: Sequence[Run], keys: Sequence[str]) -> tuple[Settings, ...]:
@@ -123,7 +134,8 @@ def is_followed(run: Run) -> bool:
 
 
 def describe_loop(run: Run) -> str:
-    """Describe a followed loop by its optimizers and the number of its training examples."""
+    """Describe a followed loop by its optimizers and the number
+    of its training examples."""
     parts = ["followed loop", *map(str, run.config["follow"].get("optimizers", ()))]
     with suppress(Mistake, OSError, KeyError):  # contributions are missing or damaged
         parts.append(counted(int(run.contributions.sizes["example"]), "example"))
@@ -136,12 +148,15 @@ def compare_configs(first: Run, second: Run) -> pd.DataFrame:
     A missing value is None.
     """
     configs = [flatten_config(first.config), flatten_config(second.config)]
-    rows = [(key, *(config.get(key) for config in configs)) for key in differing(configs)]
+    rows = [
+        (key, *(config.get(key) for config in configs)) for key in differing(configs)
+    ]
     return pd.DataFrame(rows, columns=["key", "first", "second"], dtype=object)
 
 
 def compare_results(first: Run, second: Run) -> pd.DataFrame:
-    """Return a row for each quantity that both runs have: its two values and their ratio."""
+    """Return a row for each quantity that both runs have:
+    its two values and their ratio."""
     first_numbers = quantities(first)
     second_numbers = quantities(second)
     rows = []
@@ -153,9 +168,8 @@ def compare_results(first: Run, second: Run) -> pd.DataFrame:
 
 
 def numbers_of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
-    """Return the names of quantities that only the first run has, and the names that only the
-    second has.
-    """
+    """Return the names of quantities that only the first run has, and the names that
+    only the second has."""
     first_names = list(quantities(first))
     second_names = list(quantities(second))
     return (

@@ -4,9 +4,8 @@
     ladder/<split>/<machine>    relative errors of kernel machines, at the last step
     plots/<picture>             the pictures of the run, at the last step
 
-The file is written after the run, so it holds each point exactly once, even if the run was
-interrupted and resumed.
-"""
+The file is written after the run, so it holds each point exactly once, even if the run
+was interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +18,14 @@ from typing import TYPE_CHECKING
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import being_written
 from ntkexp.records.folder import RunFolder
-from ntkexp.report.live_log import EVENT_VERSION, NAME, PLACE, event_files, ladder_name, metric_name
+from ntkexp.report.live_log import (
+    EVENT_VERSION,
+    NAME,
+    PLACE,
+    event_files,
+    ladder_name,
+    metric_name,
+)
 from ntkexp.report.run import Run, load_tables
 
 if TYPE_CHECKING:
@@ -44,18 +50,21 @@ def ensure_events(folder: Path) -> Path:
 
 
 def write_events(run: Run, path: Path) -> None:
-    """Write all events, with the time of the last step, because run folders store no times of
-    steps.
-    """
+    """Write all events, with the time of the last step,
+    because run folders store no times of steps."""
     from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  an extra
     from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415  the same
 
     then = (run.path / "metrics.csv").stat().st_mtime
     with being_written(path) as file:
         records = RecordWriter(file)
-        records.write(Event(wall_time=then, file_version=EVENT_VERSION).SerializeToString())
+        records.write(
+            Event(wall_time=then, file_version=EVENT_VERSION).SerializeToString()
+        )
         for step, summary in summaries(run):
-            records.write(Event(wall_time=then, step=step, summary=summary).SerializeToString())
+            records.write(
+                Event(wall_time=then, step=step, summary=summary).SerializeToString()
+            )
 
 
 def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
@@ -74,11 +83,20 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
     for row in run.ladder:
         if row.relative_error is not None:
             tag = ladder_name(row.split, row.machine)
-            yield last, Summary(value=[Summary.Value(tag=tag, simple_value=row.relative_error)])
+            yield (
+                last,
+                Summary(
+                    value=[Summary.Value(tag=tag, simple_value=row.relative_error)]
+                ),
+            )
     for name, draw in gallery():
         figure = figure_of(run, draw)
         if figure is not None:
             content = png(figure)
-            width, height = struct.unpack(">II", content[16:24])  # IHDR, the first chunk of a PNG
-            image = Summary.Image(width=width, height=height, encoded_image_string=content)
+            width, height = struct.unpack(
+                ">II", content[16:24]
+            )  # IHDR, the first chunk of a PNG
+            image = Summary.Image(
+                width=width, height=height, encoded_image_string=content
+            )
             yield last, Summary(value=[Summary.Value(tag=f"plots/{name}", image=image)])

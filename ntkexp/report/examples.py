@@ -1,4 +1,5 @@
-"""Names of examples and outputs for tables and pictures: classes, values, texts, phases."""
+"""Names of examples and outputs for tables and pictures: classes, values,
+texts, phases."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class Example:
     shown: NDArray[np.generic]  # pixels, tokens or features
     # for an example of a followed loop, its words or first features; else None
     text: str | None = None
-    phase: int | None = None  # training phase, counted from 1; None if data come in no phases
+    phase: int | None = (
+        None  # training phase, counted from 1; None if data come in no phases
+    )
 
     @property
     def label(self) -> str:
@@ -36,7 +39,8 @@ class Example:
 
 
 def image_pixels(shown: NDArray[Any]) -> NDArray[Any] | None:
-    """Return an image as [height, width] or [height, width, colour]; None if it is not an image."""
+    """Return an image as [height, width] or [height, width, colour];
+    None if it is not an image."""
     if shown.ndim == 2:
         return shown
     if shown.ndim == 3 and shown.shape[0] == 1:
@@ -53,8 +57,14 @@ def example(run: Run, split: str, number: int) -> Example:
     """
     shown = run.data[f"{split}_shown"][number]
     if f"{split}_name" in run.data:
-        words = str(run.data[f"{split}_text"][number]) if f"{split}_text" in run.data else None
-        return named_example(number, str(run.data[f"{split}_name"][number]), shown, words)
+        words = (
+            str(run.data[f"{split}_text"][number])
+            if f"{split}_text" in run.data
+            else None
+        )
+        return named_example(
+            number, str(run.data[f"{split}_name"][number]), shown, words
+        )
     target = run.data[f"{split}_target"][number]
     phase = phase_of(run, split, number)
     if len(run.data["classes"]):
@@ -64,8 +74,11 @@ def example(run: Run, split: str, number: int) -> Example:
     return Example(int(run.data[f"{split}_index"][number]), name, shown, phase=phase)
 
 
-def named_example(number: int, name: str, shown: NDArray[np.generic], words: str | None) -> Example:
-    """Return an example of a followed loop. Its text is `words` or the first of its features."""
+def named_example(
+    number: int, name: str, shown: NDArray[np.generic], words: str | None
+) -> Example:
+    """Return an example of a followed loop. Its text is `words` or the first
+    of its features."""
     if words is not None:
         text = " ".join(map(printable, words.split()))
     elif shown.ndim == 1:
@@ -77,7 +90,8 @@ def named_example(number: int, name: str, shown: NDArray[np.generic], words: str
 
 
 def example_on_axis(run: Run, axis: str, place: int) -> Example:
-    """Return the training example or query at an index along an axis of the contributions."""
+    """Return the training example or query at an index along an axis
+    of the contributions."""
     if axis == "example":
         return example(run, "train", place)
     split = next(split for split, points in run.points.items() if place < points.stop)
@@ -85,7 +99,8 @@ def example_on_axis(run: Run, axis: str, place: int) -> Example:
 
 
 def example_names(run: Run) -> list[str]:
-    """Return the ids of the training examples, or their positions if they have no ids."""
+    """Return the ids of the training examples,
+    or their positions if they have no ids."""
     if has_names(run):
         return [str(name) for name in run.contributions.coords["example"].to_numpy()]
     return list(map(str, range(len(run.data["train_index"]))))
@@ -97,12 +112,13 @@ def has_names(run: Run) -> bool:
     return names.dtype.kind not in "iu" and len(set(names)) == len(names)
 
 
-# --- Classes, phases and outputs. Phases may share outputs: output k is then the k-th class of each
-# phase.
+# --- Classes, phases and outputs. Phases may share outputs:
+# output k is then the k-th class of each phase.
 
 
 def phase_of(run: Run, split: str, number: int) -> int | None:
-    """Return the phase of an example, counted from 1; None if data come in no phases."""
+    """Return the phase of an example, counted from 1;
+    None if data come in no phases."""
     phases = run.data.get(f"{split}_phase")
     if phases is None:
         return None
@@ -110,7 +126,8 @@ def phase_of(run: Run, split: str, number: int) -> int | None:
 
 
 def class_name(run: Run, target: int, phase: int | None) -> str:
-    """Return the name of class `target`. If phases share outputs, the name depends on the phase."""
+    """Return the name of class `target`. If phases share outputs,
+    the name depends on the phase."""
     names = run.data["classes"]
     if phase is not None and PHASE_CLASSES in run.data:
         names = run.data[PHASE_CLASSES][phase - 1]
@@ -120,9 +137,8 @@ def class_name(run: Run, target: int, phase: int | None) -> str:
 def predicted_class(run: Run, outputs: NDArray[Any], phase: int | None) -> str:
     """Return the class that the network predicts, or "" if there are no classes.
 
-    It is the class of the largest output. A single output is positive for the second of two
-    classes.
-    """
+    It is the class of the largest output. A single output is positive
+    for the second of two classes."""
     if not len(run.data["classes"]) or OUT_NAME in run.data:
         return ""
     if len(outputs) == 1:
@@ -131,7 +147,8 @@ def predicted_class(run: Run, outputs: NDArray[Any], phase: int | None) -> str:
 
 
 def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> str:
-    """Return the name of an output: its name in the measure, "f for <class>", "f" or "f[out]"."""
+    """Return the name of an output: its name in the measure, "f for <class>",
+    "f" or "f[out]"."""
     if OUT_NAME in run.data:
         return str(run.data[OUT_NAME][out])
     if outputs == 1:
@@ -153,10 +170,15 @@ def sharing(run: Run, out: int, outputs: int) -> str:
         return f"above 0, f is for {above}; below, for {below}"
     classes_by_output = [
         listed(
-            [f"{shown_name(name)} in phase {number}" for number, name in enumerate(names, start=1)]
+            [
+                f"{shown_name(name)} in phase {number}"
+                for number, name in enumerate(names, start=1)
+            ]
         )
         for names in run.data[PHASE_CLASSES].T.tolist()
     ]
     if outputs > 1:
         return f"this output is for {classes_by_output[out]}"
-    return f"above 0, f is for {classes_by_output[1]}; below, for {classes_by_output[0]}"
+    return (
+        f"above 0, f is for {classes_by_output[1]}; below, for {classes_by_output[0]}"
+    )

@@ -1,10 +1,11 @@
-"""Explanations: contributions of training examples to a prediction, and leave-out effects.
+"""Explanations: contributions of training examples to a prediction,
+and leave-out effects.
 
     f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + the parts that no example caused + rest
 
-`parts.NO_EXAMPLE` lists the parts that no example caused, such as weight decay. `rest` is the error
-of the attribution rule. If there are several outputs, explain the largest output at the query.
-"""
+`parts.NO_EXAMPLE` lists the parts that no example caused, such as weight decay. `rest`
+is the error of the attribution rule. If there are several outputs, explain the largest
+output at the query."""
 
 from __future__ import annotations
 
@@ -20,7 +21,14 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import DECAY, explained_rule
 from ntkexp.records.data import OUT_NAME
-from ntkexp.report.examples import Example, example, output_name, phase_of, predicted_class, sharing
+from ntkexp.report.examples import (
+    Example,
+    example,
+    output_name,
+    phase_of,
+    predicted_class,
+    sharing,
+)
 from ntkexp.report.known_effects import effects_of_run, known_effects
 from ntkexp.report.parts import (
     NO_EXAMPLE,
@@ -59,7 +67,8 @@ TOP = 10  # number of rows that tables show by default
 
 @dataclass(frozen=True)
 class Part:
-    """The contribution `added` of one training example, and its leave-out effect, if known."""
+    """The contribution `added` of one training example,
+    and its leave-out effect, if known."""
 
     example: Example
     added: float
@@ -69,7 +78,8 @@ class Part:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """One output at one query, and the terms that add up to it. Its repr is a text with tables."""
+    """One output at one query, and the terms that add up to it.
+    Its repr is a text with tables."""
 
     split: str
     number: int
@@ -80,10 +90,14 @@ class Explanation:
     prediction: float
     start: float
     sum: float
-    no_example: Mapping[str, float]  # parts that no example caused, by the keys of `NO_EXAMPLE`
+    no_example: Mapping[
+        str, float
+    ]  # parts that no example caused, by the keys of `NO_EXAMPLE`
     rest: float
     parts: tuple[Part, ...]  # the strongest first
-    left_out_is_actual: bool = False  # True if retraining measured `left_out`, False if predicted
+    left_out_is_actual: bool = (
+        False  # True if retraining measured `left_out`, False if predicted
+    )
     warning: str = ""  # reason to withhold the leave-out effects
     movement: Movement | None = None
     predicted: str = ""  # the predicted class; empty without classes
@@ -111,7 +125,8 @@ class Explanation:
         return format_explanation(self, TOP)
 
     def as_json(self, top: int) -> dict[str, Json]:
-        """Return the explanation with the `top` strongest examples, and the sum of the others."""
+        """Return the explanation with the `top` strongest examples,
+        and the sum of the others."""
         fields: dict[str, Json] = {
             "split": self.split,
             "point": self.number,
@@ -133,11 +148,16 @@ class Explanation:
         if self.components:
             fields["components"] = list(json_rows(tabulate_components(self.components)))
         if self.positions:
-            fields["positions"] = list(json_rows(tabulate_positions(self.positions)))[:top]
+            fields["positions"] = list(json_rows(tabulate_positions(self.positions)))[
+                :top
+            ]
         columns = ("index", "name", "added", "half by", "if left out")
         fields["examples"] = json_rows(tabulate_examples(self).select(*columns))[:top]
         others = self.parts[top:]
-        fields["others"] = {"count": len(others), "added": sum(part.added for part in others)}
+        fields["others"] = {
+            "count": len(others),
+            "added": sum(part.added for part in others),
+        }
         return fields
 
 
@@ -149,7 +169,9 @@ def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
     """
     rule = explained_rule(run.rules)
     if rule is None:
-        raise Mistake(f"{run.path} holds no contributions; run it with path.rule=[secant]")
+        raise Mistake(
+            f"{run.path} holds no contributions; run it with path.rule=[secant]"
+        )
     return [explain_one(run, split, number, rule) for number in numbers]
 
 
@@ -191,7 +213,9 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         sum=total,
         no_example=no_example,
         rest=rest,
-        parts=parts_of_examples(contributions, times, effects, partial(example, run, "train")),
+        parts=parts_of_examples(
+            contributions, times, effects, partial(example, run, "train")
+        ),
         left_out_is_actual=is_actual,
         warning=warning,
         movement=movement(parts),
@@ -203,13 +227,17 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
 
 
 def parts_of_examples(
-    contributions: Array, times: Array, effects: Array | None, shown: Callable[[int], Example]
+    contributions: Array,
+    times: Array,
+    effects: Array | None,
+    shown: Callable[[int], Example],
 ) -> tuple[Part, ...]:
     """Return the part of each training example, the strongest first.
 
     Args:
         contributions: The contribution of each example.
-        times: The fraction of the path time after which half of it was added; NaN if unknown.
+        times: The fraction of the path time after which half of it was added;
+            NaN if unknown.
         effects: The leave-out effect of each example, if known.
         shown: A function from the index of an example to the example.
     """
@@ -227,20 +255,24 @@ def parts_of_examples(
 def parts_of_no_example(parts: OutputParts, end: float) -> dict[str, float]:
     """Return the parts of the change that no example caused.
 
-    Omit parts below the rounding error of the output `end`, but always include weight decay.
-    """
+    Omit parts below the rounding error of the output `end`,
+    but always include weight decay."""
     totals = {kind: parts.total(kind) for kind in NO_EXAMPLE}
     least = float(np.finfo(float).eps) * abs(end)
-    return {kind: total for kind, total in totals.items() if abs(total) > least or kind == DECAY}
+    return {
+        kind: total
+        for kind, total in totals.items()
+        if abs(total) > least or kind == DECAY
+    }
 
 
 def worst_points(run: Run, split: str, count: int) -> list[int]:
-    """Return the indices of the `count` attributed queries of a split with the largest errors.
+    """Return the indices of the `count` attributed queries of a split
+    with the largest errors.
 
-    The largest error comes first. If there are no targets, or if the run attributes a measure
-    instead of the outputs, rank by the size of the change. If leave-out effects are known at some
-    queries, choose only from these queries.
-    """
+    The largest error comes first. If there are no targets, or if the run attributes a
+    measure instead of the outputs, rank by the size of the change. If leave-out effects
+    are known at some queries, choose only from these queries."""
     points = slice_of_split(run, split)
     outputs = outputs_of(run, "f_T")[points]
     targets = None if OUT_NAME in run.data else run.data.get(f"{split}_targets")
@@ -250,7 +282,9 @@ def worst_points(run: Run, split: str, count: int) -> list[int]:
     explicable = np.isfinite(error_size)
     rule = explained_rule(run.rules)
     if rule:
-        explicable &= attributed_in_blocks(run.parts(rule).isel(query=points)).any(axis=1)
+        explicable &= attributed_in_blocks(run.parts(rule).isel(query=points)).any(
+            axis=1
+        )
     effects = effects_of_run(run)
     if effects is not None:
         with_effects = explicable & attributed(effects[points]).any(axis=1)
@@ -310,11 +344,17 @@ def tabulate_examples(explanation: Explanation) -> Table:
 
 
 def format_explanations(explanations: Sequence[Explanation], top: int) -> str:
-    return "\n\n".join(format_explanation(explanation, top) for explanation in explanations) + "\n"
+    return (
+        "\n\n".join(
+            format_explanation(explanation, top) for explanation in explanations
+        )
+        + "\n"
+    )
 
 
 def format_explanation(explanation: Explanation, top: int) -> str:
-    """Format one explanation as text: the terms of the output, and the top of each other table."""
+    """Format one explanation as text: the terms of the output,
+    and the top of each other table."""
     point = explanation.point
     columns = ["example", "on a line", "added", "of all parts", "half by"]
     if point.phase is not None:
@@ -329,11 +369,14 @@ def format_explanation(explanation: Explanation, top: int) -> str:
         tables.append(tabulate_components(explanation.components).shortened(top))
     if explanation.positions:
         tables.append(tabulate_positions(explanation.positions).shortened(top))
-    return "\n\n".join([heading_of(explanation), *map(format_text, tables), *notes(explanation)])
+    return "\n\n".join(
+        [heading_of(explanation), *map(format_text, tables), *notes(explanation)]
+    )
 
 
 def heading_of(explanation: Explanation) -> str:
-    """Name the query, say whether the predicted class is right, and state the explained output."""
+    """Name the query, say whether the predicted class is right,
+    and state the explained output."""
     point = explanation.point
     name = f"{explanation.split} {explanation.number}"
     output = f"{explanation.output} = {short(explanation.prediction)}"
@@ -349,9 +392,8 @@ def heading_of(explanation: Explanation) -> str:
 
 
 def notes(explanation: Explanation) -> list[str]:
-    """Return the remarks below the tables. They explain the output, and columns that are easily
-    confused.
-    """
+    """Return the remarks below the tables. They explain the output, and columns that
+    are easily confused."""
     remarks = [explanation.sharing]
     if explanation.movement is not None:
         remarks.append(explanation.movement.sentence)

@@ -1,4 +1,5 @@
-"""Explain one output of a data set of contributions, which need not be stored in a run folder."""
+"""Explain one output of a data set of contributions,
+which need not be stored in a run folder."""
 
 from __future__ import annotations
 
@@ -61,12 +62,15 @@ def explain_attribution(
     nothing = np.zeros(0)
 
     def shown(place: int) -> Example:
-        return find("example", place) or named_example(place, labels[place], nothing, None)
+        return find("example", place) or named_example(
+            place, labels[place], nothing, None
+        )
 
     return Explanation(
         split="query",
         number=query,
-        point=find("query", query) or named_example(query, f"query {query}", nothing, None),
+        point=find("query", query)
+        or named_example(query, f"query {query}", nothing, None),
         out=column,
         output=output_name(arrays, column),
         rule="secant",
@@ -82,7 +86,8 @@ def explain_attribution(
 
 
 def output_name(arrays: xr.Dataset, column: int) -> str:
-    """Return the name of an output in a measure, "f" for a single output, or "f[out]"."""
+    """Return the name of an output in a measure, "f" for a single output,
+    or "f[out]"."""
     name = output_names(arrays)[column]
     if isinstance(name, str):
         return name

@@ -1,16 +1,17 @@
-"""Forgetting: how learning a later phase changes the queries of an earlier phase, by example.
+"""Forgetting: how learning a later phase changes the queries
+of an earlier phase, by example.
 
-The measure of a query is a margin if there are classes, and the negative loss otherwise. The margin
-is y f if there is one output, and f_y − f_c otherwise; c is the strongest wrong class at the end of
-the run. The loss is ½‖f − t‖² with target t. Let f̄ be the mean of the outputs before and after the
-phase. Then the change of the measure is linear in Δf:
+The measure of a query is a margin if there are classes, and the negative loss
+otherwise. The margin is y f if there is one output, and f_y − f_c otherwise; c is the
+strongest wrong class at the end of the run. The loss is ½‖f − t‖² with target t. Let f̄
+be the mean of the outputs before and after the phase. Then the change of the measure is
+linear in Δf:
 
     Δ margin = g · Δf,    g = y, or e_y − e_c;      Δ(−½‖f − t‖²) = (t − f̄) · Δf;      Δf = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
 
-𝒮_p and 𝒟_p are the contributions of examples and of weight decay in phase p. So the parts of the
-examples and of weight decay add up to the change of the measure, up to rounding. All results are
-means over the queries.
-"""
+𝒮_p and 𝒟_p are the contributions of examples and of weight decay in phase p. So the
+parts of the examples and of weight decay add up to the change of the measure, up to
+rounding. All results are means over the queries."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Forgetting:
-    """The effect of learning phase `during` on queries of phase `task`, counted from 1."""
+    """The effect of learning phase `during` on queries of phase `task`,
+    counted from 1."""
 
     task: int
     during: int
@@ -80,13 +82,14 @@ class Forgetting:
     @property
     def worst(self) -> list[int]:
         """The indices of the examples with negative parts, the largest harm first."""
-        return [k for k in np.argsort(self.by, kind="stable").tolist() if self.by[k] < 0]
+        return [
+            k for k in np.argsort(self.by, kind="stable").tolist() if self.by[k] < 0
+        ]
 
     @property
     def halving(self) -> int:
-        """The smallest number of examples whose negative parts add up to at least half of `harm`; 0
-        if no part is negative.
-        """
+        """The smallest number of examples whose negative parts add up to at least half
+        of `harm`; 0 if no part is negative."""
         harm_so_far = np.cumsum([-self.by[k] for k in self.worst])
         if not len(harm_so_far):
             return 0
@@ -111,7 +114,9 @@ class LaterPhase:
     @cached_property
     def attributed(self) -> NDArray[np.bool_]:
         """A mask, [point]. True if all outputs at the query were attributed."""
-        return np.concatenate([np.isfinite(block).all(axis=(1, 2)) for block in blocks(self.parts)])
+        return np.concatenate(
+            [np.isfinite(block).all(axis=(1, 2)) for block in blocks(self.parts)]
+        )
 
     def by_example(self, queries: NDArray[np.int64], slope: Array) -> Array:
         """Return the change of the measure due to each example, summed over `queries`:
@@ -123,14 +128,15 @@ class LaterPhase:
         first = 0
         for block in blocks(self.parts):
             inside = (queries >= first) & (queries < first + len(block))
-            total += np.einsum("xc,xci->i", slope[inside], block[queries[inside] - first])
+            total += np.einsum(
+                "xc,xci->i", slope[inside], block[queries[inside] - first]
+            )
             first += len(block)
         return total
 
     def to(self, task: int) -> Forgetting | None:
-        """Return the effect on the attributed queries of a task, or None if the task has no
-        attributed query.
-        """
+        """Return the effect on the attributed queries of a task, or None if the task
+        has no attributed query."""
         # select the outputs at the queries of the task, before and after the phase
         run = self.run
         contributions = run.contributions
@@ -173,13 +179,17 @@ def forgettings(run: Run) -> list[Forgetting]:
 
     Return [] unless the run has contributions by phase at all outputs.
     """
-    split = next((name for name in ("query", "test", "train") if name in run.points), None)
+    split = next(
+        (name for name in ("query", "test", "train") if name in run.points), None
+    )
     if BY_PHASE not in run.contributions or split is None:
         return []
     if len(run.outs) < run.predictions.sizes["out"]:
         return []
     effects = [
-        phase.to(task) for phase in later_phases(run, split) for task in range(1, phase.during)
+        phase.to(task)
+        for phase in later_phases(run, split)
+        for task in range(1, phase.during)
     ]
     return [effect for effect in effects if effect is not None]
 
@@ -210,8 +220,8 @@ def measure_slopes(
 ) -> Array:
     """Return the derivative g of the measure with respect to the outputs, [query, out].
 
-    `end` are the outputs at the end of the run, and `middle` is f̄. Without `labels`, the measure
-    is the negative loss.
+    `end` are the outputs at the end of the run, and `middle` is f̄. Without `labels`,
+    the measure is the negative loss.
 
     >>> targets, end = np.array([[-1.0, 1.0, -1.0]]), np.array([[0.5, 0.0, 0.7]])
     >>> measure_slopes(np.array([1]), targets, end, np.zeros((1, 3))).tolist()
@@ -249,12 +259,13 @@ def share_right(targets: Array, outputs: Array) -> float:
     return float((outputs.argmax(axis=1) == targets.argmax(axis=1)).mean())
 
 
-# --- Forgetting as text: a sentence for each pair of phases, and a table of the most harmful
-# examples.
+# --- Forgetting as text: a sentence for each pair of phases,
+# and a table of the most harmful examples.
 
 
 def format_tasks(run: Run, top: int) -> str:
-    """Describe how each phase changed earlier tasks, and list the most harmful examples.
+    """Describe how each phase changed earlier tasks,
+    and list the most harmful examples.
 
     Return "" if the run has no phases.
     """
@@ -269,7 +280,8 @@ def format_tasks(run: Run, top: int) -> str:
 
 
 def forgetting_sentence(forgetting: Forgetting) -> str:
-    """Describe the change of the measure of a task, and the contribution of each phase."""
+    """Describe the change of the measure of a task,
+    and the contribution of each phase."""
     task_name, phase_name = forgetting.names
     measure, sign = measure_and_sign(forgetting)
     moved = describe_change(sign * forgetting.before, sign * forgetting.after, short)
@@ -292,25 +304,31 @@ def measure_and_sign(forgetting: Forgetting) -> tuple[str, int]:
 
 
 def describe_change(before: float, after: float, spell: Callable[[float], str]) -> str:
-    """Describe how a number changed. Numbers that format to the same text count as equal.
+    """Describe how a number changed. Numbers that format
+    to the same text count as equal.
 
     >>> describe_change(1.0, 0.71, percent), describe_change(0.5, 0.5, short)
     ('fell from 100 % to 71 %', 'stayed at 0.5')
     """
     if spell(before) == spell(after):
         return f"stayed at {spell(after)}"
-    return f"{'fell' if after < before else 'rose'} from {spell(before)} to {spell(after)}"
+    return (
+        f"{'fell' if after < before else 'rose'} from {spell(before)} to {spell(after)}"
+    )
 
 
 def describe_causes(forgetting: Forgetting) -> str:
-    """Describe how much the examples of each phase and weight decay changed the measure."""
+    """Describe how much the examples of each phase
+    and weight decay changed the measure."""
     _, sign = measure_and_sign(forgetting)
 
     def signed(part: float) -> str:
         return format_signed(sign * part)
 
     during = forgetting.during
-    clauses = [f"examples of phase {during} moved it by {signed(forgetting.of_phase(during))}"]
+    clauses = [
+        f"examples of phase {during} moved it by {signed(forgetting.of_phase(during))}"
+    ]
     for phase in sorted({*forgetting.learned_in} - {during}):
         part = forgetting.of_phase(phase)
         if part:
@@ -347,13 +365,14 @@ def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
     return Table(columns, tuple(rows))
 
 
-# --- Prediction of forgetting from the tangent kernel K at the switch between two tasks:
+# --- Prediction of forgetting from the tangent kernel K
+# at the switch between two tasks:
 #
 #     Δf(x) ≈ −Σ_s η_s w K(x, B) r_s,    r_{s+1} = (1 − η_s w K(B, B)) r_s,    r_0 = ℓ′(f(B))
 #
-# B are the examples of the later task, w is their weight in the loss, and x is any query. The
-# prediction is exact if the kernel does not change. It needs full-batch gradient descent and the
-# squared loss.
+# B are the examples of the later task, w is their weight in the loss, and x is any
+# query. The prediction is exact if the kernel does not change. It needs full-batch
+# gradient descent and the squared loss.
 
 
 PREDICTABLE_SETTINGS = {
@@ -369,10 +388,9 @@ def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
 
     Return [point, out].
 
-    Return None if the run does not have `PREDICTABLE_SETTINGS`, or stored no kernel at the start of
-    the phase. As a control, `shift` rotates the columns K(x, xᵢ) of the phase's examples by `shift`
-    positions.
-    """
+    Return None if the run does not have `PREDICTABLE_SETTINGS`, or stored no kernel at
+    the start of the phase. As a control, `shift` rotates the columns K(x, xᵢ) of the
+    phase's examples by `shift` positions."""
     settings = flatten_config(run.config)
     if any(settings.get(key) != value for key, value in PREDICTABLE_SETTINGS.items()):
         return None
@@ -383,8 +401,12 @@ def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
     if not len(snapshots):
         return None
     learned = np.flatnonzero(run.contributions["example_phase"].to_numpy() == during)
-    kernel = run.kernels["tangent"].isel(snapshot=snapshots[0]).to_numpy()[:, :, learned]
-    residual = run.kernels["output_gradient"].isel(snapshot=snapshots[0]).to_numpy()[learned]
+    kernel = (
+        run.kernels["tangent"].isel(snapshot=snapshots[0]).to_numpy()[:, :, learned]
+    )
+    residual = (
+        run.kernels["output_gradient"].isel(snapshot=snapshots[0]).to_numpy()[learned]
+    )
     weight = 1 / len(learned) if settings["loss.reduction"] == "mean" else 1.0
     weight /= float(settings["init.alpha"]) ** 2 if settings["init.centred"] else 1.0
     own_kernel = kernel[run.points["train"]][learned]
@@ -392,8 +414,11 @@ def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
     return descended(np.roll(kernel, shift, axis=2), own_kernel, residual, step_sizes)
 
 
-def descended(kernel: Array, own_kernel: Array, residual: Array, step_sizes: Array) -> Array:
-    """Return the change of the outputs in kernel gradient descent with constant kernels.
+def descended(
+    kernel: Array, own_kernel: Array, residual: Array, step_sizes: Array
+) -> Array:
+    """Return the change of the outputs in kernel gradient descent
+    with constant kernels.
 
     `kernel` is K(x, B), `own_kernel` is K(B, B), and `residual` is r_0.
 

@@ -1,4 +1,5 @@
-"""Lists of run folders: their states, filters, and configuration keys that differ between runs."""
+"""Lists of run folders: their states, filters,
+and configuration keys that differ between runs."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ from ntkexp.records.folder import (
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested configuration to dotted keys.
 
-    The name of a component replaces its `_target_`. The keys in `CIRCUMSTANCES` are dropped,
-    because they do not change results.
+    The name of a component replaces its `_target_`. The keys in `CIRCUMSTANCES` are
+    dropped, because they do not change results.
 
     >>> flatten_config({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
     {'model': 'mlp', 'model.width': 8, 'seed': 0}
@@ -42,13 +43,17 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any
         elif key == "_target_":
             leaves |= {prefix.rstrip("."): option_name(str(value))} if prefix else {}
         elif prefix or key not in CIRCUMSTANCES:
-            leaves[prefix + key] = list_in_words(value) if isinstance(value, list) else value
+            leaves[prefix + key] = (
+                list_in_words(value) if isinstance(value, list) else value
+            )
     return leaves
 
 
 def list_in_words(items: list[Any]) -> str:
     words = [
-        option_name(str(item.get("_target_"))) if isinstance(item, Mapping) else str(item)
+        option_name(str(item.get("_target_")))
+        if isinstance(item, Mapping)
+        else str(item)
         for item in items
     ]
     return f"[{','.join(words)}]"
@@ -63,7 +68,9 @@ def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
     ['width', 'seed']
     """
     keys = dict.fromkeys(key for config in configs for key in config)
-    return [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
+    return [
+        key for key in keys if len({str(config.get(key)) for config in configs}) > 1
+    ]
 
 
 # --- Run folders and filters.
@@ -106,14 +113,19 @@ def list_runs(folder: Path) -> list[ListedRun]:
             runs.append(ListedRun(path, state, flatten_config(run.config), outcome))
         except Mistake as mistake:
             runs.append(ListedRun(path, state, {}, str(mistake)))
-        except Exception as error:  # one broken folder must not prevent listing the others
-            reason = f"{path} cannot be read ({type(error).__name__}: {first_line(error)})"
+        except (
+            Exception
+        ) as error:  # one broken folder must not prevent listing the others
+            reason = (
+                f"{path} cannot be read ({type(error).__name__}: {first_line(error)})"
+            )
             runs.append(ListedRun(path, state, {}, reason))
     return runs
 
 
 def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str:
-    """Return the outcome of a finished run, the error of a failed run, or else the last step."""
+    """Return the outcome of a finished run, the error of a failed run,
+    or else the last step."""
     path = folder.path
     try:
         if (path / DONE).is_file():
@@ -121,7 +133,11 @@ def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str
         error = path / "error.txt"
         if state in {"interrupted", "dead"} and error.is_file():
             refuse_special(error, str(error), MAX_READ_FOR_STATE)
-            return error.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            return (
+                error.read_text(encoding="utf-8", errors="replace")
+                .strip()
+                .rpartition("\n")[2]
+            )
         reached = folder.progress
         return f"step {reached['step']} of {reached['steps']}"
     except (Mistake, OSError, KeyError):
@@ -129,7 +145,8 @@ def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str
 
 
 def filter_runs(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]:
-    """Return the runs that pass every filter. Raise if no run has the key of a filter."""
+    """Return the runs that pass every filter.
+    Raise if no run has the key of a filter."""
     pairs = [text.partition("=") for text in filters]
     keys = {key for one in runs for key in one.facts} | {"state", "run"}
     for text, (key, sign, _) in zip(filters, pairs, strict=True):
@@ -140,7 +157,9 @@ def filter_runs(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[Liste
         if key not in keys and runs:
             raise Mistake(f"'{text}': no run has the key {key}{nearest(key, keys)}")
     return [
-        one for one in runs if all(matches(one.facts.get(key), value) for key, _, value in pairs)
+        one
+        for one in runs
+        if all(matches(one.facts.get(key), value) for key, _, value in pairs)
     ]
 
 
@@ -159,7 +178,8 @@ def matches(value: str | None, pattern: str) -> bool:
 
 
 def delete(run: ListedRun) -> None:
-    """Delete a run folder. Raise if it is not a run folder, or if a process is writing to it."""
+    """Delete a run folder. Raise if it is not a run folder,
+    or if a process is writing to it."""
     if not is_run_folder(run.path) or run.path.is_symlink():
         raise Mistake(f"{run.path} is not a run folder; nothing was deleted there")
     if not RunFolder(run.path).is_ours:
@@ -169,7 +189,9 @@ def delete(run: ListedRun) -> None:
     try:
         descriptor = acquire(run.path / LOCK)
     except BlockingIOError:
-        raise Mistake(f"{run.path} is being written; stop the run before deleting it") from None
+        raise Mistake(
+            f"{run.path} is being written; stop the run before deleting it"
+        ) from None
     try:
         RunFolder(run.path).clear()
         (run.path / LOCK).unlink()

@@ -1,4 +1,5 @@
-"""The leave-out effects of a run: predicted from its training, or measured by retraining."""
+"""The leave-out effects of a run: predicted from its training,
+or measured by retraining."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Array: TypeAlias = NDArray[np.float64]
 
 
 def effects_of_run(run: Run) -> Array | None:
-    """Return the leave-out effects, [query, out, example], or None if the run has none."""
+    """Return the leave-out effects, [query, out, example],
+    or None if the run has none."""
     if EFFECT not in run.contributions:
         return None
     return np.asarray(run.contributions[EFFECT].to_numpy(), dtype=float)
@@ -38,10 +40,13 @@ class KnownEffects:
     outs: tuple[int, ...]  # labels of the axis `out`
     check: LeaveOut | None
     agreement: Agreement | None
-    is_actual: bool = False  # True if `predicted` was measured by retraining without each example
+    is_actual: bool = (
+        False  # True if `predicted` was measured by retraining without each example
+    )
 
     def at(self, query: int, out: int) -> tuple[Array, bool] | None:
-        """Return the effects on one output, [example], and True if retraining measured them.
+        """Return the effects on one output, [example],
+        and True if retraining measured them.
 
         Return None if they are unknown.
         """
@@ -56,10 +61,11 @@ class KnownEffects:
         return None
 
     def credible_at(self, query: int, out: int) -> tuple[Array | None, bool, str]:
-        """Return the effects on one output, True if retraining measured them, and a warning.
+        """Return the effects on one output, True if retraining measured them,
+        and a warning.
 
-        If the run's retrainings contradict predicted effects, return None in place of the effects.
-        """
+        If the run's retrainings contradict predicted effects,
+        return None in place of the effects."""
         known = self.at(query, out)
         if known is None:
             return None, False, ""
@@ -84,12 +90,17 @@ def known_effects(run: Run) -> KnownEffects | None:
     path = run.sealed(STORE)
     refuse_odd_leave_out(path, run.axes.lengths, len(run.outs))
     check = read_leave_out(path)
-    growth = 1.0 if is_actual else float(facts.get("growth") or inf)  # JSON has no infinity
-    return KnownEffects(predicted, run.outs, check, agreement_of(check, growth), is_actual)
+    growth = (
+        1.0 if is_actual else float(facts.get("growth") or inf)
+    )  # JSON has no infinity
+    return KnownEffects(
+        predicted, run.outs, check, agreement_of(check, growth), is_actual
+    )
 
 
 def influence(parts: Array) -> Array:
-    """Return the norm of each example's effects, [example], given `parts` [query, out, example].
+    """Return the norm of each example's effects, [example],
+    given `parts` [query, out, example].
 
     >>> influence(np.array([[[3.0, 0.0], [4.0, np.nan]]]))
     array([5., 0.])

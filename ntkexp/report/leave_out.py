@@ -1,8 +1,9 @@
-"""The leave-out check: do predicted leave-out effects agree with retrainings without the examples?
+"""The leave-out check: do predicted leave-out effects agree
+with retrainings without the examples?
 
-The predicted and actual changes of each removal are divided by the root mean square of its actual
-changes, so that all removals have the same weight. The check reports two numbers over all removals,
-queries and outputs:
+The predicted and actual changes of each removal are divided by the root mean square of
+its actual changes, so that all removals have the same weight. The check reports two
+numbers over all removals, queries and outputs:
 
     correlation   the correlation of predicted with actual changes
     size          the ratio √(Σ predicted²/Σ actual²)
@@ -20,15 +21,14 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import LeaveOut
 from ntkexp.text import counted, percent, short
 
-# If predicted effects correlate less with retrainings, they are shown only with a warning.
+# If predicted effects correlate less with retrainings,
+# they are shown only with a warning.
 MIN_CORRELATION = 0.5
-# If training amplifies small differences of the weights by more than this factor, leave-out effects
-# are dominated by chance.
+# If training amplifies small differences of the weights by more than this factor,
+# leave-out effects are dominated by chance.
 MAX_GROWTH = 1e3
 
-REMEDY = (
-    "smooth activations (tanh, gelu), smaller steps or a larger optimizer.eps make it predictable"
-)
+REMEDY = "smooth activations (tanh, gelu), smaller steps or a larger optimizer.eps make it predictable"
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,25 @@ class Agreement:
         if self.believed:
             return f"{sentence}, and are {size_error(self.size)}"
         if not self.growth <= MAX_GROWTH:
-            sentence += f" and differences grow {short(self.growth)}-fold along the training"
+            sentence += (
+                f" and differences grow {short(self.growth)}-fold along the training"
+            )
         return f"{sentence}, so what would change is not predictable here; {REMEDY}"
 
 
-def remarks_on_trainings(examples: int, doubts: Sequence[str], check: LeaveOut | None) -> list[str]:
-    """Return remarks on effects that retraining measured: number, doubts, and additivity."""
-    notes = [f"effects are changes in {examples} trainings, each without one example", *doubts]
+def remarks_on_trainings(
+    examples: int, doubts: Sequence[str], check: LeaveOut | None
+) -> list[str]:
+    """Return remarks on effects that retraining measured: number, doubts,
+    and additivity."""
+    notes = [
+        f"effects are changes in {examples} trainings, each without one example",
+        *doubts,
+    ]
     if check is not None:
-        notes.append(f"of groups, sums of effects: {agreement_of(check, growth=1.0).sentence}")
+        notes.append(
+            f"of groups, sums of effects: {agreement_of(check, growth=1.0).sentence}"
+        )
     return notes
 
 
@@ -93,7 +103,9 @@ def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
     spread = float(predicted.std() * actual.std()) if len(actual) else 0.0
     if not 0 < spread < inf:
         return Agreement(len(retrained.removals), nan, nan, growth)
-    covariance = float(np.mean((predicted - predicted.mean()) * (actual - actual.mean())))
+    covariance = float(
+        np.mean((predicted - predicted.mean()) * (actual - actual.mean()))
+    )
     size = sqrt(float((predicted**2).sum() / (actual**2).sum()))
     return Agreement(len(retrained.removals), covariance / spread, size, growth)
 
@@ -103,8 +115,8 @@ def scaled_changes(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the predicted and actual changes of all removals that have a prediction.
 
-    The changes of each removal are divided by the root mean square of its actual changes.
-    """
+    The changes of each removal are divided by the root mean square
+    of its actual changes."""
     predicted = [np.zeros(0)]
     actual = [np.zeros(0)]
     for removal, is_known in enumerate(known):

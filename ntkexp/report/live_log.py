@@ -3,11 +3,10 @@
     metrics/<column>            the columns of metrics.csv, at each step
     ladder/<split>/<machine>    relative errors of kernel machines, at the last step
 
-The events of a finished run (`events.py`) have the same names and steps. A resumed run continues
-its log; the key of the log is in the checkpoint. The log first receives all steps before the
-checkpoint from metrics.csv, and ignores steps that it already has. So each step is logged exactly
-once, even if the run was interrupted.
-"""
+The events of a finished run (`events.py`) have the same names and steps. A resumed run
+continues its log; the key of the log is in the checkpoint. The log first receives all
+steps before the checkpoint from metrics.csv, and ignores steps that it already has. So
+each step is logged exactly once, even if the run was interrupted."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ from ntkexp.records.folder import EVENTS
 from ntkexp.records.results import Result
 
 PLACE = Path("tensorboard")
-NAME = (
-    "events.out.tfevents."  # TensorBoard needs `tfevents` in the name; a suffix distinguishes files
+NAME = "events.out.tfevents."  # TensorBoard needs `tfevents` in the name; a suffix distinguishes files
+EVENT_VERSION = (
+    "brain.Event:2"  # the version of the file format, written in the first event
 )
-EVENT_VERSION = "brain.Event:2"  # the version of the file format, written in the first event
 
 PROJECT = "ntkexp"
 """The default project (Weights & Biases) or experiment (MLflow)."""
@@ -41,8 +40,13 @@ Row: TypeAlias = Mapping[str, float | int | None]
 
 
 def event_files(folder: Path) -> list[str]:
-    """Return the relative paths of the event files that this package wrote in a run folder."""
-    files = (path for path in (folder / PLACE).glob(f"{NAME}*") if re.fullmatch(EVENTS, path.name))
+    """Return the relative paths of the event files that this package wrote
+    in a run folder."""
+    files = (
+        path
+        for path in (folder / PLACE).glob(f"{NAME}*")
+        if re.fullmatch(EVENTS, path.name)
+    )
     return [path.relative_to(folder).as_posix() for path in files]
 
 
@@ -57,13 +61,13 @@ def ladder_name(split: str, machine: str) -> str:
 class AbstractLog(ABC):
     """A service or file that receives the measured numbers of a run.
 
-    Callers call `begin`, `write` for each step, `conclude`, and `end`. Each method may raise any
-    error.
-    """
+    Callers call `begin`, `write` for each step, `conclude`, and `end`.
+    Each method may raise any error."""
 
     @abstractmethod
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
-        """Create the log of a run, or continue the log with this key. Return the key of the log."""
+        """Create the log of a run, or continue the log with this key.
+        Return the key of the log."""
 
     @abstractmethod
     def write(self, numbers: Numbers, step: int) -> None:
@@ -82,7 +86,8 @@ class AbstractLog(ABC):
 
 
 class Wandb(AbstractLog):
-    """A run of Weights & Biases, named after the folder, with the results in its summary."""
+    """A run of Weights & Biases, named after the folder,
+    with the results in its summary."""
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
         import wandb  # noqa: PLC0415  an extra
@@ -127,18 +132,25 @@ class Mlflow(AbstractLog):
         if key is not None:
             self.key = key
             self.client.update_run(key, status="RUNNING")
-            known = [at.step for at in self.client.get_metric_history(key, metric_name("loss"))]
+            known = [
+                at.step
+                for at in self.client.get_metric_history(key, metric_name("loss"))
+            ]
             self.next = max(known, default=-1) + 1
             return key
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self.client.get_experiment_by_name(name)
         place = (
-            self.client.create_experiment(name) if experiment is None else experiment.experiment_id
+            self.client.create_experiment(name)
+            if experiment is None
+            else experiment.experiment_id
         )
         self.key = str(self.client.create_run(place, run_name=folder.name).info.run_id)
         params = [Param(name, str(value)) for name, value in flattened(config).items()]
         for first in range(0, len(params), MLFLOW_BATCH_PARAMS):
-            self.client.log_batch(self.key, params=params[first : first + MLFLOW_BATCH_PARAMS])
+            self.client.log_batch(
+                self.key, params=params[first : first + MLFLOW_BATCH_PARAMS]
+            )
         return self.key
 
     def write(self, numbers: Numbers, step: int) -> None:
@@ -152,10 +164,13 @@ class Mlflow(AbstractLog):
 
     def add(self, numbers: Numbers, step: int) -> None:
         now = time.time_ns() // 1_000_000
-        self.waiting += [self.metric(name, value, now, step) for name, value in numbers.items()]
+        self.waiting += [
+            self.metric(name, value, now, step) for name, value in numbers.items()
+        ]
 
     def send(self) -> None:
-        """Send all waiting numbers in batches, because one request is slower than a small step."""
+        """Send all waiting numbers in batches,
+        because one request is slower than a small step."""
         while self.waiting:
             self.client.log_batch(self.key, metrics=self.waiting[:MLFLOW_BATCH_METRICS])
             del self.waiting[:MLFLOW_BATCH_METRICS]
@@ -192,9 +207,8 @@ def flattened(config: Mapping[str, Any], under: str = "") -> dict[str, Any]:
 class TensorBoard(AbstractLog):
     """An event file in the run folder. TensorBoard can read it during the run.
 
-    A resumed run writes a new file with all steps. Earlier files are kept, because TensorBoard
-    stops reading when an open file disappears.
-    """
+    A resumed run writes a new file with all steps. Earlier files are kept, because
+    TensorBoard stops reading when an open file disappears."""
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # noqa: PLC0415  an extra
@@ -207,7 +221,9 @@ class TensorBoard(AbstractLog):
         if key is None:  # a new log replaces the logs of earlier runs in this folder
             for other in event_files(folder):
                 (folder / other).unlink()
-        path = place / f"{NAME}{time.time_ns()}"  # the name sorts after the names of earlier files
+        path = (
+            place / f"{NAME}{time.time_ns()}"
+        )  # the name sorts after the names of earlier files
         self.file = path.open("xb")
         self.records = RecordWriter(self.file)
         self.add(file_version=EVENT_VERSION)
@@ -216,11 +232,14 @@ class TensorBoard(AbstractLog):
         return path.name
 
     def add(self, **content: Any) -> None:  # `content`: fields of the Event message
-        self.records.write(self.event(wall_time=time.time(), **content).SerializeToString())
+        self.records.write(
+            self.event(wall_time=time.time(), **content).SerializeToString()
+        )
 
     def write(self, numbers: Numbers, step: int) -> None:
         values = [
-            self.summary.Value(tag=name, simple_value=value) for name, value in numbers.items()
+            self.summary.Value(tag=name, simple_value=value)
+            for name, value in numbers.items()
         ]
         self.add(step=step, summary=self.summary(value=values))
         self.file.flush()
@@ -237,7 +256,8 @@ LOGS: Mapping[str, type[AbstractLog]] = {
     "mlflow": Mlflow,
     "tensorboard": TensorBoard,
 }
-"""The log classes by the names of their packages. The packages are optional dependencies."""
+"""The log classes by the names of their packages.
+The packages are optional dependencies."""
 
 
 def check_log(name: str) -> None:
@@ -250,11 +270,13 @@ def check_log(name: str) -> None:
     if name not in LOGS:
         *most, last = LOGS
         raise WrongArgument(
-            f"log={name}: it takes {', '.join(most)} or {last}{nearest(name, LOGS)}", "log"
+            f"log={name}: it takes {', '.join(most)} or {last}{nearest(name, LOGS)}",
+            "log",
         )
     if find_spec(name) is None:
         raise WrongArgument(
-            f"log={name} needs {name}, which is not installed: pip install 'ntkexp[{name}]'", "log"
+            f"log={name} needs {name}, which is not installed: pip install 'ntkexp[{name}]'",
+            "log",
         )
 
 
@@ -310,14 +332,15 @@ def open_log(
 ) -> Iterator[LiveLog]:
     """Yield the log of a run.
 
-    If there is a `key`, continue the log with that key. The log first receives the `earlier` rows
-    of metrics.csv.
-    """
+    If there is a `key`, continue the log with that key. The log first receives the
+    `earlier` rows of metrics.csv."""
     log = LOGS[name]()
     try:
         live = LiveLog(name, log, progress, log.begin(folder, config, key))
     except Exception as error:  # libraries and servers may raise anything
-        raise WrongArgument(f"log={name} cannot begin: {first_line(error)}", "log") from error
+        raise WrongArgument(
+            f"log={name} cannot begin: {first_line(error)}", "log"
+        ) from error
     finished = False
     try:
         for row in earlier:

@@ -28,11 +28,14 @@ class LoadedRun(Run):
     Attributes:
         path: The folder of the run.
         config: The settings, as a nested dict.
-        metrics: Loss, kernel change, spectrum and more, a data frame with one row per step.
+        metrics: Loss, kernel change, spectrum and more,
+            a data frame with one row per step.
         results: The table of kernel machines, a data frame.
         predictions: The outputs of each kernel machine, [machine, point, out].
-        kernels: Tangent kernels by snapshot, and path kernels by rule, an xarray data set.
-        contributions: An `Attribution` with contributions, decay and other parts of the change.
+        kernels: Tangent kernels by snapshot, and path kernels by rule,
+            an xarray data set.
+        contributions: An `Attribution` with contributions,
+            decay and other parts of the change.
         plot: Pictures as methods, such as `run.plot.ladder()`.
         diagnostics: The arrays of `diagnostics=` by snapshot, an xarray data set.
         outcome: The result of training in words.
@@ -40,7 +43,8 @@ class LoadedRun(Run):
 
     @cached_property
     def contributions(self) -> Attribution:
-        """The contributions (see `records.contributions`), with `to_scores` and pictures."""
+        """The contributions (see `records.contributions`),
+        with `to_scores` and pictures."""
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray
 
         arrays = super().contributions
@@ -56,7 +60,8 @@ class LoadedRun(Run):
         return RunPlots(self)
 
     def _repr_html_(self) -> str:
-        """Return the HTML for notebooks: the outcome of training, and the table of errors."""
+        """Return the HTML for notebooks: the outcome of training,
+        and the table of errors."""
         text = "\n\n".join(
             [f"{self.name}: {self.outcome}", format_text(tabulate_ladder(self.ladder))]
         )
@@ -67,7 +72,8 @@ def load_run(folder: Path | str) -> LoadedRun:
     """Load a finished run.
 
     Args:
-        folder: The folder of the run, which the command prints, or of an attributed trace.
+        folder: The folder of the run, which the command prints,
+            or of an attributed trace.
 
     Returns:
         The run, with tables, arrays and pictures.

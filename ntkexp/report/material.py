@@ -1,4 +1,5 @@
-"""The content of a report on several runs and sweeps: two sentences and short tables."""
+"""The content of a report on several runs and sweeps:
+two sentences and short tables."""
 
 from __future__ import annotations
 
@@ -20,7 +21,14 @@ from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.run import Run, load_runs, unreadable
-from ntkexp.report.sentence import COMPARED, SPOKEN, Likeness, clause, ladder_sentence, standing
+from ntkexp.report.sentence import (
+    COMPARED,
+    SPOKEN,
+    Likeness,
+    clause,
+    ladder_sentence,
+    standing,
+)
 from ntkexp.text import MISSING, counted, listed, percent, printable, short
 
 SHOWN_MEASURES = ("kernel_change", "weights_moved", "loss")
@@ -28,7 +36,8 @@ LAW_COLUMNS = ("exponent", "low", "high", "theory", "verdict", "more_seeds", "cu
 
 
 def sweep_extent(sweep: Sweep) -> str:
-    """Describe the axes of a sweep with their values or ranges, and the number of seeds.
+    """Describe the axes of a sweep with their values or ranges,
+    and the number of seeds.
 
     >>> from pathlib import Path
     >>> axes = {"model.width": (128, 32, 64)}
@@ -45,7 +54,9 @@ def sweep_extent(sweep: Sweep) -> str:
         if len(numbers) < max(3, len(values)):
             parts.append(f"{key} {', '.join(map(str, values))}")
         else:
-            parts.append(f"{key} {len(values)} values from {min(numbers)} to {max(numbers)}")
+            parts.append(
+                f"{key} {len(values)} values from {min(numbers)} to {max(numbers)}"
+            )
     seeds = len({run.seed for run in sweep.runs})
     if seeds > 1:
         parts.append(f"{seeds} seeds")
@@ -56,10 +67,15 @@ def sweep_extent(sweep: Sweep) -> str:
 
 
 def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
-    """Return a row for each fitted law of a sweep. Quantities are named in words and by key."""
+    """Return a row for each fitted law of a sweep.
+    Quantities are named in words and by key."""
     theory = []
     for expected in (law.fit.expected for law in analysis.laws):
-        text = None if expected is None else f"{limit(expected)} ± {short(expected.margin)}"
+        text = (
+            None
+            if expected is None
+            else f"{limit(expected)} ± {short(expected.margin)}"
+        )
         theory.append(text)
     fits = analysis.fits.assign(theory=pd.Series(theory, dtype=object))
     words = []
@@ -74,8 +90,8 @@ def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
 
 
 def tabulate_points(analysis: Analysis) -> pd.DataFrame:
-    """Return a row for each point of a sweep that has runs: the main means, intervals, and numbers
-    of runs.
+    """Return a row for each point of a sweep that has runs: the main means,
+    intervals, and numbers of runs.
 
     The CSV file of the sweep has all means.
     """
@@ -92,7 +108,9 @@ def tabulate_points(analysis: Analysis) -> pd.DataFrame:
     # the quantities of one point may come from different numbers of runs
     counts = table[[f"{name}.count" for name in shown]].to_numpy(dtype=int).tolist()
     ranges = [(min(row, default=0), max(row, default=0)) for row in counts]
-    points["runs"] = [str(low) if low == high else f"{low} to {high}" for low, high in ranges]
+    points["runs"] = [
+        str(low) if low == high else f"{low} to {high}" for low, high in ranges
+    ]
     for name in shown:
         points[name] = table[f"{name}.mean"]
         if table[f"{name}.low"].notna().any():
@@ -122,7 +140,8 @@ class NothingLeft(Mistake):
 
 @dataclass(frozen=True)
 class Material:
-    """The runs and sweeps of a report, and the reasons why other folders were left out."""
+    """The runs and sweeps of a report, and the reasons why other folders were left
+    out."""
 
     runs: tuple[Run, ...]
     analyses: tuple[Analysis, ...]
@@ -134,7 +153,8 @@ class Material:
 
     @property
     def left_out_line(self) -> str:
-        """The reasons for leaving folders out, in one line; empty if nothing was left out."""
+        """The reasons for leaving folders out, in one line;
+        empty if nothing was left out."""
         if not self.left_out:
             return ""
         return f"left out: {printable('; '.join(self.left_out))}"
@@ -143,8 +163,8 @@ class Material:
 def gather(named: Sequence[str], outputs: Path) -> Material:
     """Read the runs and sweeps of a report.
 
-    A name is a run folder, a sweep (its name or file), or a folder of runs. Without names, read
-    everything inside `outputs`. Raise `NothingLeft` if no run can be read.
+    A name is a run folder, a sweep (its name or file), or a folder of runs. Without
+    names, read everything inside `outputs`. Raise `NothingLeft` if no run can be read.
     """
     paths = [path for name in named for path in paths_of_name(name, outputs)]
     paths = paths or list(results_inside(outputs))
@@ -157,7 +177,8 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
             except Mistake as mistake:
                 left_out.append(str(mistake))
 
-    # keep each run once: several sweeps and names may refer to it, also through symbolic links
+    # keep each run once: several sweeps and names may refer to it,
+    # also through symbolic links
     unfinished = {
         run.folder: (sweep.name, run)
         for sweep in sweeps
@@ -170,7 +191,9 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     for folder in folders:
         unique.setdefault(Path(os.path.realpath(folder)), folder)
     runs: dict[Path, Run] = {}
-    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(list)  # runs by sweep and state
+    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(
+        list
+    )  # runs by sweep and state
     for folder, run in zip(unique.values(), load_runs(unique.values()), strict=True):
         if not isinstance(run, Mistake):
             runs[folder] = run
@@ -188,12 +211,16 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     for sweep in sweeps:
         try:
             analyses.append(analyse(sweep, runs))
-        except Exception as error:  # one broken sweep must not prevent reading the others
+        except (
+            Exception
+        ) as error:  # one broken sweep must not prevent reading the others
             left_out.append(str(unreadable(sweep.path, error)))
     return Material(tuple(runs.values()), tuple(analyses), tuple(left_out))
 
 
-def unfinished_sentence(sweep_and_state: tuple[str, str], runs: Sequence[SweepRun]) -> str:
+def unfinished_sentence(
+    sweep_and_state: tuple[str, str], runs: Sequence[SweepRun]
+) -> str:
     """State how many runs of a sweep are in an unfinished state."""
     name, state = sweep_and_state
     if len(runs) == 1:
@@ -220,7 +247,8 @@ def results_inside(folder: Path) -> Iterator[Path]:
 
 
 def headline(material: Material) -> str:
-    """Return the heading of a report: the name of its run, or the numbers of runs and sweeps."""
+    """Return the heading of a report: the name of its run,
+    or the numbers of runs and sweeps."""
     if len(material.runs) == 1:
         return material.runs[0].name
     parts = [counted(len(material.runs), "run")]
@@ -246,11 +274,11 @@ TILE_MACHINES = {
 
 
 def tiles(runs: Sequence[Run]) -> list[ReportTile]:
-    """Return the tiles of a report: errors of the main kernel machines, and the accuracy.
+    """Return the tiles of a report: errors of the main kernel machines,
+    and the accuracy.
 
-    Errors are the largest of each run over all splits. If there are several runs, a tile shows the
-    median over runs.
-    """
+    Errors are the largest of each run over all splits. If there are several runs, a
+    tile shows the median over runs."""
     found = []
     over_runs = "median over runs" if len(runs) > 1 else "largest over splits"
     for machine, label in TILE_MACHINES.items():
@@ -261,17 +289,25 @@ def tiles(runs: Sequence[Run]) -> list[ReportTile]:
         exact = sum(one.likeness is Likeness.EXACT for one in compared)
         if exact == len(compared):
             worst = short(max(one.error for one in compared))
-            count = f"{exact} of {counted(len(runs), 'network')}, " if len(runs) > 1 else ""
+            count = (
+                f"{exact} of {counted(len(runs), 'network')}, " if len(runs) > 1 else ""
+            )
             found.append(ReportTile(label, "exact", f"{count}to {worst}"))
         else:
             middle = statistics.median(one.error for one in compared)
             found.append(ReportTile(label, f"{percent(middle)} off", over_runs))
     accuracies = [
-        run.metrics["accuracy_query"].iloc[-1] for run in runs if "accuracy_query" in run.metrics
+        run.metrics["accuracy_query"].iloc[-1]
+        for run in runs
+        if "accuracy_query" in run.metrics
     ]
     known = [float(accuracy) for accuracy in accuracies if math.isfinite(accuracy)]
     if known:
-        note = "of the network at queries" if len(runs) == 1 else "of networks at queries, median"
+        note = (
+            "of the network at queries"
+            if len(runs) == 1
+            else "of networks at queries, median"
+        )
         found.append(ReportTile("accuracy", percent(statistics.median(known)), note))
     return found
 
@@ -283,10 +319,14 @@ def what_was_run(material: Material) -> str:
         ended, _, _ = material.runs[0].outcome.partition("; ")
         return f"{material.runs[0].name}, {ended or 'one run'}."
     failed = sum(run.diverged for run in material.runs)
-    count = f"{len(material.runs)} finished runs{f' ({failed} diverged)' if failed else ''}"
+    count = (
+        f"{len(material.runs)} finished runs{f' ({failed} diverged)' if failed else ''}"
+    )
     if not material.analyses:
         return f"{count}."
-    swept = {run.folder for analysis in material.analyses for run in analysis.sweep.runs}
+    swept = {
+        run.folder for analysis in material.analyses for run in analysis.sweep.runs
+    }
     in_sweeps = len(swept & material.by_folder.keys())
     some = f", {in_sweeps} of them in" if in_sweeps < len(material.runs) else ", in"
     sweeps = [analysis.sweep for analysis in material.analyses]
@@ -295,7 +335,8 @@ def what_was_run(material: Material) -> str:
 
 
 def what_came_out(runs: Sequence[Run]) -> str:
-    """Return the second sentence of a report: the errors of the main kernel machines over all runs."""
+    """Return the second sentence of a report:
+    the errors of the main kernel machines over all runs."""
     if len(runs) == 1:
         return ladder_sentence(runs[0].ladder, diverged=runs[0].diverged)
     clauses = [
@@ -304,7 +345,9 @@ def what_came_out(runs: Sequence[Run]) -> str:
     ]
     text = "; ".join(filter(None, clauses))
     if not text:
-        text = f"no kernel machine was compared with any of {len(runs)} trained networks"
+        text = (
+            f"no kernel machine was compared with any of {len(runs)} trained networks"
+        )
     diverged = sum(run.diverged for run in runs)
     if diverged:
         verb = "is" if diverged == 1 else "are"

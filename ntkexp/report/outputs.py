@@ -16,7 +16,8 @@ FEW = 8  # an error message lists at most this many names of outputs
 
 
 def output_names(found: xr.Dataset | xr.DataArray) -> list[str | int]:
-    """Return the names of the outputs if a measure defines names, else their indices."""
+    """Return the names of the outputs if a measure defines names,
+    else their indices."""
     names: list[str | int] = (
         found[OUT_NAME if OUT_NAME in found.coords else "out"].to_numpy().tolist()
     )
@@ -43,7 +44,8 @@ def output_index(parts: xr.Dataset | xr.DataArray, out: str | int | None) -> int
     shown = ", ".join(map(repr, names[:FEW])) + ", …" * (len(names) > FEW)
     if out is None and len(names) > 1:
         raise WrongArgument(
-            f"out=: there are {len(names)} outputs, {shown}; name one, out={names[0]!r}", "out"
+            f"out=: there are {len(names)} outputs, {shown}; name one, out={names[0]!r}",
+            "out",
         )
     if out is not None and (out not in names + numbers or isinstance(out, bool)):
         near = nearest(str(out), map(str, names)) or f"; there are {shown}"
@@ -59,5 +61,6 @@ def refuse_query(arrays: xr.Dataset, query: Any) -> None:
     is_index = isinstance(query, int | np.integer) and not isinstance(query, bool)
     if not is_index or not -queries <= query < queries:
         raise WrongArgument(
-            f"query={query!r}: it takes a number below {queries}, the index of a query", "query"
+            f"query={query!r}: it takes a number below {queries}, the index of a query",
+            "query",
         )

@@ -1,4 +1,5 @@
-"""The stored contributions to one output at one query: by example, step, component and token.
+"""The stored contributions to one output at one query: by example, step,
+component and token.
 
     f_T − f_0 = Σᵢ 𝒮(x, xᵢ) + decay + … = Σ over steps = Σ over components       𝒮(x, xᵢ) = Σ over positions of xᵢ
 
@@ -32,7 +33,13 @@ from ntkexp.records.contributions import (
 from ntkexp.records.results import RETRACED
 from ntkexp.report.examples import example
 from ntkexp.report.run import Run, blocks
-from ntkexp.report.tables import Column, Table, format_signed, signed_column, text_column
+from ntkexp.report.tables import (
+    Column,
+    Table,
+    format_signed,
+    signed_column,
+    text_column,
+)
 from ntkexp.text import MISSING, percent, printable
 
 if TYPE_CHECKING:
@@ -55,9 +62,8 @@ NO_EXAMPLE = {
 
 @dataclass(frozen=True)
 class OutputParts:
-    """The arrays of `records.contributions` at one output of one query, by the quadrature rule that
-    comes first in `RULE_ORDER`.
-    """
+    """The arrays of `records.contributions` at one output of one query, by the
+    quadrature rule that comes first in `RULE_ORDER`."""
 
     arrays: xr.Dataset
     query: int  # index along the axis `query`
@@ -79,7 +85,8 @@ class OutputParts:
         return np.arange(self.arrays.sizes["step"])
 
     def total(self, kind: str) -> float:
-        """Return a scalar part that no example caused, such as `decay`; 0 if it is missing."""
+        """Return a scalar part that no example caused, such as `decay`;
+        0 if it is missing."""
         part = self.read(kind)
         if part is None:
             return 0.0
@@ -96,12 +103,13 @@ def strongest_first(values: Array) -> list[int]:
     return order
 
 
-# --- Attributed outputs. Some optimizers attribute only a few queries. Contributions to other
-# outputs are NaN.
+# --- Attributed outputs. Some optimizers attribute only a few queries. Contributions to
+# other outputs are NaN.
 
 
 def attributed(contributions: Array) -> NDArray[np.bool_]:
-    """Return a mask of the attributed outputs, [...], given contributions [..., example]."""
+    """Return a mask of the attributed outputs, [...], given contributions [...,
+    example]."""
     return np.asarray(np.isfinite(contributions).all(axis=-1))
 
 
@@ -122,13 +130,14 @@ def largest_attributed(outputs: Array, contributions: Array) -> int:
 #
 #     d(s) = f_s − f_0,      most_by: the first s with |d(t) − d(T)| ≤ ½ |d(T)| for all t ≥ s
 #
-# The effect of a gradient counts at the step that computed the gradient, even if momentum applies
-# it later.
+# The effect of a gradient counts at the step that computed the gradient, even if
+# momentum applies it later.
 
 
 @dataclass(frozen=True, eq=False)
 class Movement:
-    """The change of an output in each interval of steps, and the last step of each interval."""
+    """The change of an output in each interval of steps,
+    and the last step of each interval."""
 
     by_step: Array
     last_step: NDArray[np.int64]
@@ -140,10 +149,11 @@ class Movement:
 
     @property
     def most_by(self) -> int | None:
-        """The number of steps after which at least half of the change remains until the end.
+        """The number of steps after which at least half
+        of the change remains until the end.
 
-        After this step, the distance to the final output is at most half of the total change. None
-        if the output did not change.
+        After this step, the distance to the final output is at most half of the total
+        change. None if the output did not change.
 
         >>> Movement(np.array([1.0, -3.0, 4.0, 0.5]), np.arange(4)).most_by
         3
@@ -181,19 +191,21 @@ def movement(parts: OutputParts) -> Movement | None:
     return Movement(by_step, parts.last_step)
 
 
-# --- By example: the path time h after which half of an example's contribution was added.
+# --- By example: the path time h after which half
+# of an example's contribution was added.
 #
 #     mᵢ(t) = |Σ_c K_t(x, xᵢ)_c ℓ′ᵢ(t)_c|,    ∫₀ʰ mᵢ = ½ ∫₀ᵀ mᵢ
 #
-# Compute mᵢ from the stored tangent kernels, and the integrals with the trapezoidal rule. If data
-# come in phases, integrate over the phase of the example; kernels are stored at its start and end.
-# An optimizer with momentum applies gradients later, so kernels at single steps do not determine h.
-# For runs with momentum, h is known only if `path.backward` stored it.
+# Compute mᵢ from the stored tangent kernels, and the integrals with the trapezoidal
+# rule. If data come in phases, integrate over the phase of the example; kernels are
+# stored at its start and end. An optimizer with momentum applies gradients later, so
+# kernels at single steps do not determine h. For runs with momentum, h is known only if
+# `path.backward` stored it.
 
 
 def halfway(run: Run, parts: OutputParts) -> Array:
-    """Return the fraction h of the path time after which half of each example's contribution was
-    added, [example].
+    """Return the fraction h of the path time after which half of each example's
+    contribution was added, [example].
 
     Unknown entries are NaN.
     """
@@ -211,7 +223,11 @@ def halfway(run: Run, parts: OutputParts) -> Array:
     # compute mᵢ at the steps of the stored kernels, [snapshot, example]
     steps = run.kernels["step"].to_numpy()
     times = run.metrics.set_index("step")["time"].reindex(steps).to_numpy(dtype=float)
-    kernel = run.kernels["tangent"].isel(query=parts.query, out=run.outs[parts.out]).to_numpy()
+    kernel = (
+        run.kernels["tangent"]
+        .isel(query=parts.query, out=run.outs[parts.out])
+        .to_numpy()
+    )
     mass = np.abs(np.einsum("sic,sic->si", kernel, gradients.to_numpy()))
 
     path_time = times[-1] - times[0]
@@ -226,31 +242,39 @@ def halfway(run: Run, parts: OutputParts) -> Array:
 
 
 def learning_snapshots(run: Run, example: int, steps: NDArray[np.int64]) -> slice:
-    """Return the slice of kernel snapshots in the phase of an example (all without phases)."""
+    """Return the slice of kernel snapshots in the phase
+    of an example (all without phases)."""
     if "train_phase" not in run.data:
         return slice(None)
-    learned = run.metrics["step"][run.metrics["phase"] == run.data["train_phase"][example]]
+    learned = run.metrics["step"][
+        run.metrics["phase"] == run.data["train_phase"][example]
+    ]
     if learned.empty:
         return slice(0)
-    return slice(*np.searchsorted(steps, [learned.iloc[0], learned.iloc[-1] + 2]).tolist())
+    return slice(
+        *np.searchsorted(steps, [learned.iloc[0], learned.iloc[-1] + 2]).tolist()
+    )
 
 
 def half(times: Array, mass: Array) -> float:
-    """Return the fraction of the time range after which half of the integral of `mass` is reached.
+    """Return the fraction of the time range after which half of the integral
+    of `mass` is reached.
 
     >>> half(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.0, 1.0]))
     0.5
     """
     # trapezoidal rule
-    integral = np.concatenate([[0.0], np.cumsum(np.diff(times) * (mass[1:] + mass[:-1]) / 2)])
+    integral = np.concatenate(
+        [[0.0], np.cumsum(np.diff(times) * (mass[1:] + mass[:-1]) / 2)]
+    )
     if not np.isfinite(integral).all() or integral[-1] <= 0 or times[-1] <= times[0]:
         return float("nan")
     time = np.interp(integral[-1] / 2, integral, times)
     return float((time - times[0]) / (times[-1] - times[0]))
 
 
-# --- By component of the network: the parameters through which examples and weight decay changed
-# the output.
+# --- By component of the network: the parameters through which examples and weight
+# decay changed the output.
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +294,8 @@ class ComponentPart:
 
 
 def component_parts(parts: OutputParts) -> tuple[ComponentPart, ...]:
-    """Return the part of each component, in the run's order; empty if the run has no components."""
+    """Return the part of each component, in the run's order;
+    empty if the run has no components."""
     by_component = parts.read(BY_COMPONENT)  # [example, component]
     by_step = parts.read(BY_COMPONENT_STEP)  # [step, component]
     if by_component is None or by_step is None:
@@ -305,7 +330,14 @@ def tabulate_components(components: tuple[ComponentPart, ...]) -> Table:
         Column("most by step", others=MISSING),
     )
     rows = [
-        (part.name, part.added, part.decay, part.together, part.mass / mass, part.movement.most_by)
+        (
+            part.name,
+            part.added,
+            part.decay,
+            part.together,
+            part.mass / mass,
+            part.movement.most_by,
+        )
         for part in sorted(components, key=lambda part: -abs(part.together))
     ]
     return Table(columns, tuple(rows))
@@ -313,7 +345,9 @@ def tabulate_components(components: tuple[ComponentPart, ...]) -> Table:
 
 # --- By token position of a training text: contributions of the loss at each position.
 
-STRONGEST_COLOR_PERCENT = 60  # colour saturation of the position with the largest contribution
+STRONGEST_COLOR_PERCENT = (
+    60  # colour saturation of the position with the largest contribution
+)
 
 
 @dataclass(frozen=True)
@@ -328,7 +362,8 @@ class PositionPart:
 
 
 def position_parts(run: Run, parts: OutputParts) -> tuple[PositionPart, ...]:
-    """Return the part of each position, text by text; empty if the run has no positions."""
+    """Return the part of each position, text by text;
+    empty if the run has no positions."""
     by_position = parts.read(BY_POSITION)  # [example, position]
     if by_position is None:
         return ()
@@ -336,7 +371,9 @@ def position_parts(run: Run, parts: OutputParts) -> tuple[PositionPart, ...]:
     texts = [example(run, "train", place) for place in range(len(by_position))]
     names = [text.name if text.text else f"#{text.index}" for text in texts]
     return tuple(
-        PositionPart(place, names[place], position, tokens[place][position], float(added))
+        PositionPart(
+            place, names[place], position, tokens[place][position], float(added)
+        )
         for (place, position), added in np.ndenumerate(by_position)
         if added or tokens[place][position]
     )
@@ -349,7 +386,9 @@ def tokens_of(run: Run, examples: int, positions: int) -> list[list[str]]:
     """
     numbers = run.data["train_shown"]
     words = run.data.get("train_tokens")
-    if numbers.shape != (examples, positions) or not np.issubdtype(numbers.dtype, np.integer):
+    if numbers.shape != (examples, positions) or not np.issubdtype(
+        numbers.dtype, np.integer
+    ):
         return [[""] * positions] * examples
     if words is not None:
         return [[printable(str(word)) for word in row] for row in words]
@@ -374,7 +413,8 @@ def tabulate_positions(positions: tuple[PositionPart, ...]) -> Table:
 
 @dataclass(frozen=True)
 class ShadedToken:
-    """A token with a background that mixes `percent` of `color` into the colour of the page."""
+    """A token with a background that mixes `percent`
+    of `color` into the colour of the page."""
 
     text: str
     added: str
@@ -390,7 +430,9 @@ def shaded_texts(
     for part in positions:
         if part.example in texts:
             texts[part.example].append(part)
-    strongest = max((abs(part.added) for text in texts.values() for part in text), default=0.0)
+    strongest = max(
+        (abs(part.added) for text in texts.values() for part in text), default=0.0
+    )
     return [
         (text[0].name, [shaded(part, strongest or 1.0) for part in text])
         for text in texts.values()

@@ -32,7 +32,8 @@ LONG_TASK_SECONDS = 10.0
 
 
 def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:
-    """Return the display for a command: warnings (`quiet`), a bar on a terminal, or text lines.
+    """Return the display for a command: warnings (`quiet`),
+    a bar on a terminal, or text lines.
 
     The display appends `hint` to the remark that a result exists already.
     """
@@ -44,7 +45,8 @@ def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:
 
 
 class Announced:
-    """A task whose progress is displayed if its estimated duration exceeds `LONG_TASK_SECONDS`.
+    """A task whose progress is displayed if its estimated duration exceeds
+    `LONG_TASK_SECONDS`.
 
     >>> times = (60.0 * minute for minute in range(9))
     >>> lines = ProgressLines(sys.stdout, times.__next__)
@@ -55,8 +57,8 @@ class Announced:
     attribution: step 2 of 3  60 s left
     attribution: step 3 of 3
 
-    The first step includes one-time work. From the second step on, the estimate ignores the first
-    step.
+    The first step includes one-time work. From the second step on,
+    the estimate ignores the first step.
 
     >>> times = iter([0.0, 6.0, 7.0, 7.0, 8.0])
     >>> lines = ProgressLines(sys.stdout, times.__next__)
@@ -98,7 +100,9 @@ class Announced:
         left = seconds_per_step * (self.steps - self.done)
         if is_known and elapsed + left > LONG_TASK_SECONDS and self.done < self.steps:
             self.displayed = True
-            self.progress.start(self.name, self.steps, self.done, note=f"{duration(left)} left")
+            self.progress.start(
+                self.name, self.steps, self.done, note=f"{duration(left)} left"
+            )
 
     def stop(self) -> None:
         if self.displayed:
@@ -106,7 +110,8 @@ class Announced:
 
 
 def in_place(quiet: bool) -> AbstractProgress:
-    """Return the display for a Python function: warnings (`quiet`), a bar, or text lines."""
+    """Return the display for a Python function: warnings (`quiet`), a bar,
+    or text lines."""
     if quiet:
         return Quiet()
     if sys.stderr.isatty() or "ipykernel" in sys.modules:
@@ -119,7 +124,8 @@ LOGGERS = ("ntkexp", "ntkexp.follow")
 
 @contextmanager
 def quiet_log(quiet: bool) -> Iterator[None]:
-    """If `quiet`, drop log records of this package below the level ERROR inside the block.
+    """If `quiet`, drop log records of this package below the level ERROR inside the
+    block.
 
     >>> with quiet_log(True):
     ...     logging.getLogger("ntkexp.follow").warning("takes 3 GB")
@@ -150,7 +156,8 @@ class Quiet(AbstractProgress):
 
 
 class ProgressLines(AbstractProgress):
-    """A text line for every tenth of the steps or every run, or after `MAX_SILENT_SECONDS`.
+    """A text line for every tenth of the steps or every run,
+    or after `MAX_SILENT_SECONDS`.
 
     If there is a `clock`, the lines include the time left.
 
@@ -172,7 +179,9 @@ class ProgressLines(AbstractProgress):
         self.clock = clock
         self.hint = hint
 
-    def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
+    def start(
+        self, name: str, steps: int, done: int, unit: Unit = "step", note: str = ""
+    ) -> None:
         self.name = name
         self.steps = steps
         self.unit = unit
@@ -206,7 +215,8 @@ class ProgressLines(AbstractProgress):
 
 
 class Bar(AbstractProgress):
-    """A bar with the number of steps, a note and the time left; and a bar for each active run."""
+    """A bar with the number of steps, a note and the time left;
+    and a bar for each active run."""
 
     def __init__(self, hint: str = "") -> None:
         self.hint = hint
@@ -214,7 +224,9 @@ class Bar(AbstractProgress):
         self.task: TaskID | None = None
         self.parts: dict[str, TaskID] = {}
 
-    def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
+    def start(
+        self, name: str, steps: int, done: int, unit: Unit = "step", note: str = ""
+    ) -> None:
         # import here: rich is slow to import, and text lines do not need it
         from rich.console import Console  # noqa: PLC0415
         from rich.progress import (  # noqa: PLC0415
@@ -232,7 +244,9 @@ class Bar(AbstractProgress):
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         ]
-        if unit == "step":  # runs take unequal times, so their note states the time left
+        if (
+            unit == "step"
+        ):  # runs take unequal times, so their note states the time left
             columns.append(TimeRemainingColumn())
         console = Console(stderr=True)
         self.bars = Progress(*columns, console=console, transient=unit == "run")
@@ -245,7 +259,9 @@ class Bar(AbstractProgress):
 
     def after_steps(self, note: str) -> None:
         if self.bars is not None and self.task is not None:
-            self.bars.columns = self.bars.columns[:STEP_COLUMNS]  # no time left is known
+            self.bars.columns = self.bars.columns[
+                :STEP_COLUMNS
+            ]  # no time left is known
             self.bars.update(self.task, note=note)
 
     def show_part(self, name: str, done: int | None, steps: int | None) -> None:
@@ -263,7 +279,9 @@ class Bar(AbstractProgress):
         if self.bars is None:
             sys.stderr.write(f"{printable_lines(text)}\n")
         else:
-            self.bars.console.print(printable_lines(text), markup=False, highlight=False)
+            self.bars.console.print(
+                printable_lines(text), markup=False, highlight=False
+            )
 
     def stop(self) -> None:
         if self.bars is not None:

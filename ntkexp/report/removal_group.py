@@ -1,4 +1,5 @@
-"""Select the training examples to remove by position, source index, id, class or influence.
+"""Select the training examples to remove by position, source index, id,
+class or influence.
 
     3        the example at this position among the training examples
     20..29   the examples at positions 20 to 29
@@ -7,8 +8,8 @@
     3f9a…    the example with this id; the first letters of a digest are enough
     top:10   the examples with the largest influence
 
-If the ids of a followed loop's examples are numbers, plain numbers are ids, not positions.
-"""
+If the ids of a followed loop's examples are numbers, plain numbers are ids,
+not positions."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ MAX_LISTED_CLASSES = 12
 FORMS = "give places such as 3,20..29, #17 for a number in the source, an id, class:NAME or top:N"
 
 
-def choose_group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
+def choose_group(
+    run: Run, text: str, influence: Callable[[], NDArray[np.float64]]
+) -> list[int]:
     """Parse `text` and return the sorted positions of the selected examples.
 
     `influence` returns the influence of each example. It is called only for `top:N`.
@@ -40,7 +43,9 @@ def choose_group(run: Run, text: str, influence: Callable[[], NDArray[np.float64
     if not group:
         raise refusal(text, f"it names no training example; {FORMS}")
     if len(group) == count:
-        raise refusal(text, f"these are all {count} training examples; leave some of them")
+        raise refusal(
+            text, f"these are all {count} training examples; leave some of them"
+        )
     return sorted(group)
 
 
@@ -51,9 +56,8 @@ def refusal(word: str, reason: str) -> WrongArgument:
 def find_examples(
     run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]
 ) -> Sequence[int]:
-    """Return the positions of the examples that `word` selects, one item of a comma-separated
-    list.
-    """
+    """Return the positions of the examples that `word` selects, one item of a
+    comma-separated list."""
     kind, _, name = word.partition(":")
     if kind == "class" and name:
         return find_class(run, word, name)
@@ -63,7 +67,9 @@ def find_examples(
         return strongest_first(influence())[: int(name)]
     numbers = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", word)
     if numbers:
-        return find_numbers(run, word, int(numbers[1]), int(numbers[2] or numbers[1]), count)
+        return find_numbers(
+            run, word, int(numbers[1]), int(numbers[2] or numbers[1]), count
+        )
     return find_name(run, word)
 
 
@@ -74,11 +80,15 @@ def find_class(run: Run, word: str, name: str) -> list[int]:
     if name not in classes:
         some = f"; there are {', '.join(classes[:MAX_LISTED_CLASSES])}"
         raise refusal(word, f"there is no such class{nearest(name, classes) or some}")
-    places: list[int] = np.flatnonzero(run.data["train_target"] == classes.index(name)).tolist()
+    places: list[int] = np.flatnonzero(
+        run.data["train_target"] == classes.index(name)
+    ).tolist()
     return places
 
 
-def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequence[int]:
+def find_numbers(
+    run: Run, word: str, first: int, last: int, count: int
+) -> Sequence[int]:
     """Return the positions of the examples `first` to `last`.
 
     The numbers are ids if all ids are numbers. Otherwise they are positions.
@@ -90,7 +100,9 @@ def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequ
         if all(name.isdecimal() for name in names):
             matches = [k for k, name in enumerate(names) if first <= int(name) <= last]
             if not matches:
-                raise refusal(word, "no training example has this id, and ids here are numbers")
+                raise refusal(
+                    word, "no training example has this id, and ids here are numbers"
+                )
             return matches
         # some digests consist of digits only
         matches = [k for k, name in enumerate(names) if name == word]
@@ -106,11 +118,14 @@ def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequ
 
 
 def find_name(run: Run, word: str) -> list[int]:
-    """Return the positions of the examples with this id, abbreviated id, or source index (#17)."""
+    """Return the positions of the examples with this id, abbreviated id,
+    or source index (#17)."""
     names = example_names(run)
     if re.fullmatch(r"#\d+", word):
         matches = [k for k, name in enumerate(names) if name == word[1:]]
-        matches = matches or np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
+        matches = (
+            matches or np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
+        )
         if not matches:
             raise refusal(word, "no training example has this number in the source")
         return matches
@@ -120,5 +135,7 @@ def find_name(run: Run, word: str) -> list[int]:
     if not matches:
         raise refusal(word, f"no training example is called that; {FORMS}")
     if len({names[k] for k in matches}) > 1:
-        raise refusal(word, f"the names of {len(matches)} examples begin so; write more of it")
+        raise refusal(
+            word, f"the names of {len(matches)} examples begin so; write more of it"
+        )
     return matches

@@ -1,12 +1,12 @@
-"""The reader of a run folder: configuration, metrics, table of kernel machines, and arrays.
+"""The reader of a run folder: configuration, metrics, table of kernel machines,
+and arrays.
 
-`load_tables` reads a finished, undamaged run without opening its arrays. `read_run` also reads
-unfinished runs, which draw their own pictures. The checksum of an array file in DONE.json is
-verified when the array is first used.
+`load_tables` reads a finished, undamaged run without opening its arrays. `read_run`
+also reads unfinished runs, which draw their own pictures. The checksum of an array file
+in DONE.json is verified when the array is first used.
 
-This module imports no other module of `ntkexp.report`. `report.loaded_run` adds pictures and
-notebook displays.
-"""
+This module imports no other module of `ntkexp.report`. `report.loaded_run` adds
+pictures and notebook displays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, WrongArgument, nearest
-from ntkexp.records.array_schema import RunAxes, read_headers, refuse_odd_data, refuse_odd_steps
+from ntkexp.records.array_schema import (
+    RunAxes,
+    read_headers,
+    refuse_odd_data,
+    refuse_odd_steps,
+)
 from ntkexp.records.atomic import Damaged
 from ntkexp.records.contributions import (
     COMPONENT,
@@ -39,9 +44,27 @@ from ntkexp.records.contributions import (
 )
 from ntkexp.records.data import OUT_NAME, read_data
 from ntkexp.records.diagnostics import DIAGNOSTICS, refuse_odd_diagnostics
-from ntkexp.records.folder import CONFIG, DONE, REDO, RunFolder, is_run_folder, refuse_other_version
-from ntkexp.records.kernels import LARGEST_CHUNK, refuse_odd_kernels, refuse_odd_predictions
-from ntkexp.records.results import COLUMNS, NUMBER_COLUMNS, RETRACED, SPLITS, Result, read_results
+from ntkexp.records.folder import (
+    CONFIG,
+    DONE,
+    REDO,
+    RunFolder,
+    is_run_folder,
+    refuse_other_version,
+)
+from ntkexp.records.kernels import (
+    LARGEST_CHUNK,
+    refuse_odd_kernels,
+    refuse_odd_predictions,
+)
+from ntkexp.records.results import (
+    COLUMNS,
+    NUMBER_COLUMNS,
+    RETRACED,
+    SPLITS,
+    Result,
+    read_results,
+)
 from ntkexp.records.schema import refuse_odd_metrics
 from ntkexp.text import printable
 
@@ -49,7 +72,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 RUN_TABLES = (CONFIG, "metrics.csv", "results.csv")
-METRICS_TYPES: Mapping[str, type[float]] = defaultdict(lambda: float, step=int, phase=int)
+METRICS_TYPES: Mapping[str, type[float]] = defaultdict(
+    lambda: float, step=int, phase=int
+)
 """The types of the columns of metrics.csv."""
 
 MAX_DRAWN_NUMBER = 1e100  # plots omit larger numbers, which occur if training diverges
@@ -88,14 +113,16 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """True if training diverged. An unfinished run records this in progress.json."""
+        """True if training diverged. An unfinished run records this
+        in progress.json."""
         with suppress(Mistake):
             facts = self.facts if self.finished else RunFolder(self.path).progress
             return bool(facts.get("diverged"))
         return False
 
     def sealed(self, name: str) -> Path:
-        """Return the path of a file or store. Raise if it changed after the run was finished."""
+        """Return the path of a file or store.
+        Raise if it changed after the run was finished."""
         if self.finished:
             RunFolder(self.path).check(name)
         return self.path / name
@@ -117,7 +144,8 @@ class Run:
 
     @cached_property
     def diagnostics(self) -> xr.Dataset:
-        """The arrays of the run's diagnostics by snapshot. Their numbers are in `metrics`.
+        """The arrays of the run's diagnostics by snapshot.
+        Their numbers are in `metrics`.
 
         Empty if no diagnostic returned arrays.
         """
@@ -138,7 +166,8 @@ class Run:
 
     @cached_property
     def contributions(self) -> xr.Dataset:
-        """The arrays of `records.contributions`, with an axis `phase` if the run has phases."""
+        """The arrays of `records.contributions`,
+        with an axis `phase` if the run has phases."""
         path = self.sealed("contributions.zarr")
         if self.finished:
             refuse_odd_contributions(path, self.axes.lengths, self.outputs)
@@ -148,7 +177,9 @@ class Run:
         store = store.set_coords([LAST_STEP] if LAST_STEP in store else [])
         if OUT_NAME in self.data:  # the run attributes a measure instead of the outputs
             if len(self.data[OUT_NAME]) != store.sizes["out"]:
-                raise Damaged(f"{self.path} is damaged: its outputs have other names; {REDO}")
+                raise Damaged(
+                    f"{self.path} is damaged: its outputs have other names; {REDO}"
+                )
             store = store.assign_coords({OUT_NAME: ("out", self.data[OUT_NAME])})
         if PHASES in store.attrs:
             names = store.attrs.pop(PHASES)
@@ -160,7 +191,8 @@ class Run:
 
     @property
     def outs(self) -> tuple[int, ...]:
-        """The attributed outputs: the labels of the axis `out` of contributions and effects."""
+        """The attributed outputs: the labels of the axis `out`
+        of contributions and effects."""
         return tuple(self.contributions.coords["out"].to_numpy().tolist())
 
     @property
@@ -174,12 +206,17 @@ class Run:
         return tuple(str(part.attrs["rule"]) for part in parts)
 
     def by_rule(self, kind: str, rule: str) -> xr.DataArray | None:
-        """Return an array of an attribution rule, such as `decay`; None if it is missing."""
-        return self.contributions.get(called(kind, rule, explained_rule(self.rules) or rule))
+        """Return an array of an attribution rule, such as `decay`;
+        None if it is missing."""
+        return self.contributions.get(
+            called(kind, rule, explained_rule(self.rules) or rule)
+        )
 
     def parts(self, rule: str) -> xr.DataArray:
         """Return the contributions of an attribution rule, [query, out, example]."""
-        return self.contributions[called(CONTRIBUTION, rule, explained_rule(self.rules) or rule)]
+        return self.contributions[
+            called(CONTRIBUTION, rule, explained_rule(self.rules) or rule)
+        ]
 
     @cached_property
     def predictions(self) -> xr.DataArray:
@@ -193,7 +230,9 @@ class Run:
     @cached_property
     def outputs(self) -> int:
         """The number of the network's outputs."""
-        return refuse_odd_predictions(self.sealed("predictions.zarr"), self.axes.lengths)
+        return refuse_odd_predictions(
+            self.sealed("predictions.zarr"), self.axes.lengths
+        )
 
     @cached_property
     def data(self) -> dict[str, NDArray[Any]]:
@@ -207,11 +246,14 @@ class Run:
     @cached_property
     def points(self) -> dict[str, slice]:
         """The slice of each split along the axis `query`."""
-        ends = np.cumsum([0, *(len(self.data[f"{split}_index"]) for split in self.read)]).tolist()
+        ends = np.cumsum(
+            [0, *(len(self.data[f"{split}_index"]) for split in self.read)]
+        ).tolist()
         return {split: slice(*ends[k : k + 2]) for k, split in enumerate(self.read)}
 
     def series(self, *columns: str) -> pd.DataFrame:
-        """Return `step` and these columns, at steps where all values are small enough to draw."""
+        """Return `step` and these columns, at steps where all values are small enough
+        to draw."""
         values = self.metrics.reindex(columns=["step", *columns])
         drawn = (np.abs(values.to_numpy(dtype=float)) < MAX_DRAWN_NUMBER).all(axis=1)
         rows: pd.DataFrame = values.loc[drawn].reset_index(drop=True)
@@ -241,13 +283,15 @@ def point_index(run: Run, split: str, number: int) -> int:
     count = points.stop - points.start
     if not 0 <= number < count:
         raise WrongArgument(
-            f"query={number}: the split {split} of {run.name} has points 0 to {count - 1}", "query"
+            f"query={number}: the split {split} of {run.name} has points 0 to {count - 1}",
+            "query",
         )
     return int(points.start) + number
 
 
 def outputs_of(run: Run, machine: str) -> NDArray[np.float64]:
-    """Return the outputs of the network (`f_0`, `f_T`) or of a kernel machine, [query, out]."""
+    """Return the outputs of the network (`f_0`, `f_T`) or of a kernel machine,
+    [query, out]."""
     if machine not in run.predictions["machine"]:
         raise Mistake(f"{run.path} is damaged: its predictions lack {machine}")
     return np.asarray(run.predictions.sel(machine=machine).to_numpy(), dtype=float)
@@ -260,7 +304,8 @@ def load_tables(folder: Path | str) -> Run:
     """Load a finished run. Its arrays are opened when they are first used.
 
     Raises:
-        Mistake: The run is unfinished, damaged or of another version, or the folder is not a run.
+        Mistake: The run is unfinished, damaged or of another version,
+            or the folder is not a run.
     """
     path = Path(folder)
     if path.is_dir() and not is_run_folder(path):
@@ -268,14 +313,19 @@ def load_tables(folder: Path | str) -> Run:
     if (defect := RunFolder(path).defect) is not None:
         running = RunFolder(path).state == "running"
         advice = f"; {REDO}" if (path / DONE).is_file() else ""
-        raise Mistake(f"{path} is still being written" if running else f"{path} {defect}{advice}")
+        raise Mistake(
+            f"{path} is still being written" if running else f"{path} {defect}{advice}"
+        )
     refuse_other_version(path)
-    RunFolder(path).check(*RUN_TABLES, *([RETRACED] if (path / RETRACED).exists() else []))
+    RunFolder(path).check(
+        *RUN_TABLES, *([RETRACED] if (path / RETRACED).exists() else [])
+    )
     return read_run(path)
 
 
 def load_runs(folders: Iterable[Path | str]) -> list[Run | Mistake]:
-    """Load runs in the order of the folders. For a run that cannot be read, return the `Mistake`.
+    """Load runs in the order of the folders. For a run that cannot be read,
+    return the `Mistake`.
 
     Use two threads, because reading and hashing files releases the GIL.
     """
@@ -285,7 +335,9 @@ def load_runs(folders: Iterable[Path | str]) -> list[Run | Mistake]:
             return load_tables(folder)
         except Mistake as mistake:
             return mistake
-        except Exception as error:  # one broken folder must not prevent reading the others
+        except (
+            Exception
+        ) as error:  # one broken folder must not prevent reading the others
             return unreadable(Path(folder), error)
 
     with ThreadPoolExecutor(2) as pool:
@@ -336,7 +388,9 @@ def read_metrics(path: Path) -> pd.DataFrame:
             shares = pd.read_csv(retraced, index_col="step", dtype=float)
             refuse_odd_steps(shares.index.to_numpy(), retraced)
             shares = shares.reindex(metrics["step"])
-            metrics = metrics.assign(**{str(name): shares[name].to_numpy() for name in shares})
+            metrics = metrics.assign(
+                **{str(name): shares[name].to_numpy() for name in shares}
+            )
         return metrics
     except (OSError, ValueError, KeyError, OverflowError) as error:
         raise (
@@ -367,7 +421,9 @@ def blocks(parts: xr.DataArray) -> Iterator[NDArray[Any]]:
 
 def unreadable(path: Path, error: Exception) -> Mistake:
     """Return a `Damaged` for an unexpected error while reading a run folder."""
-    return Damaged(f"{path} cannot be read ({type(error).__name__}: {one_line(error)}); {REDO}")
+    return Damaged(
+        f"{path} cannot be read ({type(error).__name__}: {one_line(error)}); {REDO}"
+    )
 
 
 def one_line(error: Exception) -> str:

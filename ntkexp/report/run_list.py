@@ -1,8 +1,8 @@
 """The list of runs that `ntkexp runs` prints: one line for each run.
 
-Numbers come from the small files of a run: the last row of `metrics.csv`, `results.csv`,
-`DONE.json` and the timings. A file that cannot be read leaves its columns empty.
-"""
+Numbers come from the small files of a run: the last row of `metrics.csv`,
+`results.csv`, `DONE.json` and the timings. A file that cannot be read leaves its
+columns empty."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def steps_of(run: ListedRun) -> str:
 
 
 def last_row(path: Path) -> Mapping[str, str]:
-    """Return the last row of a CSV file, or an empty mapping. Read only both ends of the file."""
+    """Return the last row of a CSV file, or an empty mapping.
+    Read only both ends of the file."""
     try:
         with path.open("rb") as file:
             header = file.readline().decode()
@@ -99,18 +100,24 @@ def number_in(row: Mapping[str, str], *names: str) -> float | None:
 def frozen_error(path: Path) -> float | None:
     results = read_results(path / "results.csv")
     main = main_split(results)
-    errors = [row.relative_error for row in results if (row.machine, row.split) == (FROZEN, main)]
+    errors = [
+        row.relative_error
+        for row in results
+        if (row.machine, row.split) == (FROZEN, main)
+    ]
     return errors[0] if errors else None
 
 
 def last_change(path: Path) -> float:
-    """Return the time when the run was finished, or, if it is unfinished, configured."""
+    """Return the time when the run was finished, or, if it is unfinished,
+    configured."""
     newest = path / DONE
     return (newest if newest.is_file() else path / CONFIG).stat().st_mtime
 
 
 def seconds_of(path: Path) -> float:
-    """Return the wall seconds of all parts of a run. Timings of kernel machines are in 'run'."""
+    """Return the wall seconds of all parts of a run.
+    Timings of kernel machines are in 'run'."""
     parts = read_timings(path / "timings.csv")
     return sum(part.wall for name, part in parts.items() if "." not in name)
 
@@ -120,7 +127,8 @@ def tabulate_runs(
 ) -> Table:
     """Return a row for each run.
 
-    Columns without any value are omitted, and data and optimizer if they are the same in all runs.
+    Columns without any value are omitted, and data and optimizer
+    if they are the same in all runs.
 
     Args:
         runs: The runs.
@@ -160,7 +168,8 @@ def tabulate_runs(
 
 
 def format_within(table: Table, width: float) -> str:
-    """Format a table. Omit columns on the right that do not fit into `width` letters."""
+    """Format a table. Omit columns on the right
+    that do not fit into `width` letters."""
     names = [column.name for column in table.columns]
     text = format_text(table)
     while len(names) > 2 and max(map(len, text.splitlines())) > width:
@@ -179,16 +188,23 @@ def refuse_unknown(keys: Sequence[str], runs: Sequence[ListedRun]) -> None:
     for key in keys:
         if key not in known_keys:
             raise WrongArgument(
-                f"columns={key}: no run has this key{nearest(key, known_keys)}", "columns"
+                f"columns={key}: no run has this key{nearest(key, known_keys)}",
+                "columns",
             )
 
 
 def is_usual(run: ListedRun) -> bool:
     """Return True for a run that is complete or in progress, without an error."""
     is_read = bool(run.config) and not run.outcome.startswith(str(run.path))
-    return is_read and run.state in {"done", "running"} and "diverged" not in run.outcome
+    return (
+        is_read and run.state in {"done", "running"} and "diverged" not in run.outcome
+    )
 
 
 def remarks(runs: Sequence[ListedRun]) -> list[str]:
     """Return a line for each run that did not end as planned."""
-    return [f"{run.path.name}: {run.outcome}" for run in runs if run.outcome and not is_usual(run)]
+    return [
+        f"{run.path.name}: {run.outcome}"
+        for run in runs
+        if run.outcome and not is_usual(run)
+    ]

@@ -1,13 +1,13 @@
 """`Attribution`, the data set that `attribute` and `load_run(…).contributions` return.
 
-`Attribution.to_scores` returns scores for other libraries, with the sign of these libraries:
+`Attribution.to_scores` returns scores for other libraries,
+with the sign of these libraries:
 
     score(xᵢ → x) > 0        the example xᵢ raised the output at x       (contribution)
                              without xᵢ the output would be lower        (effect, with its sign reversed)
 
-dattri, TRAK, quanda and `ntkexp.validate` use this sign. In the data set itself, `effect` has the
-opposite sign: it is the change of the output if xᵢ is left out.
-"""
+dattri, TRAK, quanda and `ntkexp.validate` use this sign. In the data set itself,
+`effect` has the opposite sign: it is the change of the output if xᵢ is left out."""
 
 from __future__ import annotations
 
@@ -45,18 +45,21 @@ LAYOUTS: dict[str, tuple[str, str]] = {
 }
 """The axes of each layout, in order."""
 
-SMALLEST_SHARE = 1e-6  # the summary omits parts that are a smaller fraction of the change
+SMALLEST_SHARE = (
+    1e-6  # the summary omits parts that are a smaller fraction of the change
+)
 
 RAISED = "positive: the example raised the output"
 LOWER_WITHOUT = "positive: the output would be lower without the example"
 
 
 class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspects its subclasses
-    """The contributions and other parts of the change, an xarray data set with the axes query, out
-    and example.
+    """The contributions and other parts of the change,
+    an xarray data set with the axes query, out and example.
 
-    `trace.attribute()` returns it, and `run.contributions` has it. Its arrays are listed under
-    `Trace.attribute`. Select and sum them as in any data set: `found["contribution"].sum("example")`.
+    `trace.attribute()` returns it, and `run.contributions` has it. Its arrays are
+    listed under `Trace.attribute`. Select and sum them as in any data set:
+    `found["contribution"].sum("example")`.
 
     >>> parts = np.array([[[1.0, -2.0]], [[0.5, 0.0]]])
     >>> found = Attribution({"contribution": (DIMS, parts)}, {"example": ["a", "b"]})
@@ -72,14 +75,15 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
     _find: FindExample
 
     def showing(self, find: FindExample) -> Attribution:
-        """Set the callback that returns the examples for the table in a notebook. A selection of
-        this data set has no callback, so its table shows only the names of examples.
-        """
+        """Set the callback that returns the examples for the table in a notebook. A
+        selection of this data set has no callback, so its table shows only the names of
+        examples."""
         self._find = find
         return self
 
     def summary(self) -> str:
-        """Summarise the attribution: its parts, the error of their sum, and the cancellation.
+        """Summarise the attribution: its parts, the error of their sum,
+        and the cancellation.
 
         Returns:
             One sentence.
@@ -120,10 +124,13 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
     @property
     def is_complete(self) -> bool:
         """True if the data set has contributions with all their axes."""
-        return CONTRIBUTION in self.data_vars and set(self[CONTRIBUTION].dims) == set(DIMS)
+        return CONTRIBUTION in self.data_vars and set(self[CONTRIBUTION].dims) == set(
+            DIMS
+        )
 
     def _repr_html_(self) -> str:
-        """Return the HTML for notebooks: the strongest examples of each query, then all arrays."""
+        """Return the HTML for notebooks: the strongest examples of each query,
+        then all arrays."""
         arrays: str = super()._repr_html_()
         if not self.is_complete:
             return arrays
@@ -133,25 +140,27 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     @property
     def plot(self) -> AttributionPlots:  # type: ignore[override]  # includes the plots of xarray
-        """Plots of one query as matplotlib axes: `.plot.contributions(query=0)`, `.timeline()`,
-        `.components()`.
-        """
+        """Plots of one query as matplotlib axes: `.plot.contributions(query=0)`,
+        `.timeline()`, `.components()`."""
         from ntkexp.report.plots.attribution_plots import AttributionPlots  # noqa: PLC0415  loads matplotlib
 
         return AttributionPlots(self, getattr(self, "_find", lambda axis, place: None))
 
     def explain(self, query: int = 0, *, out: str | int | None = None) -> Explanation:
-        """Explain one output at one query: the terms that add up to it, and the strongest examples.
+        """Explain one output at one query: the terms that add up to it,
+        and the strongest examples.
 
         Args:
             query: Index of the query along its axis.
             out: Name or index of the output. By default, explain the largest output.
 
         Returns:
-            An explanation that prints as a text with tables. `as_json(top)` returns it as a dict.
+            An explanation that prints as a text with tables.
+            `as_json(top)` returns it as a dict.
 
         Raises:
-            Mistake: if there is no such query or output, or if the query was not attributed.
+            Mistake: if there is no such query or output,
+                or if the query was not attributed.
         """
         find = getattr(self, "_find", lambda axis, place: None)
         return explain_attribution(self, query, out, find)
@@ -166,28 +175,30 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
     ) -> xr.DataArray:
         """Return a labelled matrix of scores, [example, query] or [query, example].
 
-        A positive contribution means that the example raised the output. A positive effect means
-        that the output would be lower without the example.
+        A positive contribution means that the example raised the output. A positive
+        effect means that the output would be lower without the example.
 
         Args:
-            layout: 'train,test' for [example, query], or 'test,train' for [query, example].
-            score: 'contribution', 'contribution_RULE' for another rule, or 'effect'. Effects are
-                returned with reversed sign.
+            layout: 'train,test' for [example, query],
+                or 'test,train' for [query, example].
+            score: 'contribution', 'contribution_RULE' for another rule, or 'effect'.
+                Effects are returned with reversed sign.
             out: Name or index of the output. Required if there are several.
-            component: Name of one component of `by=`. The scores of all components add up to the
-                contribution.
+            component: Name of one component of `by=`.
+                The scores of all components add up to the contribution.
 
         Returns:
             The scores of all attributed queries. The coordinate `query` holds their indices. Call
             `.to_pandas()` for a data frame, or `.to_numpy()` for an array.
 
         Raises:
-            Mistake: if there are several outputs and `out` is missing, or if there are no such
-                scores.
+            Mistake: if there are several outputs and `out` is missing,
+                or if there are no such scores.
         """
         if layout not in LAYOUTS:
             raise WrongArgument(
-                f"layout={layout!r} is none of {', '.join(map(repr, LAYOUTS))}", "layout"
+                f"layout={layout!r} is none of {', '.join(map(repr, LAYOUTS))}",
+                "layout",
             )
         parts = one_output(self._one_score(score, component), out)
         for axis in ("query", "example"):
@@ -210,28 +221,41 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
             facts = {"sign": LOWER_WITHOUT}
         if MEASURE in self.attrs:
             facts[MEASURE] = str(self.attrs[MEASURE])
-        return scores.transpose(*LAYOUTS[layout]).rename(score).drop_attrs().assign_attrs(facts)
+        return (
+            scores.transpose(*LAYOUTS[layout])
+            .rename(score)
+            .drop_attrs()
+            .assign_attrs(facts)
+        )
 
     def to_pandas(self) -> pd.Series | pd.DataFrame:
-        """Return a data frame with a row for each attributed query, each output and each example.
+        """Return a data frame with a row for each attributed query,
+        each output and each example.
 
         Returns:
             A frame whose columns are contributions, contributions by component, and effects.
             Effects keep their sign, unlike in `to_scores`.
         """
-        columns = {name: self[name] for name in self._scores if set(self[name].dims) == set(DIMS)}
+        columns = {
+            name: self[name]
+            for name in self._scores
+            if set(self[name].dims) == set(DIMS)
+        }
         if not columns:  # the data set was reduced and has no scores
             return super().to_pandas()
         for name in self._components:
             columns[f"{BY_COMPONENT}.{name}"] = self[BY_COMPONENT].sel(component=name)
-        plain = {name: (array.dims, array.to_numpy()) for name, array in columns.items()}
+        plain = {
+            name: (array.dims, array.to_numpy()) for name, array in columns.items()
+        }
         arrays = xr.Dataset(plain, {axis: self[axis].to_numpy() for axis in DIMS})
         table = arrays.to_dataframe(dim_order=list(DIMS))
         return table.dropna(how="all").reset_index()
 
     @property
     def _scores(self) -> list[str]:
-        """The sorted names of the score arrays: `contribution`, `contribution_RULE` and `effect`.
+        """The sorted names of the score arrays: `contribution`,
+        `contribution_RULE` and `effect`.
 
         Names are sorted, because zarr lists the arrays of a store in no fixed order.
         """
@@ -249,26 +273,33 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         return []
 
     def _one_score(self, score: str, component: str | None) -> xr.DataArray:
-        """Return the array of a score, or the part of the score that acts through one component."""
+        """Return the array of a score, or the part of the score
+        that acts through one component."""
         names = self._scores
         if score not in names:
             existing = f"there are {listed(names)}" if names else "there are none"
             advice = "; attribute with effects=True" if score == EFFECT else ""
             raise WrongArgument(
-                f"score={score!r}: there are no such scores; {existing}{advice}", "score"
+                f"score={score!r}: there are no such scores; {existing}{advice}",
+                "score",
             )
         if component is None:
             return self[score]
         if score != CONTRIBUTION:
             raise WrongArgument(
-                f"component={component!r}: '{score}' is not known by component", "component"
+                f"component={component!r}: '{score}' is not known by component",
+                "component",
             )
         components = self._components
         if component not in components:
             advice = "; attribute with by="
             if components:
-                advice = nearest(component, components) or f"; there are {listed(components)}"
+                advice = (
+                    nearest(component, components)
+                    or f"; there are {listed(components)}"
+                )
             raise WrongArgument(
-                f"component={component!r}: there is no such component{advice}", "component"
+                f"component={component!r}: there is no such component{advice}",
+                "component",
             )
         return self[BY_COMPONENT].sel(component=component, drop=True)

@@ -1,7 +1,8 @@
-"""The comparison of kernel machines with the network: a table, a sentence, and a clause.
+"""The comparison of kernel machines with the network: a table, a sentence,
+and a clause.
 
-`likeness` classifies a row of the table: the kernel machine equals the network, misses it, or
-cannot be compared.
+`likeness` classifies a row of the table: the kernel machine equals the network, misses
+it, or cannot be compared.
 
 >>> [str(likeness(Result("query", "left", relative_error=error, floor=1e-13))) for error in (0.12, 1e-14, math.nan)]
 ['misses', 'exact', 'broken']
@@ -15,9 +16,10 @@ cannot be compared.
 >>> broken.partition("(4e-15); ")[2]
 'the secant kernel machine is not finite on query.'
 
-`clause` summarises one kernel machine over many runs. The machine misses a network if it misses the
-network on any split. It equals a network if it equals the network on every split where both can be
-compared. The clause also counts the runs that were compared at only some of the points.
+`clause` summarises one kernel machine over many runs. The machine misses a network if
+it misses the network on any split. It equals a network if it equals the network on
+every split where both can be compared. The clause also counts the runs that were
+compared at only some of the points.
 
 >>> exact, missed = Standing(Likeness.EXACT, 5e-15), Standing(Likeness.MISSES, 0.3)
 >>> clause("the secant", [exact] * 99 + [missed])
@@ -41,22 +43,33 @@ from ntkexp.text import listed, share, short, spoken
 # --- The table of one run.
 
 
-def tabulate_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> Table:
-    """Return a row for each kernel machine: relative errors, agreement and R² (main split only).
+def tabulate_ladder(
+    results: Sequence[Result], seconds: Mapping[str, float] | None = None
+) -> Table:
+    """Return a row for each kernel machine: relative errors,
+    agreement and R² (main split only).
 
-    A kernel machine without an error has no row; `ladder_notes` gives the reason. `seconds` adds a
-    column of timings.
-    """
-    splits = [split for split in SPLITS if any(result.split == split for result in results)]
+    A kernel machine without an error has no row; `ladder_notes` gives the reason.
+    `seconds` adds a column of timings."""
+    splits = [
+        split for split in SPLITS if any(result.split == split for result in results)
+    ]
     main = main_split(results)
     rows = []
     for name, detail in machines(results):
-        of_machine = [row for row in results if (row.machine, row.detail) == (name, detail)]
-        if all(row.relative_error is None and row.max_error is None for row in of_machine):
+        of_machine = [
+            row for row in results if (row.machine, row.detail) == (name, detail)
+        ]
+        if all(
+            row.relative_error is None and row.max_error is None for row in of_machine
+        ):
             continue
         by_split = {row.split: row for row in of_machine}
         on_main = by_split.get(main, Result("", name))
-        errors = [by_split[split].relative_error if split in by_split else None for split in splits]
+        errors = [
+            by_split[split].relative_error if split in by_split else None
+            for split in splits
+        ]
         clock = [seconds.get(name)] if seconds else []
         rows.append((name, detail, *errors, on_main.agreement, on_main.r2, *clock))
     names = [*splits, f"agreement ({main})", "R²", *(["seconds"] if seconds else [])]
@@ -65,10 +78,11 @@ def tabulate_ladder(results: Sequence[Result], seconds: Mapping[str, float] | No
 
 
 def tabulate_errors(results: Sequence[Result]) -> Table:
-    """Return the short table: relative errors on each split, and the agreement on the main split.
+    """Return the short table: relative errors on each split,
+    and the agreement on the main split.
 
-    The name of a kernel machine includes its settings only if several rows would have this name.
-    """
+    The name of a kernel machine includes its settings only
+    if several rows would have this name."""
     full = tabulate_ladder(results)
     names = [row[0] for row in full.rows]
     rows = []
@@ -98,7 +112,8 @@ def format_errors(results: Sequence[Result]) -> str:
 
 
 def exact_machines(results: Sequence[Result]) -> list[str]:
-    """Return the kernel machines that equal the network on every split where both are compared."""
+    """Return the kernel machines that equal the network
+    on every split where both are compared."""
     exact = []
     for name in dict.fromkeys(result.machine for result in results):
         kinds = {likeness(row) for row in results if row.machine == name}
@@ -118,7 +133,9 @@ def measured(number: float) -> str:
     return short(number)
 
 
-def format_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
+def format_ladder(
+    results: Sequence[Result], seconds: Mapping[str, float] | None = None
+) -> str:
     """Format the table for a terminal, with the notes below it."""
     blocks = [format_text(tabulate_ladder(results, seconds))]
     notes = ladder_notes(results)
@@ -158,9 +175,12 @@ def machines(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 
 def main_split(results: Sequence[Result]) -> str:
-    """Return the split to report if only one number is shown: query, else test, else train."""
+    """Return the split to report if only one number is shown: query, else test,
+    else train."""
     present = {result.split for result in results}
-    return next((split for split in ("query", "test", "train") if split in present), "query")
+    return next(
+        (split for split in ("query", "test", "train") if split in present), "query"
+    )
 
 
 class Likeness(StrEnum):
@@ -170,9 +190,7 @@ class Likeness(StrEnum):
     MISSES = "misses"  # the error is larger than the bound on the rounding error
     BROKEN = "broken"  # outputs of the kernel machine are not finite
     LOST = "lost"  # outputs of the network are not finite
-    STILL = (
-        "still"  # training changed the network by no more than rounding error: nothing to compare
-    )
+    STILL = "still"  # training changed the network by no more than rounding error: nothing to compare
     SILENT = "silent"  # the kernel machine was not compared
 
 
@@ -203,7 +221,8 @@ SPOKEN = {
     "left": "the textbook sum",
     "frozen_start": "the frozen kernel",
 }
-"""The kernel machines that the sentence mentions, in this order, with their names in words."""
+"""The kernel machines that the sentence mentions, in this order,
+with their names in words."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +248,8 @@ class Spoken:
 
     @property
     def where(self) -> str:
-        """The splits on which the kernel machine was compared, in words, and the number of points
-        if some were not compared.
+        """The splits on which the kernel machine was compared, in words, and the number
+        of points if some were not compared.
 
         The text ends with a blank, because the name of the kernel machine follows.
         """
@@ -252,7 +271,8 @@ class Spoken:
 
 
 def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str:
-    """Summarise which kernel machines equal the trained network, and the errors of the others.
+    """Summarise which kernel machines equal the trained network,
+    and the errors of the others.
 
     If training diverged, the sentence is about the network at the last step.
 
@@ -274,10 +294,15 @@ def comparison(results: Sequence[Result]) -> str:
     """Return the sentence of `ladder_sentence`, without a remark on divergence."""
     splits = tuple(dict.fromkeys(row.split for row in results))
     names = SPOKEN
-    if not any(row.machine in SPOKEN and likeness(row) is not Likeness.SILENT for row in results):
+    if not any(
+        row.machine in SPOKEN and likeness(row) is not Likeness.SILENT
+        for row in results
+    ):
         # none of the machines in SPOKEN was compared: mention all others
         others = [row.machine for row in results if row.machine not in SPOKEN]
-        names = SPOKEN | {machine: f"the machine {spoken(machine)}" for machine in others}
+        names = SPOKEN | {
+            machine: f"the machine {spoken(machine)}" for machine in others
+        }
     compared_machines = [
         Spoken(name, tuple(row for row in results if row.machine == machine), splits)
         for machine, name in names.items()
@@ -295,7 +320,9 @@ def comparison(results: Sequence[Result]) -> str:
         (Likeness.LOST, "the trained network is not finite"),
         (Likeness.STILL, "the network moved by no more than rounding"),
     ):
-        affected = [row.split for machine in compared_machines for row in machine.which(kind)]
+        affected = [
+            row.split for machine in compared_machines for row in machine.which(kind)
+        ]
         if affected:
             parts.append(f"{text}{on_splits(list(dict.fromkeys(affected)), splits)}")
     text = "; ".join(parts)
@@ -303,13 +330,15 @@ def comparison(results: Sequence[Result]) -> str:
 
 
 def compared(spoken: Sequence[Spoken]) -> list[str]:
-    """Return clauses for kernel machines that equal the network, then for kernel machines that miss
-    it.
+    """Return clauses for kernel machines that equal the network,
+    then for kernel machines that miss it.
 
-    Kernel machines that were compared on different splits or points have separate clauses.
-    """
+    Kernel machines that were compared on different splits
+    or points have separate clauses."""
     exact = [
-        machine for machine in spoken if machine.compared and not machine.which(Likeness.MISSES)
+        machine
+        for machine in spoken
+        if machine.compared and not machine.which(Likeness.MISSES)
     ]
     missing = [machine for machine in spoken if machine.which(Likeness.MISSES)]
     clauses: list[str] = []
@@ -317,7 +346,9 @@ def compared(spoken: Sequence[Spoken]) -> list[str]:
     for misses, compared_machines in ((False, exact), (True, missing)):
         for where, group in groupby(compared_machines, key=attrgetter("where")):
             text = clause_of_group(list(group), misses=misses, is_first=not clauses)
-            clauses.append(("" if where == where_before else where or "at all points ") + text)
+            clauses.append(
+                ("" if where == where_before else where or "at all points ") + text
+            )
             where_before = where
     return clauses
 
@@ -342,12 +373,17 @@ def clause_of_group(group: Sequence[Spoken], *, misses: bool, is_first: bool) ->
 
 
 def secant_remarks(secant: Spoken) -> list[str]:
-    """Return remarks on the secant: the rounding in its error, and notes of a followed loop."""
+    """Return remarks on the secant: the rounding in its error,
+    and notes of a followed loop."""
     remarks = []
     missed = secant.which(Likeness.MISSES)
     if missed:
         row = max(missed, key=lambda row: (row.relative_error or 0.0) / row.tolerance)
-        where = f" on {row.split} ({short(row.relative_error)})" if len(secant.splits) > 1 else ""
+        where = (
+            f" on {row.split} ({short(row.relative_error)})"
+            if len(secant.splits) > 1
+            else ""
+        )
         remarks.append(
             f"rounding explains no more than {short(row.tolerance)} of the secant's miss{where}"
         )
@@ -357,7 +393,8 @@ def secant_remarks(secant: Spoken) -> list[str]:
 
 
 def not_finite(spoken: Sequence[Spoken]) -> list[str]:
-    """Return a clause for each group of kernel machines that are not finite on the same splits."""
+    """Return a clause for each group of kernel machines that are not finite
+    on the same splits."""
     names_by_splits: dict[tuple[str, ...], list[str]] = {}
     for machine in spoken:
         broken = tuple(row.split for row in machine.which(Likeness.BROKEN))
@@ -366,7 +403,9 @@ def not_finite(spoken: Sequence[Spoken]) -> list[str]:
     clauses = []
     for broken, names in names_by_splits.items():
         verb = "is" if len(names) == 1 else "are"
-        clauses.append(f"{listed(names)} {verb} not finite{on_splits(broken, spoken[0].splits)}")
+        clauses.append(
+            f"{listed(names)} {verb} not finite{on_splits(broken, spoken[0].splits)}"
+        )
     return clauses
 
 
@@ -375,9 +414,7 @@ def why_nothing(rows: Sequence[Result]) -> str:
     if Likeness.LOST in kinds:
         return "The trained network is not finite, so no kernel machine can be compared with it."
     if Likeness.STILL in kinds:
-        return (
-            "Training moved the network by no more than rounding, so there is nothing to reproduce."
-        )
+        return "Training moved the network by no more than rounding, so there is nothing to reproduce."
     text = "No kernel machine was compared with the trained network"
     reason = next((row.note for row in rows if row.note), "")
     if reason:
@@ -392,8 +429,8 @@ def on_splits(here: Sequence[str], splits: Sequence[str]) -> str:
 
 
 def name_splits(here: Sequence[str], splits: Sequence[str]) -> str:
-    """List the splits `here` in words. If these are all splits, write "both splits" or "all N
-    splits".
+    """List the splits `here` in words. If these are all splits,
+    write "both splits" or "all N splits".
 
     >>> name_splits(["train"], ["train", "test"]), name_splits(["train", "test"], ["train", "test"])
     ('train', 'both splits')
@@ -416,19 +453,24 @@ CLAUSES = {
     Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
     Likeness.SILENT: "has no result for {}",
 }
-"""One template for each `Likeness`. A sentence lists the clauses in this order. The fields are
-filled with the number of networks and with `errors_in_words`.
-"""
+"""One template for each `Likeness`. A sentence lists the clauses in this order. The
+fields are filled with the number of networks and with `errors_in_words`. """
 
-DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Likeness.STILL)
-"""The order in which the results of several splits are combined: a run gets the first `Likeness` in
-this list that one of its splits has.
-"""
+DECISIVE = (
+    Likeness.LOST,
+    Likeness.BROKEN,
+    Likeness.MISSES,
+    Likeness.EXACT,
+    Likeness.STILL,
+)
+"""The order in which the results of several splits are combined: a run gets the first
+`Likeness` in this list that one of its splits has. """
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The comparison of one kernel machine with the network of a run, over all splits."""
+    """The comparison of one kernel machine with the network of a run,
+    over all splits."""
 
     likeness: Likeness
     error: float = 0.0  # the largest relative error
@@ -447,7 +489,8 @@ def standing(ladder: Sequence[Result], machine: str) -> Standing:
 
 
 def clause(name: str, standings: Sequence[Standing]) -> str:
-    """Return the clause about one kernel machine in all runs; empty if no run compared it."""
+    """Return the clause about one kernel machine in all runs;
+    empty if no run compared it."""
     runs = len(standings)
     if all(standing.likeness is Likeness.SILENT for standing in standings):
         return ""
@@ -473,7 +516,8 @@ def clause(name: str, standings: Sequence[Standing]) -> str:
 
 
 def errors_in_words(kind: Likeness, standings: Sequence[Standing]) -> str:
-    """Format the errors of all networks with the same likeness: the median and the largest.
+    """Format the errors of all networks with the same likeness:
+    the median and the largest.
 
     >>> errors_in_words(Likeness.MISSES, [Standing(Likeness.MISSES, error) for error in (0.01, 0.02, 0.3)])
     '2 % at the median and 30 % at worst'

@@ -1,8 +1,9 @@
 """Tables of results, and one function for each output format.
 
 One function creates the rows of each table: `sentence.tabulate_ladder`,
-`explain.tabulate_examples`, `comparison.combined`, and so on. Rows contain numbers in full
-precision. A column has a name, and a function that formats its values for a terminal.
+`explain.tabulate_examples`, `comparison.combined`, and so on. Rows contain numbers in
+full precision. A column has a name, and a function that formats its values for a
+terminal.
 
     format_text      aligned columns for a terminal
     format_markdown  Markdown
@@ -56,14 +57,16 @@ def format_signed(value: float) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column and its format on a terminal. Texts are shown unchanged, and None as a dash."""
+    """A column and its format on a terminal. Texts are shown unchanged,
+    and None as a dash."""
 
     name: str
     number: bool = True  # True aligns the column to the right
     spell: Callable[[Any], str] = format_value  # formats the numbers
     heading: str | None = None  # heading on a terminal; the name if None
     adds: bool = False  # True if the sum of several rows is meaningful
-    # text in the row that replaces the omitted rows, if the column has no meaningful sum
+    # text in the row that replaces the omitted rows,
+    # if the column has no meaningful sum
     others: str = ""
 
 
@@ -101,13 +104,17 @@ class Table:
         columns: Iterable[tuple[Column, Any]] = zip(
             self.columns, zip(*others, strict=True), strict=True
         )
-        sums = [sum(values) if column.adds else column.others for column, values in columns]
+        sums = [
+            sum(values) if column.adds else column.others for column, values in columns
+        ]
         last_row = (counted(len(others), "other"), *sums[1:])
         return replace(self, rows=(*self.rows[:top], last_row))
 
 
 def tabulate(
-    header: Sequence[str], rows: Iterable[Sequence[Value]], numbers: Collection[str] = ()
+    header: Sequence[str],
+    rows: Iterable[Sequence[Value]],
+    numbers: Collection[str] = (),
 ) -> Table:
     """Return a table with the column names `header`.
 
@@ -120,7 +127,8 @@ def tabulate(
 def table_of_frame(frame: pd.DataFrame) -> Table:
     numeric = [dtype.kind in "biuf" for dtype in frame.dtypes]
     columns = tuple(
-        Column(str(name), number) for name, number in zip(frame.columns, numeric, strict=True)
+        Column(str(name), number)
+        for name, number in zip(frame.columns, numeric, strict=True)
     )
     values = (frame.iloc[:, k].tolist() for k in range(len(columns)))
     return Table(columns, tuple(zip(*values, strict=True)))
@@ -130,9 +138,15 @@ def table_of_frame(frame: pd.DataFrame) -> Table:
 
 
 def format_text(table: Table) -> str:
-    header = [column.name if column.heading is None else column.heading for column in table.columns]
+    header = [
+        column.name if column.heading is None else column.heading
+        for column in table.columns
+    ]
     lines = [
-        [spelled(column, value) for column, value in zip(table.columns, row, strict=True)]
+        [
+            spelled(column, value)
+            for column, value in zip(table.columns, row, strict=True)
+        ]
         for row in table.rows
     ]
     return aligned(header, lines, [column.number for column in table.columns])
@@ -162,7 +176,8 @@ def escaped(text: str) -> str:
     a\|b \<c\> x\_1
     """
     return "".join(
-        f"\\{letter}" if letter in r"\`*_{}[]<>|#" else letter for letter in text.replace("\n", " ")
+        f"\\{letter}" if letter in r"\`*_{}[]<>|#" else letter
+        for letter in text.replace("\n", " ")
     )
 
 
@@ -209,7 +224,8 @@ def format_json(value: Json) -> str:
     """
     lines = to_text(value).split("\n")
     return "\n".join(
-        line if line.isprintable() else "".join(map(json_letter, line)) for line in lines
+        line if line.isprintable() else "".join(map(json_letter, line))
+        for line in lines
     )
 
 
@@ -238,7 +254,9 @@ class PageTable:
     rows: tuple[tuple[Cell, ...], ...]
 
 
-def format_html(table: Table, name: str, caption: str, links: Sequence[str] = ()) -> PageTable:
+def format_html(
+    table: Table, name: str, caption: str, links: Sequence[str] = ()
+) -> PageTable:
     """Return the cells for the HTML template.
 
     `links` are the links of the first cell of each row.

@@ -1,8 +1,8 @@
-"""The HTML table in a notebook: the examples with the largest contributions to each query.
+"""The HTML table in a notebook: the examples with the largest contributions
+to each query.
 
-Names and texts come from the data, so all of them are escaped. Pictures are drawn from pixel
-values.
-"""
+Names and texts come from the data, so all of them are escaped.
+Pictures are drawn from pixel values."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ RAISED_COLOUR = "#0060e0"  # blue and vermilion, as in the pictures of a run
 LOWERED_COLOUR = "#b83820"
 
 FindExample: TypeAlias = Callable[[str, int], Example | None]
-"""A function (axis, index) → example at an index of the axis `query` or `example`, or None."""
+"""A function (axis, index) → example at an index of the axis `query`
+or `example`, or None."""
 
 
 @dataclass(frozen=True, eq=False)
 class TopExamples:
-    """The examples with the largest contributions to one output of a query, the strongest first."""
+    """The examples with the largest contributions to one output of a query,
+    the strongest first."""
 
     point: int
     out: str  # name of the output; empty for a single output
@@ -48,12 +50,15 @@ class TopExamples:
 
 
 def top_examples_of(arrays: xr.Dataset) -> list[TopExamples]:
-    """Rank the examples at the first queries, each at the output with the largest change."""
+    """Rank the examples at the first queries,
+    each at the output with the largest change."""
     tops = list[TopExamples]()
     parts = arrays[CONTRIBUTION].transpose(*DIMS)
     names = output_names(arrays)
     for point in range(parts.sizes["query"]):
-        by_output = parts[point].to_numpy()  # [out, example]; one query at a time, to save memory
+        by_output = parts[
+            point
+        ].to_numpy()  # [out, example]; one query at a time, to save memory
         if not np.isfinite(by_output).all():
             continue
         column = int(np.abs(by_output.sum(1)).argmax())
@@ -67,7 +72,8 @@ def top_examples_of(arrays: xr.Dataset) -> list[TopExamples]:
 
 
 def html_table(arrays: xr.Dataset, find: FindExample) -> str:
-    """Return an HTML table with a row for each query, and a cell for each of its top examples."""
+    """Return an HTML table with a row for each query,
+    and a cell for each of its top examples."""
     labels = arrays["example"].to_numpy().tolist()
     names = [numbered(place, str(label)) for place, label in enumerate(labels)]
     rows = list[str]()
@@ -84,13 +90,16 @@ def html_table(arrays: xr.Dataset, find: FindExample) -> str:
         rows.append(f"<tr>{''.join(cells)}</tr>")
     shown = len(rows)
     points = arrays.sizes["query"]
-    which = "" if shown == points else f" The first {shown} of {counted(points, 'point')}."
+    which = (
+        "" if shown == points else f" The first {shown} of {counted(points, 'point')}."
+    )
     caption = f"Largest contributions: blue raised the output, red lowered it.{which}"
     return f'<table><caption style="text-align:left">{caption}</caption>{"".join(rows)}</table>'
 
 
 def described(example: Example | None, name: str) -> str:
-    """Return the picture, label and text of an example as HTML; only `name` if it is None."""
+    """Return the picture, label and text of an example as HTML;
+    only `name` if it is None."""
     if example is None:
         return text(name)
     words = f"<br>{text(example.text)}" if example.text else ""
@@ -103,7 +112,11 @@ def text(words: str) -> str:
     >>> text("<b onload='x'>")
     '&lt;b onload=&#x27;x&#x27;&gt;'
     """
-    return escape(printable(words if len(words) <= MAX_LETTERS else f"{words[: MAX_LETTERS - 1]}…"))
+    return escape(
+        printable(
+            words if len(words) <= MAX_LETTERS else f"{words[: MAX_LETTERS - 1]}…"
+        )
+    )
 
 
 def picture(shown: NDArray[Any]) -> str:
@@ -123,7 +136,14 @@ def picture(shown: NDArray[Any]) -> str:
     low = float(pixels.min())
     high = float(pixels.max())
     file = BytesIO()
-    imsave(file, (pixels - low) / (high - low or 1.0), cmap="gray_r", vmin=0, vmax=1, format="png")
+    imsave(
+        file,
+        (pixels - low) / (high - low or 1.0),
+        cmap="gray_r",
+        vmin=0,
+        vmax=1,
+        format="png",
+    )
     content = base64.b64encode(file.getvalue()).decode()
     size = f"width:{PICTURE_PIXELS}px;image-rendering:pixelated"
     return f'<img src="data:image/png;base64,{content}" alt="" style="{size}"><br>'

@@ -5,10 +5,10 @@
     QLD    mean over queries q of the decrease of f(q), after retraining without the examples with
            the highest τ(q, i)
 
-A score τ(q, i) is positive if example i increases f(q). f_S is the network after retraining S. The
-linear datamodeling score (LDS) is due to S. M. Park et al. (2023), arXiv:2303.14186. Its interval
-resamples queries and retrainings, because both are random samples.
-"""
+A score τ(q, i) is positive if example i increases f(q). f_S is the network after
+retraining S. The linear datamodeling score (LDS) is due to S. M. Park et al. (2023),
+arXiv:2303.14186. Its interval resamples queries and retrainings, because both are
+random samples."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def linear_datamodeling_score(
 
     Args:
         scores: τ [query, example].
-        left_out: True for the examples that each retraining leaves out, [training, example].
+        left_out: True for the examples that each retraining leaves out,
+            [training, example].
         outputs: f_S(q) [training, query].
         resamples: The number of bootstrap samples for the interval.
 
@@ -83,7 +84,9 @@ def linear_datamodeling_score(
     return DatamodelingScore(mean_known(by_query), float(low), float(high), by_query)
 
 
-def top_examples(scores: Scores, count: int, *, lower_is_better: bool) -> list[tuple[int, ...]]:
+def top_examples(
+    scores: Scores, count: int, *, lower_is_better: bool
+) -> list[tuple[int, ...]]:
     """Return the sorted indices of the `count` most helpful examples of each query.
 
     If `lower_is_better` (a loss), the most helpful examples have the lowest scores.
@@ -102,9 +105,8 @@ def top_examples(scores: Scores, count: int, *, lower_is_better: bool) -> list[t
 
 @dataclass(frozen=True)
 class ValidatedScore:
-    """The linear datamodeling score (LDS) and the decrease of outputs after removals (QLD) of one
-    attribution method.
-    """
+    """The linear datamodeling score (LDS) and the decrease of outputs after removals
+    (QLD) of one attribution method."""
 
     name: str
     lds: DatamodelingScore
@@ -130,10 +132,12 @@ class Validation:
     """The scores of all methods, and the ground truth.
 
     Attributes:
-        table: A table with the LDS and QLD of each method. `print(validation)` shows it.
+        table: A table with the LDS and QLD of each method.
+            `print(validation)` shows it.
         sentences: Definitions of the numbers, and reasons to doubt them.
         scores: The LDS and QLD of each method, with 95 % intervals.
-        truth: The ground truth: which examples each retraining left out, and the outputs after it.
+        truth: The ground truth: which examples each retraining left out,
+            and the outputs after it.
         harm_by_chance: The QLD of as many random examples.
         top: The number of examples that are removed for the QLD.
         metasmoothness: Near 1 if the weights change smoothly with the data.
@@ -161,7 +165,16 @@ class Validation:
         rows = [score.row for score in best_first]
         if (chance := self.harm_by_chance) is not None:
             rows.append(
-                ("at random", None, None, None, None, chance.value, chance.low, chance.high)
+                (
+                    "at random",
+                    None,
+                    None,
+                    None,
+                    None,
+                    chance.value,
+                    chance.low,
+                    chance.high,
+                )
             )
         return Table(columns, tuple(rows))
 
@@ -170,7 +183,11 @@ class Validation:
         """Sentences that define the numbers in the table, and reasons to doubt them."""
         trainings, examples = self.truth.left_out.shape
         size = int(self.truth.left_out[0].sum())
-        seeds = f", each from {counted(self.truth.fresh, 'fresh seed')}" if self.truth.fresh else ""
+        seeds = (
+            f", each from {counted(self.truth.fresh, 'fresh seed')}"
+            if self.truth.fresh
+            else ""
+        )
         sentences = [
             f"LDS: rank correlation of predicted with actual outputs of "
             f"{counted(trainings, 'training')} without {counted(size, 'example')} of "
@@ -229,19 +246,25 @@ def read_scores(path: Path) -> NDArray[np.generic]:
             "scores",
         ) from None
     if not isinstance(scores, np.ndarray):
-        raise WrongArgument(f"scores={path} holds several arrays; numpy.save writes one", "scores")
+        raise WrongArgument(
+            f"scores={path} holds several arrays; numpy.save writes one", "scores"
+        )
     return scores
 
 
 def checked_scores(scores: object, shape: tuple[int, int, int], where: str) -> Scores:
     """Check scores [point, out, example], and reshape them to [query, example].
 
-    If there is a single output, the axis `out` may be missing. Raise if the shape differs from
-    `shape`, or if a score is not a finite number. `where` names the scores in error messages.
-    """
+    If there is a single output, the axis `out` may be missing. Raise if the shape
+    differs from `shape`, or if a score is not a finite number. `where` names the scores
+    in error messages."""
     try:
         array = np.asarray(scores)
-    except (TypeError, ValueError, RuntimeError) as error:  # rows of unequal length, or a tensor
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # rows of unequal length, or a tensor
         raise Mistake(f"{where}: not an array: {first_line(error)}") from error
     points, outs, examples = shape
     if array.dtype.kind not in "fiu":

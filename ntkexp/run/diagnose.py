@@ -23,7 +23,8 @@ from ntkexp.run.metrics import Observer, Row
 from ntkexp.run.setting import Setting
 
 NAME = re.compile(r"[A-Za-z_][\w.()-]{0,150}")
-"""A pattern for names of values, which are names of columns and of folders in a store."""
+"""A pattern for names of values, which are names of columns and of folders
+in a store."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class RunDiagnostics:
 
     setting: Setting
     earlier: EarlierKernel | None = None
-    start_kernels: dict[frozenset[str], Tensor] = field(default_factory=dict, repr=False)
+    start_kernels: dict[frozenset[str], Tensor] = field(
+        default_factory=dict, repr=False
+    )
 
     def measure(
         self,
@@ -115,7 +118,9 @@ class RunDiagnostics:
             start_kernel_of=self.start_kernel_of,
         )
 
-    def start_kernel_of(self, parameters: Collection[str]) -> Float[Tensor, "train out train out_"]:
+    def start_kernel_of(
+        self, parameters: Collection[str]
+    ) -> Float[Tensor, "train out train out_"]:
         """Return the part of the initial kernel that comes from some parameters."""
         names = frozenset(parameters)
         if names not in self.start_kernels:
@@ -127,7 +132,11 @@ class RunDiagnostics:
     def state(self) -> dict[str, Any] | None:
         """The state for a checkpoint."""
         earlier = self.earlier
-        return None if earlier is None else {"step": earlier.step, "kernel": earlier.kernel}
+        return (
+            None
+            if earlier is None
+            else {"step": earlier.step, "kernel": earlier.kernel}
+        )
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         if state is not None:
@@ -136,24 +145,31 @@ class RunDiagnostics:
 
 
 def measure_at_start(setting: Setting) -> Measurements:
-    """Return the values before training. They show the columns and the arrays of the run."""
+    """Return the values before training. They show the columns and the arrays
+    of the run."""
     view = NetworkView(setting.points, setting.problem.weights)
     step_size = setting.descent.step_size
-    return RunDiagnostics(setting).measure(setting.start.kernel, view, 0, 0.0, step_size)
+    return RunDiagnostics(setting).measure(
+        setting.start.kernel, view, 0, 0.0, step_size
+    )
 
 
 def kernel_of_parameters(
     view: NetworkView, parameters: Collection[str]
 ) -> Float[Tensor, "train out train out_"]:
-    """Return Σ_w ∂f(x)/∂w ∂f(x′)/∂w over some of the weights w, between training examples."""
+    """Return Σ_w ∂f(x)/∂w ∂f(x′)/∂w over some of the weights w,
+    between training examples."""
     parts = [jacobian.of(parameters) for jacobian in view.train_jacobians]
-    return torch.cat([torch.cat([gram(left, right) for right in parts], dim=2) for left in parts])
+    return torch.cat(
+        [torch.cat([gram(left, right) for right in parts], dim=2) for left in parts]
+    )
 
 
 def named_values(
     diagnostic: AbstractDiagnostic, state: TrainingState
 ) -> dict[str, float | Tensor | None]:
-    """Measure a diagnostic. Return its numbers and arrays by name. Raise for other values."""
+    """Measure a diagnostic. Return its numbers and arrays by name.
+    Raise for other values."""
     name = diagnostic.option
     with tensors_unchanged(name, state):
         measured = diagnostic.measure(state)
@@ -194,16 +210,23 @@ def checked_value(name: str, value: object) -> float | Tensor | None:
 
 @contextmanager
 def tensors_unchanged(name: str, state: TrainingState) -> Iterator[None]:
-    """Raise if the body changes a tensor of the state in place. Training would go on with it."""
+    """Raise if the body changes a tensor of the state in place.
+    Training would go on with it."""
     tensors = {f"weights['{key}']": weight for key, weight in state.weights.items()}
-    tensors |= {f"start_weights['{key}']": weight for key, weight in state.start_weights.items()}
+    tensors |= {
+        f"start_weights['{key}']": weight for key, weight in state.start_weights.items()
+    }
     tensors |= {f"blocks[{k}][0]": inputs for k, (inputs, _) in enumerate(state.blocks)}
     tensors |= {
-        field_name: value for field_name, value in vars(state).items() if isinstance(value, Tensor)
+        field_name: value
+        for field_name, value in vars(state).items()
+        if isinstance(value, Tensor)
     }
     versions = {key: tensor._version for key, tensor in tensors.items()}
     yield
-    changed = [key for key, tensor in tensors.items() if tensor._version != versions[key]]
+    changed = [
+        key for key, tensor in tensors.items() if tensor._version != versions[key]
+    ]
     if changed:
         raise Mistake(
             f"diagnostics: {name} changes state.{changed[0]} in place, with which training would "

@@ -38,7 +38,8 @@ LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
 
 
 def commit() -> str | None:
-    """Return the git commit of this package, followed by + if tracked files have changed.
+    """Return the git commit of this package,
+    followed by + if tracked files have changed.
 
     Return None if the package was not imported from its git checkout.
     """
@@ -46,18 +47,21 @@ def commit() -> str | None:
     describe = ["describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     git = ["git", "-C", str(folder), *describe]
     try:
-        result = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
+        result = subprocess.run(
+            git, capture_output=True, text=True, check=False, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # without pyproject.toml next to the package, the git checkout belongs to another project, and
-    # its commit does not describe this package
+    # without pyproject.toml next to the package, the git checkout belongs to another
+    # project, and its commit does not describe this package
     if not (folder.parent / "pyproject.toml").is_file():
         return None
     return result.stdout.strip() or None
 
 
 def fix_circumstances(experiment: Experiment, threads: int | None = None) -> None:
-    """Set the number of threads, full float32 precision and deterministic algorithms in torch.
+    """Set the number of threads, full float32 precision
+    and deterministic algorithms in torch.
 
     Raise if this machine lacks the device.
     """
@@ -84,7 +88,9 @@ def check_device(name: str) -> None:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
         names += [other for other in devices_of(accelerator) if other not in names]
-    raise Mistake(f"device={name}: this machine has {', '.join(names)} only; take one of these")
+    raise Mistake(
+        f"device={name}: this machine has {', '.join(names)} only; take one of these"
+    )
 
 
 def devices_of(device: torch.device) -> list[str]:
@@ -113,7 +119,8 @@ def device_name(device: torch.device) -> str:
 
 
 def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, Any]:
-    """Return the command, versions, machine and settings of a run, for provenance.json."""
+    """Return the command, versions, machine and settings of a run,
+    for provenance.json."""
     return {
         "command": command,
         "folder": os.getcwd(),
@@ -138,7 +145,8 @@ def processor_seconds() -> float:
 
 @dataclass
 class Clock:
-    """The wall time and the processor time of each part of a run. Both clocks can be replaced."""
+    """The wall time and the processor time of each part of a run.
+    Both clocks can be replaced."""
 
     wall: Callable[[], float] = time.perf_counter
     processor: Callable[[], float] = processor_seconds

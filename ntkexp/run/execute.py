@@ -1,4 +1,5 @@
-"""Execution of a run in its folder: start, resume, write results, and retrain without examples."""
+"""Execution of a run in its folder: start, resume, write results,
+and retrain without examples."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from ntkexp.kernel.read.plan import threads_by_size
 from ntkexp.mistake import Mistake, Useless
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import Damaged, Json
-from ntkexp.records.contributions import REMOVAL_FOLDER, Removal, read_removal, write_removal
+from ntkexp.records.contributions import (
+    REMOVAL_FOLDER,
+    Removal,
+    read_removal,
+    write_removal,
+)
 from ntkexp.records.contributions import STORE as LEFT_OUT
 from ntkexp.records.data import write_data
 from ntkexp.records.diagnostics import DIAGNOSTICS
@@ -43,15 +49,28 @@ from ntkexp.removal.rerun import LARGEST_REPEATED_ERROR, breakdown_between, reru
 from ntkexp.removal.retraining import removal_of
 from ntkexp.report.drawing import draw_run
 from ntkexp.report.live_log import LiveLog, open_log
-from ntkexp.run.environment import Clock, all_threads, check_device, fix_circumstances, provenance
-from ntkexp.run.folder_listener import RunRequest, data_arrays, listen, log_keys_of, write_outcome
+from ntkexp.run.environment import (
+    Clock,
+    all_threads,
+    check_device,
+    fix_circumstances,
+    provenance,
+)
+from ntkexp.run.folder_listener import (
+    RunRequest,
+    data_arrays,
+    listen,
+    log_keys_of,
+    write_outcome,
+)
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, Survey, setting_of, survey
 from ntkexp.run.state import BEGINNING, METRICS, TRAJECTORY, Checkpoint, drop_sums, load
 from ntkexp.text import several, short
 
-# --- One attempt to execute a run in its folder, from the beginning or from a checkpoint.
+# --- One attempt to execute a run in its folder,
+# from the beginning or from a checkpoint.
 
 
 OPTIONAL = (RETRACED, LEFT_OUT, DIAGNOSTICS)
@@ -61,7 +80,8 @@ OTHER_FILES = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
 
 def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
-    """Execute a run in its folder, from the beginning or from the checkpoint `saved`."""
+    """Execute a run in its folder, from the beginning or
+    from the checkpoint `saved`."""
     folder = request.folder
     clock = Clock()
     if saved is not None:
@@ -69,7 +89,9 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     try:
         setting, outcome = train_and_write(request, saved, clock)
         with clock.times("draw"):
-            pictures = folder.write_pictures(draw_run(folder.path) if request.pictures else {})
+            pictures = folder.write_pictures(
+                draw_run(folder.path) if request.pictures else {}
+            )
     except (Exception, KeyboardInterrupt):
         folder.note_error(traceback.format_exc())
         raise
@@ -124,7 +146,10 @@ def train_and_write(
     folder.write_sealed(PROVENANCE, provenance(experiment, request.repeat, threads))
 
     with live_log(request, saved) as log:
-        with clock.times("run"), listen(request, setting, saved, threads, clock, log) as listener:
+        with (
+            clock.times("run"),
+            listen(request, setting, saved, threads, clock, log) as listener,
+        ):
             outcome = run(setting, listener, saved["run"] if saved else None)
         if log is not None:
             log.conclude(outcome.results, outcome.steps)
@@ -144,18 +169,21 @@ def train_and_write(
 def threads_of(request: RunRequest, saved: Checkpoint | None, surveyed: Survey) -> int:
     """Return the number of threads of a run.
 
-    If the setting `threads` is not given, the number depends on the cost of a step. A resumed run
-    keeps its number of threads, because this number affects how sums are rounded.
-    """
+    If the setting `threads` is not given, the number depends on the cost of a step. A
+    resumed run keeps its number of threads, because this number affects how sums are
+    rounded."""
     if saved is not None:
         threads: int = saved["threads"]
         return threads
     most_threads = request.most_threads or all_threads()
-    return request.experiment.threads or threads_by_size(surveyed.operations, most_threads)
+    return request.experiment.threads or threads_by_size(
+        surveyed.operations, most_threads
+    )
 
 
 def begin_folder(request: RunRequest, setting: Setting) -> None:
-    """Remove the files of an earlier attempt, and write the files that precede the first step."""
+    """Remove the files of an earlier attempt,
+    and write the files that precede the first step."""
     folder = request.folder
     folder.clear()
     folder.write_json(CONFIG, canonical(request.experiment))
@@ -174,7 +202,12 @@ def live_log(
     key = log_keys_of(saved).get(request.log)
     earlier_rows = read_rows(folder / METRICS) if saved else ()
     return open_log(
-        request.log, folder, canonical(request.experiment), key, earlier_rows, request.progress
+        request.log,
+        folder,
+        canonical(request.experiment),
+        key,
+        earlier_rows,
+        request.progress,
     )
 
 
@@ -238,14 +271,15 @@ def resume(
 ) -> Path:
     """Resume the run in a folder from its config.json, and return the folder.
 
-    The run records the command that repeats it. If the folder does not contain the command that
-    began the run, this is `ntkexp train` with the run's overrides and `options`.
-    """
+    The run records the command that repeats it. If the folder does not contain the
+    command that began the run, this is `ntkexp train` with the run's overrides and
+    `options`."""
     if not (path / CONFIG).is_file():
         raise Mistake(f"{path} is not a run folder: it has no config.json")
     refuse_other_version(path)
 
-    # the folder may be the trace of a followed loop, a copy with another name, or a finished run
+    # the folder may be the trace of a followed loop, a copy with another name,
+    # or a finished run
     folder = RunFolder(path)
     if "follow" in folder.read_json(CONFIG):
         raise Mistake(
@@ -280,7 +314,8 @@ def resume(
 
 
 def begun_by(folder: RunFolder) -> str:
-    """Return the command that started an unfinished run, or an empty text if it is not recorded."""
+    """Return the command that started an unfinished run,
+    or an empty text if it is not recorded."""
     try:
         return own_command(folder.provenance["command"])
     except Mistake:
@@ -288,7 +323,8 @@ def begun_by(folder: RunFolder) -> str:
 
 
 def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
-    """Return the experiment of a run. Raise if its data files or the code have changed since."""
+    """Return the experiment of a run. Raise if its data files
+    or the code have changed since."""
     folder.check(CONFIG)
     if defect := folder.misnamed:
         raise Mistake(f"{folder.path} {defect}")
@@ -305,9 +341,8 @@ def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experimen
 
 
 def usable_checkpoint(request: RunRequest) -> Checkpoint | None:
-    """Return the checkpoint of an earlier attempt, or None. If an earlier attempt left no usable
-    checkpoint, warn with the reason.
-    """
+    """Return the checkpoint of an earlier attempt, or None. If an earlier attempt left
+    no usable checkpoint, warn with the reason."""
     folder = request.folder
     progress = request.progress
     if (folder.path / DONE).is_file():
@@ -319,7 +354,9 @@ def usable_checkpoint(request: RunRequest) -> Checkpoint | None:
         progress.warn(f"{damage}; the run starts again")
         return None
     if saved is None and (folder.path / CONFIG).is_file():
-        progress.warn(f"{folder.path} was left without a checkpoint; the run starts again")
+        progress.warn(
+            f"{folder.path} was left without a checkpoint; the run starts again"
+        )
     return saved
 
 
@@ -332,7 +369,8 @@ def attempt_with_restart(request: RunRequest, saved: Checkpoint | None) -> None:
         attempt(request, None)
 
 
-# --- Removals: retrain a finished run without some examples, and store the breakdown in its folder.
+# --- Removals: retrain a finished run without some examples,
+# and store the breakdown in its folder.
 
 
 def remove_group(
@@ -342,7 +380,8 @@ def remove_group(
     progress: AbstractProgress,
     trusted: tuple[str, ...] = (),
 ) -> Removal:
-    """Return the breakdown of leaving out a group of training examples, at the queries `points`.
+    """Return the breakdown of leaving out a group of training examples,
+    at the queries `points`.
 
     If it is not stored in the run folder, retrain and store it.
     """
@@ -366,7 +405,8 @@ def train_without(
     points: Sequence[int],
     progress: AbstractProgress,
 ) -> Removal:
-    """Train with and without a group, and split the difference among examples and steps."""
+    """Train with and without a group, and split the difference among examples
+    and steps."""
     facts = folder.sealed_facts
     if facts["diverged"]:
         raise Mistake(
@@ -380,7 +420,9 @@ def train_without(
     first = 0 if "train" in problem.split_slices else problem.train
     outs = experiment.path.chosen_outputs(problem.outputs)
     inputs = problem.inputs[[first + point for point in points]]
-    chosen = torch.cartesian_prod(torch.arange(len(points)), torch.tensor(outs)).view(-1, 2)
+    chosen = torch.cartesian_prod(torch.arange(len(points)), torch.tensor(outs)).view(
+        -1, 2
+    )
 
     memory_folder = folder.path / REMOVAL_FOLDER
     memory_folder.mkdir(exist_ok=True)

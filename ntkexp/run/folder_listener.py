@@ -1,5 +1,5 @@
-"""A listener that writes the run folder: metrics, kernels and checkpoints during training, and the
-results after it.
+"""A listener that writes the run folder: metrics, kernels and checkpoints during
+training, and the results after it.
 
 After a first Ctrl-C, the current step is completed and a checkpoint is written.
 """
@@ -80,12 +80,16 @@ class RunRequest:
     repeat: str  # the command that repeats the run
     progress: AbstractProgress
     pictures: bool = True
-    most_threads: int | None = None  # largest number of threads; None: the number of cores
-    log: str | None = None  # name of the logger in `LOGS` that receives metrics during the run
+    most_threads: int | None = (
+        None  # largest number of threads; None: the number of cores
+    )
+    log: str | None = (
+        None  # name of the logger in `LOGS` that receives metrics during the run
+    )
 
 
-# --- Ctrl-C or SIGTERM: the first signal ends the run after the current step and a checkpoint. A
-# second signal ends the run immediately.
+# --- Ctrl-C or SIGTERM: the first signal ends the run after the current step and a
+# checkpoint. A second signal ends the run immediately.
 
 
 @dataclass
@@ -93,18 +97,20 @@ class Interrupt:
     """The Ctrl-C and SIGTERM signals that were received."""
 
     is_requested: bool = False  # True after the first signal was received
-    is_disabled: bool = False  # True after the last step, when signals are no longer deferred
+    is_disabled: bool = (
+        False  # True after the last step, when signals are no longer deferred
+    )
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. The first signal requests a stop after the current step, the second
-        raises KeyboardInterrupt.
-        """
+        """Handle a signal. The first signal requests a stop after the current step, the
+        second raises KeyboardInterrupt."""
         if self.is_requested or self.is_disabled:
             raise KeyboardInterrupt
         self.is_requested = True
 
     def end(self) -> None:
-        """Stop deferring signals, because all steps are complete. Raise if one was received."""
+        """Stop deferring signals, because all steps are complete.
+        Raise if one was received."""
         self.is_disabled = True
         if self.is_requested:
             raise KeyboardInterrupt
@@ -138,12 +144,18 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
     finish_diagnostics(path / DIAGNOSTICS)
     write_contributions_of_run(path, setting, outcome)
 
-    # predictions: f_0, f_T and the outputs of each kernel machine, or the explained measure of
-    # these outputs
+    # predictions: f_0, f_T and the outputs of each kernel machine, or the explained
+    # measure of these outputs
     matrices = outcome.matrices
-    outputs = {"f_0": matrices.explained(matrices.start), "f_T": matrices.explained(matrices.end)}
+    outputs = {
+        "f_0": matrices.explained(matrices.start),
+        "f_T": matrices.explained(matrices.end),
+    }
     for machine in outcome.machines:
-        if isinstance(machine.outcome, Prediction) and machine.outcome.measure is matrices.measured:
+        if (
+            isinstance(machine.outcome, Prediction)
+            and machine.outcome.measure is matrices.measured
+        ):
             outputs[machine.name] = machine.outcome.outputs
     predictions = {name: to_numpy(value[read]) for name, value in outputs.items()}
     write_predictions(path / "predictions.zarr", predictions)
@@ -160,16 +172,17 @@ def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
     # if a measure is explained, there is no path kernel between pairs of outputs
     if not matrices.keeps_kernels or matrices.measured is not None:
         return
-    attributed = matrices.attributed[setting.domain.summed_points].nonzero()[:, 0].tolist()
+    attributed = (
+        matrices.attributed[setting.domain.summed_points].nonzero()[:, 0].tolist()
+    )
     for name, integral in matrices.paths.items():
         kernel = to_numpy(integral.kernel)
         write_path_kernel(path, name, kernel, attributed, matrices.integrated)
 
 
 def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -> None:
-    """Write the contributions of each quadrature rule, in total and by phase, and the leave-out
-    effects.
-    """
+    """Write the contributions of each quadrature rule, in total and by phase,
+    and the leave-out effects."""
     store = path / "contributions.zarr"
     matrices = outcome.matrices
     read = setting.domain.summed_points
@@ -195,12 +208,12 @@ def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -
 
 
 def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
-    """Return the weights before and after training, with identical string objects as names.
+    """Return the weights before and after training,
+    with identical string objects as names.
 
-    pickle writes a string object once, and later refers to it. If the names were equal strings in
-    different objects, as after a resumption, pickle would write them twice, and the bytes of the
-    file would differ from those of an uninterrupted run.
-    """
+    pickle writes a string object once, and later refers to it. If the names were equal
+    strings in different objects, as after a resumption, pickle would write them twice,
+    and the bytes of the file would differ from those of an uninterrupted run."""
     return {"start": start, "end": {name: end[name] for name in start}}
 
 
@@ -212,7 +225,8 @@ def contributions_by_rule(
     *,
     decays: bool,
 ) -> ContributionsByRule:
-    """Return the arrays of a quadrature rule at the queries, for a path of `steps` steps."""
+    """Return the arrays of a quadrature rule at the queries,
+    for a path of `steps` steps."""
     by_component = None
     if shares is not None:
         by_component = ByComponent(
@@ -229,7 +243,9 @@ def contributions_by_rule(
         decay=to_numpy(integral.decay) if decays else None,
         rounding=None if rounding is None else to_numpy(rounding),
         half_by=None if integral.half_by is None else to_numpy(integral.half_by),
-        by_step=ByStep(to_numpy(totals.stacked().movedim(0, 2)), totals.clipped_edges(steps)),
+        by_step=ByStep(
+            to_numpy(totals.stacked().movedim(0, 2)), totals.clipped_edges(steps)
+        ),
         by_component=by_component,
         facts=integral.facts,
     )
@@ -263,7 +279,9 @@ def phases_of(
 def data_arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
     """Return the arrays of data.npz: the examples of each split."""
     data = setting.problem.data
-    arrays: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(data.classes, dtype=str)}
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        "classes": np.array(data.classes, dtype=str)
+    }
     if setting.measured is not None:
         arrays[OUT_NAME] = np.array([setting.measured.name], dtype=str)
     for name in ("train", "query", "test"):
@@ -286,8 +304,8 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 CHECKPOINT_PAUSE = 20
-"""Minimum interval between checkpoints of sums on disk, relative to the time to write the last one.
-"""
+"""Minimum interval between checkpoints of sums on disk,
+relative to the time to write the last one. """
 
 
 @dataclass(kw_only=True)
@@ -310,7 +328,9 @@ class FolderListener(AbstractListener):
     rows: Trajectory | None = None
     backward_pass: BackwardPass | None = None  # the current backward pass
     kernel_change: float | None = None
-    saved_at: float = field(default_factory=time.monotonic)  # time of the last checkpoint
+    saved_at: float = field(
+        default_factory=time.monotonic
+    )  # time of the last checkpoint
     save_seconds: float = 0.0  # time to write the last checkpoint
     progress_written_at: float = 0.0  # time when progress.json was last written
 
@@ -328,7 +348,9 @@ class FolderListener(AbstractListener):
     ) -> None:
         path = self.folder.path
         read = to_numpy(kernel[self.setting.domain.summed_points])
-        write_snapshot(path / KERNELS, self.snapshots, step, read, to_numpy(output_gradient))
+        write_snapshot(
+            path / KERNELS, self.snapshots, step, read, to_numpy(output_gradient)
+        )
         self.snapshot_seals |= sealed(path, snapshot_chunks(path, self.snapshots))
         self.snapshots += 1
 
@@ -343,12 +365,18 @@ class FolderListener(AbstractListener):
         self.snapshot_seals |= sealed(self.folder.path, names)
 
     def refuse_new_names(self, step: int, measured: Measurements) -> None:
-        """Raise if the diagnostics return other numbers or arrays than before training."""
+        """Raise if the diagnostics return other numbers or arrays
+        than before training."""
         first = self.first_measurements
-        if measured.numbers.keys() == first.numbers.keys() and measured.shapes == first.shapes:
+        if (
+            measured.numbers.keys() == first.numbers.keys()
+            and measured.shapes == first.shapes
+        ):
             return
         odd = sorted(measured.numbers.keys() ^ first.numbers.keys())
-        odd += sorted(name for name, _ in measured.shapes.items() ^ first.shapes.items())
+        odd += sorted(
+            name for name, _ in measured.shapes.items() ^ first.shapes.items()
+        )
         raise Mistake(
             f"diagnostics: at step {step}, {odd[0].removeprefix(COLUMN)} is not what it was "
             "before training; return the same names with the same shapes at every step, and None "
@@ -357,7 +385,9 @@ class FolderListener(AbstractListener):
 
     def on_step(self, state: RunState, loss: float) -> None:
         kernel_change = (
-            "" if self.kernel_change is None else f"  kernel change {self.kernel_change:.3g}"
+            ""
+            if self.kernel_change is None
+            else f"  kernel change {self.kernel_change:.3g}"
         )
         self.progress.step(state.step, f"loss {loss:.3g}{kernel_change}")
         self.write_progress(
@@ -370,10 +400,16 @@ class FolderListener(AbstractListener):
     ) -> None:
         if self.backward_pass != backward_pass:
             self.backward_pass = backward_pass
-            self.progress.start(f"{self.folder.path.name}, {backward_pass}", total, done - 1)
+            self.progress.start(
+                f"{self.folder.path.name}, {backward_pass}", total, done - 1
+            )
         self.progress.step(done)
         self.write_progress(
-            {"step": state.step, "steps": self.setting.experiment.steps, backward_pass: done}
+            {
+                "step": state.step,
+                "steps": self.setting.experiment.steps,
+                backward_pass: done,
+            }
         )
         self.checkpoint(state)
 
@@ -381,7 +417,9 @@ class FolderListener(AbstractListener):
         self.progress.say(text)
 
     def on_late_rows(self, rows: Sequence[Row]) -> None:
-        with MetricsWriter(self.folder.path / RETRACED, ("step", *SHARE_COLUMNS)) as shares:
+        with MetricsWriter(
+            self.folder.path / RETRACED, ("step", *SHARE_COLUMNS)
+        ) as shares:
             for row in rows:
                 shares.write(row)
 
@@ -396,7 +434,9 @@ class FolderListener(AbstractListener):
     def trajectory(self, rows: int, size: int) -> Trajectory:
         domain = self.setting.domain
         dtype = self.setting.experiment.dtype
-        self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, dtype, self.identity)
+        self.rows = Trajectory(
+            self.folder.path / TRAJECTORY, rows, size, dtype, self.identity
+        )
         self.rows.allocate()
         if self.setting.experiment.integration.passes > 1:
             self.progress.say(
@@ -414,9 +454,9 @@ class FolderListener(AbstractListener):
     def checkpoint(self, state: RunState) -> None:
         """Write a checkpoint if one is due or if a stop was requested.
 
-        Checkpoints of sums on disk take long, so they are written rarely enough that most of the
-        time is spent on training. Raise KeyboardInterrupt if a stop was requested.
-        """
+        Checkpoints of sums on disk take long, so they are written rarely enough that
+        most of the time is spent on training. Raise KeyboardInterrupt if a stop was
+        requested."""
         interval = self.setting.experiment.checkpoint_seconds
         if self.setting.domain.spills:
             interval = max(interval, CHECKPOINT_PAUSE * self.save_seconds)
@@ -446,9 +486,8 @@ class FolderListener(AbstractListener):
 
 
 def log_keys_of(saved: Checkpoint | None) -> dict[str, str]:
-    """Return the key of each live log (W&B, MLflow, …), by the name of the log. A resumed run uses
-    the keys to continue its logs.
-    """
+    """Return the key of each live log (W&B, MLflow, …), by the name of the log. A
+    resumed run uses the keys to continue its logs."""
     return dict(saved.get("logs", {})) if saved else {}
 
 
@@ -461,7 +500,8 @@ def listen(
     clock: Clock,
     log: LiveLog | None = None,
 ) -> Iterator[FolderListener]:
-    """Yield the listener of a run that starts, or that continues from the checkpoint `saved`."""
+    """Yield the listener of a run that starts,
+    or that continues from the checkpoint `saved`."""
     folder = request.folder
     progress = request.progress
     seals = {}

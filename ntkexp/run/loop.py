@@ -17,7 +17,13 @@ from ntkexp.path.points import NetworkView
 from ntkexp.records.data import Trajectory
 from ntkexp.run.diagnose import Measurements
 from ntkexp.run.metrics import Observer, Row, share_row
-from ntkexp.run.outcome import Ending, Outcome, ending_before, outcome_of, steps_in_words
+from ntkexp.run.outcome import (
+    Ending,
+    Outcome,
+    ending_before,
+    outcome_of,
+    steps_in_words,
+)
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState, begin
 
@@ -26,9 +32,8 @@ BackwardPass: TypeAlias = Literal["back", "effects"]
 
 
 class AbstractListener(ABC):
-    """Callbacks of a run, for example to write files and to show progress. By default, they do
-    nothing.
-    """
+    """Callbacks of a run, for example to write files and to show progress.
+    By default, they do nothing."""
 
     @property
     @abstractmethod
@@ -36,7 +41,8 @@ class AbstractListener(ABC):
         """A folder for arrays that do not fit into memory."""
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
-        """Allocate `rows` rows of `size` numbers, to record the steps for a backward pass."""
+        """Allocate `rows` rows of `size` numbers,
+        to record the steps for a backward pass."""
         trajectory = Trajectory(self.scratch / "trajectory.bin", rows, size, "float64")
         trajectory.allocate()
         return trajectory
@@ -67,10 +73,12 @@ class AbstractListener(ABC):
     def on_step_back(
         self, state: RunState, backward_pass: BackwardPass, done: int, total: int
     ) -> None:
-        """Handle the end of a step of a backward pass, when a checkpoint may be written."""
+        """Handle the end of a step of a backward pass,
+        when a checkpoint may be written."""
 
     def on_late_rows(self, rows: Sequence[Row]) -> None:
-        """Receive the metrics that only the backward pass computes, as one row for each step."""
+        """Receive the metrics that only the backward pass computes,
+        as one row for each step."""
 
     def on_end(self) -> None:
         """Handle the end of the last pass, after which no checkpoint is written."""
@@ -87,11 +95,11 @@ class SilentListener(AbstractListener):
         return self.folder
 
 
-# --- A run: training steps, backward passes if the path integrals or the effects need them, and the
-# outcome.
+# --- A run: training steps, backward passes if the path integrals or the effects need
+# them, and the outcome.
 #
-# The loop writes no files. The listener may store checkpoints. A run that is resumed from a
-# checkpoint has bitwise the same results.
+# The loop writes no files. The listener may store checkpoints. A run that is resumed
+# from a checkpoint has bitwise the same results.
 
 
 def run(
@@ -142,7 +150,9 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
         due = state.timetable.due(step.index)
         if due:
             kernel = step.view.stored_kernel() if step.index else setting.start.kernel
-            listener.on_snapshot(step.index, kernel, observer.output_gradient(step.view.outputs))
+            listener.on_snapshot(
+                step.index, kernel, observer.output_gradient(step.view.outputs)
+            )
             state.timetable.observe(step.index, kernel[: setting.points.train])
             row |= observer.kernels.row(kernel, step.view, step.index, step.step_size)
             measured = state.diagnostics.measure(
@@ -158,7 +168,8 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
 
 
 def reverse_pass(state: RunState, listener: AbstractListener) -> None:
-    """Run the backward passes of the path integrals and of the leave-out effects, if needed."""
+    """Run the backward passes of the path integrals and
+    of the leave-out effects, if needed."""
     for done, total in state.steps_back():
         listener.on_step_back(state, "back", done, total)
     if state.effects is not None:
@@ -169,5 +180,8 @@ def reverse_pass(state: RunState, listener: AbstractListener) -> None:
     late = state.accumulator.backward_tallies
     if late is not None:
         closing = state.setting.experiment.path.closing_rule
-        rows = [{"step": step} | share_row(tallies, closing) for step, tallies in enumerate(late)]
+        rows = [
+            {"step": step} | share_row(tallies, closing)
+            for step, tallies in enumerate(late)
+        ]
         listener.on_late_rows(rows)

@@ -1,4 +1,5 @@
-"""The metrics of a run: one row per step, with more columns at steps with a kernel snapshot."""
+"""The metrics of a run: one row per step, with more columns at steps
+with a kernel snapshot."""
 
 from __future__ import annotations
 
@@ -37,12 +38,19 @@ Row: TypeAlias = dict[str, float | int | None]
 """The metrics of a step, by column."""
 
 
-# --- Metrics of a kernel snapshot: kernel change, eigenvalues, and the stability of the step.
+# --- Metrics of a kernel snapshot: kernel change, eigenvalues,
+# and the stability of the step.
 
 
 RESIDUAL_TOPS = (1, 5, 10)
 KERNEL_COLUMNS = (
-    *("kernel_change", "alignment", "limit_distance", "limit_alignment", "label_alignment"),
+    *(
+        "kernel_change",
+        "alignment",
+        "limit_distance",
+        "limit_alignment",
+        "label_alignment",
+    ),
     *("trace", "lambda_max", "condition", "effective_rank"),
     *(f"eigenvalue_{k + 1}" for k in range(TOP)),
     *(f"residual_top_{k}" for k in RESIDUAL_TOPS),
@@ -53,7 +61,8 @@ SELECTIVITY = "selectivity"
 
 @dataclass(frozen=True)
 class KernelObserver:
-    """An observer of kernel snapshots. Some of its metrics are relative to the first kernel."""
+    """An observer of kernel snapshots. Some of its metrics are relative
+    to the first kernel."""
 
     setting: Setting
 
@@ -67,7 +76,8 @@ class KernelObserver:
 
     @cached_property
     def train_limit(self) -> Float[Tensor, "train kept train kept_"] | None:
-        """K_∞ among the training examples, or None if the network has no known limit."""
+        """K_∞ among the training examples, or None
+        if the network has no known limit."""
         limit = self.setting.start.limit
         if isinstance(limit, DoesNotApply):
             return None
@@ -132,9 +142,9 @@ class KernelObserver:
         step_size: float,
         top: float,
     ) -> float:
-        """Return η w λ_max ℓ″/2 for the examples of a step, with step size η, example weight w,
-        largest kernel eigenvalue λ_max and loss curvature ℓ″. The step is stable if it is below 1.
-        """
+        """Return η w λ_max ℓ″/2 for the examples of a step, with step size η, example
+        weight w, largest kernel eigenvalue λ_max and loss curvature ℓ″. The step is
+        stable if it is below 1."""
         descent = self.setting.descent
         points = self.setting.points
         weight = descent.weight(points.train)
@@ -149,9 +159,12 @@ class KernelObserver:
         return step_size * weight * top * self.setting.experiment.loss.curvature / 2
 
     def modes(
-        self, kernel: Float[Tensor, "train kept train kept_"], residual: Float[Tensor, "train out"]
+        self,
+        kernel: Float[Tensor, "train kept train kept_"],
+        residual: Float[Tensor, "train out"],
     ) -> Row:
-        """Return the metrics of the eigenvalues. For a large kernel, return only λ_max."""
+        """Return the metrics of the eigenvalues. For a large kernel,
+        return only λ_max."""
         if not kernel.isfinite().all():
             return {"lambda_max": None}
         entries = kernel.shape[0] * kernel.shape[1]
@@ -171,15 +184,17 @@ class KernelObserver:
 
 
 def activation_pattern(points: Points, weights: Weights) -> Bool[Tensor, " unit"]:
-    return torch.cat([pattern(points.tape(weights, block)) for block in points.train_blocks])
+    return torch.cat(
+        [pattern(points.tape(weights, block)) for block in points.train_blocks]
+    )
 
 
 def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
-    """Return the selectivity of units for the phases of training, or None if it is undefined.
+    """Return the selectivity of units for the phases of training,
+    or None if it is undefined.
 
-    The activity of units is measured at the queries of each phase, or at its training examples if
-    there are no queries.
-    """
+    The activity of units is measured at the queries of each phase, or at its training
+    examples if there are no queries."""
     module = setting.problem.module
     points = setting.points
     phases = setting.problem.phases
@@ -187,7 +202,8 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
     for phase in phases.get("query") or phases.get("train", ()):
         parts = torch.split(points.inputs[phase], points.block)
         activities = [
-            activity(module.network, partial(call_with, module, weights, (part,))) for part in parts
+            activity(module.network, partial(call_with, module, weights, (part,)))
+            for part in parts
         ]
         units = [part for part in activities if part is not None]
         # selectivity needs the standard deviation over at least two points
@@ -216,7 +232,8 @@ SHARE_COLUMNS = ("closure", "contribution_mass", "contribution_sum", "kernel_mas
 
 @dataclass(frozen=True)
 class Observer:
-    """An observer of steps. Some of its metrics are relative to the start of training."""
+    """An observer of steps. Some of its metrics are relative to the start
+    of training."""
 
     setting: Setting
 
@@ -227,7 +244,11 @@ class Observer:
         phases = []
         if self.setting.problem.phases:
             phases.append("phase")
-            phases += [f"{column}{name}" for column in ("loss", "accuracy") for name in self.tasks]
+            phases += [
+                f"{column}{name}"
+                for column in ("loss", "accuracy")
+                for name in self.tasks
+            ]
         return (*STEP_COLUMNS, *phases, *layers, *SHARE_COLUMNS, *self.kernels.columns)
 
     @cached_property
@@ -235,11 +256,11 @@ class Observer:
         return KernelObserver(self.setting)
 
     def splits(self, step: int) -> dict[str, slice]:
-        """Return slices of training examples and queries, by the suffix of their columns.
+        """Return slices of training examples and queries,
+        by the suffix of their columns.
 
-        If training has phases, return the slices of the step's phase without the number of the
-        phase in the suffix, then the slices of all phases.
-        """
+        If training has phases, return the slices of the step's phase without the number
+        of the phase in the suffix, then the slices of all phases."""
         if self.setting.problem.phases:
             suffix = f"_{self.phase(step)}"
             current = {
@@ -256,7 +277,8 @@ class Observer:
 
     @cached_property
     def tasks(self) -> dict[str, slice]:
-        """The slices of training examples and queries of each phase. Phases are counted from 1."""
+        """The slices of training examples and queries of each phase.
+        Phases are counted from 1."""
         phases = self.setting.problem.phases
         by_split = {"": phases.get("train", ()), "_query": phases.get("query", ())}
         return {
@@ -273,7 +295,9 @@ class Observer:
         points = self.splits(step)[""]
         return self.objective(float(self.summed_loss(outputs, points)), points)
 
-    def summed_loss(self, outputs: Float[Tensor, "point out"], points: slice) -> Float[Tensor, ""]:
+    def summed_loss(
+        self, outputs: Float[Tensor, "point out"], points: slice
+    ) -> Float[Tensor, ""]:
         """Return the sum of the losses over a slice of the points."""
         losses = self.setting.experiment.loss.value(
             outputs[points], self.setting.problem.targets[points]
@@ -281,27 +305,37 @@ class Observer:
         return losses.sum()
 
     def objective(self, summed: float, points: slice) -> float:
-        """Return the objective: the summed loss, times the weight and scale of the loss."""
+        """Return the objective: the summed loss,
+        times the weight and scale of the loss."""
         weight = self.setting.experiment.loss.weight(points.stop - points.start)
         return summed * weight * self.setting.descent.scale
 
-    def output_gradient(self, outputs: Float[Tensor, "point out"]) -> Float[Tensor, "train out"]:
-        """Return ℓ′, the gradient of the loss of each training example at its outputs. It does not
-        include the weights of the examples in the mean.
-        """
+    def output_gradient(
+        self, outputs: Float[Tensor, "point out"]
+    ) -> Float[Tensor, "train out"]:
+        """Return ℓ′, the gradient of the loss of each training example at its outputs.
+        It does not include the weights of the examples in the mean."""
         points = slice(0, self.setting.points.train)
         return self.setting.experiment.loss.output_gradient(
             outputs[points], self.setting.problem.targets[points]
         )
 
     def row(self, step: Step, time: float) -> Row:
-        """Return the metrics of the network before a step, with step size and clipping factor."""
+        """Return the metrics of the network before a step,
+        with step size and clipping factor."""
         clips = self.setting.experiment.optimizer.clip_norm is not None
         row = self.step(step.index, time, step.view.outputs, step.view.weights)
-        return row | {"step_size": step.step_size, "clipping": step.clipping if clips else None}
+        return row | {
+            "step_size": step.step_size,
+            "clipping": step.clipping if clips else None,
+        }
 
     def step(
-        self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights
+        self,
+        step: int,
+        time: float,
+        outputs: Float[Tensor, "point out"],
+        weights: Weights,
     ) -> Row:
         """Return the metrics of the network after `step` steps.
 
@@ -310,14 +344,19 @@ class Observer:
         problem = self.setting.problem
         splits = self.splits(step)
         numbers = {
-            "loss" + name: self.summed_loss(outputs, points) for name, points in splits.items()
+            "loss" + name: self.summed_loss(outputs, points)
+            for name, points in splits.items()
         }
         if problem.data.classes:
             for name, points in splits.items():
-                hits = predicted_label(outputs[points]) == predicted_label(problem.targets[points])
+                hits = predicted_label(outputs[points]) == predicted_label(
+                    problem.targets[points]
+                )
                 numbers["accuracy" + name] = hits.double().mean()
         start = problem.weights
-        differences = squared_norms({name: weights[name] - start[name] for name in start})
+        differences = squared_norms(
+            {name: weights[name] - start[name] for name in start}
+        )
         values = iter(scalars_to_cpu(*numbers.values(), *differences.values()))
         measured = {name: next(values) for name in numbers}
         for name, points in splits.items():
@@ -331,7 +370,9 @@ class Observer:
 
         # ‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter
         squared_changes = dict(zip(differences, values, strict=True))
-        row["weights_moved"] = root_ratio(sum(squared_changes.values()), sum(self.sizes.values()))
+        row["weights_moved"] = root_ratio(
+            sum(squared_changes.values()), sum(self.sizes.values())
+        )
         for name, squared in squared_changes.items():
             row[f"weights_moved.{name}"] = root_ratio(squared, self.sizes[name])
         return row
@@ -344,12 +385,12 @@ class Observer:
 
 
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
-    """Return the columns `SHARE_COLUMNS` of a step, or an empty row if the norms of its terms
-    (`Tally`) were not measured.
+    """Return the columns `SHARE_COLUMNS` of a step, or an empty row if the norms of its
+    terms (`Tally`) were not measured.
 
-    The column `closure` is read from the tally of `closing`, the first rule whose contributions add
-    up to the change of the outputs. The other columns are read from the tally of the first rule.
-    """
+    The column `closure` is read from the tally of `closing`, the first rule whose
+    contributions add up to the change of the outputs. The other columns are read from
+    the tally of the first rule."""
     if not tallies:
         return {}
     first = next(iter(tallies.values()))

@@ -1,9 +1,8 @@
-"""The outcome of a run: its ending, the comparison of kernel machines, the changes by phase, error
-bars, and leave-out effects.
+"""The outcome of a run: its ending, the comparison of kernel machines, the changes by
+phase, error bars, and leave-out effects.
 
-The closing rule is a quadrature rule of the path whose contributions add up to the change of the
-outputs in every step, such as the secant rule.
-"""
+The closing rule is a quadrature rule of the path whose contributions add up to the
+change of the outputs in every step, such as the secant rule."""
 
 from __future__ import annotations
 
@@ -20,11 +19,23 @@ from torch import Tensor
 from ntkexp.effects.plan import Caveats
 from ntkexp.effects.sweep import kind_of
 from ntkexp.kernel import Closure
-from ntkexp.machine.base import DoesNotApply, PathKernel, Repeated, RunMatrices, Training
+from ntkexp.machine.base import (
+    DoesNotApply,
+    PathKernel,
+    Repeated,
+    RunMatrices,
+    Training,
+)
 from ntkexp.machine.ladder import MachineOutcome, Region, comparison_rows
 from ntkexp.on_disk import blocks, summed
 from ntkexp.optimizer.base import AbstractOptimizer, AbstractStable, Memory
-from ntkexp.path.integrals import ComponentSums, PhaseShare, StepTotals, Sums, phase_shares
+from ntkexp.path.integrals import (
+    ComponentSums,
+    PhaseShare,
+    StepTotals,
+    Sums,
+    phase_shares,
+)
 from ntkexp.path.step import Descent
 from ntkexp.records.results import Result
 from ntkexp.removal.rerun import RerunAt, rerun_of
@@ -44,7 +55,8 @@ from ntkexp.text import counted
 
 
 BLOWN_UP = 1e6
-"""A run has diverged if its loss is larger than (initial loss + 1) times this factor."""
+"""A run has diverged if its loss is larger than (initial loss + 1) times this
+factor."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +67,30 @@ class Ending:
     diverged: bool = False
 
 
-def ending_before(setting: Setting, loss: float, first: float, step: int) -> Ending | None:
+def ending_before(
+    setting: Setting, loss: float, first: float, step: int
+) -> Ending | None:
     """Return the ending if the run ends before this step, else None.
 
     `loss` is the loss before the step, and `first` the loss before training.
     """
     target = setting.experiment.stop_at_loss
-    raw = loss / setting.descent.scale  # `stop_at_loss` refers to the loss before division by α²
+    raw = (
+        loss / setting.descent.scale
+    )  # `stop_at_loss` refers to the loss before division by α²
     if target is not None and raw <= target:
-        note = " (before the division by init.alpha²)" if setting.descent.scale != 1 else ""
+        note = (
+            " (before the division by init.alpha²)"
+            if setting.descent.scale != 1
+            else ""
+        )
         return Ending(f"{steps_in_words(step)}, to a loss of {raw:.3g}{note}")
     if isfinite(loss) and loss <= BLOWN_UP * (first + 1):
         return None
     sentence = step_size_advice(
-        setting.experiment.optimizer, setting.descent.step_size, setting.start.largest_stable_step
+        setting.experiment.optimizer,
+        setting.descent.step_size,
+        setting.start.largest_stable_step,
     )
     return Ending(f"diverged at step {step}{sentence}", diverged=True)
 
@@ -84,8 +106,8 @@ def steps_in_words(steps: int) -> str:
 def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -> str:
     """Return a sentence that suggests another step size, with the key that sets it.
 
-    The suggestion is half the largest stable step size, or a tenth of the current step size if the
-    current one is already stable.
+    The suggestion is half the largest stable step size, or a tenth of the current step
+    size if the current one is already stable.
 
     >>> from ntkexp.optimizer.descent import GD
     >>> for part in step_size_advice(GD(), 1.0, 2.0).split("; "):
@@ -100,25 +122,29 @@ def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -
     share = size / stable
     fraction = 0.5 if share > 1 else share / 10
     by_size = optimizer.step_size is not None
-    key, value = ("step_size", fraction * stable) if by_size else ("stable_fraction", fraction)
+    key, value = (
+        ("step_size", fraction * stable) if by_size else ("stable_fraction", fraction)
+    )
     comparison = f"{share:.3g} times the largest stable one at the start, {stable:.3g}"
-    return f": the step size {size:.3g} is {comparison}; try optimizer.{key}={value:.3g}"
+    return (
+        f": the step size {size:.3g} is {comparison}; try optimizer.{key}={value:.3g}"
+    )
 
 
-# --- The training steps of the run, repeated in function space with a fixed kernel Θ = J Jᵀ.
+# --- The training steps of the run, repeated in function space
+# with a fixed kernel Θ = J Jᵀ.
 #
-# If the step size is equal for all weights, the weights of a linear model remain of the form θ_s =
-# ρ_s θ_0 + J(X)ᵀ a_s. The optimizer updates ρ and a in the same way as weights whose gradients are
-# 0 and ℓ′:
+# If the step size is equal for all weights, the weights of a linear model remain of the
+# form θ_s = ρ_s θ_0 + J(X)ᵀ a_s. The optimizer updates ρ and a in the same way as
+# weights whose gradients are 0 and ℓ′:
 #
 #     f_s(X) = f_0(X) + Θ(X, X) a_s + (ρ_s − 1) J(X)·θ_0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SameSteps:
-    """The step sizes and clipping factors of a training run, to repeat the run with a fixed
-    kernel.
-    """
+    """The step sizes and clipping factors of a training run,
+    to repeat the run with a fixed kernel."""
 
     descent: Descent
     step_sizes: Sequence[float]
@@ -144,7 +170,10 @@ class SameSteps:
             raise DoesNotApply(
                 "the step size differs between layers, which no frozen kernel describes"
             )
-        coordinates: Weights = {"examples": torch.zeros_like(start), "start": start.new_ones(())}
+        coordinates: Weights = {
+            "examples": torch.zeros_like(start),
+            "start": start.new_ones(()),
+        }
         memory: Memory = {}
 
         def gradient(step: int, current: Weights) -> Weights:
@@ -156,27 +185,31 @@ class SameSteps:
         for step, step_size in enumerate(self.step_sizes):
             sizes = dict.fromkeys(coordinates, step_size)
             field = partial(gradient, step)
-            move = optimizer.move(step, coordinates, field(coordinates), field, sizes, memory)
+            move = optimizer.move(
+                step, coordinates, field(coordinates), field, sizes, memory
+            )
             coordinates = move.weights
             memory = move.memory
         return Repeated(coordinates["examples"], coordinates["start"])
 
 
-# --- The change of the outputs in each phase, and the contributions of the training examples to it.
+# --- The change of the outputs in each phase,
+# and the contributions of the training examples to it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesByPhase:
-    """The changes, in each phase, of the outputs that have contributions or path kernels. They are
-    zero for phases that were not reached.
-    """
+    """The changes, in each phase, of the outputs that have contributions or path
+    kernels. They are zero for phases that were not reached."""
 
     # contributions and decay of each phase, by quadrature rule
     shares: Mapping[str, Sequence[PhaseShare]]
     change: Float[Tensor, "phase point out"]
 
 
-def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> ChangesByPhase | None:
+def changes_by_phase(
+    state: RunState, outputs: Float[Tensor, "point out"]
+) -> ChangesByPhase | None:
     """Return the changes by phase, or None if the data have no phases.
 
     `outputs` are the outputs after training.
@@ -192,12 +225,18 @@ def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> Ch
     ends = [state.setting.start.outputs, *state.phase_outputs, outputs]
     ends += [outputs] * (count + 1 - len(ends))
     return ChangesByPhase(
-        shares={rule: phase_shares(state.accumulator.phase_ends, end, rule, count) for rule in end},
-        change=torch.stack([after - before for before, after in pairwise(ends)])[..., list(outs)],
+        shares={
+            rule: phase_shares(state.accumulator.phase_ends, end, rule, count)
+            for rule in end
+        },
+        change=torch.stack([after - before for before, after in pairwise(ends)])[
+            ..., list(outs)
+        ],
     )
 
 
-# --- The leave-out effects of a run, by backward passes, or by retraining if that is cheaper.
+# --- The leave-out effects of a run, by backward passes,
+# or by retraining if that is cheaper.
 
 
 UNCHECKED_FIXED_MEAN = (
@@ -207,12 +246,15 @@ UNCHECKED_FIXED_MEAN = (
 
 
 def effects_of(state: RunState) -> EffectsResult | None:
-    """Return the effects at the attributed points, or None if they were not requested."""
+    """Return the effects at the attributed points,
+    or None if they were not requested."""
     setting = state.setting
     sweep = setting.sweep
     if sweep is None or not (sweep.retrains or state.effects):
         return None
-    rerun = rerun_of(setting.experiment, setting.problem, setting.descent.step_size, state.step)
+    rerun = rerun_of(
+        setting.experiment, setting.problem, setting.descent.step_size, state.step
+    )
     training = RerunAt(
         rerun=rerun,
         inputs=setting.problem.inputs[sweep.points],
@@ -240,16 +282,17 @@ def effects_from_sweeps(
 ) -> EffectsResult:
     """Return the effects from the backward passes.
 
-    If they assume that the mean is over the remaining examples ("renormalised"), compare them with
-    retraining, which does the same.
-    """
+    If they assume that the mean is over the remaining examples ("renormalised"),
+    compare them with retraining, which does the same."""
     path = state.setting.experiment.path
     divisor = state.setting.experiment.optimizer.spread_at(0)
     eps = None if divisor is None else divisor.eps
     renormalises = path.mean == "renormalised"
     check = None
     if renormalises and state.step > 0:
-        check = RetrainingCheck(training=training, query=queries, singles=sweep.costs_more)
+        check = RetrainingCheck(
+            training=training, query=queries, singles=sweep.costs_more
+        )
     return checked_effects(
         effects_pass.effects.double(),
         {"kind": kind_of(path.effects), "mean": path.mean},
@@ -259,7 +302,8 @@ def effects_from_sweeps(
     )
 
 
-# --- The outcome of a run: the comparison of kernel machines, and the errors of contributions.
+# --- The outcome of a run: the comparison of kernel machines,
+# and the errors of contributions.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +319,9 @@ class Outcome:
     sentence: str
     effects: EffectsResult | None
     phases: ChangesByPhase | None
-    by_step: Mapping[str, StepTotals]  # changes of the outputs by step, for each quadrature rule
+    by_step: Mapping[
+        str, StepTotals
+    ]  # changes of the outputs by step, for each quadrature rule
     # sums split by component, for each quadrature rule; empty without components
     by_component: Mapping[str, ComponentSums]
 
@@ -297,7 +343,9 @@ def outcome_of(
     return Outcome(
         matrices=matrices,
         machines=machines,
-        results=comparison_rows(machines, split_regions(state), matrices, is_classification),
+        results=comparison_rows(
+            machines, split_regions(state), matrices, is_classification
+        ),
         weights=state.weights,
         steps=state.step,
         diverged=ending.diverged,
@@ -346,7 +394,8 @@ def run_matrices(
 def kernel_of_pairs(
     kernel: Float[Tensor, "point kept train kept_"], setting: Setting
 ) -> Float[Tensor, "point out some out_"]:
-    """Return the kernel if it contains all pairs of outputs, as kernel machines require.
+    """Return the kernel if it contains all pairs of outputs,
+    as kernel machines require.
 
     Otherwise return a kernel without training examples.
     """
@@ -357,8 +406,8 @@ def kernel_of_pairs(
 
 
 def miss_remarks(steps: Mapping[int, Closure]) -> list[str]:
-    """Return a remark if the contributions of the closing rule differ from the change of the
-    outputs by more than rounding errors, at some steps.
+    """Return a remark if the contributions of the closing rule differ from the change
+    of the outputs by more than rounding errors, at some steps.
 
     >>> (remark,) = miss_remarks({3: Closure(1e-3, 1e-9), 7: Closure(1e-2, 1e-9)})
     >>> remark.partition("; ")[0]
@@ -403,11 +452,14 @@ def summarise_training(state: RunState) -> Training:
     )
     return Training(
         time=time,
-        weight=setting.descent.weight(setting.points.train) * setting.experiment.loss.curvature,
+        weight=setting.descent.weight(setting.points.train)
+        * setting.experiment.loss.curvature,
         is_quadratic=setting.experiment.loss.is_quadratic,
         is_plain=is_plain,
         is_flow=optimizer.flows,
-        mean_coefficients=None if optimizer.remembers else -state.summed_gradient / time,
+        mean_coefficients=None
+        if optimizer.remembers
+        else -state.summed_gradient / time,
         repeat=SameSteps(
             descent=setting.descent,
             step_sizes=tuple(state.step_sizes),
@@ -417,19 +469,22 @@ def summarise_training(state: RunState) -> Training:
 
 
 def initial_weight_term(setting: Setting) -> Float[Tensor, "point out"]:
-    """Return J(θ_0)·θ_0 at all points, which kernel machines need for weight decay. Without weight
-    decay, return zeros.
-    """
+    """Return J(θ_0)·θ_0 at all points, which kernel machines need for weight decay.
+    Without weight decay, return zeros."""
     if not setting.experiment.optimizer.weight_decay:
         return torch.zeros_like(setting.start.outputs)
     points = setting.points
     weights = setting.problem.weights
-    tapes = (points.tape(weights, block) for block in points.train_blocks + points.other_blocks)
+    tapes = (
+        points.tape(weights, block)
+        for block in points.train_blocks + points.other_blocks
+    )
     return torch.cat([points.reader.tangent(tape).applied(weights) for tape in tapes])
 
 
 def split_regions(state: RunState) -> dict[str, Region]:
-    """Return the points of each split, and the sizes of the terms that cause rounding errors."""
+    """Return the points of each split, and the sizes of the terms
+    that cause rounding errors."""
     problem = state.setting.problem
     regions = {}
     for name, points in problem.split_slices.items():
@@ -442,8 +497,8 @@ def split_regions(state: RunState) -> dict[str, Region]:
 
 
 def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
-    """Return summary statistics of a quadrature rule's contributions, including their estimated
-    relative error.
+    """Return summary statistics of a quadrature rule's contributions, including their
+    estimated relative error.
 
     Return an empty dict if the contributions are not finite.
     """
@@ -466,12 +521,16 @@ def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
     every_train = setting.measured is None and read_train == train
     facts = summary(kernel, contributions, train if every_train else 0)
     if optimizer.weight_decay:
-        facts["decay_share"] = float(decay.norm() / (summed(contributions) + decay).norm())
+        facts["decay_share"] = float(
+            decay.norm() / (summed(contributions) + decay).norm()
+        )
     error = state.accumulator.error(rule, state.step)
     if error is not None:
         facts["error_bar"] = relative_error(error.parts, contributions)
         if error.sums is not None:
-            facts["sum_error_bar"] = relative_error(error.sums, summed(contributions) + decay)
+            facts["sum_error_bar"] = relative_error(
+                error.sums, summed(contributions) + decay
+            )
     return facts | setting.experiment.integration.facts(state.memory)
 
 

@@ -1,4 +1,5 @@
-"""Prepare an experiment: draw data and initial weights, plan memory, and choose the step size.
+"""Prepare an experiment: draw data and initial weights, plan memory,
+and choose the step size.
 
 Runs that need too much memory or time are rejected here.
 """
@@ -37,7 +38,8 @@ from ntkexp.statistics import kinks, largest_kernel_eigenvalue
 
 
 def refuse_sketch(experiment: Experiment) -> None:
-    """Raise if sketched kernels are requested, which are available only in kernel files."""
+    """Raise if sketched kernels are requested,
+    which are available only in kernel files."""
     size = experiment.kernel.sketch
     if size is not None:
         raise Mistake(
@@ -47,15 +49,14 @@ def refuse_sketch(experiment: Experiment) -> None:
         )
 
 
-# --- A survey: a forward pass on two examples gives the shapes that determine block sizes and
-# memory.
+# --- A survey: a forward pass on two examples gives the shapes
+# that determine block sizes and memory.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """A problem (data and network), its points in blocks that fit into memory, and the tape of a
-    forward pass on two examples.
-    """
+    """A problem (data and network), its points in blocks that fit into memory, and the
+    tape of a forward pass on two examples."""
 
     experiment: Experiment  # with `all` or `trace` in place of `path.kernels=auto`
     chose_traces: bool  # True if `path.kernels=auto` became `trace`
@@ -69,15 +70,15 @@ class Survey:
 
     @property
     def operations(self) -> float:
-        """The approximate number of operations to compute the kernel of all points once."""
+        """The approximate number of operations to compute the kernel
+        of all points once."""
         pair = (len(self.points.inputs), self.points.train)
         return work(self.tape).of_kernel(pair, self.problem.outputs)
 
 
 def survey(experiment: Experiment) -> Survey:
-    """Draw data and initial weights, and record a forward pass on two examples. Raise if memory
-    does not suffice.
-    """
+    """Draw data and initial weights, and record a forward pass on two examples. Raise
+    if memory does not suffice."""
     refuse_sketch(experiment)
     least_memory(experiment).require()
     problem = draw_problem(experiment)
@@ -99,12 +100,16 @@ def survey(experiment: Experiment) -> Survey:
     try:
         measured = measured_points(experiment.loss, problem, experiment.path.measure)
     except Mistake as mistake:
-        raise Mistake(f"path.measure={experiment.path.measure.option}: {mistake}") from None
+        raise Mistake(
+            f"path.measure={experiment.path.measure.option}: {mistake}"
+        ) from None
     explained_reader = reader
     explained_tape = tape
     if measured is not None:
         explained_function = measured.measured.of(function)
-        explained_reader = Reader(explained_function, reader.trained, programs=ProgramCache())
+        explained_reader = Reader(
+            explained_function, reader.trained, programs=ProgramCache()
+        )
         examples = (problem.inputs[:2], problem.targets[:2])
         explained_tape = explained_reader.record(problem.weights, examples)
         tape_bytes += explained_tape.bytes_per_example
@@ -124,7 +129,9 @@ def survey(experiment: Experiment) -> Survey:
     )
     explained = points
     if measured is not None:
-        explained = replace(points, reader=explained_reader, targets=problem.targets, cache=[])
+        explained = replace(
+            points, reader=explained_reader, targets=problem.targets, cache=[]
+        )
     return Survey(
         experiment=experiment,
         chose_traces=chose_traces,
@@ -142,7 +149,9 @@ def chosen_kernels(experiment: Experiment, problem: Problem) -> Kernels:
     """Return the kernels that the run computes, for its number of outputs."""
     diagnostics_need_all = any(one.needs_kernel for one in experiment.diagnostics)
     needs_all = experiment.optimizer.needs_kernels or diagnostics_need_all
-    return experiment.path.chosen_kernels(problem.train, problem.outputs, needs_all=needs_all)
+    return experiment.path.chosen_kernels(
+        problem.train, problem.outputs, needs_all=needs_all
+    )
 
 
 def measured_points(
@@ -190,13 +199,17 @@ def least_memory(experiment: Experiment) -> RunMemory:
     )
 
 
-def memory_of_run(experiment: Experiment, problem: Problem, tape_bytes: float) -> RunMemory:
+def memory_of_run(
+    experiment: Experiment, problem: Problem, tape_bytes: float
+) -> RunMemory:
     """Return the memory plan of a run, given the bytes of a tape per point."""
     return replace(
         least_memory(experiment),
         parameters=sum(weight.numel() for weight in problem.weights.values()),
         points=len(problem.inputs),
-        summed_points=sum(split.stop - split.start for split in problem.split_slices.values()),
+        summed_points=sum(
+            split.stop - split.start for split in problem.split_slices.values()
+        ),
         train=problem.train,
         outputs=problem.outputs,
         integrated=len(experiment.path.chosen_outputs(problem.outputs)),
@@ -211,40 +224,52 @@ def components_of_run(experiment: Experiment, problem: Problem) -> Components:
     if by is None:
         return {}
     trained = point(problem.weights).trained
-    return components_of(by, [name for name in problem.weights if name in trained], "path.by")
+    return components_of(
+        by, [name for name in problem.weights if name in trained], "path.by"
+    )
 
 
-# --- The leave-out effects. They are computed at the first points of each split, and at most at
-# `path.attributed` points in total.
+# --- The leave-out effects. They are computed at the first points of each split, and at
+# most at `path.attributed` points in total.
 
 
 RETRAININGS = 2
-"""A backward pass through training for one output costs at least as much as this many trainings."""
+"""A backward pass through training for one output costs at least as much
+as this many trainings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSetting:
-    """The points with leave-out effects, and the plan of the backward passes (`effects.sweep`)."""
+    """The points with leave-out effects, and the plan
+    of the backward passes (`effects.sweep`)."""
 
     points: Int[Tensor, " attributed"]
     plan: SweepMemory
     kinks: tuple[str, ...]  # operations that are not differentiable everywhere
     retrains: bool = False  # True: retrain without each example instead
-    differentiated: bool = True  # True if the derivative of the optimizer's update is available
+    differentiated: bool = (
+        True  # True if the derivative of the optimizer's update is available
+    )
 
     @property
     def costs_more(self) -> bool:
-        """True if the backward passes take longer than retraining without each example."""
+        """True if the backward passes take longer
+        than retraining without each example."""
         return self.plan.train <= RETRAININGS * self.plan.points * self.plan.outputs
 
     @property
     def remark(self) -> str:
         """The reason for retraining instead of a backward pass, or an empty text."""
-        return self.plan.retraining_remark(has_sweep=self.differentiated) if self.retrains else ""
+        return (
+            self.plan.retraining_remark(has_sweep=self.differentiated)
+            if self.retrains
+            else ""
+        )
 
 
 def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
-    """Return the plan of the leave-out effects: backward passes, or retraining if that is cheaper.
+    """Return the plan of the leave-out effects: backward passes,
+    or retraining if that is cheaper.
 
     Raise if neither is possible.
     """
@@ -293,7 +318,9 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     return sweep
 
 
-def first_points(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, " point"]:
+def first_points(
+    splits: Sequence[slice], counts: Sequence[int]
+) -> Int[Tensor, " point"]:
     """Return the first `counts` points of each split.
 
     >>> first_points([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
@@ -307,7 +334,8 @@ def first_points(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, 
     )
 
 
-# --- The setting of a run: the problem, the network and its kernel before training, the step size.
+# --- The setting of a run: the problem, the network
+# and its kernel before training, the step size.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +358,9 @@ class Setting:
     descent: Descent
     domain: Domain  # the points and outputs of the path integrals
     rounding: Rounding
-    measured: MeasuredPoints | None = None  # the explained measure, if it is not the outputs
+    measured: MeasuredPoints | None = (
+        None  # the explained measure, if it is not the outputs
+    )
     sweep: SweepSetting | None = None  # the plan of the leave-out effects
     remarks: tuple[str, ...] = ()  # caveats for readers of the results
 
@@ -345,7 +375,8 @@ def prepare(experiment: Experiment) -> Setting:
 
 
 def setting_of(survey: Survey) -> Setting:
-    """Return the setting of a surveyed experiment. Raise if training would take years."""
+    """Return the setting of a surveyed experiment.
+    Raise if training would take years."""
     experiment = survey.experiment
     if experiment.stop_at_loss is None:
         seconds = core_seconds(survey.memory, experiment.integration.passes)
@@ -355,7 +386,8 @@ def setting_of(survey: Survey) -> Setting:
     # without phases, one phase contains all examples
     slices = problem.phases.get("train", (slice(0, problem.train),))
     phases = phases_of(
-        experiment.data.phase_steps(experiment.steps), [part.stop - part.start for part in slices]
+        experiment.data.phase_steps(experiment.steps),
+        [part.stop - part.start for part in slices],
     )
     start = start_of(experiment, problem, points, phases)
     if experiment.path.closing_rule is not None:
@@ -374,8 +406,11 @@ def setting_of(survey: Survey) -> Setting:
         seed=experiment.seed,
         phases=phases,
     )
-    # rounding errors are proportional to the size of the terms that add up to the outputs
-    sizes = problem.module.sizes(problem.weights, problem.inputs[domain.attributed]).norm(dim=1)
+    # rounding errors are proportional to the size of the terms that add up
+    # to the outputs
+    sizes = problem.module.sizes(
+        problem.weights, problem.inputs[domain.attributed]
+    ).norm(dim=1)
     if survey.measured is not None:
         sizes = sizes * survey.measured.slopes(start.outputs)[domain.attributed].max()
     sweep = None
@@ -397,11 +432,11 @@ def setting_of(survey: Survey) -> Setting:
 def start_of(
     experiment: Experiment, problem: Problem, points: Points, phases: tuple[Phase, ...]
 ) -> Start:
-    """Return the outputs and the kernel before training. Raise if the network cannot be trained.
+    """Return the outputs and the kernel before training.
+    Raise if the network cannot be trained.
 
-    `largest_stable_step` is the minimum over phases. The value of a phase follows from the kernel
-    among its examples.
-    """
+    `largest_stable_step` is the minimum over phases. The value of a phase follows from
+    the kernel among its examples."""
     view = NetworkView(points, problem.weights)
     finite = view.outputs.isfinite().all(1)
     if not finite.all():
@@ -415,11 +450,14 @@ def start_of(
     keeps_kernels = experiment.path.keeps_kernels
     if keeps_kernels:
         largest_eigenvalues = [
-            largest_kernel_eigenvalue(kernel[phase.examples, :, phase.examples]) for phase in phases
+            largest_kernel_eigenvalue(kernel[phase.examples, :, phase.examples])
+            for phase in phases
         ]
         trains = bool(kernel[: points.train].any()) and 0 not in largest_eigenvalues
     else:
-        largest_eigenvalues = [view.largest_eigenvalue(phase.examples) for phase in phases]
+        largest_eigenvalues = [
+            view.largest_eigenvalue(phase.examples) for phase in phases
+        ]
         trains = min(largest_eigenvalues) > 0
     if not trains:
         raise Mistake(
@@ -428,12 +466,18 @@ def start_of(
         )
 
     # the curvature of the objective is at most w λ_max ℓ″, and η = 2/curvature
-    weights = [experiment.loss.weight(phase.count) * experiment.loss_scale for phase in phases]
-    steepest = max(weight * top for weight, top in zip(weights, largest_eigenvalues, strict=True))
+    weights = [
+        experiment.loss.weight(phase.count) * experiment.loss_scale for phase in phases
+    ]
+    steepest = max(
+        weight * top for weight, top in zip(weights, largest_eigenvalues, strict=True)
+    )
     return Start(
         outputs=view.outputs,
         kernel=kernel,
-        limit=limit_kernels(experiment, problem.inputs, points.train, problem.data.vocabulary),
+        limit=limit_kernels(
+            experiment, problem.inputs, points.train, problem.data.vocabulary
+        ),
         largest_stable_step=2 / (steepest * experiment.loss.curvature),
     )
 
@@ -441,10 +485,9 @@ def start_of(
 def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     """Return the points and outputs of the path integrals.
 
-    If the integration needs a backward pass, the path is integrated at `path.attributed` points,
-    one chunk at a time. These are the first points of each split and phase. Otherwise the path is
-    integrated at all points.
-    """
+    If the integration needs a backward pass, the path is integrated at
+    `path.attributed` points, one chunk at a time. These are the first points of each
+    split and phase. Otherwise the path is integrated at all points."""
     problem = survey.problem
     path = experiment.path
     splits = [
@@ -477,19 +520,20 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
 
 
 def setting_remarks(experiment: Experiment, survey: Survey) -> tuple[str, ...]:
-    """Return remarks on kernels that are not stored, on casts, and on operations whose Jacobians
-    need one pass per example.
+    """Return remarks on kernels that are not stored, on casts, and on operations whose
+    Jacobians need one pass per example.
 
-    The last remark is omitted if a quadrature rule gives the exact change of the outputs, because
-    this rule already raises if an operation is not supported.
-    """
+    The last remark is omitted if a quadrature rule gives the exact change of the
+    outputs, because this rule already raises if an operation is not supported."""
     remarks = []
     if survey.chose_traces:
         remarks.append(
             f"kernels between all {survey.problem.outputs} outputs would be large, so the run "
             "stores their traces over outputs; path.kernels=all stores all"
         )
-    casts = remark(function_of(survey.problem.module), survey.tape, experiment.path.casts)
+    casts = remark(
+        function_of(survey.problem.module), survey.tape, experiment.path.casts
+    )
     if casts is not None:
         remarks.append(casts)
     if experiment.path.closing_rule is None:

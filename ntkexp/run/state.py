@@ -1,8 +1,7 @@
 """The state of an unfinished run: weights, accumulated sums, and the checkpoint.
 
-The closing rule is a quadrature rule of the path whose contributions add up to the change of the
-outputs in every step, such as the secant rule.
-"""
+The closing rule is a quadrature rule of the path whose contributions add up to the
+change of the outputs in every step, such as the secant rule."""
 
 from __future__ import annotations
 
@@ -30,7 +29,12 @@ from ntkexp.optimizer.base import Memory
 from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import AbstractAccumulator, PhasedSum
 from ntkexp.path.integrals import Tally
-from ntkexp.path.recording import AllocateRows, RecordedTraining, Recording, new_recording
+from ntkexp.path.recording import (
+    AllocateRows,
+    RecordedTraining,
+    Recording,
+    new_recording,
+)
 from ntkexp.path.settings import AbstractTimetable
 from ntkexp.path.step import Step
 from ntkexp.records.atomic import (
@@ -49,22 +53,23 @@ from ntkexp.run.setting import Setting, SweepSetting
 from ntkexp.shapes import Weights
 from ntkexp.text import several
 
-# --- The backward passes of the leave-out effects over the recorded steps (`effects.sweep`).
+# --- The backward passes of the leave-out effects over the recorded steps
+# (`effects.sweep`).
 #
-# The attributed points are split into chunks whose adjoints fit into memory. Each chunk needs one
-# pass over the whole recording.
+# The attributed points are split into chunks whose adjoints fit into memory. Each chunk
+# needs one pass over the whole recording.
 
 
 @dataclass(kw_only=True)
 class EffectsPass:
-    """The recorded steps of a run, and the backward passes over them after the last step, which
-    compute leave-out effects.
-    """
+    """The recorded steps of a run, and the backward passes over them after the last
+    step, which compute leave-out effects."""
 
     setting: Setting
     sweep_setting: SweepSetting
     recording: Recording
-    # True if this pass writes the recording; False if the pass of the path integrals writes it
+    # True if this pass writes the recording;
+    # False if the pass of the path integrals writes it
     writes: bool
     effects: Float[Tensor, "attributed integrated train"]
     sweeps: ChunkedSweep | None = None
@@ -76,7 +81,9 @@ class EffectsPass:
         if self.writes:
             self.recording.write(step)
 
-    def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
+    def steps_back(
+        self, end: Weights, step_sizes: Sequence[float]
+    ) -> Iterator[tuple[int, int]]:
         """Run the remaining backward passes.
 
         After each step, yield the numbers of completed and all steps.
@@ -85,7 +92,9 @@ class EffectsPass:
             self.recording.close(len(step_sizes), end)
         path = self.setting.experiment.path
         training = RecordedTraining(
-            recording=self.recording, descent=self.setting.descent, step_sizes=step_sizes
+            recording=self.recording,
+            descent=self.setting.descent,
+            step_sizes=step_sizes,
         )
         self.sweeps = ChunkedSweep(
             training=training,
@@ -108,17 +117,23 @@ class EffectsPass:
         outputs = list(self.setting.domain.integrated)
 
         def outputs_at(weights: Tensor, point_input: Tensor) -> Tensor:
-            values: Tensor = network.reader.function(training.flat.weights(weights), point_input)
+            values: Tensor = network.reader.function(
+                training.flat.weights(weights), point_input
+            )
             return values[0, outputs]
 
         points = self.sweep_setting.points[chunk]
         return torch.cat(
-            [jacrev(outputs_at)(training.end, network.inputs[[int(point)]]) for point in points]
+            [
+                jacrev(outputs_at)(training.end, network.inputs[[int(point)]])
+                for point in points
+            ]
         )
 
     @property
     def growth(self) -> float:
-        """The largest norm of the adjoint during training, relative to its norm at the end."""
+        """The largest norm of the adjoint during training,
+        relative to its norm at the end."""
         return float("inf") if self.sweeps is None else self.sweeps.growth
 
     @property
@@ -126,17 +141,24 @@ class EffectsPass:
         """The state for a checkpoint, as plain data and tensors."""
         if self.sweeps is not None:
             return self.sweeps.state
-        return self.saved or {"done": 0, "effects": self.effects, "sizes": None, "sweep": None}
+        return self.saved or {
+            "done": 0,
+            "effects": self.effects,
+            "sizes": None,
+            "sweep": None,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Store the state from a checkpoint until the backward passes begin."""
         self.saved = state
 
 
-# --- Sums that do not fit into memory: each checkpoint stores them in files sums-STEP-NUMBER.bin.
+# --- Sums that do not fit into memory: each checkpoint stores them
+# in files sums-STEP-NUMBER.bin.
 #
-# These files are completed before their checkpoint is written, and removed after the next
-# checkpoint is written. So after a kill at any moment, there is a checkpoint with all its files.
+# These files are completed before their checkpoint is written, and removed after the
+# next checkpoint is written. So after a kill at any moment, there is a checkpoint with
+# all its files.
 
 
 SUM_FILES = "sums-*.bin"
@@ -145,11 +167,11 @@ FILE_KEY = "kept in"
 
 
 def save_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
-    """Copy the arrays of a state that are on disk to files of the checkpoint at this step.
+    """Copy the arrays of a state that are on disk to files of the checkpoint
+    at this step.
 
-    Return the state with the names of these files in place of the arrays, and the digests (seals)
-    of the files.
-    """
+    Return the state with the names of these files in place of the arrays, and the
+    digests (seals) of the files."""
     seals: dict[str, tuple[int, str]] = {}
 
     def saved(leaf: Any) -> Any:
@@ -157,15 +179,18 @@ def save_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
             return leaf
         name = f"sums-{step}-{len(seals)}.bin"
         seals[name] = write_rows(folder / name, leaf)
-        return {FILE_KEY: name, "shape": list(leaf.shape), "kind": leaf[:0].numpy().dtype.name}
+        return {
+            FILE_KEY: name,
+            "shape": list(leaf.shape),
+            "kind": leaf[:0].numpy().dtype.name,
+        }
 
     return tree_map(saved, state), seals
 
 
 def write_rows(path: Path, numbers: Tensor) -> tuple[int, str]:
-    """Write an array to a file, block by block. Return the size and the digest (seal) of the
-    file.
-    """
+    """Write an array to a file, block by block.
+    Return the size and the digest (seal) of the file."""
     sealing = Sealing()
     with being_written(path) as file:
         for block in blocks(numbers):
@@ -181,7 +206,9 @@ def load_sums(folder: Path, state: Any) -> Any:
     def loaded(leaf: Any) -> Any:
         if not is_file_name(leaf):
             return leaf
-        return RowsInFile(folder / leaf[FILE_KEY], tuple(leaf["shape"]), np.dtype(leaf["kind"]))
+        return RowsInFile(
+            folder / leaf[FILE_KEY], tuple(leaf["shape"]), np.dtype(leaf["kind"])
+        )
 
     return tree_map(loaded, state, is_leaf=is_file_name)
 
@@ -197,12 +224,12 @@ def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
             path.unlink()
 
 
-# --- checkpoint.pt: the state of an unfinished run, and the seals of all files that the rest of the
-# run uses.
+# --- checkpoint.pt: the state of an unfinished run,
+# and the seals of all files that the rest of the run uses.
 #
-# `run.folder_listener` decides when to write a checkpoint. The checkpoint is sealed with the
-# identity of its run. `load` verifies all seals first. So a resumed run either has byte-identical
-# results, or starts again.
+# `run.folder_listener` decides when to write a checkpoint. The checkpoint is sealed
+# with the identity of its run. `load` verifies all seals first. So a resumed run either
+# has byte-identical results, or starts again.
 
 
 TRAJECTORY = "trajectory.bin"
@@ -214,16 +241,15 @@ BEGINNING = (CONFIG, OVERRIDES, "data.npz")
 CHECKPOINT_KEYS = {"run", "threads", "snapshots", "seals", "sums"}
 
 Checkpoint: TypeAlias = Mapping[str, Any]
-"""The content of a checkpoint: the state of a run as plain data and tensors, and digests (seals) of
-files.
-"""
+"""The content of a checkpoint: the state of a run as plain data and tensors, and
+digests (seals) of files. """
 
 
 def save(folder: RunFolder, state: Checkpoint, step: int, identity: str) -> None:
     """Write a checkpoint of the run with identity `identity`.
 
-    `state["seals"]` must contain the digests (seals) of the files that the rest of the run uses.
-    """
+    `state["seals"]` must contain the digests (seals) of the files
+    that the rest of the run uses."""
     run, sums = save_sums(folder.path, step, state["run"])
     with being_sealed(folder.path / CHECKPOINT, identity) as file:
         torch.save({**state, "run": run, "sums": sums}, file)
@@ -255,14 +281,18 @@ def load(folder: RunFolder, identity: str) -> Checkpoint | None:
         os.truncate(metrics, size)
 
     refuse(folder, damaged_files(folder.path, seals))
-    folder.forget([CHECKPOINT, TRAJECTORY, BEGUN, *BEGINNING, *seals, *event_files(folder.path)])
+    folder.forget(
+        [CHECKPOINT, TRAJECTORY, BEGUN, *BEGINNING, *seals, *event_files(folder.path)]
+    )
     return {**state, "run": load_sums(folder.path, state["run"])}
 
 
 def refuse(folder: RunFolder, damaged: list[str]) -> None:
     """Raise `Damaged` if any file has changed."""
     if damaged:
-        raise Damaged(f"{folder.path} is damaged: {several(damaged)} not as it was written")
+        raise Damaged(
+            f"{folder.path} is damaged: {several(damaged)} not as it was written"
+        )
 
 
 # --- The state of a run after some training steps.
@@ -270,7 +300,8 @@ def refuse(folder: RunFolder, damaged: list[str]) -> None:
 
 @dataclass(kw_only=True)
 class RunState:
-    """The state of a run after `step` training steps: its weights and all accumulated sums."""
+    """The state of a run after `step` training steps:
+    its weights and all accumulated sums."""
 
     setting: Setting
     weights: Weights
@@ -297,8 +328,8 @@ class RunState:
         return sum(self.step_sizes, start=0.0)
 
     def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
-        """Add one training step. Return the norms of its terms (a `Tally`) by rule, if they are
-        measured at this step.
+        """Add one training step. Return the norms of its terms (a `Tally`) by rule, if
+        they are measured at this step.
 
         `due` is True if a kernel snapshot is due at the step.
         """
@@ -318,14 +349,15 @@ class RunState:
     def steps_back(self) -> Iterator[tuple[int, int]]:
         """Run the backward pass of the path integrals, if they need one.
 
-        After each step, yield the number of completed steps and the number of all steps.
-        """
+        After each step, yield the number of completed steps and the number
+        of all steps."""
         yield from self.accumulator.steps_back(self.weights, self.step_sizes)
         for step, tallies in enumerate(self.accumulator.backward_tallies or ()):
             self.check(step, tallies)
 
     def check(self, step: int, tallies: Mapping[str, Tally]) -> None:
-        """Record the step in `misses` if the closing rule misses the change of the outputs.
+        """Record the step in `misses` if the closing rule misses the change
+        of the outputs.
 
         A miss is an error that is larger than the bound on the rounding error.
         """
@@ -339,7 +371,10 @@ class RunState:
     @property
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint, as plain data and tensors."""
-        misses = {step: (closure.error, closure.bound) for step, closure in self.misses.items()}
+        misses = {
+            step: (closure.error, closure.bound)
+            for step, closure in self.misses.items()
+        }
         return {
             "weights": self.weights,
             "memory": dict(self.memory),
@@ -364,7 +399,9 @@ class RunState:
         self.summed_gradient.copy_(state["summed_gradient"])
         self.step_sizes = list(state["step_sizes"])
         self.clippings = list(state["clippings"])
-        self.misses = {step: Closure(*numbers) for step, numbers in state["misses"].items()}
+        self.misses = {
+            step: Closure(*numbers) for step, numbers in state["misses"].items()
+        }
         self.phase_outputs = [outputs.to(device) for outputs in state["turns"]]
         self.diagnostics.restore(state["diagnostics"])
         if self.effects is not None:
@@ -374,9 +411,8 @@ class RunState:
 def spilled_bytes(setting: Setting) -> int:
     """Return the bytes on disk that are needed for sums that do not fit into memory.
 
-    There are up to three copies: the sums, the current checkpoint, and either the next checkpoint
-    or the results while they are being written.
-    """
+    There are up to three copies: the sums, the current checkpoint, and either the next
+    checkpoint or the results while they are being written."""
     experiment = setting.experiment
     phases = len(experiment.switches) + 1
     rules = len(experiment.path.rule)
@@ -386,17 +422,20 @@ def spilled_bytes(setting: Setting) -> int:
     return numbers * torch.float64.itemsize
 
 
-def begin(setting: Setting, allocate: AllocateRows, scratch: Path | None = None) -> RunState:
+def begin(
+    setting: Setting, allocate: AllocateRows, scratch: Path | None = None
+) -> RunState:
     """Return the state before the first step.
 
-    `allocate` creates the storage of the recording for a backward pass. Sums that do not fit into
-    memory are stored in the folder `scratch`.
-    """
+    `allocate` creates the storage of the recording for a backward pass. Sums that do
+    not fit into memory are stored in the folder `scratch`."""
     experiment = setting.experiment
     weights = setting.problem.weights
     domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
     if domain.scratch is not None:
-        saved_bytes = sum(path.stat().st_size for path in domain.scratch.glob(SUM_FILES))
+        saved_bytes = sum(
+            path.stat().st_size for path in domain.scratch.glob(SUM_FILES)
+        )
         require_disk(
             domain.scratch,
             spilled_bytes(setting) - saved_bytes,
@@ -405,7 +444,9 @@ def begin(setting: Setting, allocate: AllocateRows, scratch: Path | None = None)
         )
     accumulator = experiment.integration.begin(domain, weights, allocate)
     if setting.domain.switches and experiment.integration.passes == 1:
-        accumulator = PhasedSum(accumulator=accumulator, switches=setting.domain.switches)
+        accumulator = PhasedSum(
+            accumulator=accumulator, switches=setting.domain.switches
+        )
     return RunState(
         setting=setting,
         weights=weights,
@@ -418,9 +459,13 @@ def begin(setting: Setting, allocate: AllocateRows, scratch: Path | None = None)
 
 
 def effects_pass(
-    setting: Setting, domain: Domain, accumulator: AbstractAccumulator, allocate: AllocateRows
+    setting: Setting,
+    domain: Domain,
+    accumulator: AbstractAccumulator,
+    allocate: AllocateRows,
 ) -> EffectsPass | None:
-    """Return the backward passes of the leave-out effects, or None if none are requested."""
+    """Return the backward passes of the leave-out effects,
+    or None if none are requested."""
     sweep = setting.sweep
     if sweep is None or sweep.retrains:
         return None
@@ -429,7 +474,11 @@ def effects_pass(
     if recording is None:
         records = setting.experiment.optimizer.differentiated
         recording = new_recording(
-            domain.steps, setting.problem.weights, records, domain.zero_output_gradient(), allocate
+            domain.steps,
+            setting.problem.weights,
+            records,
+            domain.zero_output_gradient(),
+            allocate,
         )
     return EffectsPass(
         setting=setting,

@@ -1,4 +1,5 @@
-"""Sweeps of many experiments: define a sweep, plan its runs, and carry out the missing runs.
+"""Sweeps of many experiments: define a sweep, plan its runs,
+and carry out the missing runs.
 
 Each module imports only from the modules listed before it:
 

@@ -1,4 +1,5 @@
-"""The definition of a sweep, from a YAML file in `configs/sweep/` or from a command line.
+"""The definition of a sweep, from a YAML file in `configs/sweep/` or
+from a command line.
 
 The values of an axis are written as:
 
@@ -40,7 +41,8 @@ from ntkexp.records.folder import CIRCUMSTANCES, command
 from ntkexp.records.sweep import Fit, resolved
 
 Value: TypeAlias = Any
-"""A value that fits on one line of YAML: a number, string, null, or a list or mapping of these."""
+"""A value that fits on one line of YAML: a number, string, null,
+or a list or mapping of these."""
 
 NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(?::([0-9]+)(?::(\w+))?)?")
@@ -55,7 +57,8 @@ QUOTES = "'\""
 
 
 def read_values(key: str, written: object) -> tuple[Value, ...]:
-    """Return the values of a key. Raise if there are none, or if a value is repeated."""
+    """Return the values of a key. Raise if there are none,
+    or if a value is repeated."""
     match written:
         case Mapping():
             values = read_range(key, written)
@@ -70,7 +73,9 @@ def read_values(key: str, written: object) -> tuple[Value, ...]:
         raise Mistake(f"{key} has no values; write, for example, {key}: [64, 128]")
     for k, value in enumerate(values):
         if value in values[:k]:
-            raise Mistake(f"{key}: {spell_value(value)} is given twice; give each value once")
+            raise Mistake(
+                f"{key}: {spell_value(value)} is given twice; give each value once"
+            )
     return values
 
 
@@ -98,7 +103,9 @@ def split_at_commas(text: str) -> Iterator[str]:
 
 def read_value(key: str, text: str) -> tuple[Value, ...]:
     if not text:
-        raise Mistake(f"{key}: a value is missing at a comma; write, for example, {key}=64,128")
+        raise Mistake(
+            f"{key}: a value is missing at a comma; write, for example, {key}=64,128"
+        )
     match = RANGE.fullmatch(text)
     if match is None:
         return (read_plain(text),)
@@ -135,19 +142,26 @@ def read_range(key: str, fields: Mapping[Any, Any]) -> tuple[Value, ...]:
     for name in fields:
         if name not in RANGE_KEYS:
             hint = nearest(str(name), RANGE_KEYS)
-            raise Mistake(f"{key}: a range has no '{name}'; it has {', '.join(RANGE_KEYS)}{hint}")
+            raise Mistake(
+                f"{key}: a range has no '{name}'; it has {', '.join(RANGE_KEYS)}{hint}"
+            )
     for name in RANGE_KEYS[:3]:
         value = fields.get(name)
         allowed = int if name == "count" else int | float
         if isinstance(value, bool) or not isinstance(value, allowed):
             kind = "a whole number" if name == "count" else "a number"
-            raise Mistake(f"{key}: the range's '{name}' is {spell_value(value)}; it takes {kind}")
+            raise Mistake(
+                f"{key}: the range's '{name}' is {spell_value(value)}; it takes {kind}"
+            )
     scale = str(fields.get("scale", "linear"))
     return space(key, fields["from"], fields["to"], fields["count"], scale)
 
 
-def space(key: str, start: float, stop: float, count: int, scale: str) -> tuple[Value, ...]:
-    """Return `count` numbers from `start` to `stop`, with equal steps or equal ratios."""
+def space(
+    key: str, start: float, stop: float, count: int, scale: str
+) -> tuple[Value, ...]:
+    """Return `count` numbers from `start` to `stop`,
+    with equal steps or equal ratios."""
     if scale not in SCALES:
         raise Mistake(
             f"{key}: the scale of a range is linear or log, not '{scale}'{nearest(scale, SCALES)}"
@@ -214,7 +228,9 @@ class Definition:
     base: tuple[str, ...]
     fits: tuple[Fit, ...]
     arguments: tuple[str, ...] = ()  # the arguments of its command line
-    options: tuple[str, ...] = ()  # options for commands that repeat the sweep or one of its runs
+    options: tuple[
+        str, ...
+    ] = ()  # options for commands that repeat the sweep or one of its runs
 
     @property
     def command(self) -> str:
@@ -222,14 +238,19 @@ class Definition:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """All combinations of values and seeds. Seeds vary fastest, the first axis slowest."""
+        """All combinations of values and seeds. Seeds vary fastest,
+        the first axis slowest."""
         combinations = [
-            dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values())
+            dict(zip(self.axes, values, strict=True))
+            for values in product(*self.axes.values())
         ]
-        return tuple(Point(values, seed) for values in combinations for seed in self.seeds)
+        return tuple(
+            Point(values, seed) for values in combinations for seed in self.seeds
+        )
 
     def overrides(self, point: Point) -> tuple[str, ...]:
-        """Return the overrides of the run at a point, as arguments of `ntkexp train`."""
+        """Return the overrides of the run at a point,
+        as arguments of `ntkexp train`."""
         return (
             *self.base,
             *(f"{key}={spell_value(value)}" for key, value in point.values.items()),
@@ -238,7 +259,8 @@ class Definition:
 
     @property
     def digest(self) -> str:
-        """The first 8 hexadecimal digits of the SHA-256 of all settings that affect the results."""
+        """The first 8 hexadecimal digits of the SHA-256 of all settings
+        that affect the results."""
         base = [text for text in self.base if split(text).key not in CIRCUMSTANCES]
         content = resolved(self.axes, self.seeds, base, self.fits)
         return sha256(json.dumps(content).encode()).hexdigest()[:8]
@@ -246,23 +268,27 @@ class Definition:
 
 # --- A sweep from a command line, or from its file.
 #
-# On the command line, a key with one value is common to all runs, and a key with several values is
-# an axis. An axis on the command line replaces the same axis of the file. If the results of a sweep
-# differ from those defined by its file, a digest is appended to its name.
+# On the command line, a key with one value is common to all runs, and a key with
+# several values is an axis. An axis on the command line replaces the same axis of the
+# file. If the results of a sweep differ from those defined by its file, a digest is
+# appended to its name.
 
 
 SWEEP_KEYS = ("axes", "seeds", "base", "fits")
 
 
 def define(arguments: Sequence[str], choices: Choices) -> Definition:
-    """Return the sweep of a command line: the name of a file, overrides, or both in this order."""
+    """Return the sweep of a command line: the name of a file, overrides,
+    or both in this order."""
     names = choices.options("sweep")
     if not arguments:
         raise Mistake(
             f"there is nothing to sweep; name one of {', '.join(names)}, or write, for example, "
             "model.width=64,128"
         )
-    if "=" in arguments[0]:  # without the name of a file, the sweep is named after its axes
+    if (
+        "=" in arguments[0]
+    ):  # without the name of a file, the sweep is named after its axes
         sweep = with_overrides(Definition("", {}, (0,), (), ()), arguments)
         axes = list(sweep.axes)
         if len(sweep.seeds) > 1:
@@ -278,7 +304,9 @@ def define(arguments: Sequence[str], choices: Choices) -> Definition:
     try:
         file = from_yaml(arguments[0], read_yaml(path))
     except Mistake as mistake:
-        raise Mistake(str(mistake) if str(path) in str(mistake) else f"{path}: {mistake}") from None
+        raise Mistake(
+            str(mistake) if str(path) in str(mistake) else f"{path}: {mistake}"
+        ) from None
     sweep = with_overrides(file, arguments[1:])
     # Keep the name of the file if the results are the same.
     name = file.name if sweep.digest == file.digest else f"{file.name}-{sweep.digest}"
@@ -286,7 +314,8 @@ def define(arguments: Sequence[str], choices: Choices) -> Definition:
 
 
 def with_overrides(definition: Definition, arguments: Sequence[str]) -> Definition:
-    """Return the sweep with the overrides of a command line. Drop fits along axes of one value."""
+    """Return the sweep with the overrides of a command line.
+    Drop fits along axes of one value."""
     axes = dict(definition.axes)
     seeds = definition.seeds
     base = list(definition.base)
@@ -313,7 +342,9 @@ def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
     for key in tree:
         if key not in SWEEP_KEYS:
             hint = nearest(str(key), SWEEP_KEYS)
-            raise Mistake(f"{key}: a sweep has no such key; it has {', '.join(SWEEP_KEYS)}{hint}")
+            raise Mistake(
+                f"{key}: a sweep has no such key; it has {', '.join(SWEEP_KEYS)}{hint}"
+            )
     written = tree.get("axes") or {}
     if not isinstance(written, Mapping):
         raise Mistake(
@@ -339,9 +370,13 @@ def refuse_contradictions(sweep: Definition) -> None:
     common = [split(text).key for text in sweep.base]
     for key in common:
         if key in sweep.axes:
-            raise Mistake(f"base: {key} is an axis of this sweep as well; give it in one place")
+            raise Mistake(
+                f"base: {key} is an axis of this sweep as well; give it in one place"
+            )
     if "seed" in {*sweep.axes, *common}:
-        raise Mistake("seed is given as an axis or in base; write 'seeds: 5', or a list of them")
+        raise Mistake(
+            "seed is given as an axis or in base; write 'seeds: 5', or a list of them"
+        )
     for fit in sweep.fits:
         if fit.axis not in sweep.axes:
             raise Mistake(

@@ -1,8 +1,8 @@
-"""Carry out the runs of a sweep as jobs on an engine, and show progress and remaining time.
+"""Carry out the runs of a sweep as jobs on an engine,
+and show progress and remaining time.
 
-Finished runs are kept, and interrupted runs are resumed. If another process works on a run, the
-sweep waits for it.
-"""
+Finished runs are kept, and interrupted runs are resumed. If another process works on a
+run, the sweep waits for it."""
 
 from __future__ import annotations
 
@@ -46,22 +46,29 @@ from ntkexp.text import counted, duration
 # If the unit of the costs is unknown, there is no estimate before the first progress.
 
 
-TRAINING_SHARE = 0.9  # training's share of a run's time; the rest is for files and pictures
-# weight of the initial estimate of the speed (1: jobs take as long as their costs say), in worker
-# seconds
+TRAINING_SHARE = (
+    0.9  # training's share of a run's time; the rest is for files and pictures
+)
+# weight of the initial estimate of the speed (1:
+# jobs take as long as their costs say), in worker seconds
 PRIOR_SECONDS = 20.0
 
 
 @dataclass
 class RemainingTime:
-    """An estimate of the remaining time, from the estimated costs of jobs and from their events."""
+    """An estimate of the remaining time, from the estimated costs of jobs and
+    from their events."""
 
     costs: Mapping[str, float]
     workers: int
     # weight of the initial speed 1 (see `PRIOR_SECONDS`); 0 if costs have no known unit
     prior_seconds: float = PRIOR_SECONDS
-    shares: dict[str, float] = field(default_factory=dict)  # the completed share of each begun job
-    start_times: dict[str, float] = field(default_factory=dict)  # start times of the running jobs
+    shares: dict[str, float] = field(
+        default_factory=dict
+    )  # the completed share of each begun job
+    start_times: dict[str, float] = field(
+        default_factory=dict
+    )  # start times of the running jobs
     worker_seconds: float = 0.0  # worker seconds of ended jobs
 
     def update(self, event: Event) -> None:
@@ -85,7 +92,8 @@ class RemainingTime:
     def seconds_left(self) -> float | None:
         """The remaining seconds, or None if they cannot be estimated yet."""
         costs_left = {
-            name: cost * (1 - self.shares.get(name, 0.0)) for name, cost in self.costs.items()
+            name: cost * (1 - self.shares.get(name, 0.0))
+            for name, cost in self.costs.items()
         }
         done = sum(self.costs.values()) - sum(costs_left.values())
         busy = self.worker_seconds + sum(
@@ -94,12 +102,16 @@ class RemainingTime:
         if done + self.prior_seconds == 0:
             return None
         speed = (done + self.prior_seconds) / (busy + self.prior_seconds)
-        return max(sum(costs_left.values()) / self.workers, *costs_left.values(), 0.0) / speed
+        return (
+            max(sum(costs_left.values()) / self.workers, *costs_left.values(), 0.0)
+            / speed
+        )
 
 
 @dataclass
 class JobProgress:
-    """The progress display of jobs on an engine: one bar, with a part for every running job.
+    """The progress display of jobs on an engine: one bar,
+    with a part for every running job.
 
     >>> import sys
     >>> from ntkexp.report.progress import ProgressLines
@@ -136,7 +148,9 @@ class JobProgress:
                     ending = ENDINGS.get(event.how, f"is {event.how}")
                     time_left = self.time_left(" to go")
                     note = f"{event.name} {ending}"
-                    self.progress.step(self.done, f"{note}; {time_left}" if time_left else note)
+                    self.progress.step(
+                        self.done, f"{note}; {time_left}" if time_left else note
+                    )
 
     def time_left(self, suffix: str = "") -> str:
         """Return the remaining time in words, or "" if it is unknown."""
@@ -158,15 +172,17 @@ class RunJob(AbstractJob):
     """A run as a job. The name of its task is the name of the run's folder."""
 
     loads = ("ntkexp.report.plots.run_plots", "torch.fx.experimental.symbolic_shapes")
-    """The module of pictures, and a module that torch imports for the first derivative. These
-    imports take half the time of a small run."""
+    """The module of pictures, and a module that torch imports for the first derivative.
+    These imports take half the time of a small run."""
     advice = "error.txt in its folder says where"
 
     fields: dict[str, Any]
     overrides: tuple[str, ...]
     out: str
     trust: tuple[str, ...]
-    options: tuple[str, ...] = ()  # options of the `ntkexp train` command that repeats the run
+    options: tuple[
+        str, ...
+    ] = ()  # options of the `ntkexp train` command that repeats the run
     pictures: bool = True  # draw pictures, which may take longer than a small run
     log: str | None = None  # the service that receives metrics during the run
 
@@ -188,9 +204,9 @@ class RunJob(AbstractJob):
     def experiment(self, name: str) -> Experiment:
         """Build the experiment on the worker.
 
-        Raise if its folder would have a different name than on the machine of the command, because
-        the worker has different data or a different version of the package.
-        """
+        Raise if its folder would have a different name than on the machine of the
+        command, because the worker has different data or a different version of the
+        package."""
         experiment = build(self.fields, admit(self.trust))
         if folder_name(experiment) != name:
             raise Mistake(
@@ -198,7 +214,8 @@ class RunJob(AbstractJob):
                 "data or another version"
             )
         if not experiment.memory_gb and experiment.device != "cpu":
-            # Several workers may share a GPU, so do not use the default limit of the device.
+            # Several workers may share a GPU,
+            # so do not use the default limit of the device.
             experiment = experiment.model_copy(update={"memory_gb": DEFAULT_MEMORY_GB})
         return experiment
 
@@ -213,7 +230,9 @@ class Relay(AbstractProgress):
         self.reported = 0.0
         self.has_started = False
 
-    def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
+    def start(
+        self, name: str, steps: int, done: int, unit: Unit = "step", note: str = ""
+    ) -> None:
         self.has_started = True
         self.steps = steps
         self.report_event(Stepped(self.name, done, steps))
@@ -248,7 +267,9 @@ class Conductor:
     fail_fast: bool = False
     pictures: bool = True
     log: str | None = None
-    ended: dict[str, Ended] = field(default_factory=dict)  # the runs that this command ended
+    ended: dict[str, Ended] = field(
+        default_factory=dict
+    )  # the runs that this command ended
 
     def conduct(self, runs: list[PlannedRun]) -> None:
         """Carry out these runs, longest first."""
@@ -261,7 +282,9 @@ class Conductor:
         jobs.start(self.plan.sweep.name)
         try:
             while waiting and not self.must_stop:
-                with closing(run_jobs(self.engine, self.tasks(waiting, jobs))) as events:
+                with closing(
+                    run_jobs(self.engine, self.tasks(waiting, jobs))
+                ) as events:
                     for event in events:
                         self.handle(event, jobs)
                         if self.must_stop:
@@ -275,15 +298,16 @@ class Conductor:
 
     def wait_for(self, runs: list[PlannedRun]) -> None:
         """Wait until another process stops working on one of these runs."""
-        self.progress.say(f"another process runs {counted(len(runs), 'run')}; waiting for it")
+        self.progress.say(
+            f"another process runs {counted(len(runs), 'run')}; waiting for it"
+        )
         while all(self.plan.folder(run).state == "running" for run in runs):
             time.sleep(RUN_POLL_SECONDS)
 
     @property
     def must_stop(self) -> bool:
-        """True if the sweep must stop early: the machine failed, or a run failed and `fail_fast` is
-        set.
-        """
+        """True if the sweep must stop early: the machine failed,
+        or a run failed and `fail_fast` is set."""
         endings = {ended.how for ended in self.ended.values()}
         return "broken" in endings or (self.fail_fast and bool(endings & UNFINISHED))
 

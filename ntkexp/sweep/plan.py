@@ -26,14 +26,16 @@ from ntkexp.records.sweep import Sweep, SweepRun
 from ntkexp.run.setting import survey
 from ntkexp.sweep.definition import MAX_RUNS, Definition, Point
 
-# --- journal.jsonl: the event log, with a line for each event of the runs of all sweeps.
+# --- journal.jsonl: the event log, with a line for each event of the runs
+# of all sweeps.
 #
 #     {"at": "2026-01-31T12:00:00+00:00", "sweep": "width", "run": "mlp-w32-s0-…",
 #      "event": "done", "reason": "", "seal": …}
 #
-# A run whose last event is `failed` is not started again without --retry-failed. Each line is a
-# single write, so that several sweeps can append concurrently. The seal is a checksum. Incomplete
-# lines and lines with a wrong checksum are ignored, and their runs are started again.
+# A run whose last event is `failed` is not started again without --retry-failed. Each
+# line is a single write, so that several sweeps can append concurrently. The seal is a
+# checksum. Incomplete lines and lines with a wrong checksum are ignored, and their runs
+# are started again.
 
 
 JOURNAL = "journal.jsonl"
@@ -48,7 +50,13 @@ class EventLog:
 
     def write(self, run: str, event: str, reason: str = "") -> None:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        fields = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
+        fields = {
+            "at": at,
+            "sweep": self.sweep,
+            "run": run,
+            "event": event,
+            "reason": reason,
+        }
         line = json.dumps(fields | {SEAL: seal_of(fields)})
         make_folder(self.path.parent)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
@@ -75,7 +83,9 @@ class EventLog:
         """Return the reason of failure for each run whose last event is `failed`."""
         last = {str(event["run"]): event for event in self.events()}
         return {
-            run: str(event["reason"]) for run, event in last.items() if event["event"] == "failed"
+            run: str(event["reason"])
+            for run, event in last.items()
+            if event["event"] == "failed"
         }
 
 
@@ -124,7 +134,8 @@ class Plan:
 
 
 def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
-    """Compose all runs of a sweep. Raise if a run is invalid, or if there are too many runs."""
+    """Compose all runs of a sweep. Raise if a run is invalid,
+    or if there are too many runs."""
     count = prod(map(len, sweep.axes.values())) * len(sweep.seeds)
     if count > MAX_RUNS:
         axes = " × ".join([*sweep.axes, "seed"])
@@ -161,9 +172,9 @@ def statuses(
 ) -> dict[str, RunStatus]:
     """Return the state of every run.
 
-    The state comes from the run's folder. If the folder is not done or running, it comes from the
-    `failures` in the event log, and the reason from the `ended` event of this command.
-    """
+    The state comes from the run's folder. If the folder is not done or running, it
+    comes from the `failures` in the event log, and the reason from the `ended` event of
+    this command."""
     states = {}
     for run in plan.distinct:
         state = plan.folder(run).state
@@ -180,7 +191,8 @@ def statuses(
 def runs_to_do(
     plan: Plan, statuses: Mapping[str, RunStatus], *, retry_failed: bool
 ) -> list[PlannedRun]:
-    """Return the runs that are not done. Include failed runs only with `retry_failed`."""
+    """Return the runs that are not done. Include failed runs only
+    with `retry_failed`."""
     states = {"unfinished", "running"}
     if retry_failed:
         states.add("failed")
@@ -188,7 +200,8 @@ def runs_to_do(
 
 
 def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
-    """Return the sweep with the folder and state of each run, as it is written to its record."""
+    """Return the sweep with the folder and state of each run,
+    as it is written to its record."""
     sweep = plan.sweep
     return Sweep(
         path=plan.record,
@@ -225,7 +238,8 @@ class RunCost:
 
 @dataclass
 class Estimator:
-    """Estimated costs of runs. Runs that differ only in seed, scale or step size share a survey."""
+    """Estimated costs of runs. Runs that differ only in seed,
+    scale or step size share a survey."""
 
     known: dict[str, RunCost] = field(default_factory=dict)
 
@@ -249,7 +263,8 @@ class Estimator:
 
 
 def cost_of(experiment: Experiment) -> RunCost:
-    """Draw the data and network of a run on the CPU, and return the run's estimated cost."""
+    """Draw the data and network of a run on the CPU,
+    and return the run's estimated cost."""
     try:
         on_cpu = experiment.model_copy(update={"device": "cpu"})
         memory = survey(on_cpu).memory

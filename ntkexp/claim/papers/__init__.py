@@ -1,11 +1,14 @@
-"""Trials, quantities and pictures for claims of papers. Each file covers one paper or topic."""
+"""Trials, quantities and pictures for claims of papers.
+Each file covers one paper or topic."""
 
 from typing import TYPE_CHECKING
 
 from ntkexp.naming import classes_of
 
 if TYPE_CHECKING:
-    from ntkexp.claim.papers.convolutional_kernels import AccuracyByExamples as AccuracyByExamples
+    from ntkexp.claim.papers.convolutional_kernels import (
+        AccuracyByExamples as AccuracyByExamples,
+    )
     from ntkexp.claim.papers.convolutional_kernels import AccuracyTable as AccuracyTable
     from ntkexp.claim.papers.convolutional_kernels import (
         ConvolutionalAccuracy as ConvolutionalAccuracy,
@@ -13,15 +16,25 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.convolutional_kernels import KernelTimes as KernelTimes
     from ntkexp.claim.papers.convolutional_kernels import LayerProducts as LayerProducts
     from ntkexp.claim.papers.convolutional_kernels import LearningCurve as LearningCurve
-    from ntkexp.claim.papers.convolutional_kernels import LimitRegression as LimitRegression
-    from ntkexp.claim.papers.convolutional_kernels import ScrambledPixels as ScrambledPixels
-    from ntkexp.claim.papers.double_descent import InterpolationPeak as InterpolationPeak
+    from ntkexp.claim.papers.convolutional_kernels import (
+        LimitRegression as LimitRegression,
+    )
+    from ntkexp.claim.papers.convolutional_kernels import (
+        ScrambledPixels as ScrambledPixels,
+    )
+    from ntkexp.claim.papers.double_descent import (
+        InterpolationPeak as InterpolationPeak,
+    )
     from ntkexp.claim.papers.double_descent import WidthSweep as WidthSweep
     from ntkexp.claim.papers.end_of_training import EndOfTraining as EndOfTraining
     from ntkexp.claim.papers.end_of_training import LinearModes as LinearModes
     from ntkexp.claim.papers.end_of_training import Operations as Operations
-    from ntkexp.claim.papers.followed_loops import GrokkingByComponent as GrokkingByComponent
-    from ntkexp.claim.papers.followed_loops import SubliminalLearning as SubliminalLearning
+    from ntkexp.claim.papers.followed_loops import (
+        GrokkingByComponent as GrokkingByComponent,
+    )
+    from ntkexp.claim.papers.followed_loops import (
+        SubliminalLearning as SubliminalLearning,
+    )
     from ntkexp.claim.papers.later_tasks import LaterTask as LaterTask
     from ntkexp.claim.papers.lazy_and_rich import AfterKernel as AfterKernel
     from ntkexp.claim.papers.lazy_and_rich import LateGeneralising as LateGeneralising
@@ -48,13 +61,17 @@ if TYPE_CHECKING:
     from ntkexp.claim.papers.scalar_functions import ScalarTraining as ScalarTraining
     from ntkexp.claim.papers.wide_networks import Bottleneck as Bottleneck
     from ntkexp.claim.papers.wide_networks import ChangeByWidth as ChangeByWidth
-    from ntkexp.claim.papers.wide_networks import EnsembleBesideProcesses as EnsembleBesideProcesses
+    from ntkexp.claim.papers.wide_networks import (
+        EnsembleBesideProcesses as EnsembleBesideProcesses,
+    )
     from ntkexp.claim.papers.wide_networks import FirstKernels as FirstKernels
     from ntkexp.claim.papers.wide_networks import FirstOutputs as FirstOutputs
     from ntkexp.claim.papers.wide_networks import Fluctuations as Fluctuations
     from ntkexp.claim.papers.wide_networks import KernelMovement as KernelMovement
     from ntkexp.claim.papers.wide_networks import OutputsInTraining as OutputsInTraining
     from ntkexp.claim.papers.wide_networks import SummedOutputs as SummedOutputs
-    from ntkexp.claim.papers.wide_networks import TrainingBesideKernels as TrainingBesideKernels
+    from ntkexp.claim.papers.wide_networks import (
+        TrainingBesideKernels as TrainingBesideKernels,
+    )
 else:
     __getattr__ = classes_of(__name__)

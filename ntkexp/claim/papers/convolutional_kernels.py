@@ -1,4 +1,5 @@
-"""Kernels of convolutional networks: their layers, their accuracy in regression, and their cost.
+"""Kernels of convolutional networks: their layers,
+their accuracy in regression, and their cost.
 
 S. Arora et al. 2019, arXiv:1904.11955, make the claims.
 """
@@ -39,16 +40,17 @@ if TYPE_CHECKING:
 
 
 class LayerProducts(AbstractTrial):
-    """The kernel of each layer from its forward and backward signals, compared with autograd.
+    """The kernel of each layer from its forward and backward signals,
+    compared with autograd.
 
-    A network with one output is evaluated at `points` points of the data (Arora et al. 2019,
-    section 3). Let f = f(x) and f′ = f(x′):
+    A network with one output is evaluated at `points` points of the data (Arora et al.
+    2019, section 3). Let f = f(x) and f′ = f(x′):
 
         ⟨∂f/∂W, ∂f′/∂W⟩ = gain² Σ_pq ⟨g_p, g′_q⟩ ⟨b_p, b′_q⟩
 
-    The sum runs over all pairs of pixels p, q; a dense layer has one pixel. b_p is the input patch
-    at pixel p, and g_p is the gradient of f with respect to the layer's output at pixel p. A bias
-    is an additional entry of the patch.
+    The sum runs over all pairs of pixels p, q; a dense layer has one pixel. b_p is the
+    input patch at pixel p, and g_p is the gradient of f with respect to the layer's
+    output at pixel p. A bias is an additional entry of the patch.
 
         error       ‖products − autograd‖/‖autograd‖ of a layer
         share       the share of the layer in the trace of the kernel
@@ -63,7 +65,9 @@ class LayerProducts(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         x = self.data.split(seed).train.inputs[: self.points]
-        module = self.model.module(self.init, tuple(x.shape[1:]), 1, stream("weights", seed)).eval()
+        module = self.model.module(
+            self.init, tuple(x.shape[1:]), 1, stream("weights", seed)
+        ).eval()
         layers = {
             name: part
             for name, part in module.named_modules()
@@ -106,17 +110,21 @@ class LayerProducts(AbstractTrial):
 def pass_through(
     module: nn.Module, layers: Mapping[str, nn.Module], x: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the input of each layer, and the gradient of the network's output with respect to the
-    layer's output.
-    """
+    """Return the input of each layer, and the gradient of the network's output with
+    respect to the layer's output."""
     inputs: dict[str, Tensor] = {}
     results: dict[str, Tensor] = {}
 
-    def note(name: str, layer: nn.Module, arguments: tuple[Tensor, ...], z: Tensor) -> None:
+    def note(
+        name: str, layer: nn.Module, arguments: tuple[Tensor, ...], z: Tensor
+    ) -> None:
         inputs[name] = arguments[0]
         results[name] = z
 
-    hooks = [layer.register_forward_hook(partial(note, name)) for name, layer in layers.items()]
+    hooks = [
+        layer.register_forward_hook(partial(note, name))
+        for name, layer in layers.items()
+    ]
     outputs = module(x)
     for hook in hooks:
         hook.remove()
@@ -125,8 +133,11 @@ def pass_through(
     return {name: (inputs[name].detach(), signals[name]) for name in results}
 
 
-def autograd_kernel(module: nn.Module, layer: str, x: Tensor) -> Float[Tensor, "example example"]:
-    """Return the tangent kernel of one layer's parameters, from one autograd call per example."""
+def autograd_kernel(
+    module: nn.Module, layer: str, x: Tensor
+) -> Float[Tensor, "example example"]:
+    """Return the tangent kernel of one layer's parameters,
+    from one autograd call per example."""
     parameters = list(module.get_submodule(layer).parameters())
     rows = []
     for point in torch.split(x, 1):
@@ -140,21 +151,26 @@ def per_pixel(layer: nn.Module, given: Tensor, g: Tensor) -> tuple[Tensor, Tenso
     """Return a layer's input patches [example, pixel, entry], and `g` rearranged as
     [example, pixel, out].
 
-    `given` is the input of the layer, and `g` the gradient with respect to its output. A dense
-    layer has one pixel.
-    """
+    `given` is the input of the layer, and `g` the gradient with respect to its output.
+    A dense layer has one pixel."""
     if isinstance(layer, Affine):
         patches = layer.gain * given[:, None]
         signals = g[:, None]
     elif isinstance(layer, Convolution) and given.dim() == 4:
         padded = nn.functional.pad(layer.gain * given, layer.borders, layer.mode)
         window = tuple(layer.weight.shape[2:])
-        patches = nn.functional.unfold(padded, window, stride=layer.stride).transpose(1, 2)
+        patches = nn.functional.unfold(padded, window, stride=layer.stride).transpose(
+            1, 2
+        )
         signals = g.flatten(2).transpose(1, 2)
     else:
-        raise Mistake("trial.data: convolutions are read on images of two axes; choose data=digits")
+        raise Mistake(
+            "trial.data: convolutions are read on images of two axes; choose data=digits"
+        )
     if layer.bias is not None:
-        patches = torch.cat([patches, torch.full_like(patches[..., :1], layer.shift)], 2)
+        patches = torch.cat(
+            [patches, torch.full_like(patches[..., :1], layer.shift)], 2
+        )
     return patches, signals
 
 
@@ -170,9 +186,8 @@ class LimitRegression(AbstractTrial):
         condition   the condition number of Θ(X, X) + λ
         bound       n·eps·condition, a bound on the rounding error of the residual
 
-    The columns `kernel` (the name of the model) and `ridge` label the rows. The seed draws the
-    examples.
-    """
+    The columns `kernel` (the name of the model) and `ridge` label the rows.
+    The seed draws the examples."""
 
     names: tuple[str, ...] = Field(min_length=1)
     models: tuple[AbstractLayered, ...]
@@ -189,7 +204,9 @@ class LimitRegression(AbstractTrial):
         data = labelled(self.data, seed)
         named = zip(self.names, self.models, strict=True)
         return [
-            {"kernel": name, **row} for name, model in named for row in self.solved(model, data)
+            {"kernel": name, **row}
+            for name, model in named
+            for row in self.solved(model, data)
         ]
 
     def solved(self, model: AbstractLayered, data: Data) -> Iterator[dict[str, Level]]:
@@ -217,20 +234,21 @@ class LimitRegression(AbstractTrial):
 
 
 class LearningCurve(AbstractTrial):
-    """A learning curve of kernel regression, extrapolated with the known curve of another kernel.
+    """A learning curve of kernel regression,
+    extrapolated with the known curve of another kernel.
 
-    Two infinitely wide networks, `model` and `beside`, are compared. For each size n, their kernels
-    are fitted on the same `splits` random subsets of n examples, and classify the remaining
-    examples. The difference of their accuracies on the logit scale changes slowly with n. It is
-    fitted by least squares, and then extrapolated to the sizes `at`:
+    Two infinitely wide networks, `model` and `beside`, are compared. For each size n,
+    their kernels are fitted on the same `splits` random subsets of n examples, and
+    classify the remaining examples. The difference of their accuracies on the logit
+    scale changes slowly with n. It is fitted by least squares, and then extrapolated to
+    the sizes `at`:
 
         logit accuracy_model(n) − logit accuracy_beside(n) ≈ a + b ln n
         logit predicted(n) = logit known(n) + a + b ln n
 
-    `known` are accuracies of `beside` at these sizes. The difficulty of the examples affects both
-    kernels alike, and cancels in the difference. The columns `kernel` (`model` or `beside`) and
-    `examples` (n) label the rows.
-    """
+    `known` are accuracies of `beside` at these sizes. The difficulty of the examples
+    affects both kernels alike, and cancels in the difference. The columns `kernel`
+    (`model` or `beside`) and `examples` (n) label the rows."""
 
     model: AbstractLayered
     beside: AbstractLayered
@@ -243,9 +261,12 @@ class LearningCurve(AbstractTrial):
 
     @model_validator(mode="after")
     def refuse_no_line(self) -> Self:
-        """Raise if there are fewer than two sizes, or if a known accuracy is missing."""
+        """Raise if there are fewer than two sizes,
+        or if a known accuracy is missing."""
         if len(set(self.sizes)) < 2:
-            raise Mistake(f"trial.sizes={[*self.sizes]}: give two different sizes, to fit a line")
+            raise Mistake(
+                f"trial.sizes={[*self.sizes]}: give two different sizes, to fit a line"
+            )
         if len(self.at) != len(self.known):
             raise Mistake(
                 f"trial.known={[*self.known]}: give an accuracy for each of at={[*self.at]}"
@@ -267,7 +288,9 @@ class LearningCurve(AbstractTrial):
             kernel = infinite_kernel(
                 model.layers(self.init, tuple(x.shape[1:]), 1), x, threads=1
             ).ntk
-            found[name] = [self.accuracy(kernel, labels, y, size, seed) for size in self.sizes]
+            found[name] = [
+                self.accuracy(kernel, labels, y, size, seed) for size in self.sizes
+            ]
         predicted = predict_by_gain(
             found["model"], found["beside"], self.sizes, self.at, self.known
         )
@@ -290,7 +313,8 @@ class LearningCurve(AbstractTrial):
         size: int,
         seed: int,
     ) -> float:
-        """Return the mean accuracy over random splits. All kernels use the same splits."""
+        """Return the mean accuracy over random splits.
+        All kernels use the same splits."""
         generator = stream("splits", seed, size)
         right = 0
         for _ in range(self.splits):
@@ -312,8 +336,8 @@ def predict_by_gain(
 ) -> list[float]:
     """Predict the accuracies of a kernel at the sizes `at` (see `LearningCurve`).
 
-    `accuracies` (first kernel) and `beside` (second kernel) were measured at `sizes`. `known` are
-    the accuracies of the second kernel at the sizes `at`.
+    `accuracies` (first kernel) and `beside` (second kernel) were measured at `sizes`.
+    `known` are the accuracies of the second kernel at the sizes `at`.
 
     >>> predicted = predict_by_gain([0.5, 0.7], [0.5, 0.5], [10, 100], [100, 10], [0.5, 0.25])
     >>> [round(accuracy, 12) for accuracy in predicted]
@@ -338,11 +362,11 @@ def log_columns(sizes: Sequence[int]) -> Float[Tensor, "size two"]:
 
 
 class AccuracyByExamples(AbstractPicture):
-    """Measured, predicted and published accuracies against the number of training examples.
+    """Measured, predicted and published accuracies against the number
+    of training examples.
 
-    The picture shows a trial of `LearningCurve`. `names` maps `model` and `beside` to labels. Each
-    entry of `numbers` gives its number of examples in `where`.
-    """
+    The picture shows a trial of `LearningCurve`. `names` maps `model` and `beside` to
+    labels. Each entry of `numbers` gives its number of examples in `where`."""
 
     names: dict[str, str] = Field(min_length=1)
 
@@ -357,7 +381,10 @@ class AccuracyByExamples(AbstractPicture):
     def figure(self, judged: JudgedClaim) -> Figure:
         published = {int(one.where["examples"]): one.value for one in self.numbers}
         return draw_accuracies(
-            judged.rows("examples", "kernel", "seed"), self.names, published, self.title(judged)
+            judged.rows("examples", "kernel", "seed"),
+            self.names,
+            published,
+            self.title(judged),
         )
 
     def title(self, judged: JudgedClaim) -> str:
@@ -390,8 +417,8 @@ class AccuracyByExamples(AbstractPicture):
 class ScrambledPixels(AbstractSource):
     """Images whose pixels are permuted, with the same permutation in all images.
 
-    This is a control for claims about convolutions: it preserves all information, but destroys the
-    spatial neighbourhoods.
+    This is a control for claims about convolutions: it preserves all information, but
+    destroys the spatial neighbourhoods.
 
     >>> from ntkexp.data.images import Digits
     >>> plain = Digits(train=9).split().train.inputs
@@ -443,9 +470,9 @@ class ConvolutionalAccuracy(AbstractTrial):
         kernel       regression with the tangent kernel of the infinitely wide network
         network      a network with `width` channels, f − f_0, trained with momentum
 
-    Targets are one-hot minus 1/C, and the loss is squared. The columns `depth`, `family` (`CNTK`,
-    or `CNTK-GAP` with global average pooling) and `regressor` label the rows. The seed draws images
-    and weights.
+    Targets are one-hot minus 1/C, and the loss is squared. The columns `depth`,
+    `family` (`CNTK`, or `CNTK-GAP` with global average pooling) and `regressor` label
+    the rows. The seed draws images and weights.
 
     S. Arora et al., "On exact computation with an infinitely wide neural net" (2019),
     arXiv:1904.11955, table 1.
@@ -459,12 +486,18 @@ class ConvolutionalAccuracy(AbstractTrial):
     dtype: Literal["float64", "float32"] = "float32"
     """The precision of networks. Kernels are always computed in float64.
 
-    Single precision suffices for accuracies, and makes convolutions four times as fast."""
+    Single precision suffices for accuracies,
+    and makes convolutions four times as fast."""
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = labelled(self.data, seed)
         return [
-            {"depth": depth, "family": family, "regressor": regressor, "accuracy": accuracy}
+            {
+                "depth": depth,
+                "family": family,
+                "regressor": regressor,
+                "accuracy": accuracy,
+            }
             for depth in self.depths
             for family, pooling in FAMILIES.items()
             for regressor, accuracy in self.accuracies(
@@ -513,8 +546,8 @@ def train_outputs(
     step_size: float,
     steps: int,
 ) -> Float[Tensor, "test class"]:
-    """Train a network f minus its initial outputs f_0, with the loss ½ Σ (f − f_0 − y)². Return
-    f − f_0 at new points.
+    """Train a network f minus its initial outputs f_0, with the loss ½ Σ (f − f_0 −
+    y)². Return f − f_0 at new points.
 
     >>> line, x = torch.nn.Linear(1, 1).double(), torch.ones(1, 1, dtype=torch.float64)
     >>> train_outputs(line, x, x, 3 * x, step_size=0.1, steps=300).round(decimals=6).item()
@@ -542,9 +575,9 @@ class KernelTimes(AbstractTrial):
         strip_seconds      compute the n × m kernel between two sets of examples       ∝ n
         product_seconds    multiply the n × n kernel by m vectors                      ∝ n²
 
-    m is the smallest of the sizes. Times are processor seconds, the minimum over `repeats`
-    attempts. They are not reproducible, so the times for a seed are measured once and stored.
-    """
+    m is the smallest of the sizes. Times are processor seconds, the minimum over
+    `repeats` attempts. They are not reproducible, so the times for a seed are measured
+    once and stored."""
 
     model: AbstractLayered
     init: AbstractInit
@@ -558,17 +591,26 @@ class KernelTimes(AbstractTrial):
         layers = self.model.layers(self.init, self.shape, 1)
         least = min(self.sizes)
         for size in self.sizes:
-            x, others = torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64)
+            x, others = torch.randn(
+                2, size, *self.shape, generator=generator, dtype=torch.float64
+            )
             matrix = infinite_kernel(layers, x, engine="torch", threads=1)[1]
             ones = torch.ones(size, least).to(x)
-            matrix.diagonal().add_(matrix.diagonal().mean())  # a ridge makes it nonsingular
+            matrix.diagonal().add_(
+                matrix.diagonal().mean()
+            )  # a ridge makes it nonsingular
             works: dict[str, Callable[[], object]] = {
                 "kernel_seconds": partial(
                     infinite_kernel, layers, x, others, engine="torch", threads=1
                 ),
                 "solve_seconds": partial(torch.linalg.solve, matrix, ones[:, :1]),
                 "strip_seconds": partial(
-                    infinite_kernel, layers, x, others[:least], engine="torch", threads=1
+                    infinite_kernel,
+                    layers,
+                    x,
+                    others[:least],
+                    engine="torch",
+                    threads=1,
                 ),
                 "product_seconds": partial(torch.matmul, matrix, ones),
             }
@@ -590,10 +632,9 @@ ACCURACY_COLUMNS = ("depth", "family", "regressor", "accuracy", "seed")
 class AccuracyTable(AbstractPicture):
     """A table of accuracies by depth, next to the accuracies in the paper.
 
-    The table shows a trial of `ConvolutionalAccuracy`. `per_cent` holds the paper's accuracies by
-    family and depth: S. Arora et al., "On exact computation with an infinitely wide neural net"
-    (2019), arXiv:1904.11955, table 1.
-    """
+    The table shows a trial of `ConvolutionalAccuracy`. `per_cent` holds the paper's
+    accuracies by family and depth: S. Arora et al., "On exact computation with an
+    infinitely wide neural net" (2019), arXiv:1904.11955, table 1."""
 
     per_cent: dict[str, dict[Count, float]]
     numbers: tuple[()] = ()
@@ -633,7 +674,9 @@ class AccuracyTable(AbstractPicture):
         ]
         plain, pooled = FAMILIES
         gains = [
-            f"{ours[depth, pooled, 'kernel'] - value:.1f} points at depth {depth}".replace("-", "−")
+            f"{ours[depth, pooled, 'kernel'] - value:.1f} points at depth {depth}".replace(
+                "-", "−"
+            )
             for (depth, family, name), value in ours.items()
             if (family, name) == (plain, "kernel")
         ]
@@ -646,12 +689,15 @@ class AccuracyTable(AbstractPicture):
 
 
 def accuracies(judged: JudgedClaim) -> dict[tuple[int, str, str], float]:
-    """Return the mean accuracy over seeds, in per cent, for each depth, family and regressor."""
+    """Return the mean accuracy over seeds, in per cent, for each depth,
+    family and regressor."""
     cells = (
         judged.rows(*ACCURACY_COLUMNS)
         .groupby(["depth", "family", "regressor"], sort=False)["accuracy"]
         .mean()
         .reset_index()
     )
-    names = zip(cells["depth"].astype(int), cells["family"], cells["regressor"], strict=True)
+    names = zip(
+        cells["depth"].astype(int), cells["family"], cells["regressor"], strict=True
+    )
     return dict(zip(names, (100 * cells["accuracy"]).round(1), strict=True))

@@ -36,23 +36,24 @@ if TYPE_CHECKING:
 
 
 MAX_CONDITION = 1e12
-"""Condition numbers are clipped to this value, because larger ones are rounding noise."""
+"""Condition numbers are clipped to this value,
+because larger ones are rounding noise."""
 
 
 class WidthSweep(AbstractTrial):
-    """Networks with one hidden layer, trained to convergence on noisy targets, by width.
+    """Networks with one hidden layer, trained to convergence on noisy targets,
+    by width.
 
         parameters     the number P of parameters
         test_error     mean (f − y)² on test points without noise, over their variance of y
         train_error    mean (f − y)² on the M training examples, over the same variance
         condition      λ_max/λ_min of the initial kernel among training examples, at most 10¹²
 
-    All widths learn the same examples, by Levenberg–Marquardt steps. Near P = M the kernel is
-    nearly singular, and gradient descent would need too many steps.
+    All widths learn the same examples, by Levenberg–Marquardt steps. Near P = M the
+    kernel is nearly singular, and gradient descent would need too many steps.
 
-    M. Belkin, D. Hsu, S. Ma & S. Mandal, "Reconciling modern machine-learning practice and the
-    classical bias–variance trade-off" (2019), arXiv:1812.11118.
-    """
+    M. Belkin, D. Hsu, S. Ma & S. Mandal, "Reconciling modern machine-learning practice
+    and the classical bias–variance trade-off" (2019), arXiv:1812.11118."""
 
     model: MLP
     init: AbstractInit
@@ -69,7 +70,9 @@ class WidthSweep(AbstractTrial):
         new = data.test.inputs
         truth = data.test.target.double()
         if data.classes or y.shape[1] != 1:
-            raise Mistake("trial.data: choose data of one real value, such as ntkexp.data.Teacher")
+            raise Mistake(
+                "trial.data: choose data of one real value, such as ntkexp.data.Teacher"
+            )
         task = LearningTask(tuple(x.shape[1:]), 1, data.vocabulary)
         scale = float(truth.var(correction=0))
 
@@ -86,7 +89,9 @@ class WidthSweep(AbstractTrial):
                 return function(flat.weights(vector), at)[:, 0]
 
             # w* = argmin ‖f(w; X) − y‖², and its mean squared errors
-            minimum = least_squares(lambda vector: outputs(vector, x) - y[:, 0], first, self.steps)
+            minimum = least_squares(
+                lambda vector: outputs(vector, x) - y[:, 0], first, self.steps
+            )
             with torch.no_grad():
                 errors = [
                     float((outputs(minimum, at) - to[:, 0]).square().mean())
@@ -106,7 +111,9 @@ class WidthSweep(AbstractTrial):
 
 
 def least_squares(
-    missed: Callable[[Tensor], Float[Tensor, " train"]], start: Float[Tensor, " weight"], steps: int
+    missed: Callable[[Tensor], Float[Tensor, " train"]],
+    start: Float[Tensor, " weight"],
+    steps: int,
 ) -> Float[Tensor, " weight"]:
     """Minimise ‖r‖² by `steps` trial steps of the Levenberg–Marquardt method.
 
@@ -126,10 +133,14 @@ def least_squares(
         rows, columns = jacobian.shape
         # (JᵀJ + μ)⁻¹ Jᵀ = Jᵀ (JJᵀ + μ)⁻¹: solve the smaller system
         if rows < columns:
-            gram = jacobian @ jacobian.t() + damping * torch.eye(rows, dtype=jacobian.dtype)
+            gram = jacobian @ jacobian.t() + damping * torch.eye(
+                rows, dtype=jacobian.dtype
+            )
             step = jacobian.t() @ torch.linalg.solve(gram, residual)
         else:
-            gram = jacobian.t() @ jacobian + damping * torch.eye(columns, dtype=jacobian.dtype)
+            gram = jacobian.t() @ jacobian + damping * torch.eye(
+                columns, dtype=jacobian.dtype
+            )
             step = torch.linalg.solve(gram, jacobian.t() @ residual)
         after = missed(here - step)
         if after.square().sum() < residual.square().sum():
@@ -155,26 +166,29 @@ def condition(jacobian: Float[Tensor, "train weight"]) -> float:
 
 
 FITTED = 1e-3
-"""Training examples count as fitted if the error is less than this share of the variance."""
+"""Training examples count as fitted if the error is less than this share
+of the variance."""
 
 
 class InterpolationPeak(AbstractPicture):
     """Test error, train error and condition number against the number of parameters.
 
-    The picture shows a trial of `WidthSweep`. `threshold` is the interpolation threshold, the
-    number of targets (examples times outputs).
+    The picture shows a trial of `WidthSweep`. `threshold` is the interpolation
+    threshold, the number of targets (examples times outputs).
 
-    The axes follow M. Belkin et al., "Reconciling modern machine-learning practice and the
-    classical bias–variance trade-off" (2019), arXiv:1812.11118, figure 4.
-    """
+    The axes follow M. Belkin et al., "Reconciling modern machine-learning practice and
+    the classical bias–variance trade-off" (2019), arXiv:1812.11118, figure 4."""
 
     threshold: float = Field(gt=0)
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        return draw_interpolation_peak(measured(judged), self.threshold, self.title(judged))
+        return draw_interpolation_peak(
+            measured(judged), self.threshold, self.title(judged)
+        )
 
     def title(self, judged: JudgedClaim) -> str:
-        """Describe the peak of the mean test error, and its value at the largest network."""
+        """Describe the peak of the mean test error,
+        and its value at the largest network."""
         means = over_seeds(judged)["test_error"]
         top = means.idxmax()
         last = means.index[-1]

@@ -1,4 +1,5 @@
-"""The end of training: the minimum that is reached, closed forms of training, and its cost."""
+"""The end of training: the minimum that is reached, closed forms of training,
+and its cost."""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ from ntkexp.stream import stream
 class EndOfTraining(AbstractTrial):
     """The end point of gradient descent, by width.
 
-    A network f = α (g(θ) − g(θ_0)) learns two classes with loss L, the mean of ½(f − y)², until L
-    has fallen to the fraction `until` of its initial value. A large α makes training lazy.
+    A network f = α (g(θ) − g(θ_0)) learns two classes with loss L, the mean of ½(f −
+    y)², until L has fallen to the fraction `until` of its initial value. A large α
+    makes training lazy.
 
         gradient      ‖∇L(θ_T)‖/‖∇L(θ_0)‖
         curvature     λ_min/λ_max of the Hessian of L at θ_T, negative at a saddle point
@@ -47,9 +49,8 @@ class EndOfTraining(AbstractTrial):
         norm          ‖θ_T − θ_0‖²/(f_T(X)ᵀ K_0⁻¹ f_T(X)), 1 if the weights changed as little as the
                       linearised network allows for the same f_T(X)
 
-    If the network does not learn its examples within `steps`, the numbers are NaN. The Hessian is
-    computed only if `curvature` is true.
-    """
+    If the network does not learn its examples within `steps`, the numbers are NaN. The
+    Hessian is computed only if `curvature` is true."""
 
     model: AbstractArchitecture
     init: AbstractInit
@@ -73,10 +74,15 @@ class EndOfTraining(AbstractTrial):
         module = network_of_width(width, self.model, self.init, shape, generator)
         learner = Learner(ScaledNetwork(module, self.alpha), task_of(data.train))
         end, sums = self.train(learner)
-        if not float(learner.loss(end)) <= self.until * float(learner.loss(learner.start)):
-            return dict.fromkeys(("gradient", "curvature", "moved", "miss", "norm"), float("nan"))
+        if not float(learner.loss(end)) <= self.until * float(
+            learner.loss(learner.start)
+        ):
+            return dict.fromkeys(
+                ("gradient", "curvature", "moved", "miss", "norm"), float("nan")
+            )
 
-        # θ_T − θ_0, compared with the change of least norm that gives f_T(X) at first order
+        # θ_T − θ_0, compared with the change of least norm that gives f_T(X)
+        # at first order
         last = flat(end)
         change = last - flat(learner.start)
         numbers = {
@@ -97,17 +103,21 @@ class EndOfTraining(AbstractTrial):
         return {**numbers, "curvature": float(values[0] / values[-1])}
 
     def train(self, learner: Learner) -> tuple[Weights, Weights]:
-        """Train. Return the weights θ_T at the end, and Σᵢ sᵢ, the changes of the weights that the
-        examples caused.
-        """
+        """Train. Return the weights θ_T at the end, and Σᵢ sᵢ, the changes of the
+        weights that the examples caused."""
         x = learner.task.inputs
         y = learner.task.targets
         gradients = vmap(grad(learner.loss_of_one), (None, 0, 0))
         start = learner.start
         end = start
-        added = {name: weight.new_zeros(len(x), *weight.shape) for name, weight in start.items()}
+        added = {
+            name: weight.new_zeros(len(x), *weight.shape)
+            for name, weight in start.items()
+        }
         until = self.until * float(learner.loss(start).detach())
-        steps = learner.network.learn(start, learner.task, self.steps, self.fraction, until)
+        steps = learner.network.learn(
+            start, learner.task, self.steps, self.fraction, until
+        )
         for step in steps:
             # sᵢ ← sᵢ − η ∇ℓᵢ
             size = step.size / (self.alpha**2 * len(x))
@@ -142,9 +152,8 @@ class Learner:
         return float(flat(grad(self.loss)(weights)).norm())
 
     def least_change(self, weights: Weights) -> Tensor:
-        """Return f(X)ᵀ K_0⁻¹ f(X) at the training examples X, where K_0 is the initial tangent
-        kernel of f.
-        """
+        """Return f(X)ᵀ K_0⁻¹ f(X) at the training examples X, where K_0 is the initial
+        tangent kernel of f."""
         x = self.task.inputs
         outputs = self.network.outputs(weights, x).detach() / self.network.scaled.alpha
         kernel = self.network.kernel(self.start, x, x)
@@ -157,7 +166,8 @@ def flat(weights: Weights) -> Float[Tensor, " weight"]:
 
 
 def unflat(vector: Float[Tensor, " weight"], like: Weights) -> Weights:
-    """Split a vector into weights with the names and shapes of `like`. Inverse of `flat`.
+    """Split a vector into weights with the names and shapes of `like`.
+    Inverse of `flat`.
 
     >>> weights = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])}
     >>> unflat(flat(weights), weights)
@@ -171,7 +181,8 @@ def unflat(vector: Float[Tensor, " weight"], like: Weights) -> Weights:
 
 
 class LinearModes(AbstractTrial):
-    """The modes of a deep linear network during training, compared with their closed form.
+    """The modes of a deep linear network during training,
+    compared with their closed form.
 
     A linear network W₂W₁ learns classes y from whitened inputs x, with small steps. Its modes are
     the singular vectors u_k, v_k of the correlation Σ of y with x, and a_k is the strength of mode
@@ -182,13 +193,12 @@ class LinearModes(AbstractTrial):
 
         miss    √(mean_t (a_k(t) − closed form)²)/s_k, averaged over modes k
 
-    The comparison starts, with t = 0, when a_k first exceeds `from_` · s_k. Initial weights are
-    Gaussian with standard deviation `small`/√width or `large`/√width, labelled by the column
-    `start`.
+    The comparison starts, with t = 0, when a_k first exceeds `from_` · s_k. Initial
+    weights are Gaussian with standard deviation `small`/√width or `large`/√width,
+    labelled by the column `start`.
 
-    A. Saxe, J. McClelland & S. Ganguli, "Exact solutions to the nonlinear dynamics of learning in
-    deep linear neural networks" (2013), arXiv:1312.6120.
-    """
+    A. Saxe, J. McClelland & S. Ganguli, "Exact solutions to the nonlinear dynamics of
+    learning in deep linear neural networks" (2013), arXiv:1312.6120."""
 
     data: AbstractSource
     width: Count = 64
@@ -214,7 +224,9 @@ class LinearModes(AbstractTrial):
             {"start": "large", "miss": self.miss(self.large, modes, seed)},
         ]
 
-    def miss(self, scale: float, modes: tuple[Tensor, Tensor, Tensor], seed: int) -> float:
+    def miss(
+        self, scale: float, modes: tuple[Tensor, Tensor, Tensor], seed: int
+    ) -> float:
         u, s, v = modes
         generator = stream("weights", seed)
 
@@ -269,9 +281,9 @@ class Operations(AbstractTrial):
                       of operations then lies below `operations`
         reached       the best accuracy of the network minus the accuracy of the kernel
 
-    The network is trained by full-batch Adam until its accuracy is at least the accuracy of the
-    kernel minus `allowed`. An operation is a multiplication. The counts assume that layers use each
-    weight once per example, for n training examples:
+    The network is trained by full-batch Adam until its accuracy is at least the
+    accuracy of the kernel minus `allowed`. An operation is a multiplication. The counts
+    assume that layers use each weight once per example, for n training examples:
 
         training      3 per weight, example and step; 1 per weight and test example
         regression    inputs + `each` · layers per pair of examples; n³/3 to solve;
@@ -300,7 +312,9 @@ class Operations(AbstractTrial):
         among = infinite_kernel(layers, x, threads=1)[1]
         across = infinite_kernel(layers, new, x, threads=1)[1]
         ridge = 1e-6 * among.diagonal().mean() * torch.eye(len(x), dtype=among.dtype)
-        wanted = share_right(across @ torch.linalg.solve(among + ridge, y), data.test.target)
+        wanted = share_right(
+            across @ torch.linalg.solve(among + ridge, y), data.test.target
+        )
         n = len(x)
         pairs = n * (n + 1) / 2 + len(new) * n
         to_compute = pairs * (x[0].numel() + self.each * len(layers))
@@ -308,18 +322,29 @@ class Operations(AbstractTrial):
         by_kernel = to_compute + to_solve + len(new) * n * classes
 
         # Train the network until it is accurate enough.
-        module = network_of_width(self.width, self.model, self.init, shape, stream("weights", seed))
+        module = network_of_width(
+            self.width, self.model, self.init, shape, stream("weights", seed)
+        )
         weights = sum(weight.numel() for weight in module.parameters())
         right = 0.0
         for taken, outputs in enumerate(self.course(module, x, y, new)):
             right = max(right, share_right(outputs, data.test.target))
             if right >= wanted - self.allowed:
                 operations = by_kernel / (weights * (3 * n * taken + len(new)))
-                found = {"operations": operations, "reached": right - wanted, "steps": taken}
+                found = {
+                    "operations": operations,
+                    "reached": right - wanted,
+                    "steps": taken,
+                }
                 return [{**found, "censored": 0}]
         bound = by_kernel / (weights * (3 * n * self.steps + len(new)))
         return [
-            {"operations": bound, "reached": right - wanted, "steps": self.steps, "censored": 1}
+            {
+                "operations": bound,
+                "reached": right - wanted,
+                "steps": self.steps,
+                "censored": 1,
+            }
         ]
 
     def course(

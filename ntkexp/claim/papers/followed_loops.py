@@ -1,4 +1,5 @@
-"""Followed training loops: subliminal learning from noise, and grokking by network component."""
+"""Followed training loops: subliminal learning from noise,
+and grokking by network component."""
 
 from __future__ import annotations
 
@@ -25,19 +26,20 @@ from ntkexp.stream import stream
 class SubliminalLearning(AbstractTrial):
     """A student that learns classes from a teacher's extra outputs on noise.
 
-    A teacher is trained to classify with its first outputs. A student with the same architecture is
-    trained only to match the `extra` other outputs of the teacher, on uniform noise. The student's
-    training is followed (A. Cloud et al., "Subliminal learning: language models transmit behavioral
-    traits via hidden signals in data", 2025, arXiv:2507.14805).
+    A teacher is trained to classify with its first outputs. A student with the same
+    architecture is trained only to match the `extra` other outputs of the teacher, on
+    uniform noise. The student's training is followed (A. Cloud et al., "Subliminal
+    learning: language models transmit behavioral traits via hidden signals in data",
+    2025, arXiv:2507.14805).
 
         accuracy    the student's accuracy on the query points, minus the accuracy before training
         rise        the mean change of the margin (correct output minus mean over classes)
         miss        ‖Σᵢ 𝒮(·, zᵢ) − Δmargin‖/‖Δmargin‖, with 𝒮 the contribution of noise input zᵢ
 
-    The column `start` is `teacher` if the student starts from the initial weights of the teacher,
-    and `another` if it starts from a different random draw (a control). The teacher takes `taught`
-    Adam steps and the student takes `steps`, each on 64 examples.
-    """
+    The column `start` is `teacher` if the student starts from the initial weights of
+    the teacher, and `another` if it starts from a different random draw (a control).
+    The teacher takes `taught` Adam steps and the student takes `steps`, each on 64
+    examples."""
 
     data: AbstractSource
     width: Count = 128
@@ -67,8 +69,14 @@ class SubliminalLearning(AbstractTrial):
             optimizer.step()
 
         # Train the students on the teacher's other outputs, on noise.
-        noise = torch.rand(self.noise, inputs, generator=generator, dtype=torch.float64) * 2 - 1
-        batches = [torch.randint(self.noise, (64,), generator=generator) for _ in range(self.steps)]
+        noise = (
+            torch.rand(self.noise, inputs, generator=generator, dtype=torch.float64) * 2
+            - 1
+        )
+        batches = [
+            torch.randint(self.noise, (64,), generator=generator)
+            for _ in range(self.steps)
+        ]
         with torch.no_grad():
             targets = teacher(noise)[:, classes:]
         before = accuracy(start, data.query, classes)
@@ -80,7 +88,9 @@ class SubliminalLearning(AbstractTrial):
             rows.append({"start": name, **learned, "accuracy": gained})
         return rows
 
-    def network(self, inputs: int, classes: int, generator: torch.Generator) -> nn.Sequential:
+    def network(
+        self, inputs: int, classes: int, generator: torch.Generator
+    ) -> nn.Sequential:
         """Return a network with two hidden layers and `classes + extra` outputs."""
         sizes = (inputs, self.width, self.width, classes + self.extra)
         layers: list[nn.Module] = []
@@ -102,12 +112,15 @@ class SubliminalLearning(AbstractTrial):
         query: Split,
         classes: int,
     ) -> dict[str, float]:
-        """Train the student, and return `rise` and `miss` of the margins on the query points."""
+        """Train the student, and return `rise` and `miss` of the margins
+        on the query points."""
         points = query.inputs[: self.queries].flatten(1)
         labels = query.target[: self.queries]
 
         def margin(outputs: Tensor, call: object) -> Tensor:
-            return outputs[torch.arange(len(labels)), labels] - outputs[:, :classes].mean(1)
+            return outputs[torch.arange(len(labels)), labels] - outputs[
+                :, :classes
+            ].mean(1)
 
         optimizer = torch.optim.Adam(student.parameters(), lr=self.learning)
         with follow(student, optimizer, queries=points, measure=margin) as trace:
@@ -131,7 +144,8 @@ def accuracy(network: nn.Module, split: Split, classes: int) -> float:
 
 
 class Adder(nn.Module):
-    """A network for modular addition: embed both summands, add, hidden ReLU layer, readout."""
+    """A network for modular addition: embed both summands, add,
+    hidden ReLU layer, readout."""
 
     def __init__(
         self, modulus: int, embedding: int, width: int, generator: torch.Generator
@@ -141,11 +155,15 @@ class Adder(nn.Module):
         self.hidden = nn.Linear(embedding, width, dtype=torch.float64)
         self.readout = nn.Linear(width, modulus, dtype=torch.float64)
         with torch.no_grad():
-            self.table.weight.copy_(torch.randn(modulus, embedding, generator=generator))
+            self.table.weight.copy_(
+                torch.randn(modulus, embedding, generator=generator)
+            )
             # Uniform in ±1/√n for n inputs, as PyTorch initialises linear layers
             for layer in (self.hidden, self.readout):
                 for weight in layer.parameters():
-                    drawn = torch.rand(weight.shape, generator=generator, dtype=torch.float64)
+                    drawn = torch.rand(
+                        weight.shape, generator=generator, dtype=torch.float64
+                    )
                     weight.copy_((2 * drawn - 1) / layer.in_features**0.5)
 
     def forward(self, pairs: Tensor) -> Tensor:
@@ -155,20 +173,21 @@ class Adder(nn.Module):
 
 
 class GrokkingByComponent(AbstractTrial):
-    """The components through which a network memorises and then generalises modular addition.
+    """The components through which a network memorises
+    and then generalises modular addition.
 
-    A network with embeddings, a hidden layer and a readout learns sums modulo `modulus` from four
-    fifths of all pairs, by full-batch AdamW. Its training is followed. The phase `memorising` ends
-    when all training sums are correct for the first time; `generalising` is the rest.
+    A network with embeddings, a hidden layer and a readout learns sums modulo `modulus`
+    from four fifths of all pairs, by full-batch AdamW. Its training is followed. The
+    phase `memorising` ends when all training sums are correct for the first time;
+    `generalising` is the rest.
 
         came        the part of the change in the margins of held-out sums, in one phase, that acts
                     through one component (decay included)
         accuracy    the accuracy on held-out sums at the end of the phase
         miss        ‖Σ came − Δmargin‖/‖Δmargin‖, over all components and steps
 
-    The margin is the correct output minus the mean of the other outputs. If the training sums are
-    never all correct, the numbers are NaN.
-    """
+    The margin is the correct output minus the mean of the other outputs. If the
+    training sums are never all correct, the numbers are NaN."""
 
     modulus: Count = 31
     embedding: Count = 32
@@ -191,7 +210,8 @@ class GrokkingByComponent(AbstractTrial):
             right = outputs.gather(1, answers[:, None])[:, 0]
             return (right * self.modulus - outputs.sum(1)) / (self.modulus - 1)
 
-        # Train, and record the accuracies on training and held-out sums before each step.
+        # Train, and record the accuracies on training
+        # and held-out sums before each step.
         model = Adder(self.modulus, self.embedding, self.width, generator)
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=self.step_size, weight_decay=self.decay
@@ -206,7 +226,9 @@ class GrokkingByComponent(AbstractTrial):
                 train_accuracies.append(right[:learned].mean().item())
                 new_accuracies.append(right[learned:].mean().item())
                 optimizer.zero_grad()
-                torch.autograd.backward(cross_entropy(model(pairs[:learned]), sums[:learned]))
+                torch.autograd.backward(
+                    cross_entropy(model(pairs[:learned]), sums[:learned])
+                )
                 optimizer.step()
 
         if 1 not in train_accuracies:
@@ -219,7 +241,8 @@ class GrokkingByComponent(AbstractTrial):
 def phase_rows(
     trace: Trace, known: int, new_accuracies: Sequence[float]
 ) -> list[Mapping[str, Level]]:
-    """Return the rows of both phases. `known` is the first step with all training sums correct."""
+    """Return the rows of both phases. `known` is the first step
+    with all training sums correct."""
     contributions = trace.attribute(by="module", quiet=True)
     came = contributions["by_component_step"].isel(out=0)
     change = contributions["change"].isel(out=0)

@@ -1,4 +1,5 @@
-"""Forgetting: the effect of training on a later task on the outputs for an earlier task."""
+"""Forgetting: the effect of training on a later task on the outputs
+for an earlier task."""
 
 from __future__ import annotations
 
@@ -14,19 +15,27 @@ from ntkexp.claim.quantity import AbstractQuantity, Measured
 from ntkexp.component import Count
 from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import BY_PHASE
-from ntkexp.report.forgetting import Forgetting, LaterPhase, later_phases, predicted_change
+from ntkexp.report.forgetting import (
+    Forgetting,
+    LaterPhase,
+    later_phases,
+    predicted_change,
+)
 from ntkexp.report.run import Run
 
-Fact = Literal["closure", "forgetting", "top_share", "switch", "shuffled", "selectivity", "gained"]
+Fact = Literal[
+    "closure", "forgetting", "top_share", "switch", "shuffled", "selectivity", "gained"
+]
 
 
 class LaterTask(AbstractQuantity):
-    """The change of an earlier task's outputs during a later task, for runs of `data=sequence`.
+    """The change of an earlier task's outputs during a later task,
+    for runs of `data=sequence`.
 
-    Rows have the numbers `facts`, labelled by the column `quantity`. They are measured at the
-    points x of the earlier `task`, over the training phase of the later task `during`. Tasks are
-    counted from 1. 𝒮(x, xᵢ) is the contribution of a later example, 𝒟 the contribution of weight
-    decay, and Δf the change of the outputs.
+    Rows have the numbers `facts`, labelled by the column `quantity`. They are measured
+    at the points x of the earlier `task`, over the training phase of the later task
+    `during`. Tasks are counted from 1. 𝒮(x, xᵢ) is the contribution of a later example,
+    𝒟 the contribution of weight decay, and Δf the change of the outputs.
 
         closure       ‖Σᵢ 𝒮(x, xᵢ) + 𝒟(x) − Δf(x)‖/‖Δf(x)‖
         forgetting    the rise of the mean ½‖f − y‖², relative to the mean ½‖y‖²
@@ -38,9 +47,8 @@ class LaterTask(AbstractQuantity):
         selectivity   the selectivity of the hidden units at the end (`diagnostics`)
         gained        the increase of the selectivity since the start
 
-    Closure tests the path kernel identity (P. Domingos 2020, arXiv:2012.00152, theorem 1) across
-    tasks.
-    """
+    Closure tests the path kernel identity (P. Domingos 2020, arXiv:2012.00152,
+    theorem 1) across tasks."""
 
     facts: tuple[Fact, ...] = ("closure", "forgetting", "top_share")
     task: Count = 1
@@ -51,16 +59,23 @@ class LaterTask(AbstractQuantity):
         return measured.by_run(self.measure, self.facts)
 
     def measure(self, run: Run) -> Mapping[str, float]:
-        # Select the training phase of the later task, and the points of the earlier task
+        # Select the training phase of the later task,
+        # and the points of the earlier task
         if BY_PHASE not in run.contributions or self.split not in run.points:
             raise Mistake(
                 f"quantity: {run.name} has no tasks with {self.split} points; use data=sequence"
             )
         later = next(
-            (phase for phase in later_phases(run, self.split) if phase.during == self.during), None
+            (
+                phase
+                for phase in later_phases(run, self.split)
+                if phase.during == self.during
+            ),
+            None,
         )
         here = np.flatnonzero(
-            run.contributions["point_phase"].to_numpy()[run.points[self.split]] == self.task
+            run.contributions["point_phase"].to_numpy()[run.points[self.split]]
+            == self.task
         )
         if later is None or not len(here) or self.task >= self.during:
             count = run.contributions.sizes["phase"]
@@ -79,13 +94,19 @@ class LaterTask(AbstractQuantity):
             case "forgetting":  # the rise of the squared error, relative to the targets
                 targets = later.run.data[f"{later.split}_targets"][here]
                 before = later.before[here]
-                rise = np.square(before + change - targets) - np.square(before - targets)
+                rise = np.square(before + change - targets) - np.square(
+                    before - targets
+                )
                 value = float(rise.sum() / np.square(targets).sum())
             case "top_share":
                 harm = later.to(self.task)
-                value = math.nan if harm is None or not harm.harm else share_of_tenth(harm)
+                value = (
+                    math.nan if harm is None or not harm.harm else share_of_tenth(harm)
+                )
             case "switch" | "shuffled":
-                learned = int((later.run.contributions["example_phase"] == later.during).sum())
+                learned = int(
+                    (later.run.contributions["example_phase"] == later.during).sum()
+                )
                 value = correlate_with_predicted(
                     later, here, shift=0 if name == "switch" else learned // 2
                 )
@@ -98,17 +119,21 @@ class LaterTask(AbstractQuantity):
 
 
 def share_of_tenth(forgetting: Forgetting) -> float:
-    """Return the share of the margin's decrease that the most harmful tenth of examples caused."""
+    """Return the share of the margin's decrease that the most harmful tenth
+    of examples caused."""
     tenth = math.ceil(forgetting.learned_in.count(forgetting.during) / 10)
     return -sum(forgetting.by[k] for k in forgetting.worst[:tenth]) / forgetting.harm
 
 
-def correlate_with_predicted(later: LaterPhase, here: NDArray[np.int64], shift: int) -> float:
-    """Return the correlation of the change with its prediction from the kernel at the task switch.
+def correlate_with_predicted(
+    later: LaterPhase, here: NDArray[np.int64], shift: int
+) -> float:
+    """Return the correlation of the change with its prediction from the kernel
+    at the task switch.
 
-    The prediction pairs each example with the kernel of the example `shift` positions later. The
-    correlation is rounded to six digits, so that it does not depend on rounding errors.
-    """
+    The prediction pairs each example with the kernel of the example `shift` positions
+    later. The correlation is rounded to six digits, so that it does not depend on
+    rounding errors."""
     change = predicted_change(later.run, later.during, shift)
     if change is None:
         raise Mistake(
@@ -116,4 +141,6 @@ def correlate_with_predicted(later: LaterPhase, here: NDArray[np.int64], shift: 
             "use optimizer=gd without decay, clipping or layers, and loss=squared"
         )
     expected = change[later.run.points[later.split]][here]
-    return round(float(np.corrcoef(expected.ravel(), later.change[here].ravel())[0, 1]), 6)
+    return round(
+        float(np.corrcoef(expected.ravel(), later.change[here].ravel())[0, 1]), 6
+    )

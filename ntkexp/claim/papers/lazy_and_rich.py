@@ -75,12 +75,11 @@ class ScaledDescent:
 
         θ ← θ − η/(α M) Σᵢ ∇g(θ; xᵢ) ℓ′ᵢ,    ℓ′ᵢ = f(xᵢ) − yᵢ,    η = fraction · 2M/λ_max
 
-    M is the number of examples, and λ_max is the largest eigenvalue of the tangent kernel of g at
-    the examples. It is recomputed every few steps, because it grows in rich training. A step
-    changes f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ, where K̄ is the secant kernel of g. A stable η therefore
-    does not depend on α. If a step would change the weights by more than the fraction `stride` of
-    their norm, η is reduced.
-    """
+    M is the number of examples, and λ_max is the largest eigenvalue of the tangent
+    kernel of g at the examples. It is recomputed every few steps, because it grows in
+    rich training. A step changes f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ, where K̄ is the secant
+    kernel of g. A stable η therefore does not depend on α. If a step would change the
+    weights by more than the fraction `stride` of their norm, η is reduced."""
 
     scaled: ScaledFunction
     inputs: Float[Tensor, "train *shape"]
@@ -99,14 +98,20 @@ class ScaledDescent:
         for number in range(steps):
             if number % STEPS_PER_EIGENVALUE == 0:
                 stable = self.fraction * 2 * count / self.largest(weights)
-            leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+            leaves = {
+                name: weight.detach().requires_grad_()
+                for name, weight in weights.items()
+            }
             outputs = alpha * (self.scaled.function(leaves, self.inputs) - first)
             missed = outputs - self.targets
             gradients = torch.autograd.grad(
                 missed.square().sum() / (2 * count), list(leaves.values())
             )
             size = min(
-                stable, self.stride * float(length(weights.values()) / length(gradients)) * alpha**2
+                stable,
+                self.stride
+                * float(length(weights.values()) / length(gradients))
+                * alpha**2,
             )
             pairs = zip(weights.items(), gradients, strict=True)
             after = {
@@ -151,10 +156,11 @@ class ScaledNetwork:
         """Return f(x) = α (g(θ; x) − g(θ₀; x)), which is zero at the start."""
         return self.scaled.outputs(weights, x)[:, 0]
 
-    def kernel(self, weights: Weights, x1: Tensor, x2: Tensor) -> Float[Tensor, "point train"]:
-        """Return the tangent kernel of the module g. The kernel of f = α (g(θ) − g(θ₀)) is α² times
-        this kernel.
-        """
+    def kernel(
+        self, weights: Weights, x1: Tensor, x2: Tensor
+    ) -> Float[Tensor, "point train"]:
+        """Return the tangent kernel of the module g. The kernel of f = α (g(θ) − g(θ₀))
+        is α² times this kernel."""
         return tangent_kernel(self.module, x1, x2, weights=weights)[:, 0, :, 0]
 
     def learn(
@@ -166,10 +172,15 @@ class ScaledNetwork:
         until: float,
         stride: float = math.inf,
     ) -> Iterator[LearningStep]:
-        """Yield steps of `ScaledDescent` until the loss is at most `until`, but at most `steps`."""
+        """Yield steps of `ScaledDescent` until the loss is at most `until`,
+        but at most `steps`."""
 
         def largest(weights: Weights) -> float:
-            return float(torch.linalg.eigvalsh(self.kernel(weights, task.inputs, task.inputs))[-1])
+            return float(
+                torch.linalg.eigvalsh(self.kernel(weights, task.inputs, task.inputs))[
+                    -1
+                ]
+            )
 
         descent = ScaledDescent(
             self.scaled, task.inputs, task.targets[:, None], largest, fraction, stride
@@ -181,10 +192,11 @@ class ScaledNetwork:
 
 
 class AfterKernel(AbstractTrial):
-    """A trained network compared with regression with its kernels before and after training.
+    """A trained network compared with regression with its kernels before
+    and after training.
 
-    For each width in `widths` and each number of examples in `trains`, a network learns two
-    classes, y = ±1. There are three predictors:
+    For each width in `widths` and each number of examples in `trains`, a network learns
+    two classes, y = ±1. There are three predictors:
 
         network    f_T, trained from f_0 = 0 until the mean of ½(f − y)² is at most `until`
         before     K_0(x, X) (K_0(X, X) + λ)⁻¹ y
@@ -194,8 +206,9 @@ class AfterKernel(AbstractTrial):
         beyond     error minus the error of the network
         loss       the mean ½(f − y)² at test points
 
-    λ is `ridge` times the mean diagonal of the kernel. A small α makes training rich, a large α
-    lazy. If the network does not learn its examples within `steps`, the numbers are NaN.
+    λ is `ridge` times the mean diagonal of the kernel. A small α makes training rich, a
+    large α lazy. If the network does not learn its examples within `steps`, the numbers
+    are NaN.
 
     P. M. Long, "Properties of the After Kernel" (2021), arXiv:2105.10585.
     """
@@ -273,7 +286,8 @@ def regression(
 ) -> Float[Tensor, " point"]:
     """Return the predictions K(x, X) (K(X, X) + λ)⁻¹ y of kernel regression.
 
-    `known` is K(X, X), and `across` is K(x, X). λ is `ridge` times the mean diagonal of K(X, X).
+    `known` is K(X, X), and `across` is K(x, X).
+    λ is `ridge` times the mean diagonal of K(X, X).
 
     >>> kernel = 2 * torch.eye(2, dtype=torch.float64)
     >>> targets = torch.tensor([3.0, 6.0], dtype=torch.float64)
@@ -285,7 +299,8 @@ def regression(
 
 
 def wrong(outputs: Float[Tensor, " point"], targets: Float[Tensor, " point"]) -> float:
-    """Return the share of points with the wrong sign, or NaN if an output is not finite.
+    """Return the share of points with the wrong sign,
+    or NaN if an output is not finite.
 
     >>> wrong(torch.tensor([0.5, -0.5, 2.0, 1.0]), torch.tensor([1.0, 1.0, 1.0, -1.0]))
     0.5
@@ -309,7 +324,8 @@ RIDGE_SHARE = 1e-12
 class SilentAlignment(AbstractTrial):
     """Silent alignment: from small weights, the kernel aligns before the loss falls.
 
-    Each network learns two classes with f = α (g(θ) − g(θ₀)), for a small and a large α.
+    Each network learns two classes with f = α (g(θ) − g(θ₀)),
+    for a small and a large α.
 
         turn      A_early − A_0,   A = yᵀKy/(‖K‖ ‖y‖²) among the training examples
         turned    (A_early − A_0)/(A_T − A_0); the denominator is nearly 0 for a large α
@@ -317,20 +333,20 @@ class SilentAlignment(AbstractTrial):
         gap       ‖K_T(x, X) K_T(X, X)⁻¹ f_T(X) − f_T(x)‖/‖f_T(x)‖ at test points x, 0 if f_T equals
                   regression with K_T
 
-    `early` is the first step at which the loss has fallen by the fraction `fallen` of its initial
-    value. T is the step at which the loss has fallen to the fraction `until`. The columns
-    `network`, `inputs` and `start` label the rows. `inputs` are coordinates along the principal
-    directions of the examples: `raw`, or `whitened` to equal variances. Targets are ±1 minus their
-    mean, because a linear function of standardised inputs has mean zero.
+    `early` is the first step at which the loss has fallen by the fraction `fallen` of
+    its initial value. T is the step at which the loss has fallen to the fraction
+    `until`. The columns `network`, `inputs` and `start` label the rows. `inputs` are
+    coordinates along the principal directions of the examples: `raw`, or `whitened` to
+    equal variances. Targets are ±1 minus their mean, because a linear function of
+    standardised inputs has mean zero.
 
-    `start` is `small` or `large`, and selects the scale α. If g is homogeneous of degree k in its
-    weights, a small α is equivalent to weights smaller by the factor α^{1/k}. For one hidden layer
-    without activation, `gap` is trivially small: linear functions that agree at the examples agree
-    in the span of the examples.
+    `start` is `small` or `large`, and selects the scale α. If g is homogeneous of
+    degree k in its weights, a small α is equivalent to weights smaller by the factor
+    α^{1/k}. For one hidden layer without activation, `gap` is trivially small: linear
+    functions that agree at the examples agree in the span of the examples.
 
-    A. Atanasov, B. Bordelon & C. Pehlevan, "Neural networks as kernel learners: the silent
-    alignment effect" (2021), arXiv:2111.00034.
-    """
+    A. Atanasov, B. Bordelon & C. Pehlevan, "Neural networks as kernel learners: the
+    silent alignment effect" (2021), arXiv:2111.00034."""
 
     names: tuple[str, ...] = Field(min_length=1)
     models: tuple[AbstractArchitecture, ...]
@@ -359,13 +375,16 @@ class SilentAlignment(AbstractTrial):
         task = task_of(data.train)
         new = task_of(data.test)
 
-        # Transform the inputs to both coordinate systems, and subtract the mean of the targets.
+        # Transform the inputs to both coordinate systems,
+        # and subtract the mean of the targets.
         tasks = {}
         for inputs, by in zip(
             ("raw", "whitened"), principal_maps(task.inputs.flatten(1)), strict=True
         ):
             old, unseen = (
-                LearnedTask(one.inputs.flatten(1) @ by, one.targets - one.targets.mean())
+                LearnedTask(
+                    one.inputs.flatten(1) @ by, one.targets - one.targets.mean()
+                )
                 for one in (task, new)
             )
             tasks[inputs] = old, unseen
@@ -430,7 +449,9 @@ class SilentAlignment(AbstractTrial):
         # K_T(x, X) K_T(X, X)⁻¹ f_T(X)
         outputs = network.outputs(last, new.inputs)
         across = network.kernel(last, new.inputs, task.inputs)
-        regressed = regression(kernels[2], across, network.outputs(last, task.inputs), RIDGE_SHARE)
+        regressed = regression(
+            kernels[2], across, network.outputs(last, task.inputs), RIDGE_SHARE
+        )
         return {
             "turn": turns[1] - turns[0],
             "turned": share(turns),
@@ -445,7 +466,8 @@ class SilentAlignment(AbstractTrial):
 def principal_maps(
     inputs: Float[Tensor, "example feature"],
 ) -> tuple[Float[Tensor, "feature direction"], Float[Tensor, "feature direction"]]:
-    """Return the linear maps to principal coordinates and to whitened principal coordinates.
+    """Return the linear maps to principal coordinates and
+    to whitened principal coordinates.
 
     Both kinds of coordinates have mean square 1 over examples and directions.
 
@@ -472,16 +494,17 @@ def share(values: Sequence[float]) -> float:
 
 FIRST_POWERS = 30
 FOLLOWING_POWERS = 3
-"""The numbers of power iterations for the first estimate of the largest eigenvalue, and for each
-later estimate.
-"""
+"""The numbers of power iterations for the first estimate of the largest eigenvalue, and
+for each later estimate. """
 
 
 class LateGeneralising(AbstractTrial):
-    """The delay between fitting and generalising, by the scale α of the outputs (grokking).
+    """The delay between fitting and generalising,
+    by the scale α of the outputs (grokking).
 
-    The same network learns the same examples at each α, with f = α (g(θ) − g(θ₀)), the loss
-    ½‖f − y‖², and targets y one-hot minus 1/C. A large α makes training lazy, a small α rich.
+    The same network learns the same examples at each α, with f = α (g(θ) − g(θ₀)), the
+    loss ½‖f − y‖², and targets y one-hot minus 1/C. A large α makes training lazy, a
+    small α rich.
 
     There is a row for each α and for each `station` of training:
 
@@ -494,14 +517,14 @@ class LateGeneralising(AbstractTrial):
         kernel_change    ‖K − K_0‖/‖K_0‖ at the station; K is the tangent kernel summed over outputs
         accuracy         the largest accuracy on test examples, or NaN if the network has not fitted
 
-    Training stops after `steps`, when the loss has fallen to the fraction `until`, or when the
-    network has fitted and generalised. At a station that was not reached, time and kernel change
-    are NaN.
+    Training stops after `steps`, when the loss has fallen to the fraction `until`, or
+    when the network has fitted and generalised. At a station that was not reached, time
+    and kernel change are NaN.
 
-    T. Kumar, B. Bordelon, S. Gershman & C. Pehlevan, "Grokking as the transition from lazy to rich
-    training dynamics" (2023), arXiv:2310.06110. The network, with squares and without weight decay,
-    is from A. Gromov, "Grokking modular arithmetic" (2023), arXiv:2301.02679.
-    """
+    T. Kumar, B. Bordelon, S. Gershman & C. Pehlevan, "Grokking as the transition from
+    lazy to rich training dynamics" (2023), arXiv:2310.06110. The network, with squares
+    and without weight decay, is from A. Gromov, "Grokking modular arithmetic" (2023),
+    arXiv:2301.02679."""
 
     model: AbstractArchitecture
     init: AbstractInit
@@ -527,7 +550,9 @@ class LateGeneralising(AbstractTrial):
             for row in self.stations(data, alpha, seed)
         ]
 
-    def stations(self, data: Data, alpha: float, seed: int) -> Iterator[dict[str, Level]]:
+    def stations(
+        self, data: Data, alpha: float, seed: int
+    ) -> Iterator[dict[str, Level]]:
         """Train with one α, and yield the rows of the three stations."""
         x = data.train.inputs
         classes = len(data.classes)
@@ -539,7 +564,9 @@ class LateGeneralising(AbstractTrial):
         generalised = None
         accuracy = 0.0
         for moment in self.moments(scaled, x, centred(data.train.target, classes)):
-            right = share_right(scaled.outputs(moment.weights, data.test.inputs), data.test.target)
+            right = share_right(
+                scaled.outputs(moment.weights, data.test.inputs), data.test.target
+            )
             accuracy = max(accuracy, right)
             if fitted is None and share_right(moment.outputs, data.train.target) == 1:
                 fitted = moment
@@ -547,22 +574,32 @@ class LateGeneralising(AbstractTrial):
                 generalised = moment
             if fitted and generalised:
                 break
-        times = [station.time if station else math.nan for station in (fitted, generalised)]
+        times = [
+            station.time if station else math.nan for station in (fitted, generalised)
+        ]
         if not fitted or not moment.outputs.isfinite().all():
             accuracy = math.nan  # NaN, since training failed
         some = x[: self.points]
         first = tangent_kernel(module, some, weights=scaled.start, outputs="trace")
-        for name, station in (("fitted", fitted), ("generalised", generalised), ("end", moment)):
+        for name, station in (
+            ("fitted", fitted),
+            ("generalised", generalised),
+            ("end", moment),
+        ):
             here = (
                 None
                 if station is None
-                else tangent_kernel(module, some, weights=station.weights, outputs="trace")
+                else tangent_kernel(
+                    module, some, weights=station.weights, outputs="trace"
+                )
             )
             yield {
                 "station": name,
                 "time": math.nan if station is None else station.time,
                 "wait": (times[1] - times[0]) / times[0],
-                "kernel_change": math.nan if here is None else kernel_change(here, first),
+                "kernel_change": math.nan
+                if here is None
+                else kernel_change(here, first),
                 "accuracy": accuracy,
             }
 
@@ -574,7 +611,9 @@ class LateGeneralising(AbstractTrial):
     ) -> Iterator[Moment]:
         """Train, and yield the time, weights and outputs before each step."""
         followed = FollowedMode(scaled.function, x, y)
-        descent = ScaledDescent(scaled, x, y, followed.largest, self.fraction, self.stride)
+        descent = ScaledDescent(
+            scaled, x, y, followed.largest, self.fraction, self.stride
+        )
         time = 0.0
         for step in descent.path(scaled.start, self.steps):
             yield Moment(time, step.before, step.outputs)
@@ -585,7 +624,8 @@ class LateGeneralising(AbstractTrial):
 
 @dataclass(frozen=True)
 class Moment:
-    """A point of the training path: its time, its weights, and the outputs at the examples."""
+    """A point of the training path: its time, its weights,
+    and the outputs at the examples."""
 
     time: float
     weights: Weights
@@ -598,7 +638,9 @@ class FollowedMode:
     Each power iteration starts from the last eigenvector, so few iterations suffice.
     """
 
-    def __init__(self, function: Function, x: Tensor, mode: Float[Tensor, "train out"]) -> None:
+    def __init__(
+        self, function: Function, x: Tensor, mode: Float[Tensor, "train out"]
+    ) -> None:
         self.function = function
         self.x = x
         self.mode = mode
@@ -606,18 +648,25 @@ class FollowedMode:
 
     def largest(self, weights: Weights) -> float:
         """Return an estimate of the largest eigenvalue. It is never too large."""
-        self.mode, found = top_mode(self.function, weights, self.x, self.mode, self.powers)
+        self.mode, found = top_mode(
+            self.function, weights, self.x, self.mode, self.powers
+        )
         self.powers = FOLLOWING_POWERS
         return found
 
 
 def top_mode(
-    function: Function, weights: Weights, x: Tensor, mode: Float[Tensor, "train out"], powers: int
+    function: Function,
+    weights: Weights,
+    x: Tensor,
+    mode: Float[Tensor, "train out"],
+    powers: int,
 ) -> tuple[Float[Tensor, "train out"], float]:
-    """Return the largest eigenvalue of J Jᵀ and its eigenvector, after `powers` power iterations.
+    """Return the largest eigenvalue of J Jᵀ and its eigenvector,
+    after `powers` power iterations.
 
-    J is the Jacobian of the outputs at `x`. The iterations start from `mode`. The returned tuple is
-    (eigenvector, eigenvalue).
+    J is the Jacobian of the outputs at `x`. The iterations start from `mode`. The
+    returned tuple is (eigenvector, eigenvalue).
 
     >>> import torch
     >>> inputs = torch.diag(torch.tensor([3.0, 1.0]))

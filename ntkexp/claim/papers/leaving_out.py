@@ -1,4 +1,5 @@
-"""Retraining without examples, and attribution scores that should predict its effect."""
+"""Retraining without examples, and attribution scores
+that should predict its effect."""
 
 from __future__ import annotations
 
@@ -36,9 +37,8 @@ from ntkexp.stream import stream
 
 @dataclass(frozen=True)
 class Retraining:
-    """A finished training run, and its `rerun`, which repeats the training with different example
-    weights.
-    """
+    """A finished training run, and its `rerun`, which repeats the training with
+    different example weights."""
 
     setting: Setting
     outcome: Outcome
@@ -60,13 +60,20 @@ class Retraining:
         targets = self.setting.problem.targets[: self.train]
         return self.setting.experiment.loss.output_gradient(end, targets)[:, 0]
 
-    def outputs_without(self, left: Float[Tensor, "run train"]) -> Float[Tensor, "run point out"]:
-        """Return the outputs at `others` after training with example weights `left` (0 or 1)."""
+    def outputs_without(
+        self, left: Float[Tensor, "run train"]
+    ) -> Float[Tensor, "run point out"]:
+        """Return the outputs at `others` after training
+        with example weights `left` (0 or 1)."""
         vectors = trained(self.rerun, left)
         with torch.no_grad():
-            return torch.stack([self.rerun.outputs(vector, self.others) for vector in vectors])
+            return torch.stack(
+                [self.rerun.outputs(vector, self.others) for vector in vectors]
+            )
 
-    def changes_without(self, left: Float[Tensor, "group train"]) -> Float[Tensor, "group point"]:
+    def changes_without(
+        self, left: Float[Tensor, "group train"]
+    ) -> Float[Tensor, "group point"]:
         """Return the changes of the outputs at `others` if a group is left out.
 
         In each row of `left`, 1 marks the examples of the group.
@@ -78,11 +85,13 @@ class Retraining:
 def retraining(base: Sequence[str], seed: int) -> Retraining:
     """Train with these settings and one thread.
 
-    Raise if the network has several outputs, or if there are no points outside the training set.
-    """
+    Raise if the network has several outputs,
+    or if there are no points outside the training set."""
     experiment = compose([*base, f"seed={seed}", "threads=1"])
     setting = prepare(experiment)
-    if setting.problem.outputs != 1 or not len(setting.problem.inputs[setting.problem.train :]):
+    if setting.problem.outputs != 1 or not len(
+        setting.problem.inputs[setting.problem.train :]
+    ):
         raise Mistake(
             "trial.base: choose data of one output, and points to read it at, "
             "such as data=moons data.query=20"
@@ -96,8 +105,11 @@ def retraining(base: Sequence[str], seed: int) -> Retraining:
     )
 
 
-def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, "group train"]:
-    """Draw random groups of `size` examples. In each row, 1 marks the examples of the group.
+def draw_groups(
+    size: int, groups: int, train: int, seed: int
+) -> Float[Tensor, "group train"]:
+    """Draw random groups of `size` examples. In each row,
+    1 marks the examples of the group.
 
     >>> draw_groups(5, groups=3, train=10, seed=0).sum(1).tolist()
     [5.0, 5.0, 5.0]
@@ -110,18 +122,20 @@ def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, 
 # --- Leave-out effects, by a backward pass over the steps of a recorded training.
 
 
-def would_change(retrained: Retraining, *, one_step: bool = False) -> Float[Tensor, "point train"]:
-    """Return the leave-out effects of all examples at the points outside the training set.
+def would_change(
+    retrained: Retraining, *, one_step: bool = False
+) -> Float[Tensor, "point train"]:
+    """Return the leave-out effects of all examples
+    at the points outside the training set.
 
-    With `one_step`, each optimizer step is repeated exactly without the example, instead of
-    linearised.
-    """
+    With `one_step`, each optimizer step is repeated exactly without the example,
+    instead of linearised."""
     mean = MEANS[retrained.setting.experiment.path.mean]
     with TemporaryDirectory() as folder:
         training = recorded(retrained, Path(folder))
-        gradients = jacrev(lambda vector: retrained.rerun.outputs(vector, retrained.others)[:, 0])(
-            training.end
-        )
+        gradients = jacrev(
+            lambda vector: retrained.rerun.outputs(vector, retrained.others)[:, 0]
+        )(training.end)
         sweep = sweep_from(training, gradients, mean, one_step=one_step)
         for _ in sweep.steps_back():
             pass
@@ -129,7 +143,8 @@ def would_change(retrained: Retraining, *, one_step: bool = False) -> Float[Tens
 
 
 def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
-    """Repeat a training, and record the weights and optimizer states of its steps in a folder."""
+    """Repeat a training, and record the weights and optimizer states
+    of its steps in a folder."""
     setting = retrained.setting
     steps = retrained.outcome.steps
     optimizer = retrained.setting.experiment.optimizer
@@ -138,9 +153,13 @@ def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
     pull = setting.domain.zero_output_gradient()
     records = (*optimizer.records, *optimizer.differentiated)
     length = row_length(start, records, pull)
-    rows = Trajectory(folder / "trajectory.bin", steps + 1, length, setting.experiment.dtype)
+    rows = Trajectory(
+        folder / "trajectory.bin", steps + 1, length, setting.experiment.dtype
+    )
     rows.allocate()
-    recording = Recording(rows=rows, like=start, records=records, output_gradient_like=pull)
+    recording = Recording(
+        rows=rows, like=start, records=records, output_gradient_like=pull
+    )
     sizes = []
     end = start
     for step in islice(descent.steps_from(start), steps):
@@ -152,16 +171,18 @@ def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
 
 
 FAMILY = 10**6
-"""The offset of seeds for runs with different randomness. It exceeds every seed of a claim."""
+"""The offset of seeds for runs with different randomness.
+It exceeds every seed of a claim."""
 
 
 class LeftOutKernel(AbstractTrial):
-    """The dependence of the path kernel on the training examples, by the size of the training set.
+    """The dependence of the path kernel on the training examples,
+    by the size of the training set.
 
         change = ‖𝒦′ − 𝒦‖/‖𝒦‖,    𝒦(x, x′) = mean over steps s of K_s(x, x′)
 
-    The points x, x′ are outside the training set, and s is every `every`-th step. 𝒦′ is the kernel
-    of a different training, labelled by the column `left_out`:
+    The points x, x′ are outside the training set, and s is every `every`-th step. 𝒦′ is
+    the kernel of a different training, labelled by the column `left_out`:
 
         one       a training without one example; mean over `times` examples
         half      a training without a random half; mean over `times` halves
@@ -191,12 +212,17 @@ class LeftOutKernel(AbstractTrial):
             kernels = self.path_kernels(retrained, torch.cat([everyone, ones, halves]))
             of_seed = retrained.setting.experiment.data.seed
             query_contributions = retraining(
-                [*words, f"data.seed={seed if of_seed is None else of_seed}"], seed + FAMILY
+                [*words, f"data.seed={seed if of_seed is None else of_seed}"],
+                seed + FAMILY,
             )
-            kernels = torch.cat([kernels, self.path_kernels(query_contributions, everyone)])
+            kernels = torch.cat(
+                [kernels, self.path_kernels(query_contributions, everyone)]
+            )
 
             # ‖𝒦′ − 𝒦‖/‖𝒦‖
-            change = (kernels[1:] - kernels[0]).flatten(1).norm(dim=1) / kernels[0].norm()
+            change = (kernels[1:] - kernels[0]).flatten(1).norm(dim=1) / kernels[
+                0
+            ].norm()
             without = {
                 "one": change[:times].mean(),
                 "half": change[times:-1].mean(),
@@ -214,24 +240,29 @@ class LeftOutKernel(AbstractTrial):
         """Return the path kernel 𝒦 of each training, given its example weights."""
         module = retrained.setting.problem.module
         flat = retrained.rerun.flat
-        read = [step for step in retrain(retrained.rerun, weights) if step.step % self.every == 0]
+        read = [
+            step
+            for step in retrain(retrained.rerun, weights)
+            if step.step % self.every == 0
+        ]
         totals = [torch.zeros(()) for _ in weights]
         for step in read:
             for run, vector in enumerate(step.recorded[WEIGHTS]):
-                here = tangent_kernel(module, retrained.others, weights=flat.weights(vector))[
-                    :, 0, :, 0
-                ]
+                here = tangent_kernel(
+                    module, retrained.others, weights=flat.weights(vector)
+                )[:, 0, :, 0]
                 totals[run] = totals[run] + here / len(read)
         return torch.stack(totals)
 
 
 class AddedRemovals(AbstractTrial):
-    """The additivity of removals: the sum of single removals compared with removing the group.
+    """The additivity of removals: the sum of single removals compared
+    with removing the group.
 
         miss    ‖Σ_{i ∈ G} τᵢ − Δ_G‖/‖Δ_G‖        over points and over groups G of one size
 
-    Δ_G is the change of the output when group G is left out, and everything else (start, order,
-    step sizes) stays the same. The column `single` gives the kind of τᵢ:
+    Δ_G is the change of the output when group G is left out, and everything else
+    (start, order, step sizes) stays the same. The column `single` gives the kind of τᵢ:
 
         retrained    Δ of example i alone
         effect       the leave-out effect of example i
@@ -259,7 +290,9 @@ class AddedRemovals(AbstractTrial):
                 raise Mistake(
                     f"trial.sizes: of {trained.train} examples some must remain; lower the last"
                 )
-            alone = trained.changes_without(torch.eye(trained.train, dtype=torch.float64))
+            alone = trained.changes_without(
+                torch.eye(trained.train, dtype=torch.float64)
+            )
             effect = would_change(trained).t()
             for size in self.sizes:
                 left = draw_groups(size, self.groups, trained.train, seed)
@@ -272,16 +305,23 @@ class AddedRemovals(AbstractTrial):
                 for single, added in sums.items():
                     miss = float((added - together).norm() / together.norm())
                     rows.append(
-                        {"activation": activation, "size": size, "single": single, "miss": miss}
+                        {
+                            "activation": activation,
+                            "size": size,
+                            "single": single,
+                            "miss": miss,
+                        }
                     )
         return rows
 
 
 class DatamodelScore(AbstractTrial):
-    """The linear datamodeling score (LDS) of contributions and other attribution methods.
+    """The linear datamodeling score (LDS) of contributions
+    and other attribution methods.
 
-    The network is retrained on many random halves S of its examples. The score is the Spearman rank
-    correlation over S between Σ_{i ∈ S} τ(x, xᵢ) and the output f_T(x; S), averaged over points x.
+    The network is retrained on many random halves S of its examples. The score is the
+    Spearman rank correlation over S between Σ_{i ∈ S} τ(x, xᵢ) and the output f_T(x;
+    S), averaged over points x.
 
         method           τ(x, xᵢ)
         contributions    𝒮(x, xᵢ) by secants, which sum to f_T − f_0
@@ -291,17 +331,21 @@ class DatamodelScore(AbstractTrial):
         input            ⟨x, xᵢ⟩ yᵢ
         shuffled         𝒮 of a different example (a control)
 
-    S. M. Park et al., "TRAK: attributing model behavior at scale" (2023), arXiv:2303.14186, define
-    the score. TracIn is due to G. Pruthi et al. (2020), arXiv:2002.08484. `base` holds settings as
-    for `ntkexp train`.
-    """
+    S. M. Park et al., "TRAK: attributing model behavior at scale" (2023),
+    arXiv:2303.14186, define the score. TracIn is due to G. Pruthi et al. (2020),
+    arXiv:2002.08484. `base` holds settings as for `ntkexp train`."""
 
     base: tuple[str, ...]
     groups: int = Field(32, ge=4, le=1000)
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         retrained = retraining(
-            [*self.base, "path.rule=[secant,left]", "path.error_samples=0", "ladder.machine=[]"],
+            [
+                *self.base,
+                "path.rule=[secant,left]",
+                "path.error_samples=0",
+                "ladder.machine=[]",
+            ],
             seed,
         )
         groups = draw_groups(retrained.train // 2, self.groups, retrained.train, seed)
@@ -313,9 +357,8 @@ class DatamodelScore(AbstractTrial):
 
 
 def attributions(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
-    """Return the attribution τ(x, xᵢ) of each example xᵢ to each point x outside the training set,
-    by method.
-    """
+    """Return the attribution τ(x, xᵢ) of each example xᵢ to each point x outside the
+    training set, by method."""
     evidence = retrained.outcome.matrices
     problem = retrained.setting.problem
     train = retrained.train
@@ -330,7 +373,9 @@ def attributions(retrained: Retraining) -> dict[str, Float[Tensor, "point train"
     }
 
 
-def score(predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group point"]) -> float:
+def score(
+    predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group point"]
+) -> float:
     """Return the Spearman correlation over groups, averaged over points.
 
     Return NaN if a training diverged.
@@ -357,19 +402,21 @@ def score(predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group 
 #     trak             φ(x)·(ΦᵀΦ)⁻¹φ(xᵢ) ℓ′ᵢ(T), where φ is a random projection of the gradient
 #     shuffled         the leave-out effect of a different example (a control)
 #
-# Influence functions are due to P. W. Koh and P. Liang (2017), arXiv:1703.04730, and TRAK (here
-# with a single model) to S. M. Park et al. (2023), arXiv:2303.14186. See also `DatamodelScore` and
-# `ntkexp.effects`.
+# Influence functions are due to P. W. Koh and P. Liang (2017), arXiv:1703.04730, and
+# TRAK (here with a single model) to S. M. Park et al. (2023), arXiv:2303.14186. See
+# also `DatamodelScore` and `ntkexp.effects`.
 
 
 INFLUENCE_DAMPING = 0.1
-"""The damping λ of influence functions, relative to the mean eigenvalue of ℓ″K_T(X, X)/N."""
+"""The damping λ of influence functions, relative to the mean eigenvalue
+of ℓ″K_T(X, X)/N."""
 EXAMPLES_PER_DIMENSION = 4
 """The number of training examples per dimension of TRAK's random projection."""
 
 
 def all_scores(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
-    """Return the score τ(x, xᵢ) of each method above, at the points x outside the training set."""
+    """Return the score τ(x, xᵢ) of each method above,
+    at the points x outside the training set."""
     added = attributions(retrained)
     effect = would_change(retrained)
     return {
@@ -383,11 +430,11 @@ def all_scores(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]
 
 
 def influence(retrained: Retraining) -> Float[Tensor, "point train"]:
-    """Return influence functions: the predicted change of the output at the loss minimum.
+    """Return influence functions: the predicted change of the output
+    at the loss minimum.
 
-    Raise unless the loss is quadratic. (JᵀJ/N + λ)⁻¹Jᵀ = Jᵀ(JJᵀ/N + λ)⁻¹ reduces the computation
-    to an N × N system for N training examples.
-    """
+    Raise unless the loss is quadratic. (JᵀJ/N + λ)⁻¹Jᵀ = Jᵀ(JJᵀ/N + λ)⁻¹ reduces the
+    computation to an N × N system for N training examples."""
     loss = retrained.setting.experiment.loss
     train = retrained.train
     if not loss.is_quadratic:
@@ -396,7 +443,9 @@ def influence(retrained: Retraining) -> Float[Tensor, "point train"]:
         )
     kernel = retrained.outcome.matrices.kernel_end[:, 0, :, 0]
     curved = loss.curvature * kernel[:train] / train
-    damped = curved + INFLUENCE_DAMPING * curved.trace() / train * torch.eye(train).to(kernel)
+    damped = curved + INFLUENCE_DAMPING * curved.trace() / train * torch.eye(train).to(
+        kernel
+    )
     reached: Tensor = torch.linalg.solve(damped, kernel[train:].t())
     return reached.t() * retrained.slopes / train
 
@@ -407,7 +456,9 @@ def trak(retrained: Retraining) -> Float[Tensor, "point train"]:
     end = retrained.rerun.flat.vector(retrained.outcome.weights)
     dimensions = max(1, retrained.train // EXAMPLES_PER_DIMENSION)
     generator = stream("sketch", rerun.seed)
-    projection = torch.randn(len(end), dimensions, generator=generator, dtype=torch.float64).to(end)
+    projection = torch.randn(
+        len(end), dimensions, generator=generator, dtype=torch.float64
+    ).to(end)
     jacobian: Tensor = jacrev(
         lambda vector: rerun.outputs(vector, retrained.setting.problem.inputs)[:, 0]
     )(end)
@@ -431,10 +482,9 @@ class RemovalScores(AbstractTrial):
                        change of f_T(x) when G is left out; mean over points x
         miss           ‖Σᵢ 𝒮(·, xᵢ) − (f_T − f_0)‖/‖f_T − f_0‖, for contributions
 
-    The column `score` names τ, one of the scores in the list above. The column `left_out` is `one`
-    for single examples, or the relative size of the random groups. `base` holds settings as for
-    `ntkexp train`.
-    """
+    The column `score` names τ, one of the scores in the list above. The column
+    `left_out` is `one` for single examples, or the relative size of the random groups.
+    `base` holds settings as for `ntkexp train`."""
 
     base: tuple[str, ...]
     activations: tuple[str, ...] = Field(("tanh", "relu"), min_length=1)
@@ -443,10 +493,12 @@ class RemovalScores(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         rows: list[Mapping[str, Level]] = []
         for activation in self.activations:
-            trained = retraining([*self.base, *READ, f"model.activation={activation}"], seed)
+            trained = retraining(
+                [*self.base, *READ, f"model.activation={activation}"], seed
+            )
 
-            # Correlations between the scores of each group and the changes of the outputs when
-            # training leaves this group out
+            # Correlations between the scores of each group and the changes of the
+            # outputs when training leaves this group out
             scores = all_scores(trained)
             for who, left in who_leaves(self.groups, trained.train, seed).items():
                 actual = trained.changes_without(left)
@@ -459,7 +511,8 @@ class RemovalScores(AbstractTrial):
             others = slice(trained.train, None)
             change = evidence.end[others] - evidence.start[others]
             miss = float(
-                (evidence.query_contributions("secant").sum(2) - change).norm() / change.norm()
+                (evidence.query_contributions("secant").sum(2) - change).norm()
+                / change.norm()
             )
             rows.append(
                 {
@@ -472,8 +525,11 @@ class RemovalScores(AbstractTrial):
         return rows
 
 
-def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "group train"]]:
-    """Return the groups to leave out: all single examples, and random groups of three sizes.
+def who_leaves(
+    groups: int, train: int, seed: int
+) -> dict[str, Float[Tensor, "group train"]]:
+    """Return the groups to leave out: all single examples,
+    and random groups of three sizes.
 
     >>> groups = who_leaves(8, 40, seed=0)
     >>> {name: (len(left), int(left[0].sum())) for name, left in groups.items()}
@@ -496,7 +552,8 @@ READ_OF_RUNS = (
 
 
 class OtherRuns(AbstractTrial):
-    """Scores τ from one run compared with retraining from different seeds on the same data.
+    """Scores τ from one run compared with retraining from different seeds
+    on the same data.
 
         correlation    the Spearman correlation over groups G between Σ_{i ∈ G} τ(x, xᵢ) and the
                        change of f_T(x) when G is left out of another run; mean over points x
@@ -508,11 +565,10 @@ class OtherRuns(AbstractTrial):
         other_start    a run with a different start and the same order of batches
         other_run      a run with a different start and a different order of batches
 
-    The column `score` names τ: the leave-out effect (`effect`), the negative contribution
-    (`contributions`), or the change measured by retraining (`retraining`), all in the first run. No
-    score of the first run can be expected to exceed `retraining`. `base` holds settings as for
-    `ntkexp train`.
-    """
+    The column `score` names τ: the leave-out effect (`effect`), the negative
+    contribution (`contributions`), or the change measured by retraining (`retraining`),
+    all in the first run. No score of the first run can be expected to exceed
+    `retraining`. `base` holds settings as for `ntkexp train`."""
 
     base: tuple[str, ...]
     groups: int = Field(32, ge=4, le=1000)
@@ -547,7 +603,9 @@ class OtherRuns(AbstractTrial):
         """Return the four runs of the column `repeated`, by name."""
         experiment = trained.setting.experiment
         steps = trained.outcome.steps
-        of_data = experiment.seed if experiment.data.seed is None else experiment.data.seed
+        of_data = (
+            experiment.seed if experiment.data.seed is None else experiment.data.seed
+        )
         words = [
             *self.base,
             *READ_OF_RUNS,
@@ -556,7 +614,9 @@ class OtherRuns(AbstractTrial):
             "threads=1",
         ]
         setting = prepare(compose(words))
-        other = rerun_of(setting.experiment, setting.problem, setting.descent.step_size, steps)
+        other = rerun_of(
+            setting.experiment, setting.problem, setting.descent.step_size, steps
+        )
         same = trained.rerun
         return {
             "same": same,

@@ -1,9 +1,8 @@
 """Measurements of path kernels and contributions (P. Domingos 2020, arXiv:2012.00152).
 
-In this file, 𝒮(x, xᵢ) is the contribution of training example xᵢ to f_T(x) − f_0(x), and 𝒦 is the
-path kernel, the average of a kernel over the training path. Both depend on the `rule` that
-integrates over a step.
-"""
+In this file, 𝒮(x, xᵢ) is the contribution of training example xᵢ to f_T(x) − f_0(x),
+and 𝒦 is the path kernel, the average of a kernel over the training path. Both depend on
+the `rule` that integrates over a step."""
 
 from __future__ import annotations
 
@@ -33,9 +32,8 @@ class MachineError(AbstractQuantity):
 
         bound = max(tolerance, 10 ε Σ|𝒮|/|Σ𝒮|)
 
-    The tolerance comes from the table of kernel machines, and ε is the machine epsilon. The second
-    term accounts for cancellation in a sum of contributions.
-    """
+    The tolerance comes from the table of kernel machines, and ε is the machine epsilon.
+    The second term accounts for cancellation in a sum of contributions."""
 
     machine: str
     split: str = "query"
@@ -47,7 +45,8 @@ class MachineError(AbstractQuantity):
         return measured.table.assign(value=values, bound=bounds)
 
     def error(self, run: Run | None) -> tuple[float, float]:
-        """Return the error and its bound, or NaN if the run lacks this kernel machine."""
+        """Return the error and its bound, or NaN
+        if the run lacks this kernel machine."""
         if run is None:
             return math.nan, math.nan
         key = (self.machine, self.split)
@@ -61,7 +60,8 @@ class MachineError(AbstractQuantity):
 
 
 class PathFact(AbstractQuantity):
-    """A stored number about the contributions by one rule, such as `cancellation` or `error_bar`.
+    """A stored number about the contributions by one rule,
+    such as `cancellation` or `error_bar`.
 
     Rows have this number. `ntkexp.statistics` defines the numbers.
     """
@@ -90,7 +90,8 @@ class PathFact(AbstractQuantity):
 class SymmetryDefect(AbstractQuantity):
     """The deviation of the path kernel from a symmetric positive semidefinite matrix.
 
-    Rows have the defects of the path kernels, labelled by the columns `rule` and `defect`.
+    Rows have the defects of the path kernels,
+    labelled by the columns `rule` and `defect`.
 
         asymmetry    ‖𝒦 − 𝒦ᵀ‖ / ‖𝒦‖                    over [example, output] × [example, output]
         negativity   max(0, −λ_min) / λ_max            eigenvalues of (𝒦 + 𝒦ᵀ)/2
@@ -100,7 +101,9 @@ class SymmetryDefect(AbstractQuantity):
 
     def of(self, measured: Measured) -> pd.DataFrame:
         rows = []
-        for row, run in zip(measured.table.to_dict("records"), measured.runs, strict=True):
+        for row, run in zip(
+            measured.table.to_dict("records"), measured.runs, strict=True
+        ):
             if run is None:
                 continue
             for rule in self.rules:
@@ -125,11 +128,13 @@ def defects(kernel: NDArray[Any]) -> dict[str, float]:
 
 
 MIN_KERNEL_SHARE = 1e-3
-"""Coefficients 𝒮/𝒦 are computed only where |𝒦| is at least this fraction of the largest |𝒦|."""
+"""Coefficients 𝒮/𝒦 are computed only where |𝒦| is at least this fraction
+of the largest |𝒦|."""
 
 
 class WeightRank(AbstractQuantity):
-    """The rank correlation between weights of examples and their accumulated loss derivatives.
+    """The rank correlation between weights of examples
+    and their accumulated loss derivatives.
 
     Rows have the Spearman correlation of their run over training examples i, between
 
@@ -139,10 +144,10 @@ class WeightRank(AbstractQuantity):
         coefficient      aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ), approximately a mean of ℓ′ᵢ over the path
         contribution     𝒮(x, xᵢ), which includes the kernel
 
-    The network must have one output. Queries x are the points of a split. The integral is computed
-    by the trapezoidal rule over the steps whose kernels are stored. As a control, `lag` shifts the
-    integrals, so that each weight is paired with the integral of a different example.
-    """
+    The network must have one output. Queries x are the points of a split. The integral
+    is computed by the trapezoidal rule over the steps whose kernels are stored. As a
+    control, `lag` shifts the integrals, so that each weight is paired with the integral
+    of a different example."""
 
     rule: str = "secant"
     split: str = "query"
@@ -150,7 +155,9 @@ class WeightRank(AbstractQuantity):
     weight: Literal["coefficient", "contribution"] = "coefficient"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(value=[self.correlation(run) for run in measured.runs])
+        return measured.table.assign(
+            value=[self.correlation(run) for run in measured.runs]
+        )
 
     def correlation(self, run: Run | None) -> float:
         if run is None:
@@ -181,15 +188,21 @@ class WeightRank(AbstractQuantity):
 
 
 Share = Literal[
-    "same_class", "nearest_input", "nearest_kernel", "same_example", "top_share", "chance"
+    "same_class",
+    "nearest_input",
+    "nearest_kernel",
+    "same_example",
+    "top_share",
+    "chance",
 ]
 
 
 class StoredExamples(AbstractQuantity):
-    """The largest contributors to predictions, for a network with one output on two classes.
+    """The largest contributors to predictions,
+    for a network with one output on two classes.
 
-    Rows have these shares, labelled by the column `quantity`. All but `top_share` are shares of the
-    points of a split:
+    Rows have these shares, labelled by the column `quantity`. All but `top_share` are
+    shares of the points of a split:
 
         same_class       the training example with the largest |𝒮| has the predicted label
         nearest_input    the nearest training example by input distance has the predicted label
@@ -243,7 +256,8 @@ class StoredExamples(AbstractQuantity):
 
 
 def top_share(parts: NDArray[np.float64], top: int) -> float:
-    """Return Σ|𝒮| over the `top` largest contributors relative to Σ|𝒮|, averaged over points.
+    """Return Σ|𝒮| over the `top` largest contributors relative to Σ|𝒮|,
+    averaged over points.
 
     >>> top_share(np.array([[3.0, -1.0, 0.0]]), 1)
     0.75
@@ -253,9 +267,11 @@ def top_share(parts: NDArray[np.float64], top: int) -> float:
 
 
 class EnoughExamples(AbstractQuantity):
-    """The smallest fraction of examples whose contributions nearly give the predictions on a split.
+    """The smallest fraction of examples whose contributions nearly give the predictions
+    on a split.
 
-    Rows have the smallest m/M, for M training examples sorted by decreasing ‖𝒮(·, xᵢ)‖, such that
+    Rows have the smallest m/M, for M training examples sorted
+    by decreasing ‖𝒮(·, xᵢ)‖, such that
 
         ‖Σ_{i ≤ m′} 𝒮(·, xᵢ) − Σᵢ 𝒮(·, xᵢ)‖ ≤ tolerance ‖Σᵢ 𝒮(·, xᵢ)‖    for all m′ ≥ m
     """
@@ -275,7 +291,8 @@ class EnoughExamples(AbstractQuantity):
 
 
 def enough(parts: NDArray[np.float64], tolerance: float) -> float:
-    """Return the smallest fraction of columns whose partial sum is within `tolerance` of the sum.
+    """Return the smallest fraction of columns whose partial sum is within `tolerance`
+    of the sum.
 
     Columns are summed in the order of decreasing norm.
 
@@ -300,12 +317,12 @@ class MarginBound(AbstractQuantity):
         bound     mean_i φ(yᵢ f(xᵢ)) + (2B/n) √(Σᵢ 𝒦(xᵢ, xᵢ)) + 3 √(ln(2/δ)/2n)
         error     the share of points of a split with the wrong sign
 
-    Here f = f_T − f_0 at n training examples of two classes, φ(z) = min(1, max(0, 1 − z)),
-    B² = fᵀ 𝒦⁻¹ f and δ = 0.05. The path kernel among the examples is symmetrised, 𝒦 ← (𝒦 + 𝒦ᵀ)/2,
-    and gets a ridge of 10⁻⁶ times its mean diagonal. For a kernel that does not depend on the
-    labels, the error is below the bound with probability 1 − δ (P. Bartlett & S. Mendelson 2002,
-    theorem 22). The path kernel does depend on the labels.
-    """
+    Here f = f_T − f_0 at n training examples of two classes, φ(z) = min(1, max(0, 1 −
+    z)), B² = fᵀ 𝒦⁻¹ f and δ = 0.05. The path kernel among the examples is symmetrised,
+    𝒦 ← (𝒦 + 𝒦ᵀ)/2, and gets a ridge of 10⁻⁶ times its mean diagonal. For a kernel that
+    does not depend on the labels, the error is below the bound with probability 1 − δ
+    (P. Bartlett & S. Mendelson 2002, theorem 22). The path kernel does depend on the
+    labels."""
 
     rule: str = "secant"
     split: str = "query"
@@ -333,7 +350,9 @@ class MarginBound(AbstractQuantity):
 
 
 def margin_bound(
-    kernel: NDArray[np.float64], outputs: NDArray[np.float64], labels: NDArray[np.float64]
+    kernel: NDArray[np.float64],
+    outputs: NDArray[np.float64],
+    labels: NDArray[np.float64],
 ) -> float:
     """Return the bound on the error (see `MarginBound`).
 
@@ -356,13 +375,14 @@ def margin_bound(
 class KernelChange(AbstractQuantity):
     """The difference of the path kernels of two runs that differ in one setting.
 
-    Rows have the change between the runs whose axis `along` has the values `one` (𝒦) and `other`
-    (𝒦′). The kernels are taken between the points of a split and the training examples.
+    Rows have the change between the runs whose axis `along` has the values `one` (𝒦)
+    and `other` (𝒦′). The kernels are taken between the points of a split and the
+    training examples.
 
         change = ‖𝒦′ − 𝒦‖/‖𝒦‖
 
-    Both runs must have the same training inputs. Labels, noise or hyperparameters may differ.
-    """
+    Both runs must have the same training inputs. Labels,
+    noise or hyperparameters may differ."""
 
     along: str
     one: Any
@@ -378,7 +398,9 @@ class KernelChange(AbstractQuantity):
                 f"quantity.along={self.along}: it is no axis of the runs"
                 f"{nearest(self.along, measured.axes)}"
             )
-        one, other = (table[table[self.along] == level] for level in (self.one, self.other))
+        one, other = (
+            table[table[self.along] == level] for level in (self.one, self.other)
+        )
         pairs = one.merge(other, on=["runs", "seed", *rest], suffixes=("", "_other"))
         runs = zip(pairs["run"], pairs["run_other"], strict=True)
         values = [self.change(*map(measured.known.get, names)) for names in runs]
@@ -400,22 +422,27 @@ class KernelChange(AbstractQuantity):
 
 
 class TimeShare(AbstractQuantity):
-    """The time profile of a run: the share of a quantity in each tenth of the training time.
+    """The time profile of a run: the share of a quantity in each tenth
+    of the training time.
 
-    Rows have the share of a tenth, labelled by the column `tenth` from 1 to 10. Time is the sum of
-    the step sizes η. If the quantity accumulates at a constant rate, each share is 0.1. The
-    quantity, per step, is one of these:
+    Rows have the share of a tenth, labelled by the column `tenth` from 1 to 10. Time is
+    the sum of the step sizes η. If the quantity accumulates at a constant rate, each
+    share is 0.1. The quantity, per step, is one of these:
 
         contribution_mass    Σ|Δ𝒮| over examples and queries
         contribution_sum     Σ|Σᵢ Δ𝒮ᵢ| over queries
         kernel_mass          η‖K‖
     """
 
-    mass: Literal["contribution_mass", "contribution_sum", "kernel_mass"] = "contribution_mass"
+    mass: Literal["contribution_mass", "contribution_sum", "kernel_mass"] = (
+        "contribution_mass"
+    )
 
     def of(self, measured: Measured) -> pd.DataFrame:
         shares = np.array([self.shares(run) for run in measured.runs])
-        tenths = [measured.table.assign(tenth=k + 1, value=shares[:, k]) for k in range(10)]
+        tenths = [
+            measured.table.assign(tenth=k + 1, value=shares[:, k]) for k in range(10)
+        ]
         return pd.concat(tenths, ignore_index=True)
 
     def shares(self, run: Run | None) -> NDArray[np.float64]:

@@ -1,4 +1,5 @@
-"""Scalar functions of one number: tangent kernels, descent steps, and the kernel of a finite step.
+"""Scalar functions of one number: tangent kernels, descent steps,
+and the kernel of a finite step.
 
 F. Huszár, "Some intuition on the neural tangent kernel" (2020), makes the claims.
 """
@@ -39,18 +40,18 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-9
-"""A value counts as unchanged if its change is smaller than this fraction of the change of f at the
-observation x′.
-"""
+"""A value counts as unchanged if its change is smaller than this fraction of the change
+of f at the observation x′. """
 
 Integer = Annotated[int, Field(ge=-(10**4), le=10**4)]
 
 
 class ScalarCurve(AbstractTrial):
-    """The kernel of a scalar function f with an observation x′, and a descent step on it.
+    """The kernel of a scalar function f with an observation x′,
+    and a descent step on it.
 
-    The points x are the integers from `first` to `last`. The observation (x′, y′) is (`observed`,
-    `value`). There is a row for each x:
+    The points x are the integers from `first` to `last`. The observation (x′, y′) is
+    (`observed`, `value`). There is a row for each x:
 
         share        k(x, x′)/k(x′, x′) for the tangent kernel k
         finite       k̃(x, x′)/k(x′, x′), where k̃ is the kernel of a finite step with η = `ascent`
@@ -67,10 +68,10 @@ class ScalarCurve(AbstractTrial):
         finite_largest_at    the x of the maximum of finite
         fastest              the index of the parameter with the largest |∂f(x′)/∂θ|, from 1
 
-    The rows are labelled by `x`; by `place` (observed or elsewhere); by `side` (left or right of
-    `boundary`); by `ascended`, the number of ascent steps on f(x′) before the measurement; and by
-    `start`, which is `given` for the model's own weights, and `drawn` if scatter·N(0, 1) was added.
-    """
+    The rows are labelled by `x`; by `place` (observed or elsewhere); by `side` (left or
+    right of `boundary`); by `ascended`, the number of ascent steps on f(x′) before the
+    measurement; and by `start`, which is `given` for the model's own weights, and
+    `drawn` if scatter·N(0, 1) was added."""
 
     model: AbstractScalar
     first: Integer = -10
@@ -88,7 +89,9 @@ class ScalarCurve(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         if not self.first <= self.observed <= self.last:
-            raise Mistake(f"trial.observed={self.observed} is not in {self.first} … {self.last}")
+            raise Mistake(
+                f"trial.observed={self.observed} is not in {self.first} … {self.last}"
+            )
         module = self.model.function()
         own = weights_of(module)
         generator = stream("weights", seed)
@@ -101,7 +104,9 @@ class ScalarCurve(AbstractTrial):
         rows: list[Mapping[str, Level]] = []
         for start, weights in {"given": own, "drawn": moved}.items():
             for steps in self.ascended:
-                reached = ascend(module, x[here : here + 1], steps, self.ascent, weights=weights)
+                reached = ascend(
+                    module, x[here : here + 1], steps, self.ascent, weights=weights
+                )
                 rows += [
                     {"start": start, "ascended": steps, **row}
                     for row in self.curve(module, reached, x, here)
@@ -111,18 +116,20 @@ class ScalarCurve(AbstractTrial):
     def curve(
         self, module: nn.Module, weights: Weights, x: Tensor, here: int
     ) -> Iterator[dict[str, Level]]:
-        """Yield the rows for all points x, at the given weights. `here` is the index of the
-        observation x′ in `x`.
-        """
+        """Yield the rows for all points x, at the given weights. `here` is the index of
+        the observation x′ in `x`."""
         point = x[here : here + 1]
         kernel = tangent_kernel(module, x, point, weights=weights)[:, 0, 0, 0]
         share = kernel / kernel[here]
         finite = (
-            finite_step_kernel(module, x, point, self.ascent, weights=weights)[:, 0, 0, 0]
+            finite_step_kernel(module, x, point, self.ascent, weights=weights)[
+                :, 0, 0, 0
+            ]
             / kernel[here]
         )
 
-        # A descent step on (f(x′) − y′)² is an ascent step on f(x′) with η′ = −2η (f(x′) − y′).
+        # A descent step on (f(x′) − y′)² is an ascent step on f(x′)
+        # with η′ = −2η (f(x′) − y′).
         function = function_of(module)
         before = function(weights, x)[:, 0]
         size = 2 * self.step_size * (self.value - before[here]).item()
@@ -130,7 +137,9 @@ class ScalarCurve(AbstractTrial):
         moved = after - before
 
         # ∂f(x′)/∂θ
-        gradient = torch.func.grad(lambda weights: function(weights, point).sum())(dict(weights))
+        gradient = torch.func.grad(lambda weights: function(weights, point).sum())(
+            dict(weights)
+        )
         slopes = torch.cat([gradient[name].flatten() for name in weights])
 
         # The formula of the kernel: delta·[x = x′] + product·x x′ + constant
@@ -178,7 +187,9 @@ class FiniteStepPeaks(ScalarCurve):
         yield from super().curve(module, weights, x, here)
         point = x[here : here + 1]
         for eta in self.etas:
-            finite = finite_step_kernel(module, x, point, eta, weights=weights)[:, 0, 0, 0]
+            finite = finite_step_kernel(module, x, point, eta, weights=weights)[
+                :, 0, 0, 0
+            ]
             yield {"eta": eta, "peak_at": x[finite.argmax()].item()}
 
 
@@ -187,20 +198,22 @@ def noise_like(weight: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class FiniteSteps(AbstractTrial):
-    """The kernel k̃_η of a finite step compared with the tangent kernel k, by step size.
+    """The kernel k̃_η of a finite step compared with the tangent kernel k,
+    by step size.
 
         error            ‖k̃_η − k‖/‖k‖, between `points` points and `observed` training examples
         centred_error    ‖(k̃_η + k̃_{−η})/2 − k‖/‖k‖, where errors of first order in η cancel
         other_error      ‖k̃_η − k′‖/‖k′‖, with the tangent kernel k′ at other weights (a control)
 
-    The seed draws the weights of a network. In addition, scatter·N(0, 1) is added to the weights,
-    for functions whose weights are fixed.
-    """
+    The seed draws the weights of a network. In addition, scatter·N(0, 1) is added to
+    the weights, for functions whose weights are fixed."""
 
     model: AbstractArchitecture
     init: AbstractInit
     data: AbstractSource
-    step_sizes: tuple[Annotated[float, Field(gt=0)], ...] = Field((0.1, 0.03, 0.01), min_length=2)
+    step_sizes: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (0.1, 0.03, 0.01), min_length=2
+    )
     points: Count = 16
     observed: Count = 4
     scatter: float = Field(0.0, ge=0)
@@ -215,11 +228,14 @@ class FiniteSteps(AbstractTrial):
             name: weight + self.scatter * noise_like(weight, generator)
             for name, weight in weights_of(module).items()
         }
-        seen = torch.cat([data.train.inputs, data.query.inputs, data.test.inputs])[: self.points]
+        seen = torch.cat([data.train.inputs, data.query.inputs, data.test.inputs])[
+            : self.points
+        ]
         observed = data.train.inputs[: self.observed]
         tangent = tangent_kernel(module, seen, observed, weights=weights)
         elsewhere = {
-            name: weight + noise_like(weight, generator) for name, weight in weights.items()
+            name: weight + noise_like(weight, generator)
+            for name, weight in weights.items()
         }
         other = tangent_kernel(module, seen, observed, weights=elsewhere)
 
@@ -237,12 +253,15 @@ class FiniteSteps(AbstractTrial):
                 "error": missed(finite, tangent),
                 "centred_error": missed((finite + back) / 2, tangent),
             }
-            rows.append({"step_size": eta, **errors, "other_error": missed(finite, other)})
+            rows.append(
+                {"step_size": eta, **errors, "other_error": missed(finite, other)}
+            )
         return rows
 
 
 class Reparametrised(AbstractTrial):
-    """The change of a tanh network's outputs and tangent kernel under reparametrisation.
+    """The change of a tanh network's outputs and tangent kernel
+    under reparametrisation.
 
         outputs    ‖f′ − f‖/‖f‖
         change     ‖K′ − K‖/‖K‖
@@ -265,7 +284,9 @@ class Reparametrised(AbstractTrial):
         generator = stream("weights", seed)
         sizes = (x.shape[1], *(self.width,) * self.depth, 1)
         layers = [
-            layer for one, other in pairwise(sizes) for layer in (nn.Linear(one, other), nn.Tanh())
+            layer
+            for one, other in pairwise(sizes)
+            for layer in (nn.Linear(one, other), nn.Tanh())
         ]
         plain = nn.Sequential(*layers[:-1]).double()
         with torch.no_grad():
@@ -286,7 +307,13 @@ class Reparametrised(AbstractTrial):
         for spelling, module in spellings.items():
             change = (tangent_kernel(module, x) - kernel).norm() / kernel.norm()
             missed = (module(x).detach() - outputs).norm() / outputs.norm()
-            rows.append({"spelling": spelling, "outputs": missed.item(), "change": change.item()})
+            rows.append(
+                {
+                    "spelling": spelling,
+                    "outputs": missed.item(),
+                    "change": change.item(),
+                }
+            )
         return rows
 
 
@@ -306,15 +333,17 @@ def rotated(plain: nn.Sequential, generator: torch.Generator) -> nn.Sequential:
         if isinstance(layer, nn.Linear):
             size = layer.out_features
             square = torch.randn(size, size, generator=generator).double()
-            register_parametrization(layer, "weight", Rotated(torch.linalg.qr(square).Q))
+            register_parametrization(
+                layer, "weight", Rotated(torch.linalg.qr(square).Q)
+            )
     return network
 
 
 def batch_normed(plain: nn.Sequential, x: Tensor) -> nn.Sequential:
     """Return a copy with BatchNorm in evaluation mode after each hidden linear layer.
 
-    Statistics come from `x`; scale and shift undo the normalisation, so that f does not change.
-    """
+    Statistics come from `x`; scale and shift undo the normalisation,
+    so that f does not change."""
     network = nn.Sequential()
     *hidden, readout = deepcopy(plain)
     for layer in hidden:
@@ -351,12 +380,12 @@ class Rotated(nn.Module):
 class ScalarStep(AbstractPicture):
     """A scalar function before and after a step on an observation, and its kernel.
 
-    The picture shows a trial of `ScalarCurve`. With `finite`, it also shows the kernel of a finite
-    step. If `control` is a name, it also shows the kernel of the control look under this name.
+    The picture shows a trial of `ScalarCurve`. With `finite`, it also shows the kernel
+    of a finite step. If `control` is a name, it also shows the kernel of the control
+    look under this name.
 
-    The axes follow F. Huszár, "Some intuition on the neural tangent kernel" (2020): f(x), and
-    k(x, x′)/k(x′, x′).
-    """
+    The axes follow F. Huszár, "Some intuition on the neural tangent kernel" (2020):
+    f(x), and k(x, x′)/k(x′, x′)."""
 
     finite: bool = False
     control: str = ""
@@ -369,7 +398,9 @@ class ScalarStep(AbstractPicture):
             kernels.append((f"step of {spelled(trial.ascent)}", rows["finite"]))
         if self.control:
             kernels.append((self.control, given(judged, CONTROL)["share"]))
-        return draw_scalar_step(rows, (trial.observed, trial.value), kernels, moved(rows, trial))
+        return draw_scalar_step(
+            rows, (trial.observed, trial.value), kernels, moved(rows, trial)
+        )
 
     def here(self, judged: JudgedClaim) -> str:
         trial = curve(judged)
@@ -387,9 +418,8 @@ class ScalarStep(AbstractPicture):
 
 
 def curve(judged: JudgedClaim, look: str = MAIN) -> ScalarCurve:
-    """Return the settings of the trial that this look (statistical test) measures. Raise unless it
-    is a `ScalarCurve`.
-    """
+    """Return the settings of the trial that this look (statistical test) measures.
+    Raise unless it is a `ScalarCurve`."""
     trial = judged.looks[look].trial
     if not isinstance(trial, ScalarCurve):
         raise Mistake(
@@ -406,16 +436,17 @@ def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
     """
     rows = judged.rows("x", "share", "finite", "before", "after", look=look)
     chosen = (
-        (rows["start"] == "given") & (rows["ascended"] == 0) & (rows["seed"] == rows["seed"].min())
+        (rows["start"] == "given")
+        & (rows["ascended"] == 0)
+        & (rows["seed"] == rows["seed"].min())
     )
     curve: pd.DataFrame = rows.loc[chosen].sort_values("x").reset_index(drop=True)
     return curve
 
 
 def moved(rows: pd.DataFrame, trial: ScalarCurve) -> str:
-    """Describe how the descent step changes the function, at the observation and elsewhere, as
-    text.
-    """
+    """Describe how the descent step changes the function,
+    at the observation and elsewhere, as text."""
     here = rows[rows["place"] == "observed"].iloc[0]
     others = rows[rows["place"] != "observed"]
     moving = others[others["moved"].abs() > ROUNDING * abs(here["moved"])]
@@ -438,7 +469,11 @@ def at(share: pd.Series[float], extreme: float) -> str:
     'at x = 2, −0.279'
     """
     positions = share.index[(share - extreme).abs() <= ROUNDING]
-    where = f"x = {spelled(positions[0])}" if len(positions) == 1 else f"{len(positions)} places"
+    where = (
+        f"x = {spelled(positions[0])}"
+        if len(positions) == 1
+        else f"{len(positions)} places"
+    )
     return f"at {where}, {spelled(extreme)}"
 
 
@@ -452,13 +487,14 @@ def spelled(value: float) -> str:
 
 
 class ScalarTraining(AbstractPicture):
-    """A scalar function and its kernel with x′, after several numbers of ascent steps on f(x′).
+    """A scalar function and its kernel with x′,
+    after several numbers of ascent steps on f(x′).
 
-    The picture shows a trial of `ScalarCurve` with several numbers of steps in `ascended`.
+    The picture shows a trial of `ScalarCurve` with several numbers of steps
+    in `ascended`.
 
-    The axes follow F. Huszár, "Some intuition on the neural tangent kernel" (2020): f(x), and
-    k(x, x′)/k(x′, x′).
-    """
+    The axes follow F. Huszár, "Some intuition on the neural tangent kernel" (2020):
+    f(x), and k(x, x′)/k(x′, x′)."""
 
     def figure(self, judged: JudgedClaim) -> Figure:
         return draw_scalar_training(
@@ -468,7 +504,9 @@ class ScalarTraining(AbstractPicture):
     def here(self, judged: JudgedClaim) -> str:
         trial = curve(judged)
         rows = ascents(judged)
-        spread = rows.groupby("ascended")["share"].agg(lambda share: share.max() - share.min())
+        spread = rows.groupby("ascended")["share"].agg(
+            lambda share: share.max() - share.min()
+        )
         narrower = bool((spread.diff().dropna() < 0).all())
         way = "narrower each time" if narrower else "not narrower each time"
         steps = listed([str(steps) for steps in spread.index])
@@ -480,24 +518,28 @@ class ScalarTraining(AbstractPicture):
 
 
 def ascents(judged: JudgedClaim) -> pd.DataFrame:
-    """Return the rows that start from the model's own weights, after all numbers of ascent steps.
+    """Return the rows that start from the model's own weights,
+    after all numbers of ascent steps.
 
     These rows are the same for every seed, so the rows of one seed are returned.
     """
     rows = judged.rows("x", "share", "before", "ascended")
     chosen = (rows["start"] == "given") & (rows["seed"] == rows["seed"].min())
-    curves: pd.DataFrame = rows.loc[chosen].sort_values(["ascended", "x"]).reset_index(drop=True)
+    curves: pd.DataFrame = (
+        rows.loc[chosen].sort_values(["ascended", "x"]).reset_index(drop=True)
+    )
     return curves
 
 
 def changed_range(rows: pd.DataFrame) -> str:
-    """Describe the ranges of k(x, x′)/k(x′, x′) after the fewest and the most ascent steps, as
-    text.
-    """
+    """Describe the ranges of k(x, x′)/k(x′, x′) after the fewest
+    and the most ascent steps, as text."""
     first = rows["ascended"].min()
     last = rows["ascended"].max()
-    before, after = (rows.loc[rows["ascended"] == steps, "share"] for steps in (first, last))
-    ranges = [f"{spelled(share.min())} … {spelled(share.max())}" for share in (before, after)]
-    return (
-        f"From {first} to {last} steps, the kernel goes from a range of {ranges[0]} to {ranges[1]}"
+    before, after = (
+        rows.loc[rows["ascended"] == steps, "share"] for steps in (first, last)
     )
+    ranges = [
+        f"{spelled(share.min())} … {spelled(share.max())}" for share in (before, after)
+    ]
+    return f"From {first} to {last} steps, the kernel goes from a range of {ranges[0]} to {ranges[1]}"

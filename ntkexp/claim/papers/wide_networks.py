@@ -1,8 +1,8 @@
-"""Networks of growing width compared with infinite width: outputs, kernels and training.
+"""Networks of growing width compared with infinite width: outputs,
+kernels and training.
 
-J. Lee et al. 2019, arXiv:1902.06720, make most of the claims. Docstrings of trials name other
-papers.
-"""
+J. Lee et al. 2019, arXiv:1902.06720, make most of the claims.
+Docstrings of trials name other papers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,12 @@ from ntkexp.layer.spec import Activation
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.loss import Squared
-from ntkexp.model.base import AbstractArchitecture, AbstractLayered, LearningTask, ScaledOutput
+from ntkexp.model.base import (
+    AbstractArchitecture,
+    AbstractLayered,
+    LearningTask,
+    ScaledOutput,
+)
 from ntkexp.records.sweep import Level
 from ntkexp.report.analysis.laws import number
 from ntkexp.report.analysis.power_law import PowerLaw, power_law
@@ -72,14 +77,17 @@ def network_of_width(
     32
     """
     wide = model.model_copy(update={"width": width})
-    return wide.module(init, task.shape, task.outputs, generator, task.vocabulary).eval()
+    return wide.module(
+        init, task.shape, task.outputs, generator, task.vocabulary
+    ).eval()
 
 
 class Bottleneck(AbstractLayered):
-    """A multilayer perceptron whose first or last hidden layer has `narrow` units at every width.
+    """A multilayer perceptron whose first or last hidden layer has `narrow` units at
+    every width.
 
-    This is a control for claims about wide networks: a sum over few random units does not converge
-    to its expected value.
+    This is a control for claims about wide networks: a sum over few random units does
+    not converge to its expected value.
 
     >>> from ntkexp.init import NTK
     >>> from ntkexp.layer.affine import Dense
@@ -98,23 +106,27 @@ class Bottleneck(AbstractLayered):
     ) -> tuple[AbstractLayer, ...]:
         widths = [self.width] * self.depth
         widths[0 if self.place == "first" else -1] = self.narrow
-        hidden = (layer for width in widths for layer in (init.dense(width), self.activation))
+        hidden = (
+            layer for width in widths for layer in (init.dense(width), self.activation)
+        )
         return (Flatten(), *hidden, init.readout(outputs))
 
 
 class FirstOutputs(AbstractTrial):
-    """The outputs of untrained networks compared with the Gaussian process at infinite width.
+    """The outputs of untrained networks compared with the Gaussian process
+    at infinite width.
 
-    At each width, E is the mean over `networks` networks with one output. The points x are the
-    first training examples, and 𝒢 is the covariance (NNGP kernel) of the process.
+    At each width, E is the mean over `networks` networks with one output. The points x
+    are the first training examples, and 𝒢 is the covariance (NNGP kernel) of the
+    process.
 
         variance_ratio     mean_x E f(x)²/𝒢(x, x)                    1 at every width
         covariance_ratio   Σ E f(x)f(x′) 𝒢(x, x′)/Σ 𝒢(x, x′)²        1 at every width; pairs x ≠ x′
         excess_kurtosis    mean_x E f(x)⁴/(E f(x)²)² − 3             ∝ 1/width
 
-    With one hidden layer, the excess kurtosis is 3 Var(v)/(E v)²/width. Here v is the contribution
-    of one hidden unit to the variance of f, as a function of the unit's random input weights.
-    """
+    With one hidden layer, the excess kurtosis is 3 Var(v)/(E v)²/width. Here v is the
+    contribution of one hidden unit to the variance of f, as a function of the unit's
+    random input weights."""
 
     model: AbstractLayered
     init: AbstractInit
@@ -129,7 +141,9 @@ class FirstOutputs(AbstractTrial):
         generator = stream("weights", seed)
         every = slice(0, len(x))
         limit = self.model.limit(self.init, task)
-        process = compute(limit, BlockSlices(every, every, same=True), x, budget=ONE_GB).nngp
+        process = compute(
+            limit, BlockSlices(every, every, same=True), x, budget=ONE_GB
+        ).nngp
 
         untrained = EnsembleTraining(
             x, x.new_zeros(0, 1), size=0.0, steps=0, divisor=1.0, readout=False
@@ -140,7 +154,9 @@ class FirstOutputs(AbstractTrial):
                 network_of_width(width, self.model, self.init, task, generator)
                 for _ in range(self.networks)
             ]
-            rows.append({"width": width, **moments(untrained.outputs(modules)[..., 0], process)})
+            rows.append(
+                {"width": width, **moments(untrained.outputs(modules)[..., 0], process)}
+            )
         return rows
 
 
@@ -171,16 +187,18 @@ def excess_kurtosis(outputs: Float[Tensor, "network point"]) -> float:
     >>> excess_kurtosis(torch.tensor([[1.0], [-1.0]]))
     -2.0
     """
-    return float((outputs.pow(4).mean(0) / outputs.square().mean(0).square()).mean()) - 3
+    return (
+        float((outputs.pow(4).mean(0) / outputs.square().mean(0).square()).mean()) - 3
+    )
 
 
 class OutputsInTraining(AbstractTrial):
     """The deviation of outputs from a Gaussian distribution during training, by width.
 
-    At each width, `networks` networks with one output learn the same targets. The step size is
-    `fraction` times the largest stable step size at infinite width. The outputs f_t at test points
-    are recorded after each number t of steps in `times`. E, Var and f̄_t are taken over the
-    networks.
+    At each width, `networks` networks with one output learn the same targets. The step
+    size is `fraction` times the largest stable step size at infinite width. The outputs
+    f_t at test points are recorded after each number t of steps in `times`. E, Var and
+    f̄_t are taken over the networks.
 
         excess_kurtosis    mean_x E(f_t(x) − f̄_t(x))⁴/(Var f_t(x))² − 3        0 for a Gaussian
         remaining          √(mean_x Var f_t(x)/mean_x Var f_0(x))
@@ -190,7 +208,9 @@ class OutputsInTraining(AbstractTrial):
     init: AbstractInit
     data: AbstractSource
     widths: tuple[Count, ...] = Field((4, 8, 16, 32), min_length=2)
-    times: tuple[Annotated[int, Field(ge=0, le=MAX_COUNT)], ...] = Field((0, 10, 100), min_length=1)
+    times: tuple[Annotated[int, Field(ge=0, le=MAX_COUNT)], ...] = Field(
+        (0, 10, 100), min_length=1
+    )
     networks: Count = 2000
     points: Count = 8
     fraction: float = Field(0.1, gt=0, lt=1)
@@ -209,7 +229,9 @@ class OutputsInTraining(AbstractTrial):
             budget=ONE_GB,
         )
         size = self.fraction * 2 / float(torch.linalg.eigvalsh(limit.ntk)[-1])
-        training = EnsembleTraining(x, learned, size, max(self.times), divisor=1.0, readout=False)
+        training = EnsembleTraining(
+            x, learned, size, max(self.times), divisor=1.0, readout=False
+        )
         generator = stream("weights", seed)
 
         rows = list[Mapping[str, Level]]()
@@ -227,16 +249,23 @@ class OutputsInTraining(AbstractTrial):
                 left = float((found.var(0, correction=0).mean() / first).sqrt())
                 kurtosis = excess_kurtosis(found - found.mean(0))
                 rows.append(
-                    {"width": width, "steps": time, "excess_kurtosis": kurtosis, "remaining": left}
+                    {
+                        "width": width,
+                        "steps": time,
+                        "excess_kurtosis": kurtosis,
+                        "remaining": left,
+                    }
                 )
         return rows
 
 
 class FirstKernels(AbstractTrial):
-    """The tangent kernels of untrained networks compared with the kernel at infinite width.
+    """The tangent kernels of untrained networks compared with the kernel
+    at infinite width.
 
-    At each width, E and Var are taken over `networks` networks with one output. The kernels are
-    computed among the first training examples. The distance includes the bias E K_0 − K_∞.
+    At each width, E and Var are taken over `networks` networks with one output. The
+    kernels are computed among the first training examples. The distance includes the
+    bias E K_0 − K_∞.
 
         distance    √(E ‖K_0 − K_∞‖²)/‖K_∞‖                  ∝ width^(−1/2)
         variance    Σ_xx′ Var K_0(x, x′)/‖K_∞‖²              ∝ 1/width
@@ -268,22 +297,29 @@ class FirstKernels(AbstractTrial):
                 for _ in range(self.networks)
             ]
             kernels = stacked(networks).tangent_kernels(x)
-            missed = float((kernels - limit).square().sum((1, 2)).mean())  # E ‖K_0 − K_∞‖²
+            missed = float(
+                (kernels - limit).square().sum((1, 2)).mean()
+            )  # E ‖K_0 − K_∞‖²
             variance = float(kernels.var(0).sum())  # Σ Var K_0
             rows.append(
-                {"width": width, "distance": (missed / size) ** 0.5, "variance": variance / size}
+                {
+                    "width": width,
+                    "distance": (missed / size) ** 0.5,
+                    "variance": variance / size,
+                }
             )
         return rows
 
 
 class SummedOutputs(AbstractTrial):
-    """The error of approximating the tangent kernel by the kernel of the summed outputs, by width.
+    """The error of approximating the tangent kernel by the kernel
+    of the summed outputs, by width.
 
         error    ‖K − k ⊗ 1‖/‖K‖,    k(x, x′) = Σ_cd K(x, c; x′, d)/C
 
-    K is the kernel of an untrained network with C outputs c, d, with axes [point, output, point,
-    output], at the first training examples. 1 is the identity of the outputs.
-    """
+    K is the kernel of an untrained network with C outputs c, d, with axes [point,
+    output, point, output], at the first training examples. 1 is the identity of the
+    outputs."""
 
     model: AbstractLayered
     init: AbstractInit
@@ -302,7 +338,9 @@ class SummedOutputs(AbstractTrial):
             kernel = tangent_kernel(network, x, x)
             # k, and K − k ⊗ 1
             summed = kernel.sum((1, 3)) / self.outputs
-            apart = kernel - torch.einsum("xy,cd->xcyd", summed, torch.eye(self.outputs).to(summed))
+            apart = kernel - torch.einsum(
+                "xy,cd->xcyd", summed, torch.eye(self.outputs).to(summed)
+            )
             rows.append({"width": width, "error": float(apart.norm() / kernel.norm())})
         return rows
 
@@ -310,8 +348,8 @@ class SummedOutputs(AbstractTrial):
 class KernelMovement(AbstractTrial):
     """The kernel change during training, by width and by the scale α of the output.
 
-    E is the mean over `networks` networks of each width, which learn a scalar target. All scales
-    use the same initial weights. The step size is `stable` · 2/λ_max(K_0).
+    E is the mean over `networks` networks of each width, which learn a scalar target.
+    All scales use the same initial weights. The step size is `stable` · 2/λ_max(K_0).
 
         movement    √(E ‖K_T − K_0‖²/‖K_0‖²)        ∝ 1/α for large α (Chizat, Oyallon & Bach 2019)
         test_error  mean (f_T − y)²/mean y²          on test points
@@ -355,14 +393,21 @@ class KernelMovement(AbstractTrial):
             ).trained(networks)
 
             # ‖K_T − K_0‖²/‖K_0‖², and the error on test points
-            moved = (after.tangent_kernels(x) - before).square().sum((1, 2)) / before.square().sum(
+            moved = (after.tangent_kernels(x) - before).square().sum(
                 (1, 2)
-            )
+            ) / before.square().sum((1, 2))
             with torch.no_grad():
                 missed = after.outputs(points)[:, len(x) :] - truth
             error = float(missed.square().mean() / truth.square().mean())
             movement = float(moved.mean().sqrt())
-            rows.append({"width": width, "alpha": alpha, "movement": movement, "test_error": error})
+            rows.append(
+                {
+                    "width": width,
+                    "alpha": alpha,
+                    "movement": movement,
+                    "test_error": error,
+                }
+            )
         return rows
 
 
@@ -371,10 +416,9 @@ class Fluctuations(AbstractTrial):
 
         fluctuation    √(mean_x Var f_T(x)/mean_x f̄_T(x)²)        at test points x
 
-    Var and f̄_T are the variance and mean over the `networks` networks of a width. They learn a
-    scalar target with the same step size on the same data. With `init.antisymmetric`, all networks
-    start from the zero function.
-    """
+    Var and f̄_T are the variance and mean over the `networks` networks of a width. They
+    learn a scalar target with the same step size on the same data. With
+    `init.antisymmetric`, all networks start from the zero function."""
 
     model: AbstractLayered
     init: AbstractInit
@@ -399,29 +443,33 @@ class Fluctuations(AbstractTrial):
             ]
             kernel = tangent_kernel(modules[0], x[:train], x[:train]).view(train, train)
             size = 1 / float(torch.linalg.eigvalsh(kernel)[-1])
-            training = EnsembleTraining(x, learned, size, self.steps, divisor=1.0, readout=False)
+            training = EnsembleTraining(
+                x, learned, size, self.steps, divisor=1.0, readout=False
+            )
             outputs = training.outputs(modules)[:, train:, 0]
             spread = outputs.var(0, correction=0).mean()  # mean_x Var f_T(x)
             rows.append(
                 {
                     "width": width,
-                    "fluctuation": float((spread / outputs.mean(0).square().mean()).sqrt()),
+                    "fluctuation": float(
+                        (spread / outputs.mean(0).square().mean()).sqrt()
+                    ),
                 }
             )
         return rows
 
 
 class TrainingBesideKernels(AbstractTrial):
-    """Networks in training compared with gradient descent under a fixed kernel, step by step.
+    """Networks in training compared with gradient descent under a fixed kernel,
+    step by step.
 
         f̂_{t+1}(x) = f̂_t(x) − η Σ_i K(x, x_i) (f̂_t(x_i) − y_i),    f̂_0 = f_0
         gap        √(E (f_t(x) − f̂_t(x))²/E (f_t(x) − f_0(x))²)
 
-    E is the mean over steps t, test points x and `networks` networks of each width, which learn a
-    scalar target. The step size is η = `stable` · 2/λ_max(K_∞). The column `kernel` gives K: for
-    `start`, it is the initial kernel K_0 of each network (f̂ is then the linearised network), and
-    for `limit`, it is K_∞.
-    """
+    E is the mean over steps t, test points x and `networks` networks of each width,
+    which learn a scalar target. The step size is η = `stable` · 2/λ_max(K_∞). The
+    column `kernel` gives K: for `start`, it is the initial kernel K_0 of each network
+    (f̂ is then the linearised network), and for `limit`, it is K_∞."""
 
     model: AbstractArchitecture
     init: AbstractInit
@@ -440,11 +488,19 @@ class TrainingBesideKernels(AbstractTrial):
         train = len(x)
         network = self.model.limit(self.init, task)
         block = BlockSlices(slice(0, len(points)), slice(0, len(points)), same=True)
-        limit = self.init.alpha**2 * compute(network, block, points, budget=ONE_GB, threads=1).ntk
+        limit = (
+            self.init.alpha**2
+            * compute(network, block, points, budget=ONE_GB, threads=1).ntk
+        )
         # The largest stable step size is 2/λ_max(K_∞).
         size = self.stable * 2 / float(torch.linalg.eigvalsh(limit[:train, :train])[-1])
         training = EnsembleTraining(
-            points, targets(data, Squared())[:train], size, self.steps, divisor=1.0, readout=False
+            points,
+            targets(data, Squared())[:train],
+            size,
+            self.steps,
+            divisor=1.0,
+            readout=False,
         )
         rows: list[Mapping[str, Level]] = []
         for width in self.widths:
@@ -455,9 +511,14 @@ class TrainingBesideKernels(AbstractTrial):
             networks = stacked(modules)
             kernels = {"start": networks.tangent_kernels(points), "limit": limit}
             gaps = regression_gaps(
-                training, networks, {name: kernel[..., :train] for name, kernel in kernels.items()}
+                training,
+                networks,
+                {name: kernel[..., :train] for name, kernel in kernels.items()},
             )
-            rows += [{"width": width, "kernel": name, "gap": gap} for name, gap in gaps.items()]
+            rows += [
+                {"width": width, "kernel": name, "gap": gap}
+                for name, gap in gaps.items()
+            ]
         return rows
 
 
@@ -466,9 +527,8 @@ def regression_gaps(
     networks: StackedNetworks,
     kernels: Mapping[str, Float[Tensor, "*network point train"]],
 ) -> dict[str, float]:
-    """Train networks f and predictors f̂ with a fixed kernel together. Return for each kernel the
-    relative distance (`gap`) between f and f̂.
-    """
+    """Train networks f and predictors f̂ with a fixed kernel together. Return for each
+    kernel the relative distance (`gap`) between f and f̂."""
     train = len(training.targets)
     with torch.no_grad():
         start = networks.outputs(training.inputs)
@@ -492,12 +552,14 @@ def regression_gaps(
 
 
 class EnsembleBesideProcesses(AbstractTrial):
-    """Ensembles of trained networks compared with the Gaussian processes at infinite width.
+    """Ensembles of trained networks compared with the Gaussian processes
+    at infinite width.
 
-    `words` are the settings of the experiment, as for `ntkexp train`. The columns `networks` (all
-    layers or only the readout trained) and `process` label the rows (`ntkexp.ensemble`). A point is
-    pinned if the examples reduce the spread of the process there to less than a tenth. Pinned
-    points are left out. If all points are pinned, there is no number, and `reason` says so.
+    `words` are the settings of the experiment, as for `ntkexp train`. The columns
+    `networks` (all layers or only the readout trained) and `process` label the rows
+    (`ntkexp.ensemble`). A point is pinned if the examples reduce the spread of the
+    process there to less than a tenth. Pinned points are left out. If all points are
+    pinned, there is no number, and `reason` says so.
 
         mean         the rms difference between the means of ensemble and process, in standard
                      errors; 1 if they are equal
@@ -508,11 +570,15 @@ class EnsembleBesideProcesses(AbstractTrial):
     networks: Count = 100
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        # An ensemble uses `networks` consecutive seeds. Give each trial its own range of seeds.
-        experiment = compose([*self.words, f"seed={seed * self.networks}", f"data.seed={seed}"])
+        # An ensemble uses `networks` consecutive seeds.
+        # Give each trial its own range of seeds.
+        experiment = compose(
+            [*self.words, f"seed={seed * self.networks}", f"data.seed={seed}"]
+        )
         given = problem(experiment)
         found = comparisons(
-            ensemble(experiment, given, self.networks, lambda name, done: None), given.train
+            ensemble(experiment, given, self.networks, lambda name, done: None),
+            given.train,
         )
         return [
             {
@@ -520,28 +586,32 @@ class EnsembleBesideProcesses(AbstractTrial):
                 "process": row.process,
                 "mean": row.mean,
                 "deviation": row.deviation,
-                "reason": "" if row.points else f"all {row.among} points are pinned by examples",
+                "reason": ""
+                if row.points
+                else f"all {row.among} points are pinned by examples",
             }
             for row in found
         ]
 
 
 class ChangeByWidth(AbstractPicture):
-    """The relative changes of weights and kernel against width, with guide lines 1/√n and 1/n.
+    """The relative changes of weights and kernel against width,
+    with guide lines 1/√n and 1/n.
 
-    `panels` maps each panel title to a dict {line name: column}. `where` selects the rows. The
-    title of the picture describes the last line.
+    `panels` maps each panel title to a dict {line name: column}. `where` selects the
+    rows. The title of the picture describes the last line.
 
-    The axes follow J. Lee et al., "Wide neural networks of any depth evolve as linear models under
-    gradient descent" (2019), arXiv:1902.06720, figure 1.
-    """
+    The axes follow J. Lee et al., "Wide neural networks of any depth evolve as linear
+    models under gradient descent" (2019), arXiv:1902.06720, figure 1."""
 
     along: str = "model.width"
     where: dict[str, Any] = Field(default_factory=dict)
     panels: dict[str, dict[str, str]] = Field(min_length=1)
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        return draw_change_by_width(self.rows(judged), self.along, self.panels, self.title(judged))
+        return draw_change_by_width(
+            self.rows(judged), self.along, self.panels, self.title(judged)
+        )
 
     def here(self, judged: JudgedClaim) -> str:
         rows = self.rows(judged)
@@ -569,7 +639,9 @@ class ChangeByWidth(AbstractPicture):
 
     def rows(self, judged: JudgedClaim) -> pd.DataFrame:
         columns = [name for lines in self.panels.values() for name in lines.values()]
-        return select_rows(judged.rows(self.along, "seed"), self.where).dropna(subset=columns)
+        return select_rows(judged.rows(self.along, "seed"), self.where).dropna(
+            subset=columns
+        )
 
     def law(self, rows: pd.DataFrame, name: str) -> PowerLaw:
         x, y = (np.asarray(rows[key], dtype=np.float64) for key in (self.along, name))

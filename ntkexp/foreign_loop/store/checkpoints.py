@@ -14,17 +14,21 @@ from ntkexp.shapes import Weights
 
 FREE_DISK_SHARE = 0.25  # largest share of the free disk for the checkpoints of a trace
 MAX_TRACE_BYTES = 50e9  # largest size of all checkpoints of a trace
-STEPS_PER_CHECKPOINT = 8  # initial interval: writing a checkpoint takes longer than a small step
-COPIES_PER_STEP = 3  # copies of the weights per replayed step: weights, gradient, denominator
+STEPS_PER_CHECKPOINT = (
+    8  # initial interval: writing a checkpoint takes longer than a small step
+)
+COPIES_PER_STEP = (
+    3  # copies of the weights per replayed step: weights, gradient, denominator
+)
 
 
 @dataclass
 class CheckpointPlan:
     """The interval between checkpoints.
 
-    If the checkpoints take more than their share of the disk, every second checkpoint is deleted,
-    and the interval is doubled. So the checkpoints of a loop of any length fit.
-    """
+    If the checkpoints take more than their share of the disk, every second checkpoint
+    is deleted, and the interval is doubled. So the checkpoints of a loop of any length
+    fit."""
 
     every: int  # interval in steps
     fixed: bool  # True if the user gave the interval
@@ -34,7 +38,12 @@ class CheckpointPlan:
 
     @classmethod
     def of(
-        cls, every: int | None, weights: float, size: float, free: float, budget: MemoryBudget
+        cls,
+        every: int | None,
+        weights: float,
+        size: float,
+        free: float,
+        budget: MemoryBudget,
     ) -> CheckpointPlan:
         """Choose the interval.
 
@@ -75,7 +84,10 @@ def optimizer_states(
 ) -> list[OptimizerState]:
     """Copy the states of some optimizers, by parameter name."""
     return [
-        {names[id(weight)]: copied_state(state) for weight, state in optimizer.state.items()}
+        {
+            names[id(weight)]: copied_state(state)
+            for weight, state in optimizer.state.items()
+        }
         for optimizer in optimizers
     ]
 
@@ -83,20 +95,25 @@ def optimizer_states(
 def copied_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Copy the state of one parameter."""
     return {
-        key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()
+        key: value.clone() if isinstance(value, Tensor) else value
+        for key, value in state.items()
     }
 
 
 def states_on(
     states: Sequence[OptimizerState] | None, device: torch.device
 ) -> list[OptimizerState] | None:
-    """Move optimizer states to a device, except step counts, which most optimizers keep on the
-    CPU."""
+    """Move optimizer states to a device, except step counts,
+    which most optimizers keep on the CPU."""
     if states is None:
         return None
 
     def moved(key: str, value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) and key != STEP_COUNT else value
+        return (
+            value.to(device)
+            if isinstance(value, Tensor) and key != STEP_COUNT
+            else value
+        )
 
     return [
         {
@@ -119,7 +136,8 @@ def placed_state(
 
 
 def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
-    """Return the optimizer states after the last step of one optimizer before a checkpoint.
+    """Return the optimizer states after the last step
+    of one optimizer before a checkpoint.
 
     They may differ from the states in the checkpoint if a resumed loop began there.
     """

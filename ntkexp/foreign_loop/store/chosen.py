@@ -2,10 +2,9 @@
 
     f_T − f_0 = Σ contributions + decay + carried + other_steps
 
-A run is a sequence of consecutive stored steps. `carried` is the change of f in stored steps by
-momentum that was accumulated before the run began. `other_steps` is the change of f in the steps
-that are not stored.
-"""
+A run is a sequence of consecutive stored steps. `carried` is the change of f in stored
+steps by momentum that was accumulated before the run began. `other_steps` is the change
+of f in the steps that are not stored."""
 
 from __future__ import annotations
 
@@ -67,9 +66,8 @@ def is_count(value: object) -> bool:
 class ChosenStore(AbstractStore):
     """Stores runs of chosen steps in memory, and the weights at both ends of the loop.
 
-    For the last n steps, the latest two runs of up to n steps are stored, so that the last n steps
-    are among them at the end.
-    """
+    For the last n steps, the latest two runs of up to n steps are stored, so that the
+    last n steps are among them at the end."""
 
     known: Sequence[KnownOptimizer]
     output: Output
@@ -99,7 +97,10 @@ class ChosenStore(AbstractStore):
         return sorted(index for index in self.chosen if index < self.taken)
 
     def begin(
-        self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
+        self,
+        weights: Weights,
+        optimizers: Sequence[torch.optim.Optimizer],
+        names: dict[int, str],
     ) -> None:
         self.optimizers = optimizers
         self.names = names
@@ -109,23 +110,29 @@ class ChosenStore(AbstractStore):
             self.begin_run(weights)
 
     def begin_run(self, weights: Weights) -> None:
-        """Begin a run of stored steps at these weights, and drop old runs if the last n steps are
-        chosen."""
+        """Begin a run of stored steps at these weights,
+        and drop old runs if the last n steps are chosen."""
         if isinstance(self.chosen, int):
             self.runs = self.runs[-1:]
         held = sum(run.loop.nbytes for run in self.runs)
         held += sum(weight.nbytes for weight in self.first.values())
         budget = self.budget.holding(held)
-        run = MemoryStore(self.known, self.output, self.every, budget, before=self.taken)
+        run = MemoryStore(
+            self.known, self.output, self.every, budget, before=self.taken
+        )
         run.begin(weights, self.optimizers, self.names)
         self.runs.append(run)
 
-    def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+    def add(
+        self, step: FollowedStep, which: int, after: Weights, signed: Signed
+    ) -> None:
         run = self.runs[-1]
         run.add(step, which, after, signed)
         self.taken = run.count
         self.latest = after
-        is_full = isinstance(self.chosen, int) and self.taken - run.before == self.chosen
+        is_full = (
+            isinstance(self.chosen, int) and self.taken - run.before == self.chosen
+        )
         if is_full or not self.takes_next:
             run.end(Outside(), whole=True)
         if is_full:
@@ -165,8 +172,8 @@ class ChosenSteps(AbstractSteps):
 
     @cached_property
     def runs(self) -> list[ReplayedSteps]:
-        """The stored runs of consecutive steps. The first step of each run includes the momentum
-        from the steps before it."""
+        """The stored runs of consecutive steps. The first step of each run includes the
+        momentum from the steps before it."""
         begins = frozenset(
             index for index in self.store.indices if index - 1 not in self.store.indices
         )
@@ -228,16 +235,20 @@ class ChosenSteps(AbstractSteps):
                 if step.index in self.indices:
                     yield step, after
 
-    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
+    def backwards(
+        self, before: int | None = None
+    ) -> Iterator[tuple[FollowedStep, Weights]]:
         for run in reversed(self.runs):
             for step, after in run.backwards():
-                if step.index in self.indices and (before is None or step.index < before):
+                if step.index in self.indices and (
+                    before is None or step.index < before
+                ):
                     yield step, after
 
 
 def share_sentence(attribution: xr.Dataset) -> str:
-    """Return a sentence on the share of the stored steps in the change of f, or an empty string if
-    all steps are stored.
+    """Return a sentence on the share of the stored steps in the change of f, or an
+    empty string if all steps are stored.
 
     share = ⟨Σ_s Δf(s), f_T − f_0⟩ / ‖f_T − f_0‖²        summed over the stored steps s
 

@@ -1,5 +1,5 @@
-"""A store in a folder. If training is killed, all written steps remain, and resumed training
-continues the trace."""
+"""A store in a folder. If training is killed, all written steps remain, and resumed
+training continues the trace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,12 @@ from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside, release_memory
 from ntkexp.foreign_loop.rule import Signatures, Signed, distance
-from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, step_index
+from ntkexp.foreign_loop.step import (
+    AbstractSteps,
+    AbstractStore,
+    FollowedStep,
+    step_index,
+)
 from ntkexp.foreign_loop.store.checkpoints import (
     COPIES_PER_STEP,
     CheckpointPlan,
@@ -48,7 +53,12 @@ from ntkexp.foreign_loop.store.files import (
     written,
 )
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
-from ntkexp.foreign_loop.store.shards import Processes, find_shards, joined_events, refuse_absent
+from ntkexp.foreign_loop.store.shards import (
+    Processes,
+    find_shards,
+    joined_events,
+    refuse_absent,
+)
 from ntkexp.kernel.record.tape import map_tensors, tensors
 from ntkexp.mistake import Mistake, NoPlace, WrongArgument
 from ntkexp.model.functional import Output
@@ -57,7 +67,9 @@ from ntkexp.records.folder import CONFIG, START_WEIGHTS, TRACE_IDENTITY, RunFold
 from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
-SAME_WEIGHTS_EPS = 16  # eps: rounding error of a signature that is summed in another order
+SAME_WEIGHTS_EPS = (
+    16  # eps: rounding error of a signature that is summed in another order
+)
 
 
 # --- A resumed loop continues the trace at the step that began with the loop's weights.
@@ -65,7 +77,8 @@ SAME_WEIGHTS_EPS = 16  # eps: rounding error of a signature that is summed in an
 
 @dataclass(frozen=True)
 class PlaceInTrace:
-    """A position in a trace: the numbers of events (steps of one optimizer) and steps before it."""
+    """A position in a trace: the numbers of events (steps of one optimizer)
+    and steps before it."""
 
     events: int
     steps: int
@@ -76,8 +89,8 @@ def find_place(
 ) -> PlaceInTrace | None:
     """Return the position in a trace at which the weights were equal to these.
 
-    Return None if the folder is empty or has no step. Raise if no position has these weights.
-    """
+    Return None if the folder is empty or has no step.
+    Raise if no position has these weights."""
     path = files.folder.path
     if not (path / CONFIG).is_file():
         return None
@@ -91,14 +104,16 @@ def find_place(
             )
         return None
 
-    # the distance between the loop's weights and the weights in the trace, at every position in the
-    # trace: before the first step and after each step
+    # the distance between the loop's weights and the weights in the trace, at every
+    # position in the trace: before the first step and after each step
     files.read(files.path / START)
     first = files.read(files.weights_at(0))["weights"]
     signatures = Signatures()
     here = signatures.of(weights)
     signature = dict(
-        signatures.of({name: part.to(weights[name].device) for name, part in first.items()})
+        signatures.of(
+            {name: part.to(weights[name].device) for name, part in first.items()}
+        )
     )
     places = list[PlaceInTrace]()
     gaps = list[float]()
@@ -128,7 +143,9 @@ def refuse_other_loop(files: TraceFolder, config: Mapping[str, Json]) -> None:
     stored = read_object(path / CONFIG).get("follow")
     wanted = config.get("follow")
     if not isinstance(stored, dict) or not isinstance(wanted, dict):
-        raise Mistake(f"to={path}: it holds a run that is not a trace; give another folder")
+        raise Mistake(
+            f"to={path}: it holds a run that is not a trace; give another folder"
+        )
     for key in {**wanted, **stored}:
         if stored.get(key) != wanted.get(key):
             raise Mistake(
@@ -138,7 +155,8 @@ def refuse_other_loop(files: TraceFolder, config: Mapping[str, Json]) -> None:
 
 
 def advice_for(key: str) -> str:
-    """Return advice on a difference between a loop and the trace in its folder, or no text."""
+    """Return advice on a difference between a loop and the trace in its folder,
+    or no text."""
     if key != "optimizers":
         return ""
     return (
@@ -148,9 +166,8 @@ def advice_for(key: str) -> str:
 
 
 def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
-    """In a process other than the first, continue the trace at the position that the first process
-    chose.
-    """
+    """In a process other than the first, continue the trace at the position that the
+    first process chose."""
     if not files.weights_at(place.events).is_file():
         raise Mistake(
             f"rank {files.rank} does not see what rank 0 wrote into {files.folder.path}; give a "
@@ -158,7 +175,9 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
         )
     first = files.read(files.weights_at(place.events))["weights"]
     different = [
-        name for name, weight in first.items() if not torch.equal(weight, weights[name].cpu())
+        name
+        for name, weight in first.items()
+        if not torch.equal(weight, weights[name].cpu())
     ]
     if different:
         raise Mistake(
@@ -175,13 +194,14 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
     files.log.truncate(place.events)
 
 
-# --- Writing: an event (a step of one optimizer) before the next step begins, and a checkpoint every
-# few steps.
+# --- Writing: an event (a step of one optimizer) before the next step begins, and a
+# checkpoint every few steps.
 
 
 @dataclass
 class StoredCall:
-    """A call in the latest event: its key, its inputs, and the gradient that was stored."""
+    """A call in the latest event: its key, its inputs,
+    and the gradient that was stored."""
 
     key: int
     inputs: Inputs
@@ -192,9 +212,8 @@ class StoredCall:
 class CheckpointWriter:
     """Writes checkpoints in a background thread, one at a time.
 
-    If the process is killed, the latest checkpoint may be lost, but no partial file remains. If a
-    write fails, its error is raised at the next step.
-    """
+    If the process is killed, the latest checkpoint may be lost, but no partial file
+    remains. If a write fails, its error is raised at the next step."""
 
     files: TraceFolder
     thread: ThreadPoolExecutor = field(
@@ -228,8 +247,8 @@ class CheckpointWriter:
 
 @dataclass
 class DiskStore(AbstractStore):
-    """Writes a trace to a folder. If several processes train together, only the first one writes
-    checkpoints."""
+    """Writes a trace to a folder. If several processes train together, only the first
+    one writes checkpoints."""
 
     files: TraceFolder
     processes: Processes
@@ -241,7 +260,9 @@ class DiskStore(AbstractStore):
     budget: MemoryBudget
     plan: CheckpointPlan = field(init=False)
     writer: CheckpointWriter = field(init=False)
-    moved: frozenset[str] = frozenset()  # parameters that the latest step has moved so far
+    moved: frozenset[str] = (
+        frozenset()
+    )  # parameters that the latest step has moved so far
     steps: int = 0  # number of steps so far
     calls: int = 0  # number of calls so far
     # stored calls of the latest event
@@ -252,7 +273,9 @@ class DiskStore(AbstractStore):
     checkpoints: dict[int, int] = field(default_factory=dict)
     # indices of the optimizers without a step since the latest checkpoint
     waiting: set[int] = field(default_factory=set)
-    functions: dict[str, LossFunction] = field(default_factory=dict)  # of `trace.losses`, by name
+    functions: dict[str, LossFunction] = field(
+        default_factory=dict
+    )  # of `trace.losses`, by name
 
     def __post_init__(self) -> None:
         self.folder: RunFolder = self.files.folder
@@ -272,7 +295,10 @@ class DiskStore(AbstractStore):
     # --- Begin a trace, or continue one
 
     def begin(
-        self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
+        self,
+        weights: Weights,
+        optimizers: Sequence[torch.optim.Optimizer],
+        names: dict[int, str],
     ) -> None:
         self.optimizers = optimizers
         self.names = names
@@ -320,9 +346,9 @@ class DiskStore(AbstractStore):
     def continue_at(self, place: PlaceInTrace) -> dict[str, object]:
         """Discard the steps after `place`, because the resumed loop repeats them.
 
-        Return the optimizer states that the trace stores at this position, as an entry "ended" of
-        the next checkpoint, because the resumed loop may begin with other states.
-        """
+        Return the optimizer states that the trace stores at this position, as an entry
+        "ended" of the next checkpoint, because the resumed loop may begin with other
+        states."""
         self.files.folder.reopen()
         self.files.ended.unlink(missing_ok=True)
         self.files.log.truncate(place.events)
@@ -331,7 +357,9 @@ class DiskStore(AbstractStore):
                 self.files.weights_at(event).unlink(missing_ok=True)
         self.steps = place.steps
         LOG.warning(
-            "ntkexp: the trace in %s continues at step %d", self.files.folder.path, self.steps
+            "ntkexp: the trace in %s continues at step %d",
+            self.files.folder.path,
+            self.steps,
         )
         if not place.events:
             return {}
@@ -341,7 +369,8 @@ class DiskStore(AbstractStore):
         return {"ended": states_at_end(self.files.read(path))}
 
     def checkpoint_plan(self, weights: Weights) -> CheckpointPlan:
-        """Plan checkpoints with up to two elements of optimizer state for each weight."""
+        """Plan checkpoints with up to two elements of optimizer state
+        for each weight."""
         size = sum(part.nbytes for part in weights.values())
         free = disk_usage(self.files.path).free
         copies = 1 if all(map(is_plain_descent, self.optimizers)) else 3
@@ -356,7 +385,9 @@ class DiskStore(AbstractStore):
 
     # --- Store a step
 
-    def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+    def add(
+        self, step: FollowedStep, which: int, after: Weights, signed: Signed
+    ) -> None:
         self.writer.raise_error()
         index, self.moved = step_index(step, self.moved, self.steps)
         calls = [self.call_content(call) for call in step.calls]
@@ -381,9 +412,8 @@ class DiskStore(AbstractStore):
     def call_content(self, call: ModelCall) -> dict[str, object]:
         """Return the stored form of a call.
 
-        The first event that uses a call stores it completely. Later events store its key, and its
-        gradient if it has changed.
-        """
+        The first event that uses a call stores it completely. Later events store its
+        key, and its gradient if it has changed."""
         stored = self.stored_calls.get(id(call.inputs))
         content: dict[str, object] = {}
         if stored is None:
@@ -438,16 +468,22 @@ class DiskStore(AbstractStore):
 
     # --- Store a checkpoint
 
-    def add_checkpoint(self, weights: Weights, more: Mapping[str, object] | None = None) -> None:
-        """Add a checkpoint before the next event. If there are too many, delete every second one.
+    def add_checkpoint(
+        self, weights: Weights, more: Mapping[str, object] | None = None
+    ) -> None:
+        """Add a checkpoint before the next event. If there are too many,
+        delete every second one.
 
         `more` are further entries of the checkpoint.
         """
-        # wait for the previous write, so that two checkpoints are never in memory at once
+        # wait for the previous write, so that two checkpoints are never
+        # in memory at once
         self.writer.wait()
         release_memory(weights.values())
         states = optimizer_states(self.optimizers, self.names)
-        self.write_checkpoint({"weights": cloned(weights), "memories": states, **(more or {})})
+        self.write_checkpoint(
+            {"weights": cloned(weights), "memories": states, **(more or {})}
+        )
         self.waiting = set(range(len(self.optimizers)))
         if self.plan.too_many(len(self.checkpoints)):
             self.plan.every *= 2
@@ -457,7 +493,8 @@ class DiskStore(AbstractStore):
                 del self.checkpoints[dropped]
 
     def write_checkpoint(self, content: Mapping[str, object]) -> None:
-        """Begin to write the checkpoint of the present state, from which the next event begins."""
+        """Begin to write the checkpoint of the present state,
+        from which the next event begins."""
         event = len(self.files.log)
         size = self.writer.begin(event, content)
         self.plan.size = max(self.plan.size, size)
@@ -466,19 +503,26 @@ class DiskStore(AbstractStore):
     # --- End
 
     def end(self, outside: Outside, *, whole: bool) -> None:
-        with self.lock, suppress(NoPlace), self.writer.thread:  # stored steps are useful without it
+        with (
+            self.lock,
+            suppress(NoPlace),
+            self.writer.thread,
+        ):  # stored steps are useful without it
             self.writer.wait()
             writes_weights = self.steps > 0 and self.processes.rank == 0
             if writes_weights and len(self.files.log) not in self.checkpoints:
-                # omit optimizer states, because a step that raised an error may have changed them
-                self.write_checkpoint({"weights": self.latest, "memories": None, "ended": None})
+                # omit optimizer states, because a step
+                # that raised an error may have changed them
+                self.write_checkpoint(
+                    {"weights": self.latest, "memories": None, "ended": None}
+                )
                 self.writer.wait()
             if whole:
                 self.write_end(outside)
 
     def write_end(self, outside: Outside) -> None:
-        """Write ended.bin, with the numbers of entries in the logs, after syncing the logs to
-        disk."""
+        """Write ended.bin, with the numbers of entries in the logs,
+        after syncing the logs to disk."""
         self.files.log.secure()
         self.files.rows.log.secure()
         content = {
@@ -512,7 +556,8 @@ class LoopOnDisk:
 
     @cached_property
     def shards(self) -> list[TraceFolder]:
-        """The parts of the trace, each written by one of the processes that trained together."""
+        """The parts of the trace, each written by one of the processes
+        that trained together."""
         return find_shards(self.files)
 
     def refresh(self) -> None:
@@ -539,7 +584,11 @@ class LoopOnDisk:
     @cached_property
     def firsts(self) -> list[int]:
         steps = [event["step"] for event in self.events]
-        return [index for index, step in enumerate(steps) if index == 0 or steps[index - 1] < step]
+        return [
+            index
+            for index, step in enumerate(steps)
+            if index == 0 or steps[index - 1] < step
+        ]
 
     @cached_property
     def checkpoints(self) -> list[int]:
@@ -556,7 +605,9 @@ class LoopOnDisk:
         if event not in self.files.checkpoints:
             return None
         content = dict(self.files.read(self.files.weights_at(event)))
-        content["weights"] = {name: part.to(device) for name, part in content["weights"].items()}
+        content["weights"] = {
+            name: part.to(device) for name, part in content["weights"].items()
+        }
         for key in ("memories", "ended"):
             if key in content:
                 content[key] = states_on(content[key], device)
@@ -566,8 +617,8 @@ class LoopOnDisk:
         return tuple(self.restored_call(call, device) for call in event["calls"])
 
     def restored_call(self, call: Mapping[str, Any], device: torch.device) -> ModelCall:
-        """Return a stored call on a device. Traces of earlier versions lack its signature, shape
-        and backward pass."""
+        """Return a stored call on a device. Traces of earlier versions lack its
+        signature, shape and backward pass."""
         inputs = self.shards[int(call["rank"])].rows.find(call)
         losses = None
         if "losses" in call:
@@ -582,7 +633,9 @@ class LoopOnDisk:
             backward=int(call.get("backward", -1)),
             signed=call.get("signed"),
             shape=tuple(call.get("shape", ())),
-            joined={name: tuple(shape) for name, shape in call.get("joined", {}).items()},
+            joined={
+                name: tuple(shape) for name, shape in call.get("joined", {}).items()
+            },
             statistics=statistics_on(call, device),
             losses=losses,
             weights=weights_on(call, device),
@@ -598,30 +651,36 @@ class LoopOnDisk:
             )
         return self.functions[name]
 
-    def names_and_casts(self, event: Event) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
+    def names_and_casts(
+        self, event: Event
+    ) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
         for call in event["calls"]:
             yield example_names(call), Circumstances.read(call.get("how", {})).autocast
 
 
 def moved_leaf(device: torch.device, tensor: Tensor) -> Tensor:
-    """Move a tensor to a device, as a leaf that requires gradients if the tensor does."""
+    """Move a tensor to a device, as a leaf that requires gradients
+    if the tensor does."""
     return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
 
 
 def statistics_on(
     content: Mapping[str, Any], device: torch.device
 ) -> tuple[Weights, Weights] | None:
-    """Return the running statistics before and after a stored call, on a device, or None."""
+    """Return the running statistics before and after a stored call,
+    on a device, or None."""
     stored = content.get("statistics")
     if stored is None:
         return None
-    before, after = tree_map_only(Tensor, lambda tensor: tensor.clone().to(device), stored)
+    before, after = tree_map_only(
+        Tensor, lambda tensor: tensor.clone().to(device), stored
+    )
     return before, after
 
 
 def weights_on(content: Mapping[str, Any], device: torch.device) -> Weights | None:
-    """Return the weights of a stored call on a device, or None if they are the weights before its
-    step."""
+    """Return the weights of a stored call on a device,
+    or None if they are the weights before its step."""
     stored = content.get("weights")
     if stored is None:
         return None
@@ -629,7 +688,8 @@ def weights_on(content: Mapping[str, Any], device: torch.device) -> Weights | No
 
 
 def example_names(call: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the examples of a stored call: by `ids=`, or digests of its rows."""
+    """Return the names of the examples of a stored call: by `ids=`,
+    or digests of its rows."""
     if "names" in call:
         return tuple(call["names"])
     return tuple(key.partition(" ")[0] for key in call["rows"])

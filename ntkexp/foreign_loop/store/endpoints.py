@@ -1,5 +1,5 @@
-"""A store for a loop that runs again: only its weights at both ends, and the names of the examples
-of each step, are stored."""
+"""A store for a loop that runs again: only its weights at both ends, and the names of
+the examples of each step, are stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from ntkexp.foreign_loop.call import Autocast, ModelCall
 from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
-from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, step_index
+from ntkexp.foreign_loop.step import (
+    AbstractSteps,
+    AbstractStore,
+    FollowedStep,
+    step_index,
+)
 from ntkexp.shapes import Weights
 
 
@@ -21,7 +26,9 @@ from ntkexp.shapes import Weights
 class EndpointSteps(AbstractSteps):
     """The steps of a loop that ran again. They cannot be replayed."""
 
-    examples: list[tuple[str, ...]] = field(default_factory=list)  # examples of each step
+    examples: list[tuple[str, ...]] = field(
+        default_factory=list
+    )  # examples of each step
     first: Weights = field(default_factory=dict)
     latest: Weights = field(default_factory=dict)
 
@@ -50,7 +57,9 @@ class EndpointSteps(AbstractSteps):
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
         raise ValueError("these steps were not stored")
 
-    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
+    def backwards(
+        self, before: int | None = None
+    ) -> Iterator[tuple[FollowedStep, Weights]]:
         raise ValueError("these steps were not stored")
 
 
@@ -60,22 +69,31 @@ class EndpointStore(AbstractStore):
 
     known: Sequence[KnownOptimizer]
     steps: EndpointSteps = field(default_factory=EndpointSteps)
-    moved: frozenset[str] = frozenset()  # parameters that the latest step has moved so far
+    moved: frozenset[str] = (
+        frozenset()
+    )  # parameters that the latest step has moved so far
 
     @property
     def count(self) -> int:
         return len(self.steps)
 
     def begin(
-        self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
+        self,
+        weights: Weights,
+        optimizers: Sequence[torch.optim.Optimizer],
+        names: dict[int, str],
     ) -> None:
         copies = {name: weight.clone() for name, weight in weights.items()}
         self.steps.known = self.known
         self.steps.first = copies
         self.steps.latest = copies
-        self.moved = frozenset(weights)  # so that the next optimizer's step begins a new index
+        self.moved = frozenset(
+            weights
+        )  # so that the next optimizer's step begins a new index
 
-    def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+    def add(
+        self, step: FollowedStep, which: int, after: Weights, signed: Signed
+    ) -> None:
         index, self.moved = step_index(step, self.moved, self.count)
         if index == self.count:
             names = tuple(name for call in step.calls for name in call.names)

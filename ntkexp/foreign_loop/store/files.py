@@ -11,10 +11,9 @@
     trace/ended.bin          the end of the loop
     trace/sweep.bin          the state of a backward sweep for leave-out effects
 
-Each file ends with a seal, a digest of the file and of the trace to which it belongs. If several
-processes train together, each process after the first has its own rows, steps and end in
-trace/rank-<r>/.
-"""
+Each file ends with a seal, a digest of the file and of the trace to which it belongs.
+If several processes train together, each process after the first has its own rows,
+steps and end in trace/rank-<r>/."""
 
 from __future__ import annotations
 
@@ -61,8 +60,8 @@ class TraceFolder:
 
     @property
     def own(self) -> RunFolder:
-        """The folder that this process locks: the run folder for the first process, else
-        `rank-<r>`."""
+        """The folder that this process locks:
+        the run folder for the first process, else `rank-<r>`."""
         return RunFolder(self.path / f"rank-{self.rank}") if self.rank else self.folder
 
     @property
@@ -87,8 +86,11 @@ class TraceFolder:
 
     @property
     def checkpoints(self) -> list[int]:
-        """The indices of the events with a checkpoint file before them, which may be damaged."""
-        return sorted(int(path.stem) for path in (self.path / "weights").glob("[0-9]*.bin"))
+        """The indices of the events with a checkpoint file before them,
+        which may be damaged."""
+        return sorted(
+            int(path.stem) for path in (self.path / "weights").glob("[0-9]*.bin")
+        )
 
     @property
     def processes(self) -> int:
@@ -97,7 +99,8 @@ class TraceFolder:
 
     @cached_property
     def sealed_for(self) -> str:
-        """The identity of this trace, which the seals (digests) of all its files include."""
+        """The identity of this trace, which the seals (digests)
+        of all its files include."""
         return seal((self.folder.path / CONFIG).read_bytes()).hex()
 
     @cached_property
@@ -133,9 +136,8 @@ class TraceFolder:
                 )
 
     def refuse_cut(self) -> None:
-        """Raise if there is a checkpoint after the last stored event, unless the loop still
-        runs.
-        """
+        """Raise if there is a checkpoint after the last stored event,
+        unless the loop still runs."""
         last = max(self.checkpoints, default=0)
         if last > len(self.log) and not is_held(self.folder.path / LOCK):
             raise Damaged(
@@ -144,8 +146,8 @@ class TraceFolder:
             )
 
     def refuse_other_start(self, weights: Weights) -> None:
-        """Raise unless the trace began with these weights. Do nothing for traces of earlier
-        versions, which have no digest."""
+        """Raise unless the trace began with these weights. Do nothing for traces of
+        earlier versions, which have no digest."""
         digest = self.folder.config.get(START_WEIGHTS)
         if digest is not None and digest != weights_digest(weights):
             raise Damaged(
@@ -159,12 +161,16 @@ class TraceFolder:
         return self.write_parts(path, written(content))
 
     def write_parts(self, path: Path, parts: Sequence[bytes | memoryview]) -> int:
-        """Write a file atomically, and return its size in bytes. Raise if the disk is too small."""
+        """Write a file atomically, and return its size in bytes.
+        Raise if the disk is too small."""
         size = sum(map(len, parts))
         free = disk_usage(self.folder.path).free
         try:
             if free < size:
-                raise OSError(None, f"{size / 1e6:.3g} MB are needed, {free / 1e6:.3g} MB are free")
+                raise OSError(
+                    None,
+                    f"{size / 1e6:.3g} MB are needed, {free / 1e6:.3g} MB are free",
+                )
             with being_sealed(path, f"{path.name} of {self.sealed_for}") as file:
                 for part in parts:
                     file.write(part)
@@ -185,11 +191,13 @@ class TraceFolder:
 
     def whole(self, path: Path) -> bool:
         """Return True if a file exists and ends with the digest of its content."""
-        return path.is_file() and is_sealed_for(path, f"{path.name} of {self.sealed_for}")
+        return path.is_file() and is_sealed_for(
+            path, f"{path.name} of {self.sealed_for}"
+        )
 
 
-# --- Lists, tuples and dicts of tensors and plain values as bytes. Unlike with pickle, reading them
-# runs no code.
+# --- Lists, tuples and dicts of tensors and plain values as bytes. Unlike with pickle,
+# reading them runs no code.
 #
 #     length of the head (8 bytes)
 #     head: JSON, with the dtype, shape and offset of each tensor
@@ -216,20 +224,33 @@ def written(content: object) -> list[bytes | memoryview]:
     def described(part: object) -> object:
         """Replace every tensor by its dtype, shape and offset."""
         nonlocal size
-        # the most frequent case comes first, because this runs at every step of the training
+        # the most frequent case comes first,
+        # because this runs at every step of the training
         if type(part) in PLAIN_TYPES:
             return part
         if isinstance(part, Tensor):
             offset = size
             found.append(part.detach())
             size += part.nbytes + padding(part.nbytes)
-            return {"tensor": [str(part.dtype).removeprefix("torch."), list(part.shape), offset]}
+            return {
+                "tensor": [
+                    str(part.dtype).removeprefix("torch."),
+                    list(part.shape),
+                    offset,
+                ]
+            }
         if isinstance(part, Mapping):
-            return {"dict": [[described(key), described(value)] for key, value in part.items()]}
+            return {
+                "dict": [
+                    [described(key), described(value)] for key, value in part.items()
+                ]
+            }
         if isinstance(part, list | tuple):
             return {type(part).__name__: [described(item) for item in part]}
         if not isinstance(part, PLAIN_TYPES):
-            raise Mistake(f"a {type(part).__name__} cannot be kept in a file; follow without to=")
+            raise Mistake(
+                f"a {type(part).__name__} cannot be kept in a file; follow without to="
+            )
         return part
 
     head = json.dumps(described(content)).encode()
@@ -255,11 +276,12 @@ def weights_digest(weights: Weights) -> str:
 
 
 def read(content: bytes | memoryview) -> Any:
-    """Return the content that some bytes store. Its tensors share memory with the bytes, so do not
-    write to the tensors.
-    """
+    """Return the content that some bytes store. Its tensors share memory with the
+    bytes, so do not write to the tensors."""
     view = memoryview(content)
-    view = memoryview(bytearray(view)) if view.readonly else view  # torch warns of read-only memory
+    view = (
+        memoryview(bytearray(view)) if view.readonly else view
+    )  # torch warns of read-only memory
     length = int.from_bytes(view[:LENGTH_BYTES], "little")
     data = view[LENGTH_BYTES + length :]
 
@@ -267,7 +289,9 @@ def read(content: bytes | memoryview) -> Any:
         count = torch.Size(shape).numel()
         if not count:
             return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(data, dtype=dtype, count=count, offset=offset).reshape(shape)
+        return torch.frombuffer(data, dtype=dtype, count=count, offset=offset).reshape(
+            shape
+        )
 
     return restored(bytes(view[LENGTH_BYTES : LENGTH_BYTES + length]), tensor_at)
 
@@ -286,10 +310,11 @@ def read_file(path: Path) -> Any:
         return restored(file.read(length), tensor_at)
 
 
-def restored(head: bytes, tensor_at: Callable[[torch.dtype, Sequence[int], int], Tensor]) -> Any:
-    """Return the content that a head (JSON) describes. `tensor_at` returns the tensor at an
-    offset.
-    """
+def restored(
+    head: bytes, tensor_at: Callable[[torch.dtype, Sequence[int], int], Tensor]
+) -> Any:
+    """Return the content that a head (JSON) describes.
+    `tensor_at` returns the tensor at an offset."""
 
     def part(described: dict[str, Any]) -> Any:
         """Return a tensor, or a container whose items were already restored."""
@@ -302,13 +327,14 @@ def restored(head: bytes, tensor_at: Callable[[torch.dtype, Sequence[int], int],
     return json.loads(head, object_hook=part)
 
 
-# --- Examples on disk. Each example is stored once, even if the model is called with it repeatedly.
+# --- Examples on disk. Each example is stored once,
+# even if the model is called with it repeatedly.
 
 
 @dataclass
 class ExampleLog:
-    """A log of examples. The key of an example is its digest, with the dtypes and shapes of its
-    tensors."""
+    """A log of examples. The key of an example is its digest, with the dtypes and
+    shapes of its tensors."""
 
     log: SealedLog
 
@@ -318,7 +344,8 @@ class ExampleLog:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """The place of every example in the log, (entry, row), by the key of the example."""
+        """The place of every example in the log, (entry, row),
+        by the key of the example."""
         return {
             key: (entry, row)
             for entry, content in enumerate(self.entries)
@@ -326,7 +353,8 @@ class ExampleLog:
         }
 
     def add(self, digests: Sequence[str], inputs: Inputs) -> dict[str, object]:
-        """Add the examples of a call that are new. Return the stored form of the call's inputs."""
+        """Add the examples of a call that are new.
+        Return the stored form of the call's inputs."""
         kinds = row_kinds(inputs)
         keys = [f"{digest} {kinds}" for digest in digests]
         new = {key: row for row, key in enumerate(keys) if key not in self.places}
@@ -348,7 +376,9 @@ class ExampleLog:
         rows = list[list[Tensor]]()
         for key in call["rows"]:
             entry, row = self.places[key]
-            rows.append([tensor[row : row + 1] for tensor in self.entries[entry]["tensors"]])
+            rows.append(
+                [tensor[row : row + 1] for tensor in self.entries[entry]["tensors"]]
+            )
         columns = iter([torch.cat(list(column)) for column in zip(*rows, strict=True)])
         return map_tensors(lambda _: next(columns), call["form"])
 
@@ -380,13 +410,14 @@ def event_of(
     names: Mapping[int, str],
     signed: Signed,
 ) -> dict[str, Any]:
-    """Return the stored form of step `index` of optimizer number `which`, without its calls.
+    """Return the stored form of step `index` of optimizer number `which`,
+    without its calls.
 
-    If all calls were made at the weights of this step, a replay can recompute the gradient, so the
-    event stores only signatures (random projections) of the gradients of matrices. Gradients of
-    vectors are stored in full, because they are small, and because their terms may cancel, as for
-    the last bias under a loss of differences. They are then rounding errors, which another machine
-    would not reproduce.
+    If all calls were made at the weights of this step, a replay can recompute the
+    gradient, so the event stores only signatures (random projections) of the gradients
+    of matrices. Gradients of vectors are stored in full, because they are small, and
+    because their terms may cancel, as for the last bias under a loss of differences.
+    They are then rounding errors, which another machine would not reproduce.
 
     The event does not copy the gradients.
     """
@@ -395,7 +426,9 @@ def event_of(
     whole = step.gradient
     if replayable:
         vectors = {
-            name: step.gradient[name] for name in step.with_grad if step.gradient[name].dim() <= 1
+            name: step.gradient[name]
+            for name in step.with_grad
+            if step.gradient[name].dim() <= 1
         }
         not_received = {
             name: part
@@ -438,7 +471,8 @@ class StoredLoop(Protocol):
 
     @property
     def checkpoints(self) -> Sequence[int]:
-        """The indices of the events that begin a step and have a checkpoint before them."""
+        """The indices of the events that begin a step
+        and have a checkpoint before them."""
 
     @property
     def outside(self) -> Outside: ...
@@ -454,5 +488,7 @@ class StoredLoop(Protocol):
 
     def calls(self, event: Event, device: torch.device) -> tuple[ModelCall, ...]: ...
 
-    def names_and_casts(self, event: Event) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
+    def names_and_casts(
+        self, event: Event
+    ) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
         """Yield the names of the examples and the autocast context of each call."""

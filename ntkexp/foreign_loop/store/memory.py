@@ -1,4 +1,5 @@
-"""A store in memory: each step of each optimizer (an `Event`), and a checkpoint every few steps."""
+"""A store in memory: each step of each optimizer (an `Event`),
+and a checkpoint every few steps."""
 
 from __future__ import annotations
 
@@ -16,8 +17,17 @@ from ntkexp.foreign_loop.call import Autocast, ModelCall
 from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
-from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, step_index
-from ntkexp.foreign_loop.store.checkpoints import CheckpointPlan, cloned, optimizer_states
+from ntkexp.foreign_loop.step import (
+    AbstractSteps,
+    AbstractStore,
+    FollowedStep,
+    step_index,
+)
+from ntkexp.foreign_loop.store.checkpoints import (
+    CheckpointPlan,
+    cloned,
+    optimizer_states,
+)
 from ntkexp.foreign_loop.store.files import Event, event_of
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.kernel.record.tape import tensors
@@ -66,7 +76,9 @@ class LoopInMemory:
     def calls(self, event: Event, device: torch.device) -> tuple[ModelCall, ...]:
         return tuple(event["calls"])
 
-    def names_and_casts(self, event: Event) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
+    def names_and_casts(
+        self, event: Event
+    ) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
         return ((call.names, call.how.autocast) for call in event["calls"])
 
 
@@ -101,7 +113,9 @@ class MemoryStore(AbstractStore):
     budget: MemoryBudget
     before: int = 0  # number of steps before the first stored step
     loop: LoopInMemory = field(default_factory=LoopInMemory)
-    moved: frozenset[str] = frozenset()  # parameters that the latest step has moved so far
+    moved: frozenset[str] = (
+        frozenset()
+    )  # parameters that the latest step has moved so far
     latest: Weights = field(default_factory=dict)
     checkpoint_at: int = 0  # number of steps at the latest checkpoint
     # indices of the optimizers without a step since the latest checkpoint
@@ -115,7 +129,10 @@ class MemoryStore(AbstractStore):
         return ReplayedSteps(self.loop, module, self.output, self.known, same_kernels)
 
     def begin(
-        self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
+        self,
+        weights: Weights,
+        optimizers: Sequence[torch.optim.Optimizer],
+        names: dict[int, str],
     ) -> None:
         self.optimizers = optimizers
         self.names = names
@@ -124,13 +141,17 @@ class MemoryStore(AbstractStore):
         self.plan = CheckpointPlan.of(self.every, size, size, inf, self.budget)
         self.add_checkpoint(weights)
 
-    def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+    def add(
+        self, step: FollowedStep, which: int, after: Weights, signed: Signed
+    ) -> None:
         index, self.moved = step_index(step, self.moved, self.count)
         event = event_of(step, index, which, self.optimizers[which], self.names, signed)
         self.loop.add({**event, "calls": step.calls, "whole": cloned(event["whole"])})
         self.latest = after
         remedy = "follow fewer steps, or give a folder, to=…"
-        self.budget.require(self.loop.nbytes, f"the followed steps up to step {index}", remedy)
+        self.budget.require(
+            self.loop.nbytes, f"the followed steps up to step {index}", remedy
+        )
         self.waiting.discard(which)
         if not self.waiting and self.count - self.checkpoint_at >= self.plan.every:
             self.add_checkpoint(after)
@@ -145,6 +166,7 @@ class MemoryStore(AbstractStore):
     def end(self, outside: Outside, *, whole: bool) -> None:
         self.loop.outside = outside
         if self.latest:
-            # omit optimizer states, because a step that raised an error may have changed them
+            # omit optimizer states, because a step
+            # that raised an error may have changed them
             content = {"weights": cloned(self.latest), "memories": None, "ended": None}
             self.loop.add_checkpoint(content)

@@ -1,4 +1,5 @@
-"""Replay of the steps between checkpoints. Each step is compared with the recorded step.
+"""Replay of the steps between checkpoints. Each step is compared
+with the recorded step.
 
     gradient   Σᵢ Jᵢᵀℓ′ᵢ of the recorded model calls, times the factors that proof (a) finds from
                the recorded signature (random projection) of the gradient
@@ -34,7 +35,14 @@ from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import STEP_EPS, Signatures, StepInput, distance, norm_of, p_of
+from ntkexp.foreign_loop.rule import (
+    STEP_EPS,
+    Signatures,
+    StepInput,
+    distance,
+    norm_of,
+    p_of,
+)
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.store.checkpoints import (
     OptimizerState,
@@ -49,7 +57,9 @@ from ntkexp.model.functional import Output
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
 
-MAX_KNOWN_CLIPS = 4  # number of earlier clippings by value (scale, bound) that a step tries first
+MAX_KNOWN_CLIPS = (
+    4  # number of earlier clippings by value (scale, bound) that a step tries first
+)
 
 
 # --- Replay of one event (a step of one optimizer) after another.
@@ -57,7 +67,8 @@ MAX_KNOWN_CLIPS = 4  # number of earlier clippings by value (scale, bound) that 
 
 @dataclass
 class ReplayedLoop:
-    """Replays a loop one event at a time. Holds the weights and the optimizer states."""
+    """Replays a loop one event at a time. Holds the weights
+    and the optimizer states."""
 
     called: CalledModule
     known: Sequence[KnownOptimizer]
@@ -66,7 +77,9 @@ class ReplayedLoop:
     signatures: Signatures
     events: int = 0  # number of events replayed since the checkpoint
     exact: bool = True  # True if the weights have the same bits as in the loop
-    clips: list[ValueClip] = field(default_factory=list)  # clipping by value in steps so far
+    clips: list[ValueClip] = field(
+        default_factory=list
+    )  # clipping by value in steps so far
 
     def replay(
         self, event: Event, calls: Sequence[ModelCall], start: Weights, then: Any | None
@@ -77,8 +90,8 @@ class ReplayedLoop:
             event: stored event.
             calls: recorded model calls of the step.
             start: weights before the step.
-            then: checkpoint after the event, from which weights and states are read. If None, the
-                optimizer takes its step.
+            then: checkpoint after the event, from which weights and states are read. If
+                None, the optimizer takes its step.
         """
         settings = settings_of(event)
         states_before = self.states[event["optimizer"]]
@@ -127,7 +140,11 @@ class ReplayedLoop:
         )
 
     def linear_step(
-        self, event: Event, name: str, settings: Mapping[str, Any], step_input: StepInput
+        self,
+        event: Event,
+        name: str,
+        settings: Mapping[str, Any],
+        step_input: StepInput,
     ) -> LinearStep:
         """Return the linear step of a parameter by its optimizer's rule."""
         rule = self.known[event["optimizer"]].rule
@@ -153,13 +170,18 @@ class ReplayedLoop:
 
     # --- The gradient that the optimizer used
 
-    def gradient(self, event: Event, calls: Sequence[ModelCall], start: Weights) -> Weights:
-        """Return the gradient that the optimizer used, with zeros for parameters without gradient.
+    def gradient(
+        self, event: Event, calls: Sequence[ModelCall], start: Weights
+    ) -> Weights:
+        """Return the gradient that the optimizer used,
+        with zeros for parameters without gradient.
 
-        Gradients that the event stores are read. All others are recomputed from the calls, and
-        multiplied by the factor between the signatures of the recomputed and the recorded gradient.
-        """
-        zeros = {name: torch.zeros_like(self.weights[name]) for name in settings_of(event)}
+        Gradients that the event stores are read. All others are recomputed from the
+        calls, and multiplied by the factor between the signatures of the recomputed and
+        the recorded gradient."""
+        zeros = {
+            name: torch.zeros_like(self.weights[name]) for name in settings_of(event)
+        }
         stored = {name: part.to(zeros[name]) for name, part in event["whole"].items()}
         recorded = event["gradient"]  # signatures
         if recorded.keys() <= stored.keys():
@@ -177,8 +199,8 @@ class ReplayedLoop:
                 {name: part for name, part in change.items() if name in recorded}
             )
 
-        # find one factor c for each parameter. If these do not explain the recorded signatures, try
-        # clipping by value
+        # find one factor c for each parameter. If these do not explain the recorded
+        # signatures, try clipping by value
         cast_eps = self.called.cast_eps(calls, exact=self.exact)
         fit = fit_factors(signature, recorded, cast_eps, noise)
         factors = dict(fit.factors)
@@ -202,19 +224,20 @@ class ReplayedLoop:
         fit: FactorFit,
         rounding: float,
     ) -> Weights | None:
-        """Clip by value the gradients that no factor explains. Return None if this does not explain
-        the recorded signatures.
+        """Clip by value the gradients that no factor explains. Return None if this does
+        not explain the recorded signatures.
 
-        The bound is the bound of an earlier step, or follows from the recorded signatures and the
-        largest elements of the stored gradients.
-        """
+        The bound is the bound of an earlier step, or follows from the recorded
+        signatures and the largest elements of the stored gradients."""
         search = ClipSearch(
             gradient={name: gradient[name] for name in fit.failing},
             recorded={name: recorded[name] for name in fit.failing},
             sign=self.signatures.of,
             rounding=rounding,
             moved=fit.moved,
-            largest=read_numbers([part.abs().max() for part in stored.values() if part.numel()]),
+            largest=read_numbers(
+                [part.abs().max() for part in stored.values() if part.numel()]
+            ),
         )
         clip = search.found(self.clips)
         if clip is None:
@@ -226,12 +249,12 @@ class ReplayedLoop:
     def multiplied(
         self, gradient: Weights, factors: Mapping[str, float], recorded: Weights
     ) -> Weights:
-        """Multiply gradients by their factors, so that they have the bits of the recorded gradient
-        if possible.
+        """Multiply gradients by their factors, so that they have the bits of the
+        recorded gradient if possible.
 
-        Factors are computed from rounded sums, and may be wrong by some units in the last place.
-        Try nearby factors until the signature equals the recorded signature in every bit.
-        """
+        Factors are computed from rounded sums, and may be wrong by some units in the
+        last place. Try nearby factors until the signature equals the recorded signature
+        in every bit."""
         products: Weights = {}
         for unit in UNITS:
             trial = {
@@ -251,13 +274,16 @@ class ReplayedLoop:
     # --- The step of the optimizer
 
     def step(self, event: Event, gradient: Weights) -> None:
-        """Take the step with the optimizer's own code, and update weights and optimizer states."""
+        """Take the step with the optimizer's own code,
+        and update weights and optimizer states."""
         known = self.known[event["optimizer"]]
         states = self.states[event["optimizer"]]
         settings = settings_of(event)
 
         # parameters with their gradients, in the recorded groups
-        parameters = {name: nn.Parameter(self.weights[name].clone()) for name in settings}
+        parameters = {
+            name: nn.Parameter(self.weights[name].clone()) for name in settings
+        }
         for name in parameters.keys() - event["idle"]:
             parameters[name].grad = gradient[name].clone()
         groups = [
@@ -272,7 +298,9 @@ class ReplayedLoop:
         optimizer = known.made(groups)
         for name, weight in parameters.items():
             if name in states:
-                state = placed_state(copied_state(states[name]), settings[name], weight.device)
+                state = placed_state(
+                    copied_state(states[name]), settings[name], weight.device
+                )
                 optimizer.state[weight] = state
         optimizer.step()
         states_after = {
@@ -281,30 +309,35 @@ class ReplayedLoop:
             if weight in optimizer.state
         }
         self.states[event["optimizer"]] = states | states_after
-        self.weights = self.weights | {name: each.detach() for name, each in parameters.items()}
+        self.weights = self.weights | {
+            name: each.detach() for name, each in parameters.items()
+        }
 
     # --- Comparison with the loop
 
     def meet(self, step: int, then: Any) -> float:
         """Compare replayed weights and momenta with the next checkpoint, `then`.
 
-        Return the relative distance of the weights. Raise if it is larger than rounding.
-        """
+        Return the relative distance of the weights.
+        Raise if it is larger than rounding."""
         error = distance(self.weights, then["weights"])
         self.refuse_astray(step, error, then["weights"])
         for known, here, there in zip(
             self.known, self.states, then["memories"] or (), strict=False
         ):
-            self.refuse_other_momenta(step, momenta_of(known, here), momenta_of(known, there))
+            self.refuse_other_momenta(
+                step, momenta_of(known, here), momenta_of(known, there)
+            )
         return error
 
     def refuse_other_momenta(self, step: int, here: Weights, there: Weights) -> None:
-        """Raise if the momentum of a parameter differs from the checkpoint by more than rounding.
+        """Raise if the momentum of a parameter differs from the checkpoint
+        by more than rounding.
 
-        The rounding error is bounded relative to the norm of the momentum, plus the root mean
-        square of all momenta. The second term is needed if a gradient is zero by symmetry, as for
-        the keys' bias in attention, because its momentum is only a rounding error.
-        """
+        The rounding error is bounded relative to the norm of the momentum, plus the
+        root mean square of all momenta. The second term is needed if a gradient is zero
+        by symmetry, as for the keys' bias in attention, because its momentum is only a
+        rounding error."""
         names = [name for name in here if name in there]
         norms = list[Tensor]()
         for name in names:
@@ -324,13 +357,14 @@ class ReplayedLoop:
                     "weights, or follow the loop again"
                 )
 
-    def refuse_astray(self, step: int, error: float, like: Mapping[str, Tensor]) -> None:
-        """Raise if the replayed weights differ by more than the rounding error of all events since
-        the checkpoint.
+    def refuse_astray(
+        self, step: int, error: float, like: Mapping[str, Tensor]
+    ) -> None:
+        """Raise if the replayed weights differ by more than the rounding error of all
+        events since the checkpoint.
 
-        `error` is the relative distance from the recorded weights, and `like` are tensors with the
-        dtypes of the weights.
-        """
+        `error` is the relative distance from the recorded weights, and `like` are
+        tensors with the dtypes of the weights."""
         eps = max(torch.finfo(part.dtype).eps for part in like.values())
         if not error <= SUM_EPS * eps * max(1, self.events):
             raise Mistake(
@@ -342,12 +376,16 @@ class ReplayedLoop:
 
 def same_signatures(ours: Mapping[str, Tensor], recorded: Mapping[str, Tensor]) -> bool:
     """Return True if the signatures in `recorded` have the same values as in `ours`."""
-    return all(torch.equal(ours[name], signature) for name, signature in recorded.items())
+    return all(
+        torch.equal(ours[name], signature) for name, signature in recorded.items()
+    )
 
 
 def settings_of(event: Event) -> dict[str, Mapping[str, Any]]:
     """Return the settings of each parameter's group, by parameter."""
-    return {name: group["settings"] for group in event["groups"] for name in group["names"]}
+    return {
+        name: group["settings"] for group in event["groups"] for name in group["names"]
+    }
 
 
 def momenta_of(known: KnownOptimizer, states: OptimizerState) -> Weights:
@@ -375,8 +413,8 @@ def residual_of(
     return (1 - step.decoupled_decay) * step_input.weight - change - after
 
 
-# --- The steps of a stored loop. One segment (the steps between two checkpoints) is replayed at a
-# time.
+# --- The steps of a stored loop. One segment (the steps between two checkpoints) is
+# replayed at a time.
 
 
 Segment: TypeAlias = list[tuple[FollowedStep, Weights]]
@@ -392,11 +430,15 @@ class ReplayedSteps(AbstractSteps):
     output: Output
     known: Sequence[KnownOptimizer]
     same_kernels: bool = False
-    begins: frozenset[int] = frozenset()  # steps that need the momentum before them (`remembered`)
+    begins: frozenset[int] = (
+        frozenset()
+    )  # steps that need the momentum before them (`remembered`)
     # the replayed segment in memory, by its half-open range of events (first, last + 1)
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
-    clips: list[ValueClip] = field(default_factory=list)  # clipping by value in steps so far
+    clips: list[ValueClip] = field(
+        default_factory=list
+    )  # clipping by value in steps so far
 
     @cached_property
     def called(self) -> CalledModule:
@@ -471,7 +513,9 @@ class ReplayedSteps(AbstractSteps):
     def statistics(self, index: int) -> Weights:
         if not self.with_statistics:
             return {}
-        latest = bisect_left(self.with_statistics, index, key=lambda event: event["step"])
+        latest = bisect_left(
+            self.with_statistics, index, key=lambda event: event["step"]
+        )
         if latest < len(self.with_statistics):
             wanted, _ = self.with_statistics[latest]["statistics"]
         else:
@@ -504,7 +548,9 @@ class ReplayedSteps(AbstractSteps):
         for number in range(len(self.loop.checkpoints)):
             yield from self.segment(number)
 
-    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
+    def backwards(
+        self, before: int | None = None
+    ) -> Iterator[tuple[FollowedStep, Weights]]:
         stop = self.first + len(self) if before is None else before
         if stop <= self.first:
             return
@@ -515,15 +561,17 @@ class ReplayedSteps(AbstractSteps):
 
     def segment(self, number: int) -> Segment:
         """Return the steps between checkpoint number `place` and the next one."""
-        begin, stop = [*self.loop.checkpoints, len(self.loop.events)][number : number + 2]
+        begin, stop = [*self.loop.checkpoints, len(self.loop.events)][
+            number : number + 2
+        ]
         if (begin, stop) not in self.segments:
             self.segments.clear()  # two segments of a large model would not fit into memory
             self.segments[begin, stop] = self.replayed(begin, stop)
         return self.segments[begin, stop]
 
     def replayed(self, begin: int, stop: int) -> Segment:
-        """Replay the events from `begin` to `stop`, and compare with the checkpoint at `stop`, if
-        there is one."""
+        """Replay the events from `begin` to `stop`, and compare with the checkpoint at
+        `stop`, if there is one."""
         device = self.device
         first = self.loop.checkpoint(begin, device)
         then = self.loop.checkpoint(stop, device)
@@ -536,12 +584,17 @@ class ReplayedSteps(AbstractSteps):
             self.signatures,
             clips=self.clips,
         )
-        # the weights after a single event between two checkpoints are read, not replayed
-        is_single = stop - begin == 1 and then is not None and states_at_end(then) is not None
+        # the weights after a single event between two checkpoints are read,
+        # not replayed
+        is_single = (
+            stop - begin == 1 and then is not None and states_at_end(then) is not None
+        )
 
         steps = list[FollowedStep]()
         for event in self.loop.events[begin:stop]:
-            joins = bool(steps) and steps[-1].index == event["step"]  # another optimizer's part
+            joins = (
+                bool(steps) and steps[-1].index == event["step"]
+            )  # another optimizer's part
             calls = steps[-1].calls if joins else self.loop.calls(event, device)
             start = steps[-1].start if joins else loop.weights
             remembered = loop.remembered(event) if event["step"] in self.begins else {}

@@ -1,5 +1,6 @@
-"""Processes that train together (distributed data parallel): results that only the first process
-computes, such as where the trace continues, and the merged trace of all processes."""
+"""Processes that train together (distributed data parallel): results that only the
+first process computes, such as where the trace continues, and the merged trace of all
+processes."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ LOG = logging.getLogger("ntkexp.follow")
 
 # --- Decisions of the first process.
 #
-# The other processes read them from the key-value store of `torch.distributed`. A collective
-# operation would hang if a process does not call `follow`.
+# The other processes read them from the key-value store of `torch.distributed`. A
+# collective operation would hang if a process does not call `follow`.
 
 
 Decision: TypeAlias = dict[str, int]
@@ -48,9 +49,11 @@ class Processes:
     store: Store | None = None
 
     def decided(self, about: str, decide: Callable[[], Decision]) -> Decision:
-        """Call `decide` in the first process only, and return its result in all processes.
+        """Call `decide` in the first process only,
+        and return its result in all processes.
 
-        If `decide` raises `Mistake`, all processes raise. `about` is the subject of the decision.
+        If `decide` raises `Mistake`, all processes raise.
+        `about` is the subject of the decision.
 
         >>> Processes().decided("a walk", lambda: {"miles": 3})
         {'miles': 3}
@@ -82,7 +85,8 @@ class Processes:
 
 
 def current_processes() -> Processes:
-    """Return the rank of this process, and the number of processes that train together."""
+    """Return the rank of this process, and the number of processes
+    that train together."""
     if not (is_available() and is_initialized()) or get_world_size() == 1:
         return Processes()
     return Processes(get_rank(), get_world_size(), _get_default_store())
@@ -92,8 +96,9 @@ def current_processes() -> Processes:
 #
 #     gradient that the optimizer used = c Σ_ranks Σ_calls Jᵀℓ′        with a factor c
 #
-# If gradients are averaged, c = 1/world, which proof (a) finds as a scale. A merged step has the
-# calls of all ranks. The stored signatures show if all processes had the same weights.
+# If gradients are averaged, c = 1/world, which proof (a) finds as a scale. A merged
+# step has the calls of all ranks. The stored signatures show if all processes had the
+# same weights.
 
 
 UNTIL_ENDED = 60.0  # seconds to wait for the other processes after the first has ended
@@ -101,7 +106,8 @@ POLL_INTERVAL = 0.05  # seconds between checks whether a process has ended
 
 
 def find_shards(files: TraceFolder) -> list[TraceFolder]:
-    """Return the shards of all processes. Raise if one is missing or still being written."""
+    """Return the shards of all processes. Raise if one is missing
+    or still being written."""
     shards = [TraceFolder(files.folder, rank) for rank in range(files.processes)]
     for shard in shards[1:]:
         if not (shard.shard / "steps.log").is_file():
@@ -115,7 +121,9 @@ def find_shards(files: TraceFolder) -> list[TraceFolder]:
         until = time.monotonic() + UNTIL_ENDED
         while is_held(shard.own.path / LOCK) and not is_held(shard.folder.path / LOCK):
             if time.monotonic() > until:
-                raise Held(f"{shard.own.path} is being written by rank {shard.rank}; wait for it")
+                raise Held(
+                    f"{shard.own.path} is being written by rank {shard.rank}; wait for it"
+                )
             time.sleep(POLL_INTERVAL)
     return shards
 
@@ -136,9 +144,8 @@ def joined_events(shards: Sequence[TraceFolder]) -> list[dict[str, Any]]:
 def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
     """Return the stored events of one process, with complete calls.
 
-    An event (a step of one optimizer) stores only the changes of a call since the previous event,
-    so merge them.
-    """
+    An event (a step of one optimizer) stores only the changes of a call since the
+    previous event, so merge them."""
     shard.refuse_lost()
     if shard.rank == 0:  # only the first process writes checkpoints
         shard.refuse_cut()
@@ -146,16 +153,22 @@ def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
     events = list[dict[str, Any]]()
     for event in shard.events():
         for call in event["calls"]:
-            known[call["key"]] = {**known.get(call["key"], {}), **call, "rank": shard.rank}
-        events.append({**event, "calls": [known[call["key"]] for call in event["calls"]]})
+            known[call["key"]] = {
+                **known.get(call["key"], {}),
+                **call,
+                "rank": shard.rank,
+            }
+        events.append(
+            {**event, "calls": [known[call["key"]] for call in event["calls"]]}
+        )
     return events
 
 
 def refuse_other_length(
     shards: Sequence[TraceFolder], events: Sequence[Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Raise if a process ended its loop after fewer steps than others. If it was killed instead,
-    warn that the trace is shorter."""
+    """Raise if a process ended its loop after fewer steps than others. If it was killed
+    instead, warn that the trace is shorter."""
     steps = [shard[-1]["step"] + 1 if shard else 0 for shard in events]
     fewest = min(steps)
     most = max(steps)
@@ -175,8 +188,11 @@ def refuse_other_length(
     )
 
 
-def refuse_other_step(first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> None:
-    """Raise if a process took another step than the first process, or reached other weights."""
+def refuse_other_step(
+    first: Mapping[str, Any], other: Mapping[str, Any], rank: int
+) -> None:
+    """Raise if a process took another step than the first process,
+    or reached other weights."""
     step = first["step"]
     ours = first["after"]
     theirs = other["after"]
@@ -197,7 +213,8 @@ def refuse_other_step(first: Mapping[str, Any], other: Mapping[str, Any], rank: 
 
 
 def refuse_absent(files: TraceFolder) -> None:
-    """Raise if one of the processes that train together does not follow into this folder."""
+    """Raise if one of the processes that train together does not follow into this
+    folder."""
     for rank in range(1, files.processes):
         shard = TraceFolder(files.folder, rank)
         if not is_held(shard.own.path / LOCK) and not shard.ended.is_file():

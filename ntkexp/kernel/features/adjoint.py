@@ -1,13 +1,14 @@
-"""The adjoint U = ∂(outputs at the end of training)/∂(weights at a step), as a dense array.
+"""The adjoint U = ∂(outputs at the end of training)/∂(weights at a step),
+as a dense array.
 
 The backward sum over steps updates U with the Jacobian J of the queries at each step,
 
     U ← scale ⊙ J + carry · U
 
-where `scale` has one number for each weight, and `carry` is a single number, usually the decay rate
-of the momentum. U is then multiplied with the gradients of training examples. The gradient of a
-product layer is Σ_u a_u ⊗ β_u, with the input a_u and the output gradient β_u at use u of the
-weight. Its product with U is
+where `scale` has one number for each weight, and `carry` is a single number, usually
+the decay rate of the momentum. U is then multiplied with the gradients of training
+examples. The gradient of a product layer is Σ_u a_u ⊗ β_u, with the input a_u and the
+output gradient β_u at use u of the weight. Its product with U is
 
     ⟨U, Σ_u a_u ⊗ β_u⟩ = Σ_u a_uᵀ U β_u
 
@@ -29,7 +30,9 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
-CACHED_NUMBERS = 2**18  # elements of an intermediate result that stay in the processor's cache
+CACHED_NUMBERS = (
+    2**18
+)  # elements of an intermediate result that stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ class Adjoint:
         if not jacobian.uses.keys() <= self.parts.keys():
             raise ValueError("Jacobians of different functions have no common adjoint")
         for name, part in self.parts.items():
-            if name not in jacobian.uses:  # the network did not use this parameter at the step
+            if (
+                name not in jacobian.uses
+            ):  # the network did not use this parameter at the step
                 part.mul_(carry)
                 continue
             factor = scale[name].reshape(-1)
@@ -68,7 +73,9 @@ class Adjoint:
 
     def zeros(self) -> Adjoint:
         """Return U = 0 in the shape of this adjoint."""
-        return Adjoint({name: torch.zeros_like(part) for name, part in self.parts.items()})
+        return Adjoint(
+            {name: torch.zeros_like(part) for name, part in self.parts.items()}
+        )
 
     def of(self, names: Collection[str] | None) -> Adjoint:
         """Restrict U to the parameters `names`. If `names` is None, return U itself."""
@@ -116,7 +123,11 @@ class Adjoint:
             columns = kernel[:, :, place]
             if is_only_use and isinstance(block, Copies):
                 columns.add_(times_copies(self.parts[block.name], block))
-            elif is_only_use and isinstance(block, Factored) and self.left_first_is_cheaper(block):
+            elif (
+                is_only_use
+                and isinstance(block, Factored)
+                and self.left_first_is_cheaper(block)
+            ):
                 columns.add_(self.times_factors(block))
             else:
                 multiplied_out |= dict.fromkeys(block.names)
@@ -130,24 +141,27 @@ class Adjoint:
         return kernel
 
     def left_first_is_cheaper(self, right: Factored) -> bool:
-        """Return whether Σ_u a_uᵀ U β_u takes fewer multiplications than the multiplied-out
-        gradients Σ_u a_u ⊗ β_u.
-        """
+        """Return whether Σ_u a_uᵀ U β_u takes fewer multiplications than the
+        multiplied-out gradients Σ_u a_u ⊗ β_u."""
         some = next(iter(self.parts.values()))
         rows = some.shape[:2].numel()
         train, outputs, uses, features = right.outputs.shape
         left_first = rows * train * uses * features * (right.rows + outputs)
         multiplied_out = train * outputs * right.rows * features * (uses + rows)
-        # factor 2: multiplied-out gradients must also be written to memory and read again
+        # factor 2: multiplied-out gradients must also be written to memory
+        # and read again
         return left_first <= 2 * multiplied_out
 
     def times_factors(self, right: Factored) -> Float[Tensor, "query out train out_"]:
-        """Return Σ_u (a_uᵀ U) β_u. Take a few queries at a time, to keep a_uᵀ U in the cache."""
+        """Return Σ_u (a_uᵀ U) β_u. Take a few queries at a time,
+        to keep a_uᵀ U in the cache."""
         queries, out, _ = next(iter(self.parts.values())).shape
         train, outputs, uses, features = right.outputs.shape
         assert right.weight is not None
         inputs = right.inputs.flatten(0, 1)  # [train·use, in]
-        beta = right.outputs.reshape(train, outputs, -1).mT  # [train, use·features, out_]
+        beta = right.outputs.reshape(
+            train, outputs, -1
+        ).mT  # [train, use·features, out_]
         # no example reached the layer, for example an expert in a mixture of experts
         if not beta.numel():
             return beta.new_zeros(queries, out, train, outputs)
@@ -179,19 +193,22 @@ def zero_adjoint(jacobian: Jacobian, weights: Weights) -> Adjoint:
     return Adjoint(parts)
 
 
-def shown(part: Float[Tensor, "query out size"], view: View) -> Float[Tensor, "row ..."]:
+def shown(
+    part: Float[Tensor, "query out size"], view: View
+) -> Float[Tensor, "row ..."]:
     """Apply a view of a parameter to each row of U."""
     rows = part.flatten(0, 1)
     offset = rows.storage_offset() + view.offset
-    return rows.as_strided((len(rows), *view.shape), (rows.stride(0), *view.stride), offset)
+    return rows.as_strided(
+        (len(rows), *view.shape), (rows.stride(0), *view.stride), offset
+    )
 
 
 def times_copies(
     part: Float[Tensor, "query out size"], right: Copies
 ) -> Float[Tensor, "query out train out_"]:
-    """Return ⟨U, J(x′)⟩ = Σ_e U[place_e] gradient_e, a sum over the elements e of a table (such as
-    an embedding) that each training example read.
-    """
+    """Return ⟨U, J(x′)⟩ = Σ_e U[place_e] gradient_e, a sum over the elements e of a
+    table (such as an embedding) that each training example read."""
     kernels = []
     for places, values in zip(right.places, right.values, strict=True):
         kernels.append(part[:, :, places] @ values.t())

@@ -1,4 +1,5 @@
-"""Assemble a Jacobian: back-propagate from the outputs to every use of a weight, and form blocks.
+"""Assemble a Jacobian: back-propagate from the outputs to every use
+of a weight, and form blocks.
 
 The network may also be the surrogate of a step (`secant/replay`), which gives the secant Jacobian.
 A use is an operation that combines a weight with a value that depends on the inputs. Its tap is a
@@ -20,28 +21,43 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.func import vmap
 
-from ntkexp.kernel.features.blocks import Block, Copies, Factored, Gradients, Rows, spread
+from ntkexp.kernel.features.blocks import (
+    Block,
+    Copies,
+    Factored,
+    Gradients,
+    Rows,
+    spread,
+)
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.convolution import Window
 from ntkexp.kernel.secant.call import ChoiceChanged, inner_products
 from ntkexp.kernel.secant.ownership import Owners, drop_expanded_axes
-from ntkexp.kernel.secant.uses import Element, Grouped, Product, Source, Use, View, rows_of
+from ntkexp.kernel.secant.uses import (
+    Element,
+    Grouped,
+    Product,
+    Source,
+    Use,
+    View,
+    rows_of,
+)
 from ntkexp.shapes import Weights
 
 Cotangent: TypeAlias = Float[Tensor, "out ..."]
 """∂f_c/∂tap for each output c, or for each weighted sum of outputs."""
 
 Owner: TypeAlias = Int[Tensor, "..."]
-"""The index of the example that each element belongs to, or -1 if the element reaches no output."""
+"""The index of the example that each element belongs to,
+or -1 if the element reaches no output."""
 
 
 @dataclass(frozen=True)
 class PulledBack:
     """The gradients β = ∂f/∂tap at every use of a weight.
 
-    `owners` holds the example of each element of a tap. For a product, it holds the example of each
-    row of the tap.
-    """
+    `owners` holds the example of each element of a tap. For a product, it holds the
+    example of each row of the tap."""
 
     uses: Sequence[Use]
     cotangents: Sequence[Cotangent]
@@ -51,7 +67,8 @@ class PulledBack:
     leaves: Weights  # the trained weights, or their changes Δθ in a step
 
     def by_use(self) -> Iterator[tuple[Use, Cotangent, Owner]]:
-        """Yield each use with its gradient β = ∂f/∂tap, and the example of each element or row."""
+        """Yield each use with its gradient β = ∂f/∂tap,
+        and the example of each element or row."""
         if len(self.owners) < len(self.uses):
             raise ChoiceChanged(BY_COMPARISON)
         return zip(self.uses, self.cotangents, self.owners, strict=True)
@@ -66,9 +83,8 @@ def pull_back(
     *,
     at_once: bool = False,
 ) -> PulledBack:
-    """Back-propagate mixtures (weighted sums) of outputs to every use. With `at_once`, run one
-    vectorized backward pass for all mixtures, otherwise one pass for each.
-    """
+    """Back-propagate mixtures (weighted sums) of outputs to every use. With `at_once`,
+    run one vectorized backward pass for all mixtures, otherwise one pass for each."""
     taps = [use.tap for use in uses]
     cotangents: list[Tensor] = []
     if taps and at_once and len(mixtures) > 1:
@@ -76,28 +92,34 @@ def pull_back(
     elif taps:
         pulled = [pull(output, taps, mixture) for mixture in mixtures]
         cotangents = [stack_outputs(parts) for parts in zip(*pulled, strict=True)]
-    return PulledBack(uses, cotangents, owned.of_uses, len(output), len(mixtures), leaves)
+    return PulledBack(
+        uses, cotangents, owned.of_uses, len(output), len(mixtures), leaves
+    )
 
 
 def pull(
-    output: Float[Tensor, "*shape"], taps: list[Tensor], mixture: Float[Tensor, "*shape"]
+    output: Float[Tensor, "*shape"],
+    taps: list[Tensor],
+    mixture: Float[Tensor, "*shape"],
 ) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(output, taps, mixture, retain_graph=True, materialize_grads=True)
+    return torch.autograd.grad(
+        output, taps, mixture, retain_graph=True, materialize_grads=True
+    )
 
 
 def pull_at_once(
-    output: Float[Tensor, "*shape"], taps: list[Tensor], mixtures: Float[Tensor, "mixture *shape"]
+    output: Float[Tensor, "*shape"],
+    taps: list[Tensor],
+    mixtures: Float[Tensor, "mixture *shape"],
 ) -> list[Float[Tensor, "mixture ..."]]:
-    """Return ∂f/∂tap for all mixtures (weighted sums of outputs), by one back-propagation under
-    `vmap`.
-    """
+    """Return ∂f/∂tap for all mixtures (weighted sums of outputs), by one
+    back-propagation under `vmap`."""
     return list(vmap(partial(pull, output, taps))(mixtures))
 
 
 def stack_outputs(parts: tuple[Tensor, ...]) -> Cotangent:
-    """Stack along a new first axis, in the memory order [example, out, …], which kernels read
-    fastest.
-    """
+    """Stack along a new first axis, in the memory order [example, out, …], which
+    kernels read fastest."""
     if len(parts) == 1:
         return parts[0][None]
     if not parts[0].dim():
@@ -114,9 +136,10 @@ def select_outputs(
     return one_hot[:, None].expand(-1, *output.shape)
 
 
-# The gradients of a weight and its bias stay in factored form if both parameters occur only in
-# products of the pair. The gradients of a parameter with several kinds of use (a tied weight, a
-# gain, a weight computed from other weights) are multiplied out, so that its uses can be added up.
+# The gradients of a weight and its bias stay in factored form if both parameters occur
+# only in products of the pair. The gradients of a parameter with several kinds of use
+# (a tied weight, a gain, a weight computed from other weights) are multiplied out, so
+# that its uses can be added up.
 
 
 BY_COMPARISON = "a value reaches the outputs through a comparison alone, which changes between the ends of a step"
@@ -128,12 +151,13 @@ ProductKey: TypeAlias = tuple[Source | None, Source | None]
 def assemble(
     pulled: PulledBack, buffers: Weights = NO_BUFFERS, *, as_copies: bool = False
 ) -> Jacobian:
-    """Return the Jacobian with one block for each parameter, or for each weight with its bias.
+    """Return the Jacobian with one block for each parameter,
+    or for each weight with its bias.
 
-    `buffers` may hold gradient buffers, by parameter, into which the gradients of grouped products are
-    written from the first row on. With `as_copies`, a table (such as an embedding) becomes a
-    `Copies` block if it has one use and an average example reads fewer elements than the table has.
-    """
+    `buffers` may hold gradient buffers, by parameter, into which the gradients of
+    grouped products are written from the first row on. With `as_copies`, a table (such
+    as an embedding) becomes a `Copies` block if it has one use and an average example
+    reads fewer elements than the table has."""
     tables = tables_read_once(pulled) if as_copies else frozenset()
     examples = pulled.examples
     blocks: list[Block] = []
@@ -145,14 +169,17 @@ def assemble(
         if isinstance(use, Element):
             if isinstance(use.source, View) and use.source.name in tables:
                 block = copies(use, use.source, cotangent, owner, examples)
-                # after casts, the gradient may have another dtype than the weight; convert it back
+                # after casts, the gradient may have another dtype
+                # than the weight; convert it back
                 values = block.values.to(pulled.leaves[block.name].dtype)
                 blocks.append(replace(block, values=values))
             else:
                 sums.add(use.source, scatter(use, cotangent, owner, examples))
         elif isinstance(use, Grouped):
             inside = buffer_for(use.weight, buffers, examples, sums.rows.keys())
-            for source, gradient in multiply_groups(use, cotangent, owner, examples, inside):
+            for source, gradient in multiply_groups(
+                use, cotangent, owner, examples, inside
+            ):
                 sums.add(source, gradient)
         else:
             product = factored(use, cotangent, owner, examples)
@@ -171,9 +198,8 @@ def assemble(
 
 
 def join_uses(parts: Sequence[Factored]) -> Sequence[Factored]:
-    """Concatenate products of the same weight along the axis of uses. Return them unchanged if
-    their shifts differ.
-    """
+    """Concatenate products of the same weight along the axis of uses. Return them
+    unchanged if their shifts differ."""
     if len(parts) == 1 or len({part.shift for part in parts}) > 1:
         return parts
     inputs = torch.cat([part.inputs for part in parts], dim=1)
@@ -183,30 +209,30 @@ def join_uses(parts: Sequence[Factored]) -> Sequence[Factored]:
 
 @dataclass
 class RowSums:
-    """Running sums of gradients over the uses of each parameter, one number for each element."""
+    """Running sums of gradients over the uses of each parameter,
+    one number for each element."""
 
     leaves: Weights
     rows: dict[str, Float[Tensor, "example out _"]] = field(default_factory=dict)
 
     def add(self, source: Source, gradient: Gradients) -> None:
-        """Add the gradient with respect to a source: a view of a parameter, or a value computed
-        from parameters.
-        """
+        """Add the gradient with respect to a source: a view of a parameter, or a value
+        computed from parameters."""
         for name, rows in self.parameter_gradients(source, gradient).items():
             self.rows[name] = self.rows[name] + rows if name in self.rows else rows
 
     def parameter_gradients(
         self, source: Source, gradient: Gradients
     ) -> dict[str, Float[Tensor, "example out _"]]:
-        """Convert the gradient with respect to a value computed from parameters to gradients of
-        these parameters.
-        """
+        """Convert the gradient with respect to a value computed from parameters to
+        gradients of these parameters."""
         if isinstance(source, View):
             size = self.leaves[source.name].numel()
             if not source.covers(size):
                 gradient = spread(gradient, source, size)
             return {source.name: gradient}
-        # A value computed from weights: back-propagate for all examples and outputs at once
+        # A value computed from weights: back-propagate for all examples
+        # and outputs at once
         names = sorted(source.names)
         leaves = [self.leaves[name] for name in names]
         cotangents = gradient.reshape(-1, *source.delta.shape)
@@ -223,30 +249,32 @@ class RowSums:
             self.add(bias, block.of_bias())
 
     def blocks(self) -> list[Rows]:
-        """Return the sums as blocks, in the dtype of their parameters, which casts may have
-        changed.
-        """
-        return [Rows(rows.to(self.leaves[name].dtype), name) for name, rows in self.rows.items()]
+        """Return the sums as blocks, in the dtype of their parameters,
+        which casts may have changed."""
+        return [
+            Rows(rows.to(self.leaves[name].dtype), name)
+            for name, rows in self.rows.items()
+        ]
 
 
 def assemble_uses(pulled: PulledBack) -> Jacobian:
-    """Return the Jacobian with one block for each use, without summing over uses. Table lookups
-    become `Copies` blocks.
-    """
+    """Return the Jacobian with one block for each use, without summing over uses. Table
+    lookups become `Copies` blocks."""
     blocks: list[Block] = []
     for use, cotangent, owner in pulled.by_use():
         if isinstance(use, Element) and isinstance(use.source, View):
             blocks.append(copies(use, use.source, cotangent, owner, pulled.examples))
         else:
-            alone = replace(pulled, uses=(use,), cotangents=(cotangent,), owners=(owner,))
+            alone = replace(
+                pulled, uses=(use,), cotangents=(cotangent,), owners=(owner,)
+            )
             blocks.extend(assemble(alone).blocks)
     return Jacobian(tuple(blocks), pulled.examples, pulled.outputs)
 
 
 def tables_read_once(pulled: PulledBack) -> frozenset[str]:
-    """Return the tables with a single use, if an average example reads fewer elements than the
-    table has.
-    """
+    """Return the tables with a single use, if an average example reads fewer elements
+    than the table has."""
     count = Counter[str]()
     tables = set[str]()
     for use in pulled.uses:
@@ -268,7 +296,8 @@ def weight_and_bias(use: Use) -> ProductKey:
 
 
 def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
-    """Return the pairs (weight, bias) whose parameters occur only in products of this pair."""
+    """Return the pairs (weight, bias) whose parameters occur only in products
+    of this pair."""
     ways: dict[str, set[object]] = defaultdict(set)
     pairs: set[ProductKey] = set()
     for use in uses:
@@ -280,13 +309,14 @@ def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
         for name in names(pair[0]) | names(pair[1]):
             ways[name].add(way)
     other_ways = {name for name in ways if len(ways[name]) > 1}
-    return {pair for pair in pairs if other_ways.isdisjoint(names(pair[0]) | names(pair[1]))}
+    return {
+        pair for pair in pairs if other_ways.isdisjoint(names(pair[0]) | names(pair[1]))
+    }
 
 
 def is_plain(source: Source | None) -> bool:
-    """Return whether the weight is a view of a parameter without repeated elements. None (no bias)
-    counts as plain.
-    """
+    """Return whether the weight is a view of a parameter without repeated elements.
+    None (no bias) counts as plain."""
     return source is None or (isinstance(source, View) and source.has_no_overlap)
 
 
@@ -298,9 +328,11 @@ def names(source: Source | None) -> frozenset[str]:
     return source.names
 
 
-def row_index(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example use"] | None:
-    """Return the row indices of each example. Return None if rows are sorted by example and every
-    example has the same number of rows.
+def row_index(
+    owner: Int[Tensor, " row"], examples: int
+) -> Int[Tensor, "example use"] | None:
+    """Return the row indices of each example. Return None if rows are sorted by example
+    and every example has the same number of rows.
 
     Pad shorter lists with len(owner), an out-of-range row index.
 
@@ -329,9 +361,8 @@ def row_index(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example
 def select_rows(
     rows: Float[Tensor, "..."], axis: int, index: Int[Tensor, "example use"]
 ) -> Float[Tensor, "... example use _"]:
-    """Gather the rows of each example, with zeros for padding indices. Return a view if the rows
-    are in the order [use, example].
-    """
+    """Gather the rows of each example, with zeros for padding indices. Return a view if
+    the rows are in the order [use, example]."""
     examples, uses = index.shape
     count = rows.shape[axis]
     if torch.equal(index.t().reshape(-1), torch.arange(count, device=index.device)):
@@ -351,7 +382,8 @@ def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
 
 
 def example_axis(owner: Owner, examples: int, among: Sequence[int]) -> int | None:
-    """Return the first of the axes `among` along which index k belongs to example k, or None."""
+    """Return the first of the axes `among` along which index k belongs
+    to example k, or None."""
     for axis in among:
         index = torch.arange(examples, device=owner.device)
         index = index.view(-1, *[1] * (owner.dim() - axis - 1))
@@ -360,7 +392,9 @@ def example_axis(owner: Owner, examples: int, among: Sequence[int]) -> int | Non
     return None
 
 
-def factored(use: Product, cotangent: Cotangent, owner: Owner, examples: int) -> Factored:
+def factored(
+    use: Product, cotangent: Cotangent, owner: Owner, examples: int
+) -> Factored:
     """Return the gradients of a product, as factors."""
     inputs, outputs = factors(use, cotangent, owner, examples)
     weight = use.weight if isinstance(use.weight, View) else None
@@ -374,9 +408,8 @@ def factors(
     owner: Int[Tensor, " row"],
     examples: int,
 ) -> tuple[Float[Tensor, "example use in_"], Float[Tensor, "example out use features"]]:
-    """Return the factors of a product (its inputs a and the gradients β at its tap), arranged by
-    example and use.
-    """
+    """Return the factors of a product (its inputs a and the gradients β at its tap),
+    arranged by example and use."""
     inputs = use.factor.rows if isinstance(use.factor, Window) else use.factor
     rounds, rest = divmod(len(owner), examples)
     one_each = torch.arange(examples, device=owner.device)
@@ -387,7 +420,9 @@ def factors(
         return by_round.transpose(0, 1), outputs.permute(2, 0, 1, 3)
     index = row_index(owner, examples)
     if index is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
-        outputs = cotangent.flatten(3).mT  # each pixel is one use of the weight (a view, no copy)
+        outputs = cotangent.flatten(
+            3
+        ).mT  # each pixel is one use of the weight (a view, no copy)
     elif index is None:
         rows = rows_of(cotangent, batch=1)
         outputs = rows.reshape(len(rows), examples, rounds, rows.shape[-1])
@@ -410,9 +445,8 @@ def multiply_groups(
 ) -> Iterator[tuple[Source, Gradients]]:
     """Yield the gradients Σ_u β_u ⊗ a_u of a grouped weight, and then of its bias.
 
-    Compute one matrix product for each example and group, for a few examples at a time. Write the
-    gradients of the weight into `buffer` if its memory order allows.
-    """
+    Compute one matrix product for each example and group, for a few examples at a time.
+    Write the gradients of the weight into `buffer` if its memory order allows."""
     # Arrange β as [example, out, features, use]; read a for some examples at a time
     is_window = isinstance(use.factor, Window) and cotangent.shape[1] == examples
     if is_window and row_index(owner, examples) is None:
@@ -439,7 +473,8 @@ def multiply_groups(
         beta = left[part].flatten(0, 1)
         patches = shown.reshape(len(shown) * groups, shown.shape[1] // groups, uses).mT
         if gradients is None and part == slice(None):
-            # not in place: compiled programs consist of operations that overwrite nothing
+            # not in place: compiled programs consist of operations
+            # that overwrite nothing
             gradients = torch.bmm(beta, patches).view(*shape, patches.shape[2])
             break
         if gradients is None:
@@ -455,10 +490,14 @@ def multiply_groups(
 def buffer_for(
     weight: Source, buffers: Weights, examples: int, taken: Collection[str]
 ) -> Gradients | None:
-    """Return the buffer for the gradients of a weight. Return None if there is no buffer, if the
-    parameter is in `taken`, or if the weight is only a part of its parameter.
-    """
-    if not isinstance(weight, View) or weight.name not in buffers or weight.name in taken:
+    """Return the buffer for the gradients of a weight. Return None if there is no
+    buffer, if the parameter is in `taken`, or if the weight is only a part of its
+    parameter."""
+    if (
+        not isinstance(weight, View)
+        or weight.name not in buffers
+        or weight.name in taken
+    ):
         return None
     inside = buffers[weight.name][:examples]
     if not weight.covers(inside.shape[2]):
@@ -466,17 +505,24 @@ def buffer_for(
     return inside
 
 
-def scatter(use: Element, cotangent: Cotangent, owner: Owner, examples: int) -> Gradients:
-    """Sum the gradient of an expanded weight back to the elements of the weight, for each example.
+def scatter(
+    use: Element, cotangent: Cotangent, owner: Owner, examples: int
+) -> Gradients:
+    """Sum the gradient of an expanded weight back to the elements
+    of the weight, for each example.
 
-    If the weight was broadcast along the example axis, as gains and biases are, sum over all other
-    broadcast axes. Otherwise add each element to the sum of the example that owns it (`owner`).
-    """
+    If the weight was broadcast along the example axis, as gains and biases are, sum
+    over all other broadcast axes. Otherwise add each element to the sum of the example
+    that owns it (`owner`)."""
     shown = drop_expanded_axes(owner)
     if not (shown >= 0).all():
         refuse_unowned(with_gain(use, cotangent).masked_fill(owner >= 0, 0.0))
     positions = use.positions
-    size = prod(use.source.shape) if isinstance(use.source, View) else use.source.delta.numel()
+    size = (
+        prod(use.source.shape)
+        if isinstance(use.source, View)
+        else use.source.delta.numel()
+    )
     along = []
     for d, length in enumerate(owner.shape):
         is_copied = positions.stride(d) == 0 or length == 1
@@ -496,23 +542,24 @@ def scatter(use: Element, cotangent: Cotangent, owner: Owner, examples: int) -> 
 
 
 def with_gain(use: Element, cotangent: Cotangent) -> Cotangent:
-    """Return the gradient with respect to the expanded weight. If the tap is gain · weight,
-    multiply by the gain.
-    """
+    """Return the gradient with respect to the expanded weight. If the tap is gain ·
+    weight, multiply by the gain."""
     if isinstance(use.gain, float) and use.gain == 1:
         return cotangent
     return cotangent * use.gain
 
 
 def add_copies(use: Element, cotangent: Cotangent, axis: int, size: int) -> Gradients:
-    """Sum over the axes along which the weight was broadcast. Return the result in the weight's
-    element order.
-    """
+    """Sum over the axes along which the weight was broadcast. Return the result in the
+    weight's element order."""
     positions = use.positions
-    copied = [d for d in range(positions.dim()) if positions.stride(d) == 0 and d != axis]
+    copied = [
+        d for d in range(positions.dim()) if positions.stride(d) == 0 and d != axis
+    ]
     are_last = len(copied) > 0 and copied[0] == use.tap.dim() - len(copied)
     if are_last and isinstance(use.gain, Tensor) and len(cotangent) > 1:
-        # Sum by matrix products for many outputs. After casts, the gain may have lower precision
+        # Sum by matrix products for many outputs. After casts,
+        # the gain may have lower precision
         kind = torch.promote_types(cotangent.dtype, use.gain.dtype)
         gain = use.gain.expand(use.tap.shape).flatten(copied[0]).to(kind)
         beta = cotangent.flatten(copied[0] + 1).to(kind)
@@ -554,15 +601,16 @@ def copies(
     owner: Owner,
     examples: int,
 ) -> Copies:
-    """Return the gradients of the elements that each example read from a lookup table, such as an
-    embedding.
-    """
+    """Return the gradients of the elements that each example read from a lookup table,
+    such as an embedding."""
     cotangent = with_gain(use, cotangent)
     has_owner = owner >= 0
     if not has_owner.all():
         refuse_unowned(cotangent.masked_fill(has_owner, 0.0))
     positions = use.positions.to(cotangent.device)
-    axis = example_axis(owner, examples, [d for d, n in enumerate(owner.shape) if n == examples])
+    axis = example_axis(
+        owner, examples, [d for d, n in enumerate(owner.shape) if n == examples]
+    )
     if axis is None:
         index = row_index(owner.reshape(-1), examples)
         if index is None:
@@ -571,8 +619,8 @@ def copies(
         places = with_zeros(positions_in(source, positions).reshape(-1), 0)
         return Copies(values.transpose(0, 1), places[index], source.name)
 
-    # Sum over axes along which an example reads the same elements again. If all examples read the
-    # same elements, store the indices once
+    # Sum over axes along which an example reads the same elements again. If all
+    # examples read the same elements, store the indices once
     for d in range(positions.dim()):
         if use.positions.stride(d) == 0:
             positions = positions.narrow(d, 0, min(1, positions.shape[d]))
@@ -592,7 +640,9 @@ def positions_in(source: View, positions: Int[Tensor, "..."]) -> Int[Tensor, "..
     """
     places = torch.full_like(positions, source.offset)
     left = positions
-    for size, stride in zip(reversed(source.shape), reversed(source.stride), strict=True):
+    for size, stride in zip(
+        reversed(source.shape), reversed(source.stride), strict=True
+    ):
         places = places + left % size * stride
         left = left // size
     return places

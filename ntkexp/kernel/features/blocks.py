@@ -1,5 +1,5 @@
-"""Blocks: the gradients ∂f_c(x_n)/∂θ of one weight (and its bias) for a batch. A Jacobian is a sum
-of blocks.
+"""Blocks: the gradients ∂f_c(x_n)/∂θ of one weight (and its bias) for a batch. A
+Jacobian is a sum of blocks.
 
 A block has one of three formats, each the most compact one for a kind of operation:
 
@@ -8,9 +8,9 @@ A block has one of three formats, each the most compact one for a kind of operat
     Copies      the gradients of the elements that each example read from a lookup table, such as
                 an embedding, and the indices of these elements
 
-A linear layer has one use for each example, a convolution has one for each output position. To
-multiply gradients out means to compute all elements Σ_u a_u ⊗ β_u from the factors.
-"""
+A linear layer has one use for each example, a convolution has one for each output
+position. To multiply gradients out means to compute all elements Σ_u a_u ⊗ β_u from the
+factors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
 Key: TypeAlias = tuple[View | str | None, View | None]
-"""The key of a block: views of the weight and bias for factors, otherwise the parameter's name."""
+"""The key of a block: views of the weight and bias for factors,
+otherwise the parameter's name."""
 
 Gradients: TypeAlias = Float[Tensor, "example out size"]
 """∂f_c(x_n)/∂θ_p for each element p of a parameter."""
@@ -40,9 +41,8 @@ Outputs: TypeAlias = Float[Tensor, "example out"]
 class Factored:
     """Gradients of a product layer in factored form.
 
-    The gradient of the weight is Σ_u inputs ⊗ outputs. The gradient of the bias, if there is one,
-    is `shift` · Σ_u outputs.
-    """
+    The gradient of the weight is Σ_u inputs ⊗ outputs. The gradient of the bias, if
+    there is one, is `shift` · Σ_u outputs."""
 
     inputs: Float[Tensor, "example use in_"]
     outputs: Float[Tensor, "example out use features"]
@@ -61,7 +61,9 @@ class Factored:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple({view.name: None for view in (self.weight, self.bias) if view is not None})
+        return tuple(
+            {view.name: None for view in (self.weight, self.bias) if view is not None}
+        )
 
     @property
     def gradients(self) -> torch.Size:
@@ -70,7 +72,8 @@ class Factored:
 
     @property
     def size(self) -> int:
-        """The number of elements of the layer's gradient, for one example and output."""
+        """The number of elements of the layer's gradient,
+        for one example and output."""
         return self.rows * self.outputs.shape[3]
 
     @property
@@ -83,14 +86,14 @@ class Factored:
         """One plus the largest flat index with a gradient, for each parameter."""
         views = [view for view in (self.weight, self.bias) if view is not None]
         return {
-            name: max(view.extent for view in views if view.name == name) for name in self.names
+            name: max(view.extent for view in views if view.name == name)
+            for name in self.names
         }
 
     @property
     def line(self) -> int:
-        """The length of a line: consecutive weight elements whose gradients share an element of one
-        factor.
-        """
+        """The length of a line: consecutive weight elements whose gradients share an
+        element of one factor."""
         if self.weight is None:
             return 1
         axis = 0 if self.weight.stride[0] == 1 else 1
@@ -100,7 +103,9 @@ class Factored:
         """Return the gradients of the weight, multiplied out."""
         if self.inputs.shape[1] == 1:
             return self.inputs[:, :, :, None] * self.outputs
-        by_feature = self.multiplied_out().view(*self.gradients, self.outputs.shape[3], -1)
+        by_feature = self.multiplied_out().view(
+            *self.gradients, self.outputs.shape[3], -1
+        )
         return by_feature.mT
 
     def of_bias(self) -> Float[Tensor, "example out features"]:
@@ -110,9 +115,8 @@ class Factored:
         return self.shift * total
 
     def multiplied_out(self) -> Gradients:
-        """Return the gradients of the weight in the order [feature, input], by one matrix product
-        for each example.
-        """
+        """Return the gradients of the weight in the order [feature, input], by one
+        matrix product for each example."""
         if self.outputs.shape[1] == 1:
             left = self.outputs[:, 0].mT
         else:
@@ -130,9 +134,8 @@ class Factored:
         return replace(self, bias=None, shift=None)
 
     def of(self, names: Collection[str]) -> list[Factored | Rows]:
-        """Return the blocks of the parameters in `names`. The weight stays factored if its bias is
-        dropped.
-        """
+        """Return the blocks of the parameters in `names`. The weight stays factored if
+        its bias is dropped."""
         blocks: list[Factored | Rows] = []
         bias = self.bias if self.bias is not None and self.bias.name in names else None
         if self.weight is not None and self.weight.name in names:
@@ -144,9 +147,8 @@ class Factored:
         return blocks
 
     def add_chunk(self, rows: Gradients, name: str, elements: range) -> None:
-        """Add the gradients of some elements of a parameter to `rows`. Compute only these elements
-        of the outer products.
-        """
+        """Add the gradients of some elements of a parameter to `rows`. Compute only
+        these elements of the outer products."""
         if self.bias is not None and self.bias.name == name:
             add_rows(rows, spread(self.of_bias(), self.bias), elements)
         view = self.weight
@@ -163,8 +165,8 @@ class Factored:
             add_rows(rows, spread(self.of_weight().flatten(2), view), elements)
             return
 
-        # The gradient is a matrix whose line i is major[i] · minor. Compute only the lines that
-        # overlap with `elements`
+        # The gradient is a matrix whose line i is major[i] · minor. Compute only the
+        # lines that overlap with `elements`
         width = minor.shape[3]
         first = max(elements.start - view.offset, 0)
         last = min(elements.stop - view.offset, count * features)
@@ -199,7 +201,9 @@ class Factored:
             is_wide = matrix.shape[0] < matrix.shape[1]
             if not terms and self.outputs.shape[1] == 1 and is_wide:
                 # Σ_u ⟨β V_Wᵀ, a⟩ takes fewer multiplications
-                return inner_of_uses(self.outputs[:, 0] @ matrix.t(), self.inputs[:, None])
+                return inner_of_uses(
+                    self.outputs[:, 0] @ matrix.t(), self.inputs[:, None]
+                )
             terms.append(self.inputs @ matrix)
 
         # Σ_u ⟨z, β⟩
@@ -221,7 +225,8 @@ class Factored:
         return replace(self, outputs=outputs[:, None])
 
     def traced(self) -> Factored:
-        """Concatenate the gradients of all outputs, so that inner products sum over outputs."""
+        """Concatenate the gradients of all outputs,
+        so that inner products sum over outputs."""
         features_of_all = self.outputs.permute(0, 2, 1, 3).flatten(2)
         return replace(self, outputs=features_of_all[:, None])
 
@@ -236,7 +241,9 @@ class Factored:
             total[name] = self.weight.empty_like(weights[name])
             gradient = self.weight.of(total[name])
             if self.inputs.shape[1] < outputs.shape[2]:
-                torch.mm(self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1), out=gradient)
+                torch.mm(
+                    self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1), out=gradient
+                )
             else:  # sum over examples, since copying the inputs would take more memory
                 torch.sum(self.inputs.mT @ outputs, 0, out=gradient)
 
@@ -289,7 +296,8 @@ class OneParameter(ABC):
 
 @dataclass(frozen=True)
 class Rows(OneParameter):
-    """Gradients with one number for each of the first `size` elements of a parameter."""
+    """Gradients with one number for each of the first `size` elements
+    of a parameter."""
 
     rows: Gradients
     name: str
@@ -333,9 +341,8 @@ class Rows(OneParameter):
 
 @dataclass(frozen=True)
 class Copies(OneParameter):
-    """Gradients of the table elements that each example read, as rows of an embedding. `places`
-    holds the flat index of each element in the parameter.
-    """
+    """Gradients of the table elements that each example read, as rows of an embedding.
+    `places` holds the flat index of each element in the parameter."""
 
     values: Float[Tensor, "example out copy"]
     places: Int[Tensor, "example copy"]
@@ -379,7 +386,8 @@ class Copies(OneParameter):
 
     def total(self, weights: Weights) -> Weights:
         total = zeros(weights[self.name])
-        # add in the dtype of the weight, which may have higher precision than its gradients
+        # add in the dtype of the weight, which may have higher precision
+        # than its gradients
         values = self.values.sum(1).flatten().to(total.dtype)
         total.view(-1).index_add_(0, self.places.reshape(-1), values)
         return {self.name: total}
@@ -393,9 +401,8 @@ def add_rows(
     gradients: Float[Tensor, "example out size_"],
     elements: range,
 ) -> None:
-    """Add the gradients of some elements to `rows`. Elements beyond the end of `gradients` have
-    zero gradient.
-    """
+    """Add the gradients of some elements to `rows`. Elements beyond the end of
+    `gradients` have zero gradient."""
     chunk = gradients[:, :, elements.start : elements.stop]
     rows[:, :, : chunk.shape[2]] += chunk
 
@@ -408,23 +415,22 @@ def only_or_sum(values: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]
 
 
 def times_vector(rows: Gradients, vector: Float[Tensor, " size"]) -> Outputs:
-    """Multiply rows by a vector, with `mv`. The operator `@` may choose a batched product, which
-    takes forty times as long.
-    """
+    """Multiply rows by a vector, with `mv`. The operator `@` may choose a batched
+    product, which takes forty times as long."""
     return rows.flatten(0, 1).mv(vector).view(rows.shape[:2])
 
 
 def inner_of_uses(
-    left: Float[Tensor, "example use size"], right: Float[Tensor, "example out use size"]
+    left: Float[Tensor, "example use size"],
+    right: Float[Tensor, "example out use size"],
 ) -> Outputs:
     """Return Σ_u ⟨left_u, right_u⟩, a sum over the uses u of a weight."""
     return torch.bmm(right.flatten(2), left.flatten(1)[:, :, None])[:, :, 0]
 
 
 def bias_product(left: Factored, right: Factored) -> float:
-    """Return s s′, which biases add to every ⟨a, a′⟩. A bias is the weight of an extra input with
-    the constant value `shift`.
-    """
+    """Return s s′, which biases add to every ⟨a, a′⟩. A bias is the weight of an extra
+    input with the constant value `shift`."""
     if left.shift is None or right.shift is None:
         return 0.0
     return left.shift * right.shift
@@ -433,9 +439,8 @@ def bias_product(left: Factored, right: Factored) -> float:
 def spread(
     gradient: Gradients, view: View, size: int | None = None
 ) -> Float[Tensor, "example out size_"]:
-    """Convert the gradient of a view to the gradient of the parameter's first `size` elements. The
-    default size is the view's extent.
-    """
+    """Convert the gradient of a view to the gradient of the parameter's first `size`
+    elements. The default size is the view's extent."""
     if size is None:
         size = view.extent
     if view.transposed().covers(size):
@@ -448,8 +453,8 @@ def spread(
 
 
 def zeros(weight: Tensor) -> Tensor:
-    """Return contiguous zeros in the shape of a weight. `zeros_like` would keep the weight's memory
-    format, such as channels-last.
+    """Return contiguous zeros in the shape of a weight. `zeros_like` would keep the
+    weight's memory format, such as channels-last.
 
     >>> import torch
     >>> zeros(torch.ones(2, 3).t()).stride()

@@ -1,23 +1,25 @@
-"""Detect gradients that are only rounding error, so that their steps are credited to no example.
+"""Detect gradients that are only rounding error,
+so that their steps are credited to no example.
 
-The gradient of an element is a sum of terms, one for each example and each use of the weight. The
-rounding error of the sum is up to a few eps of Σ |terms|. If the gradient is not larger than this
-error,
+The gradient of an element is a sum of terms, one for each example and each use of the
+weight. The rounding error of the sum is up to a few eps of Σ |terms|. If the gradient
+is not larger than this error,
 
     |g| ≤ c · eps · Σ |terms|,        c = 64
 
-then all its digits are rounding error. This happens, for example, if the loss depends only on
-differences of outputs. The exact gradient of the last bias is then zero, and the computed gradient
-is only rounding error. Adam and similar optimizers divide a gradient by its own magnitude, so they
-move this bias by a full step. The step is real. But the contributions of single examples are about
-1/eps times larger than the step and cancel, so they carry no information.
+then all its digits are rounding error. This happens, for example, if the loss depends
+only on differences of outputs. The exact gradient of the last bias is then zero, and
+the computed gradient is only rounding error. Adam and similar optimizers divide a
+gradient by its own magnitude, so they move this bias by a full step. The step is real.
+But the contributions of single examples are about 1/eps times larger than the step and
+cancel, so they carry no information.
 
-Terms may also cancel inside the network, for example before a norm. Their sizes are then unknown.
-But two sums of the same terms in different orders differ by as much as the gradient.
+Terms may also cancel inside the network, for example before a norm. Their sizes are
+then unknown. But two sums of the same terms in different orders differ by as much as
+the gradient.
 
-Vectors are tested element by element, since every element of a bias has its own sum. Matrices are
-tested as a whole, by their norms.
-"""
+Vectors are tested element by element, since every element of a bias has its own sum.
+Matrices are tested as a whole, by their norms."""
 
 from __future__ import annotations
 
@@ -37,10 +39,11 @@ UNKNOWN_DIFFERENCES = 8
 
 
 def term_sizes(jacobians: Iterable[Jacobian], weights: Weights) -> Weights:
-    """Return Σ|terms| of the gradient of each parameter, from the gradients Jᵀℓ′ of examples.
+    """Return Σ|terms| of the gradient of each parameter,
+    from the gradients Jᵀℓ′ of examples.
 
-    A vector gets one number for each element. Any other parameter gets a single number, the sum of
-    the terms' norms.
+    A vector gets one number for each element. Any other parameter gets a single number,
+    the sum of the terms' norms.
 
     >>> rows = Rows(torch.tensor([[[1.0, -2.0]], [[-1.0, 2.0]]]), "bias")
     >>> term_sizes([Jacobian((rows,), 2, 1)], {"bias": torch.zeros(2)})
@@ -60,14 +63,15 @@ def term_sizes(jacobians: Iterable[Jacobian], weights: Weights) -> Weights:
 
 
 def zero_sizes(weight: Tensor) -> Tensor:
-    """Return the initial Σ|terms| = 0 of a parameter: one per element of a vector, else one."""
+    """Return the initial Σ|terms| = 0 of a parameter:
+    one per element of a vector, else one."""
     return weight.new_zeros(weight.shape if weight.dim() <= 1 else ())
 
 
 def add_products(sizes: Weights, block: Factored) -> None:
-    """Add the sizes of the terms a ⊗ β in the gradient of a weight (a: inputs, β: gradients at the
-    outputs of the layer), and of the terms β in the gradient of its bias.
-    """
+    """Add the sizes of the terms a ⊗ β in the gradient of a weight (a: inputs, β:
+    gradients at the outputs of the layer), and of the terms β in the gradient of its
+    bias."""
     inputs = block.inputs
     outputs = block.outputs[:, 0]
     if block.weight is not None:
@@ -89,9 +93,8 @@ def add_products(sizes: Weights, block: Factored) -> None:
 def row_norms(rows: Float[Tensor, "*several number"]) -> Float[Tensor, "*several"]:
     """Return the norms along the last axis.
 
-    If that axis is not contiguous, as in the patches of a convolution, `norm` takes ten times as
-    long as products.
-    """
+    If that axis is not contiguous, as in the patches of a convolution, `norm` takes ten
+    times as long as products."""
     if rows.stride(-1) == 1:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=-1)
         return norms
@@ -116,11 +119,11 @@ def add_copies(size: Tensor, block: Copies) -> None:
 
 
 def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> Weights:
-    """Return a mask for each parameter: 1 where the gradient is known, 0 where it is only rounding
-    error. Omit parameters whose gradients are all known.
+    """Return a mask for each parameter: 1 where the gradient is known, 0 where it is
+    only rounding error. Omit parameters whose gradients are all known.
 
-    `other` is the same gradient, summed in another order. An element also counts as rounding error
-    if the two sums differ by an eighth of it or more.
+    `other` is the same gradient, summed in another order. An element also counts as
+    rounding error if the two sums differ by an eighth of it or more.
 
     >>> credit({"b": torch.tensor([1.0, 1e-9])}, {"b": torch.tensor([3.0, 3.0])})
     {'b': tensor([1., 0.])}

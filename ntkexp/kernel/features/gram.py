@@ -1,15 +1,18 @@
-"""The kernel of two Jacobians, K = J_left J_rightᵀ, as a sum of matrix products over parameters.
+"""The kernel of two Jacobians, K = J_left J_rightᵀ,
+as a sum of matrix products over parameters.
 
 Factored blocks of the same weight can be multiplied as a double sum over uses,
 
     ⟨Σ_u a_u ⊗ β_u, Σ_v a′_v ⊗ β′_v⟩ = Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩
 
-For each pair of uses, this takes about inputs + features multiplications. Multiplied-out gradients
-take inputs · features multiplications for each pair of examples, so they are cheaper if there are
-many uses. `Sizes` counts the multiplications of both ways for each weight.
+For each pair of uses, this takes about inputs + features multiplications.
+Multiplied-out gradients take inputs · features multiplications for each pair of
+examples, so they are cheaper if there are many uses. `Sizes` counts the multiplications
+of both ways for each weight.
 
-All other parameters are multiplied out, chunk by chunk. Small parameters are concatenated, so that
-a few matrix products suffice. Large parameters are cut, so that no gradient is held as a whole.
+All other parameters are multiplied out, chunk by chunk. Small parameters are
+concatenated, so that a few matrix products suffice. Large parameters are cut, so that
+no gradient is held as a whole.
 
     K += R R′ᵀ        R[nc, p] = ∂f_c(x_n)/∂θ_p for the elements p of one chunk
 """
@@ -33,9 +36,8 @@ from ntkexp.mistake import Mistake
 
 
 def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_"]:
-    """Return K = J J′ᵀ, summed over the parameters. If `left` and `right` are the same object,
-    compute half of K and mirror it.
-    """
+    """Return K = J J′ᵀ, summed over the parameters. If `left` and `right` are the same
+    object, compute half of K and mirror it."""
     if not left.blocks or not right.blocks:
         raise Mistake(
             "the outputs depend on no parameter that requires gradients, so the tangent kernel is "
@@ -43,8 +45,8 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
         )
     plan = arrange_products(left, right)
     like = left.blocks[0].numbers
-    # If a parameter is cut into chunks, add their products in double precision, since there may be
-    # many
+    # If a parameter is cut into chunks, add their products in double precision,
+    # since there may be many
     is_cut = any(isinstance(one, ParameterChunk) for one, _ in plan.columns)
     kind = torch.float64 if is_cut else like.dtype
     shape = (left.examples * left.outputs, right.examples * right.outputs)
@@ -63,7 +65,9 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
         if left is not right:
             rows_ = side_by_side(right, [other for _, other in columns])
         total.add_product(rows, rows_)
-    kernel = total.mirrored().view(left.examples, left.outputs, right.examples, right.outputs)
+    kernel = total.mirrored().view(
+        left.examples, left.outputs, right.examples, right.outputs
+    )
 
     for key in plan.spread:
         add_double_sums(kernel, key, left, right)
@@ -72,7 +76,9 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
 
 def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "query 1 train 1"]:
     """Return Σ_c K[x, c, x′, c], without computing the blocks [out, out_] of K."""
-    if set(left.keys) != set(right.keys):  # the left and right blocks have different formats
+    if set(left.keys) != set(
+        right.keys
+    ):  # the left and right blocks have different formats
         both = shared_extents(left, right)
         left = left.as_rows(both)
         right = right.as_rows(both)
@@ -83,9 +89,8 @@ def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "query 1 train 1"]:
 
 
 def shared_extents(left: Jacobian, right: Jacobian) -> dict[str, int]:
-    """Return, for each parameter of both Jacobians, the number of leading elements that both
-    contain.
-    """
+    """Return, for each parameter of both Jacobians,
+    the number of leading elements that both contain."""
     extents = {}
     for name, size in left.extents.items():
         if name in right.extents:
@@ -96,9 +101,8 @@ def shared_extents(left: Jacobian, right: Jacobian) -> dict[str, int]:
 def contributions(
     left: Jacobian, right: Jacobian, output_gradient: Float[Tensor, "train out_"]
 ) -> Float[Tensor, "query out train"]:
-    """Return K ℓ′. Contract the outputs of each training example with ℓ′ first, so that it has one
-    gradient instead of one for each output.
-    """
+    """Return K ℓ′. Contract the outputs of each training example with ℓ′ first, so that
+    it has one gradient instead of one for each output."""
     return gram(left, right.weighted(output_gradient)).squeeze(3)
 
 
@@ -119,12 +123,15 @@ class ParameterChunk:
 
 
 Column: TypeAlias = tuple[Block | ParameterChunk, Block | ParameterChunk]
-"""The left and right gradients of one term of the sum: blocks with the same key, or a chunk."""
+"""The left and right gradients of one term of the sum:
+blocks with the same key, or a chunk."""
 
 MAX_COLUMNS = 2**11  # columns of one matrix product; more do not make it faster
 MAX_ROWS_BYTES = 2**29  # bytes of gradients that are multiplied out at once
 PIECE_BYTES = 2**23  # bytes of the gradients of one chunk of a parameter
-PIECE_ELEMENTS = 2**11  # least elements of a chunk; matrix products are slower for fewer
+PIECE_ELEMENTS = (
+    2**11
+)  # least elements of a chunk; matrix products are slower for fewer
 
 
 @dataclass(frozen=True)
@@ -148,8 +155,15 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
         right_blocks = [block for block in right.blocks if block.key == key]
         one = left_blocks[0]
         other = right_blocks[0]
-        single = len(left_blocks) == len(right_blocks) == 1 and one.gradients[0] == left.examples
-        if isinstance(one, Factored) and isinstance(other, Factored) and size is not None:
+        single = (
+            len(left_blocks) == len(right_blocks) == 1
+            and one.gradients[0] == left.examples
+        )
+        if (
+            isinstance(one, Factored)
+            and isinstance(other, Factored)
+            and size is not None
+        ):
             if size.method != "multiplied out":
                 if not single:
                     plan.spread.append(key)
@@ -180,9 +194,9 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
 
 
 def exclusive_keys(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
-    """Return the block keys that both Jacobians have and whose parameters occur under no other key.
-    The values are the sizes of factored blocks, and None for other blocks.
-    """
+    """Return the block keys that both Jacobians have and whose parameters occur under
+    no other key. The values are the sizes of factored blocks, and None for other
+    blocks."""
     keys_of: dict[str, set[Key]] = {}
     for side in (left, right):
         for name, uses in side.uses.items():
@@ -201,10 +215,11 @@ def exclusive_keys(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
     return sizes_of
 
 
-def cut_parameter(side: Jacobian, name: str, elements: range) -> Iterator[ParameterChunk]:
-    """Cut a parameter into chunks of complete lines (`Factored.line`). The gradients of a chunk
-    stay in the cache until they are multiplied.
-    """
+def cut_parameter(
+    side: Jacobian, name: str, elements: range
+) -> Iterator[ParameterChunk]:
+    """Cut a parameter into chunks of complete lines (`Factored.line`). The gradients of
+    a chunk stay in the cache until they are multiplied."""
     column_bytes = side.blocks[0].numbers.element_size() * side.examples * side.outputs
     line = side.uses[name][0][1].line
     lines = max(PIECE_ELEMENTS, PIECE_BYTES // column_bytes) // line
@@ -214,9 +229,8 @@ def cut_parameter(side: Jacobian, name: str, elements: range) -> Iterator[Parame
 
 
 def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
-    """Yield groups of columns for one matrix product each, small blocks first. A chunk of a
-    parameter forms its own group.
-    """
+    """Yield groups of columns for one matrix product each, small blocks first. A chunk
+    of a parameter forms its own group."""
     blocks: list[Column] = []
     for column in columns:
         if isinstance(column[0], ParameterChunk):
@@ -239,7 +253,8 @@ def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
 def side_by_side(
     side: Jacobian, columns: Sequence[Block | ParameterChunk]
 ) -> Float[Tensor, "row size"]:
-    """Concatenate the gradients of some columns, with one row for each example and output."""
+    """Concatenate the gradients of some columns,
+    with one row for each example and output."""
     rows = []
     for column in columns:
         if isinstance(column, ParameterChunk):
@@ -254,12 +269,11 @@ def side_by_side(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the factors of one weight in two Jacobians, and the cost of its part of the
-    kernel.
+    """The sizes of the factors of one weight in two Jacobians,
+    and the cost of its part of the kernel.
 
-    The kernel can be computed as one product, as a double sum over uses, or from multiplied-out
-    gradients. The cost is a number of multiplications.
-    """
+    The kernel can be computed as one product, as a double sum over uses, or from
+    multiplied-out gradients. The cost is a number of multiplications."""
 
     query: int
     uses: int
@@ -272,16 +286,22 @@ class Sizes:
 
     @property
     def double_sum(self) -> int:
-        """Multiplications of ⟨a, a′⟩, ⟨β, β′⟩ and their product, for every pair of uses."""
+        """Multiplications of ⟨a, a′⟩, ⟨β, β′⟩ and their product,
+        for every pair of uses."""
         pairs = self.query * self.uses * self.train * self.uses_
         return pairs * (self.inputs + self.out * self.out_ * (self.features + 1))
 
     @property
     def multiplied_out(self) -> int:
-        """Multiplications to form the gradients of both Jacobians, and for their inner products."""
+        """Multiplications to form the gradients of both Jacobians,
+        and for their inner products."""
         left = self.query * self.out
         right = self.train * self.out_
-        return (left * self.uses + right * self.uses_ + left * right) * self.inputs * self.features
+        return (
+            (left * self.uses + right * self.uses_ + left * right)
+            * self.inputs
+            * self.features
+        )
 
     @property
     def method(self) -> str:
@@ -300,12 +320,21 @@ class Sizes:
 
     @property
     def numbers(self) -> int:
-        """The number of elements of all intermediate results, if the kernel is computed the cheaper
-        way.
-        """
+        """The number of elements of all intermediate results,
+        if the kernel is computed the cheaper way."""
         if self.method == "multiplied out":
-            return (self.query * self.out + self.train * self.out_) * self.inputs * self.features
-        return self.query * self.uses * self.train * self.uses_ * (1 + self.out * self.out_)
+            return (
+                (self.query * self.out + self.train * self.out_)
+                * self.inputs
+                * self.features
+            )
+        return (
+            self.query
+            * self.uses
+            * self.train
+            * self.uses_
+            * (1 + self.out * self.out_)
+        )
 
 
 def sizes(left: Factored, right: Factored) -> Sizes:
@@ -315,9 +344,8 @@ def sizes(left: Factored, right: Factored) -> Sizes:
 
 
 def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
-    """Return the sizes of one weight's factors in two Jacobians. Count all its uses, and assume
-    that every example has the same number of uses as the first.
-    """
+    """Return the sizes of one weight's factors in two Jacobians. Count all its uses,
+    and assume that every example has the same number of uses as the first."""
 
     def uses_of_first(side: Jacobian) -> int:
         blocks = [block for place, block in blocks_of(side, key) if place.start == 0]
@@ -335,7 +363,8 @@ def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
 
 
 def blocks_of(side: Jacobian, key: Key) -> list[tuple[slice, Factored]]:
-    """Return the factored blocks with this key, each with the slice of examples that it holds."""
+    """Return the factored blocks with this key,
+    each with the slice of examples that it holds."""
     blocks = []
     for place, block in side.blocks_with_examples():
         if block.key == key and isinstance(block, Factored):
@@ -343,15 +372,22 @@ def blocks_of(side: Jacobian, key: Key) -> list[tuple[slice, Factored]]:
     return blocks
 
 
-def double_sum(left: Factored, right: Factored) -> Float[Tensor, "query out train out_"]:
+def double_sum(
+    left: Factored, right: Factored
+) -> Float[Tensor, "query out train out_"]:
     """Return Σ_uv (⟨a_u, a′_v⟩ + s s′)⟨β_u, β′_v⟩."""
-    inputs = torch.einsum("qui,nvi->qunv", left.inputs, right.inputs) + bias_product(left, right)
+    inputs = torch.einsum("qui,nvi->qunv", left.inputs, right.inputs) + bias_product(
+        left, right
+    )
     features = torch.einsum("qcuo,ndvo->qcundv", left.outputs, right.outputs)
     return torch.einsum("qunv,qcundv->qcnd", inputs, features)
 
 
 def add_double_sums(
-    kernel: Float[Tensor, "query out train out_"], key: Key, left: Jacobian, right: Jacobian
+    kernel: Float[Tensor, "query out train out_"],
+    key: Key,
+    left: Jacobian,
+    right: Jacobian,
 ) -> None:
     """Add the kernel of a weight with several factored blocks, pair by pair."""
     pairs = product(blocks_of(left, key), blocks_of(right, key))
@@ -364,8 +400,8 @@ def add_double_sums(
             kernel[columns, :, rows] += share.permute(2, 3, 0, 1)
 
 
-# For the kernel of a Jacobian with itself, only the upper half is computed, in strips of rows that
-# start at the diagonal. It is mirrored once at the end.
+# For the kernel of a Jacobian with itself, only the upper half is computed, in strips
+# of rows that start at the diagonal. It is mirrored once at the end.
 
 
 MIN_STRIP_ROWS = 64  # rows of a strip; thinner strips cost more than they save
@@ -375,9 +411,8 @@ BLOCK_NUMBERS = 2**17  # elements of a block of the kernel that stays in the cac
 
 @dataclass
 class Total:
-    """A running sum of the kernel. `outputs` holds the number of outputs of a left example and of a
-    right example.
-    """
+    """A running sum of the kernel. `outputs` holds the number of outputs of a left
+    example and of a right example."""
 
     matrix: Float[Tensor, "row row_"]
     outputs: tuple[int, int]
@@ -386,9 +421,8 @@ class Total:
 
     @cached_property
     def strips(self) -> list[tuple[Float[Tensor, "row row_"], range, range]]:
-        """Strips of the kernel that together cover every entry or its mirror image, with their rows
-        and columns.
-        """
+        """Strips of the kernel that together cover every entry or its mirror image,
+        with their rows and columns."""
         rows, columns = self.matrix.shape
         if not self.is_symmetric:
             return [(self.matrix, range(rows), range(columns))]
@@ -398,7 +432,9 @@ class Total:
         strips = []
         for start in range(0, rows, step):
             end = min(start + step, rows)
-            strips.append((self.matrix[start:end, start:], range(start, end), range(start, rows)))
+            strips.append(
+                (self.matrix[start:end, start:], range(start, end), range(start, rows))
+            )
         return strips
 
     def add_product(
@@ -420,10 +456,10 @@ class Total:
     def add_single_uses(self, pairs: Sequence[tuple[Factored, Factored]]) -> None:
         """Add Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩ over weights l that each example uses once.
 
-        With ten outputs, the matrix of ⟨β, β′⟩ is a hundred times larger than that of ⟨a, a′⟩. If
-        that matrix were added to the kernel weight by weight, memory traffic would take longer than
-        arithmetic. So each block of the kernel is summed over all weights while it is in the cache.
-        """
+        With ten outputs, the matrix of ⟨β, β′⟩ is a hundred times larger than that of
+        ⟨a, a′⟩. If that matrix were added to the kernel weight by weight, memory
+        traffic would take longer than arithmetic. So each block of the kernel is summed
+        over all weights while it is in the cache."""
         if not pairs:
             return
         out, out_ = self.outputs
@@ -451,14 +487,15 @@ class Total:
         *,
         has_terms: bool,
     ) -> None:
-        """Add (⟨a, a′⟩ + s s′)⟨β, β′⟩ of one layer to the block of the kernel at the given rows and
-        columns. s s′ is the term of the biases (`bias_product`).
-        """
+        """Add (⟨a, a′⟩ + s s′)⟨β, β′⟩ of one layer to the block of the kernel at the
+        given rows and columns. s s′ is the term of the biases (`bias_product`)."""
         rows, columns = place
         out, out_ = self.outputs
         # ⟨a, a′⟩ + s s′
         examples = narrow(layer.inputs, 0, range(rows.start // out, rows.stop // out))
-        examples_ = narrow(layer.inputs_, 1, range(columns.start // out_, columns.stop // out_))
+        examples_ = narrow(
+            layer.inputs_, 1, range(columns.start // out_, columns.stop // out_)
+        )
         inputs = torch.mm(examples, examples_)
         inputs.add_(layer.shift)
         # ⟨β, β′⟩
@@ -467,7 +504,9 @@ class Total:
             features = buffer[: len(rows) * len(columns)].view(len(rows), len(columns))
             outputs = narrow(layer.outputs, 0, rows)
             torch.mm(outputs, narrow(layer.outputs_, 1, columns), out=features)
-        if out * out_ > 1:  # all outputs share ⟨a, a′⟩: repeat it for columns, broadcast for rows
+        if (
+            out * out_ > 1
+        ):  # all outputs share ⟨a, a′⟩: repeat it for columns, broadcast for rows
             block = block.view(len(rows) // out, out, len(columns))
             features = features.view(block.shape)
             repeated = inputs[:, None, :, None].expand(-1, 1, -1, out_)
@@ -485,9 +524,8 @@ class Total:
         self.has_terms = True
 
     def mirrored(self) -> Float[Tensor, "row row_"]:
-        """Return the kernel after all terms were added. Mirror the upper half if only it was
-        computed.
-        """
+        """Return the kernel after all terms were added.
+        Mirror the upper half if only it was computed."""
         if not self.has_terms:
             self.matrix.zero_()
         if self.is_symmetric:
@@ -497,8 +535,11 @@ class Total:
         return self.matrix
 
 
-def write(place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, has_terms: bool) -> None:
-    """Add a term to a block of the kernel in place. The first term overwrites the block."""
+def write(
+    place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, has_terms: bool
+) -> None:
+    """Add a term to a block of the kernel in place.
+    The first term overwrites the block."""
     if has_terms:
         place.add_(share)
     else:
@@ -507,16 +548,17 @@ def write(place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, has_terms
 
 @dataclass(frozen=True)
 class Layer:
-    """The factors a and β of a weight that each example uses once, as matrices. Names of right
-    factors end in an underscore; right factors are transposed.
-    """
+    """The factors a and β of a weight that each example uses once, as matrices. Names
+    of right factors end in an underscore; right factors are transposed."""
 
     inputs: Float[Tensor, "query in_"]
     inputs_: Float[Tensor, "in_ train"]
     outputs: Float[Tensor, "query_out features"]
     outputs_: Float[Tensor, "features train_out"]
     shift: float  # s s′, which biases add to each ⟨a, a′⟩
-    same: Float[Tensor, "1 1"] | None  # ⟨β, β′⟩ if all examples share one β, as in a readout
+    same: (
+        Float[Tensor, "1 1"] | None
+    )  # ⟨β, β′⟩ if all examples share one β, as in a readout
 
 
 def matrices(left: Factored, right: Factored) -> Layer:
@@ -535,6 +577,8 @@ def matrices(left: Factored, right: Factored) -> Layer:
     return Layer(inputs, inputs_.t(), outputs, outputs_.t(), shift, same)
 
 
-def narrow(value: Float[Tensor, "..."], axis: int, where: range) -> Float[Tensor, "..."]:
+def narrow(
+    value: Float[Tensor, "..."], axis: int, where: range
+) -> Float[Tensor, "..."]:
     """Return some rows or columns, by `narrow`: indexing takes twice as long."""
     return value.narrow(axis, where.start, len(where))

@@ -1,9 +1,9 @@
 """The Jacobian of a network at some inputs, a sum of gradient blocks.
 
-An assembled Jacobian has one block for each parameter. It is the faster form for many inner
-products. A Jacobian read use by use has one block for each operation that used a weight, so that no
-gradient row is as long as a whole embedding table. Both forms have the same methods.
-"""
+An assembled Jacobian has one block for each parameter. It is the faster form for many
+inner products. A Jacobian read use by use has one block for each operation that used a
+weight, so that no gradient row is as long as a whole embedding table. Both forms have
+the same methods."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class Jacobian:
 
     @property
     def nbytes(self) -> int:
-        return sum(value.nbytes for block in self.blocks for value in arrays(block).values())
+        return sum(
+            value.nbytes for block in self.blocks for value in arrays(block).values()
+        )
 
     @property
     def keys(self) -> list[Key]:
@@ -49,7 +51,8 @@ class Jacobian:
 
     @cached_property
     def uses(self) -> Mapping[str, list[tuple[slice, Block]]]:
-        """The blocks of each parameter, each with the slice of examples that it holds."""
+        """The blocks of each parameter, each with the slice of examples
+        that it holds."""
         uses: dict[str, list[tuple[slice, Block]]] = {}
         for place, block in self.blocks_with_examples():
             for name in block.names:
@@ -63,9 +66,8 @@ class Jacobian:
             yield slice(start, start + block.gradients[0]), block
 
     def of(self, names: Collection[str] | None) -> Jacobian:
-        """Restrict the Jacobian to the parameters `names`. If `names` is None, return it
-        unchanged.
-        """
+        """Restrict the Jacobian to the parameters `names`. If `names` is None,
+        return it unchanged."""
         if names is None:
             return self
         blocks: list[Block] = []
@@ -81,16 +83,22 @@ class Jacobian:
     def weighted(self, output_gradient: Outputs) -> Jacobian:
         """Return J(x)ᵀℓ′ for every example, as a Jacobian with a single output."""
         blocks = tuple(
-            block.weighted(output_gradient[place]) for place, block in self.blocks_with_examples()
+            block.weighted(output_gradient[place])
+            for place, block in self.blocks_with_examples()
         )
         return replace(self, blocks=blocks, outputs=1)
 
     def scaled(self, factors: Mapping[str, float]) -> Jacobian:
-        return replace(self, blocks=tuple(block.scaled(factors) for block in self.blocks))
+        return replace(
+            self, blocks=tuple(block.scaled(factors) for block in self.blocks)
+        )
 
     def traced(self) -> Jacobian:
-        """Concatenate the gradients of all outputs, so that inner products sum over outputs."""
-        return replace(self, blocks=tuple(block.traced() for block in self.blocks), outputs=1)
+        """Concatenate the gradients of all outputs,
+        so that inner products sum over outputs."""
+        return replace(
+            self, blocks=tuple(block.traced() for block in self.blocks), outputs=1
+        )
 
     def applied(self, weights: Weights) -> Outputs:
         """Return J v for a vector v in the shape of the weights."""
@@ -104,7 +112,8 @@ class Jacobian:
         return total
 
     def total(self, weights: Weights) -> Weights:
-        """Return the sum over examples and outputs. For J(x)ᵀℓ′, it is the gradient of the loss."""
+        """Return the sum over examples and outputs. For J(x)ᵀℓ′,
+        it is the gradient of the loss."""
         totals: Weights = {}
         for block in self.blocks:
             for name, value in block.total(weights).items():
@@ -114,7 +123,8 @@ class Jacobian:
         return {name: totals[name] for name in weights}
 
     def as_rows(self, sizes: Mapping[str, int]) -> Jacobian:
-        """Return the gradients of the first `sizes[name]` elements of each parameter, as `Rows`."""
+        """Return the gradients of the first `sizes[name]` elements
+        of each parameter, as `Rows`."""
         blocks: list[Block] = []
         for name, size in sizes.items():
             rows = self.chunk(name, range(size)).view(self.examples, self.outputs, -1)
@@ -122,9 +132,8 @@ class Jacobian:
         return Jacobian(tuple(blocks), self.examples, self.outputs)
 
     def with_rows(self, names: Set[str], weights: Weights) -> Jacobian:
-        """Replace the blocks of the parameters `names` by `Rows` over all elements of the
-        parameters.
-        """
+        """Replace the blocks of the parameters `names`
+        by `Rows` over all elements of the parameters."""
         others: list[Block] = []
         starts: list[int] = []
         sizes: dict[str, int] = {}
@@ -137,16 +146,19 @@ class Jacobian:
         rows = self.as_rows(sizes).blocks
         if self.starts is None:
             return replace(self, blocks=(*others, *rows))
-        return replace(self, blocks=(*others, *rows), starts=(*starts, *[0] * len(rows)))
+        return replace(
+            self, blocks=(*others, *rows), starts=(*starts, *[0] * len(rows))
+        )
 
     def chunk(self, name: str, elements: range) -> Float[Tensor, "row size"]:
-        """Return the gradients of some elements of a parameter, summed over uses. Each row of the
-        result belongs to one example and output.
-        """
+        """Return the gradients of some elements of a parameter, summed over uses. Each
+        row of the result belongs to one example and output."""
         uses = self.uses[name]
         first = uses[0][1]
         if isinstance(first, Rows) and len(uses) == 1:
-            is_complete = len(first.rows) == self.examples and elements.stop <= first.size
+            is_complete = (
+                len(first.rows) == self.examples and elements.stop <= first.size
+            )
             if is_complete:
                 return first.rows[:, :, elements.start : elements.stop].flatten(0, 1)
         rows = first.numbers.new_zeros(self.examples, self.outputs, len(elements))
@@ -157,7 +169,9 @@ class Jacobian:
 
 def arrays(block: Block) -> Mapping[str, Tensor]:
     """Return the tensors of a block. Their first axis is the axis of examples."""
-    return {name: value for name, value in vars(block).items() if isinstance(value, Tensor)}
+    return {
+        name: value for name, value in vars(block).items() if isinstance(value, Tensor)
+    }
 
 
 def stacked(parts: Sequence[Jacobian]) -> Jacobian:
@@ -177,7 +191,8 @@ def stacked(parts: Sequence[Jacobian]) -> Jacobian:
 
 @dataclass
 class Assembly:
-    """A preallocated Jacobian of `examples` examples, filled batch by batch in order."""
+    """A preallocated Jacobian of `examples` examples,
+    filled batch by batch in order."""
 
     examples: int
     read: int = 0  # number of examples that are filled so far
@@ -186,18 +201,18 @@ class Assembly:
 
     @property
     def rows(self) -> Weights:
-        """The free part of the preallocated gradient buffer, by parameter. A reader may write the
-        next batch there directly.
-        """
+        """The free part of the preallocated gradient buffer, by parameter. A reader may
+        write the next batch there directly."""
         rows = (block for block in self.buffer if isinstance(block, Rows))
         return {block.name: block.rows[self.read :] for block in rows}
 
     def add(self, part: Jacobian) -> bool:
-        """Copy the gradients of the next batch into the buffer. Return False if its blocks differ
-        in form from those of the first batch.
-        """
+        """Copy the gradients of the next batch into the buffer. Return False if its
+        blocks differ in form from those of the first batch."""
         if not self.buffer:
-            self.buffer = tuple(empty_block(block, self.examples) for block in part.blocks)
+            self.buffer = tuple(
+                empty_block(block, self.examples) for block in part.blocks
+            )
         if part.keys != self.jacobian.keys:
             return False
         for target, block in zip(self.buffer, part.blocks, strict=True):
@@ -230,13 +245,14 @@ def shapes_per_example(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: value.shape[1:] for name, value in values.items()}
 
 
-# Uses with the same β can be merged into one use. For example, a mean over positions gives all
-# positions the same β, and a readout at one position gives the others β = 0.
+# Uses with the same β can be merged into one use. For example, a mean over positions
+# gives all positions the same β, and a readout at one position gives the others β = 0.
 #
 #     Σ_u a_u ⊗ w_u β = (Σ_u w_u a_u) ⊗ β        with w_u = 1 or 0
 #
-# In a kernel, such a layer then costs as much as a layer with one use. To test the values of β, the
-# CPU must wait for the GPU. So uses are merged for a single kernel, but not at every step of a run.
+# In a kernel, such a layer then costs as much as a layer with one use. To test the
+# values of β, the CPU must wait for the GPU. So uses are merged for a single kernel,
+# but not at every step of a run.
 
 
 def with_merged_uses(jacobian: Jacobian) -> Jacobian:
@@ -246,8 +262,8 @@ def with_merged_uses(jacobian: Jacobian) -> Jacobian:
 
 
 def merge_uses(block: Factored) -> Factored:
-    """Merge the uses of a block into one use for each example. Return the block unchanged if an
-    example has two different nonzero β.
+    """Merge the uses of a block into one use for each example. Return the block
+    unchanged if an example has two different nonzero β.
 
     >>> a, beta = torch.arange(6.0).view(1, 3, 2), torch.tensor([[1.0], [0.0], [1.0]]).view(1, 1, 3, 1)
     >>> one_use = merge_uses(Factored(a, beta, None, None, None))
@@ -257,7 +273,9 @@ def merge_uses(block: Factored) -> Factored:
     examples, uses, _ = block.inputs.shape
     if uses < 2 or not examples:
         return block
-    if use_weights(block.outputs[:1]) is None:  # a quick test, which rules out most blocks
+    if (
+        use_weights(block.outputs[:1]) is None
+    ):  # a quick test, which rules out most blocks
         return block
     weights = use_weights(block.outputs)
     if weights is None:
@@ -273,9 +291,8 @@ def merge_uses(block: Factored) -> Factored:
 def use_weights(
     outputs: Float[Tensor, "example out use features"],
 ) -> Float[Tensor, "example use"] | None:
-    """Return the weight w_u of each use: 1 if it has the common β of its example, 0 if its β is
-    zero. Return None if an example has two different nonzero β.
-    """
+    """Return the weight w_u of each use: 1 if it has the common β of its example, 0 if
+    its β is zero. Return None if an example has two different nonzero β."""
     # Fast case: all uses of an example have the same β
     if torch.equal(outputs[:, :, :1].expand_as(outputs), outputs):
         return outputs.new_ones(len(outputs), outputs.shape[2])

@@ -1,15 +1,14 @@
-"""Check a function before its Jacobian is read: its gradients are the derivatives of its values,
-its examples are independent, and every element of a tap (a tensor that combines a weight with the
-inputs) belongs to one example.
+"""Check a function before its Jacobian is read: its gradients are the derivatives of
+its values, its examples are independent, and every element of a tap (a tensor that
+combines a weight with the inputs) belongs to one example.
 
-The result of each check is cached. The key is the structure of the tape (operations and shapes) and
-a digest of the values on which the result depends.
+The result of each check is cached. The key is the structure of the tape (operations and
+shapes) and a digest of the values on which the result depends.
 
-A module with `detach`, a straight-through estimator or a custom autograd.Function may be trained by
-gradients that are not its derivatives. Difference rules depend only on the values. So one random
-vector-Jacobian product is computed twice: by the rules on a segment of length zero, and by autograd
-through the module.
-"""
+A module with `detach`, a straight-through estimator or a custom autograd.Function may
+be trained by gradients that are not its derivatives. Difference rules depend only on
+the values. So one random vector-Jacobian product is computed twice: by the rules on a
+segment of length zero, and by autograd through the module."""
 
 from __future__ import annotations
 
@@ -28,9 +27,22 @@ from ntkexp.kernel.features.assemble import assemble_uses, pull_back
 from ntkexp.kernel.read.program_cache import LRUCache
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.tape import Tape, digest, is_integer
-from ntkexp.kernel.record.taping import columns, is_out_of_memory, plain_kernels, record, unfused
+from ntkexp.kernel.record.taping import (
+    columns,
+    is_out_of_memory,
+    plain_kernels,
+    record,
+    unfused,
+)
 from ntkexp.kernel.secant.call import NoRule
-from ntkexp.kernel.secant.ownership import Owners, Routes, match_uses, owners, owners_hold, routes
+from ntkexp.kernel.secant.ownership import (
+    Owners,
+    Routes,
+    match_uses,
+    owners,
+    owners_hold,
+    routes,
+)
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.uses import Trained, Use, plain_uses
 from ntkexp.mistake import Mistake
@@ -53,13 +65,15 @@ class Unfaithful(NoRule):
 
 @dataclass(frozen=True)
 class CheckCache:
-    """Cached results of the checks of one function. The function `cache_key` computes their keys."""
+    """Cached results of the checks of one function.
+    The function `cache_key` computes their keys."""
 
     routes: LRUCache[Routes] = field(default_factory=LRUCache)
     owners: LRUCache[Owners] = field(default_factory=LRUCache)
     # True for the operations of each program whose examples are independent
     independent: LRUCache[bool] = field(default_factory=LRUCache)
-    # the latest owners, by the structure of the tape: tried first if routing values have changed
+    # the latest owners, by the structure of the tape:
+    # tried first if routing values have changed
     structures: LRUCache[Owners] = field(default_factory=LRUCache)
     graphs: LRUCache[bool] = field(default_factory=LRUCache)
     faithful: LRUCache[Owners | None] = field(default_factory=LRUCache)
@@ -70,7 +84,8 @@ class CheckCache:
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of one function. `fixed` asserts that the constants on its tapes never change."""
+    """The checks of one function. `fixed` asserts that the constants
+    on its tapes never change."""
 
     function: Function
     trained: frozenset[str]
@@ -78,9 +93,9 @@ class Checks:
     fixed: bool
 
     def owners(self, tape: Tape) -> Owners:
-        """Return the example that each element belongs to. Compute it once for all tapes with equal
-        operations, shapes and routing values (indices and masks that select rows).
-        """
+        """Return the example that each element belongs to. Compute it once for all
+        tapes with equal operations, shapes and routing values (indices and masks that
+        select rows)."""
         cache_key = self.cache_key(tape)
         known = self.check_cache.owners.entries
         if cache_key in known:
@@ -96,9 +111,8 @@ class Checks:
         return self.check_cache.owners.put(cache_key, owned)
 
     def faithful_owners(self, tape: Tape) -> Owners:
-        """Return the owners. Raise Unfaithful if autograd's gradients are not the derivatives of
-        the module's values.
-        """
+        """Return the owners. Raise Unfaithful if autograd's gradients are not the
+        derivatives of the module's values."""
 
         def owners_if_faithful() -> Owners | None:
             owned = self.owners(tape)
@@ -106,22 +120,26 @@ class Checks:
                 return owned
             return None
 
-        owned = self.check_cache.faithful.get(self.cache_key(tape, masks=True), owners_if_faithful)
+        owned = self.check_cache.faithful.get(
+            self.cache_key(tape, masks=True), owners_if_faithful
+        )
         if owned is None:
             raise Unfaithful
         return owned
 
     def plain_uses(self, tape: Tape) -> tuple[Owners, list[Use] | None]:
-        """Return the owners and the plain uses of weights. The uses are None unless autograd can
-        differentiate the tape with respect to all of their taps.
+        """Return the owners and the plain uses of weights. The uses are None unless
+        autograd can differentiate the tape with respect to all of their taps.
 
-        If routing values changed, first try the owners of an earlier tape. `owners_hold` tests them
-        by the gradients on this tape.
-        """
+        If routing values changed, first try the owners of an earlier tape.
+        `owners_hold` tests them by the gradients on this tape."""
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         owned: Owners | None = None
         uses: list[Use] | None = None
-        if differentiable and self.cache_key(tape) not in self.check_cache.owners.entries:
+        if (
+            differentiable
+            and self.cache_key(tape) not in self.check_cache.owners.entries
+        ):
             owned = self.check_cache.structures.entries.get(tape.form)
             if owned is not None:
                 uses = plain_uses(Trained(tape, self.trained, owned.constants))
@@ -143,19 +161,21 @@ class Checks:
         return owned, uses
 
     def gradients_agree(self, tape: Tape, uses: list[Use], owned: Owners) -> bool:
-        """Return whether autograd computes the same gradients on the tape as through the module.
+        """Return whether autograd computes the same gradients on the tape
+        as through the module.
 
-        Test whether every element has an owner, and whether the gradients at the uses add up to the
-        module's gradients. They differ, for example, if the module writes in place under no_grad,
-        since the recorder replaces this write.
-        """
+        Test whether every element has an owner, and whether the gradients at the uses
+        add up to the module's gradients. They differ, for example, if the module writes
+        in place under no_grad, since the recorder replaces this write."""
 
         def compare() -> bool:
             if not match_uses(uses, owned):
                 return False
             cotangent = random_cotangent(tape)
             leaves = {
-                name: tape[slot] for slot, name in tape.weights.items() if name in self.trained
+                name: tape[slot]
+                for slot, name in tape.weights.items()
+                if name in self.trained
             }
             gradients = gradients_at(uses, tape[tape.output], cotangent, owned, leaves)
             expected = by_autograd(self.function, tape, self.trained, cotangent)
@@ -164,9 +184,8 @@ class Checks:
         return self.check_cache.graphs.get(self.cache_key(tape, masks=True), compare)
 
     def refuse_dependence(self, tape: Tape) -> None:
-        """Raise if examples depend on each other. If a tape with the same operations has passed,
-        run fewer tests.
-        """
+        """Raise if examples depend on each other. If a tape with the same operations
+        has passed, run fewer tests."""
         known = tape.operations in self.check_cache.independent.entries
         refuse_dependence(self.function, tape, known=known)
         if len(tape.outputs) > 1:
@@ -176,11 +195,10 @@ class Checks:
         return self.check_cache.routes.get(tape.form, lambda: routes(tape))
 
     def cache_key(self, tape: Tape, *, masks: bool = False) -> tuple[bytes, bytes]:
-        """Return a cache key: the structure of a tape, and a digest of some of its values. The
-        digest covers values that choose rows of data (`routing`), and constants unless they are
-        fixed. With `masks`, it also covers masks. Without, it covers all inputs if Python may have
-        branched on them.
-        """
+        """Return a cache key: the structure of a tape, and a digest of some of its
+        values. The digest covers values that choose rows of data (`routing`), and
+        constants unless they are fixed. With `masks`, it also covers masks. Without, it
+        covers all inputs if Python may have branched on them."""
         known = self.routes(tape)
         slots = [*known.routing]
         if masks:
@@ -192,13 +210,14 @@ class Checks:
         return tape.form, digest(tape[slot] for slot in slots)
 
 
-def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
+def is_faithful(
+    function: Function, tape: Tape, trained: frozenset[str], owned: Owners
+) -> bool:
     """Return whether difference rules and autograd agree up to rounding.
 
-    In single precision, a value near a kink may fall on the other side of the kink when the module
-    runs again. Large modules have many such values. So if both disagree, repeat the test in double
-    precision.
-    """
+    In single precision, a value near a kink may fall on the other side of the kink when
+    the module runs again. Large modules have many such values. So if both disagree,
+    repeat the test in double precision."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     agreed = rules_match_autograd(function, tape, trained, owned)
     if agreed or all(weight.dtype == torch.float64 for weight in weights.values()):
@@ -219,11 +238,16 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
             repeats_random=bool(tape.drawn),
             whole_batch=tape.whole_batch,
         )
-    except (RuntimeError, Mistake) as error:  # for example, a buffer stays in single precision
+    except (
+        RuntimeError,
+        Mistake,
+    ) as error:  # for example, a buffer stays in single precision
         if is_out_of_memory(error):
             raise
         return False
-    if [entry.op for entry in double_tape.entries] != [entry.op for entry in tape.entries]:
+    if [entry.op for entry in double_tape.entries] != [
+        entry.op for entry in tape.entries
+    ]:
         return False
     return rules_match_autograd(function, double_tape, trained, owned)
 
@@ -231,11 +255,19 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
 def rules_match_autograd(
     function: Function, tape: Tape, trained: frozenset[str], owned: Owners
 ) -> bool:
-    """Compare a random vector-Jacobian product by the difference rules with the one by autograd."""
-    # A comparison with nan fails for any cause. So first name the operation that made a nan
+    """Compare a random vector-Jacobian product by the difference rules
+    with the one by autograd."""
+    # A comparison with nan fails for any cause.
+    # So first name the operation that made a nan
     if tape.outputs.isnan().any():
-        has_nan = [not is_integer(value) and bool(value.isnan().any()) for value in tape.values]
-        made = (entry.op for entry in tape.entries if any(has_nan[slot] for slot in entry.results))
+        has_nan = [
+            not is_integer(value) and bool(value.isnan().any()) for value in tape.values
+        ]
+        made = (
+            entry.op
+            for entry in tape.entries
+            if any(has_nan[slot] for slot in entry.results)
+        )
         raise NoRule(
             f"outputs of the module are not numbers, from {next(made, 'its inputs or weights')} on"
         )
@@ -248,7 +280,9 @@ def rules_match_autograd(
     replay = Replay(tape, tape, trained, owned.constants)
     values = gradients_at(replay.uses, replay.delta, cotangent, owned, replay.leaves)
     if any(value.isnan().any() for value in values.values()):
-        raise NoRule("the difference rules give no numbers, where something infinite cancels")
+        raise NoRule(
+            "the difference rules give no numbers, where something infinite cancels"
+        )
     return agree(values, gradients, tape)
 
 
@@ -265,14 +299,22 @@ def gradients_at(
 
 
 def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:
-    noise = torch.randn(tape.outputs.shape, generator=stream("faithfulness"), dtype=torch.float64)
+    noise = torch.randn(
+        tape.outputs.shape, generator=stream("faithfulness"), dtype=torch.float64
+    )
     return noise.to(tape.outputs)
 
 
 def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
-    """Return whether two computations of the same gradients differ by rounding alone."""
-    # √eps is far above the effect of another order of summation, and far below a missing gradient
-    sizes = [float(gradient.abs().max()) for gradient in gradients.values() if gradient.numel()]
+    """Return whether two computations of the same gradients differ
+    by rounding alone."""
+    # √eps is far above the effect of another order of summation,
+    # and far below a missing gradient
+    sizes = [
+        float(gradient.abs().max())
+        for gradient in gradients.values()
+        if gradient.numel()
+    ]
     largest = max(sizes, default=0.0)
     return all(
         bool(((values[name] - gradients[name]).abs() <= tape.eps**0.5 * largest).all())
@@ -281,16 +323,22 @@ def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
 
 
 def nan_origin(
-    function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]
+    function: Function,
+    tape: Tape,
+    trained: frozenset[str],
+    cotangent: Float[Tensor, "example out"],
 ) -> str:
-    """Return text that names the operation where autograd's gradients become nan, or no text."""
+    """Return text that names the operation where autograd's gradients become nan, or no
+    text."""
     try:
         with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
             by_autograd(function, tape, trained, cotangent)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        operation = re.search(r"Function '(\w+?)(?:Backward\d*)?' returned nan", str(error))
+        operation = re.search(
+            r"Function '(\w+?)(?:Backward\d*)?' returned nan", str(error)
+        )
         if operation:
             return f", from {operation[1]} on"
         return ""
@@ -298,7 +346,10 @@ def nan_origin(
 
 
 def by_autograd(
-    function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]
+    function: Function,
+    tape: Tape,
+    trained: frozenset[str],
+    cotangent: Float[Tensor, "example out"],
 ) -> Weights:
     """Return the gradients by autograd through the module itself."""
     weights = {

@@ -1,8 +1,9 @@
 """Choose how many outputs are differentiated together, and the number of threads.
 
-A kernel has one block [out, out_] for each pair of examples. The choice `all` takes complete
-blocks, a list of indices takes rows and columns of each block, and `trace` takes the sum
-Σ_c K[x, c, x′, c]. The trace needs no memory for blocks, since outputs are read a few at a time.
+A kernel has one block [out, out_] for each pair of examples. The choice `all` takes
+complete blocks, a list of indices takes rows and columns of each block, and `trace`
+takes the sum Σ_c K[x, c, x′, c]. The trace needs no memory for blocks, since outputs
+are read a few at a time.
 
 >>> selected_outputs("all", 3), selected_outputs([2, 0], 3)
 (range(0, 3), [2, 0])
@@ -28,15 +29,17 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.mistake import Mistake, in_short
 
-OUTPUT_GRADIENT_BYTES = 0.5e9  # bytes of gradients that are computed together; more are not faster
+OUTPUT_GRADIENT_BYTES = (
+    0.5e9  # bytes of gradients that are computed together; more are not faster
+)
 
 Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
 
 
 @dataclass(frozen=True)
 class Mixtures:
-    """The scalar functions that are differentiated: either some of the outputs, or one mixture (a
-    weighted sum of all outputs) for each example.
+    """The scalar functions that are differentiated: either some of the outputs, or one
+    mixture (a weighted sum of all outputs) for each example.
 
     >>> import torch
     >>> Mixtures(torch.tensor([[0.5, -0.5]]), None).columns.shape  # a mixture of two outputs, of one example
@@ -49,7 +52,9 @@ class Mixtures:
     @classmethod
     def of(cls, tape: Tape, chosen: Sequence[int] | None) -> Mixtures:
         outputs = tape.outputs
-        return cls(outputs, tuple(range(outputs.shape[1]) if chosen is None else chosen))
+        return cls(
+            outputs, tuple(range(outputs.shape[1]) if chosen is None else chosen)
+        )
 
     @property
     def count(self) -> int:
@@ -61,18 +66,16 @@ class Mixtures:
     def columns(self) -> Float[Tensor, "mixture example out"]:
         """The weight of every output in each mixture.
 
-        If all examples share one row of weights (stride 0), copy it for each example, so that one
-        program works for all mixtures.
-        """
+        If all examples share one row of weights (stride 0), copy it for each example,
+        so that one program works for all mixtures."""
         if self.chosen is None:
             return self.numbers[None].contiguous()
         return select_outputs(self.numbers, self.chosen)
 
 
 def selected_outputs(outputs: Outputs | str, count: int) -> Sequence[int]:
-    """Return the indices of the outputs that the user selected. Raise Mistake if `outputs` is
-    invalid.
-    """
+    """Return the indices of the outputs that the user selected. Raise Mistake if
+    `outputs` is invalid."""
     if isinstance(outputs, str):
         if outputs not in ("all", "trace"):
             raise Mistake(
@@ -87,7 +90,9 @@ def selected_outputs(outputs: Outputs | str, count: int) -> Sequence[int]:
             f"outputs={in_short(outputs)}: give 'all', 'trace' or a list of outputs, such as [0, 3]"
         ) from None
     if not chosen or any(place not in range(count) for place in chosen):
-        raise Mistake(f"outputs={chosen}: the module has {count}, numbered from 0 to {count - 1}")
+        raise Mistake(
+            f"outputs={chosen}: the module has {count}, numbered from 0 to {count - 1}"
+        )
     return chosen
 
 
@@ -96,14 +101,14 @@ def chunks(
 ) -> Iterator[range]:
     """Yield all outputs, in groups whose gradients take at most OUTPUT_GRADIENT_BYTES.
 
-    Count the gradients of values on the tape, and of weights that are multiplied out. To find these
-    weights, read one output, unless all outputs fit in any case.
-    """
+    Count the gradients of values on the tape, and of weights that are multiplied out.
+    To find these weights, read one output, unless all outputs fit in any case."""
     values = tape.bytes_per_example
     weights = sum(tape[slot].nbytes for slot in tape.weights)
     size = int(OUTPUT_GRADIENT_BYTES / ((values + weights) * examples))
     if size < count:
-        # bytes of the gradients of one output of an example, as factors or multiplied out
+        # bytes of the gradients of one output of an example,
+        # as factors or multiplied out
         made = 0
         for block in read([0]).blocks:
             single = isinstance(block, Factored) and block.inputs.shape[1] == 1
@@ -112,18 +117,22 @@ def chunks(
             ) * block.numbers.element_size()
         size = int(OUTPUT_GRADIENT_BYTES / ((values + made) * examples))
     size = max(1, min(count, size))
-    yield from (range(first, min(first + size, count)) for first in range(0, count, size))
+    yield from (
+        range(first, min(first + size, count)) for first in range(0, count, size)
+    )
 
 
-# A small kernel consists of hundreds of products of some microseconds. Threads that share such a
-# product wait for each other longer than they compute. If other programs use the same cores, they
-# wait for milliseconds. So a kernel with few operations runs on one thread. The operations are
+# A small kernel consists of hundreds of products of some microseconds. Threads that
+# share such a product wait for each other longer than they compute. If other programs
+# use the same cores, they wait for milliseconds. So a kernel with few operations runs
+# on one thread. The operations are
 #
 #     operations   2 N (1 + C) Σ_z d_z |z|   +   2 N₁ N₂ C² Σ_z |z|        over products z = a W of one example
 #
-# N = N₁ + N₂ is the number of examples, C the number of outputs, d_z the number of inputs of z, and
-# |z| the number of elements of z. The first term counts the forward pass and C backward passes. The
-# second term counts the kernel, if each example uses each weight once.
+# N = N₁ + N₂ is the number of examples, C the number of outputs, d_z the number of
+# inputs of z, and |z| the number of elements of z. The first term counts the forward
+# pass and C backward passes. The second term counts the kernel, if each example uses
+# each weight once.
 
 
 # a few milliseconds on one core; a second core helps only above 2e8 to 7e8 operations
@@ -159,17 +168,15 @@ def threads_for(operations: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Work:
-    """The matrix products of a network for one example: the number of elements of their results,
-    and their multiplications.
-    """
+    """The matrix products of a network for one example: the number of elements of their
+    results, and their multiplications."""
 
     numbers: float
     multiplications: float
 
     def of_kernel(self, counts: tuple[int, int], outputs: int) -> float:
-        """Return the approximate number of operations of a kernel. `counts` holds the numbers of
-        rows and columns in examples.
-        """
+        """Return the approximate number of operations of a kernel. `counts` holds the
+        numbers of rows and columns in examples."""
         left, right = counts
         return (
             2 * (1 + outputs) * self.multiplications * (left + right)

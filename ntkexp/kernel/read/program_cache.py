@@ -1,22 +1,22 @@
-"""Compiled programs that record a function and read its Jacobian, without Python's overhead at each
-operation.
+"""Compiled programs that record a function and read its Jacobian, without Python's
+overhead at each operation.
 
-To record a function and to replay its differences costs Python time at every operation. For small
-networks, this is far more than the arithmetic. At each step, the same operations run on other
-numbers. So two programs are compiled: one from weights and inputs to the values on a tape, and one
-from the values at both ends of a step to a Jacobian.
+To record a function and to replay its differences costs Python time at every operation.
+For small networks, this is far more than the arithmetic. At each step, the same
+operations run on other numbers. So two programs are compiled: one from weights and
+inputs to the values on a tape, and one from the values at both ends of a step to a
+Jacobian.
 
-A new program is compared with the ordinary computation twice: on its first values, and on the next
-ones. The second comparison detects values that are wrongly treated as constant. A program that
-fails is never used again. For large tapes, where Python's overhead does not matter, no program is
-compiled.
+A new program is compared with the ordinary computation twice: on its first values, and
+on the next ones. The second comparison detects values that are wrongly treated as
+constant. A program that fails is never used again. For large tapes, where Python's
+overhead does not matter, no program is compiled.
 
-The key of a program is a digest of the tape's operations, shapes and constants, and of the owners
-of its rows. If indices or masks choose rows of data (routing), the owners may differ at each step.
-Then a program is compiled only when the same owners occur for the second time, and the oldest
-programs are dropped. Programs run the same operations as the ordinary computation, so a resumed run
-gives bitwise equal results.
-"""
+The key of a program is a digest of the tape's operations, shapes and constants, and of
+the owners of its rows. If indices or masks choose rows of data (routing), the owners
+may differ at each step. Then a program is compiled only when the same owners occur for
+the second time, and the oldest programs are dropped. Programs run the same operations
+as the ordinary computation, so a resumed run gives bitwise equal results."""
 
 from __future__ import annotations
 
@@ -74,26 +74,32 @@ class LRUCache(Generic[A]):
 
 @dataclass(frozen=True)
 class Request:
-    """A request for the secant Jacobian between two tapes, or for the Jacobian at one tape, of some
-    weighted sums of outputs.
-    """
+    """A request for the secant Jacobian between two tapes, or for the Jacobian at one
+    tape, of some weighted sums of outputs."""
 
     start: Tape
     end: Tape
     trained: frozenset[str]
     owned: Owners
     mixtures: Mixtures
-    as_copies: bool = False  # allow `Copies` blocks for lookup tables; programs ignore it
+    as_copies: bool = (
+        False  # allow `Copies` blocks for lookup tables; programs ignore it
+    )
 
     def read(self, *, at_once: bool) -> Jacobian:
-        """Read the Jacobian without a program, for all outputs (or mixtures of outputs) at once, or
-        for one after the other."""
+        """Read the Jacobian without a program, for all outputs (or mixtures of outputs)
+        at once, or for one after the other."""
         replay = Replay(
             self.start, self.end, self.trained, self.owned.constants, pullback_only=True
         )
         columns = self.mixtures.columns
         pulled = pull_back(
-            replay.delta, replay.uses, self.owned, replay.leaves, columns, at_once=at_once
+            replay.delta,
+            replay.uses,
+            self.owned,
+            replay.leaves,
+            columns,
+            at_once=at_once,
         )
         return assemble(pulled, as_copies=self.as_copies)
 
@@ -115,19 +121,20 @@ class Request:
 
     @property
     def arguments(self) -> list[Tensor]:
-        """The arguments of the program: all values that depend on weights or inputs. Other values
-        are equal on every tape of the program.
-        """
+        """The arguments of the program: all values that depend on weights or inputs.
+        Other values are equal on every tape of the program."""
         arguments = [
-            tape[slot] for tape in self.tapes for slot in (*argument_slots(tape), *tape.made)
+            tape[slot]
+            for tape in self.tapes
+            for slot in (*argument_slots(tape), *tape.made)
         ]
         if self.mixtures.chosen is None:
             return [*arguments, self.mixtures.columns]
         return arguments
 
 
-# Do not compile a program if (bytes on the tape) × (1 + number of outputs) exceeds this limit.
-# During compilation, the replay keeps all intermediate values in memory.
+# Do not compile a program if (bytes on the tape) × (1 + number of outputs) exceeds this
+# limit. During compilation, the replay keeps all intermediate values in memory.
 MAX_PROGRAM_BYTES = 2**28
 TRIALS = 2  # comparisons of a new program with the ordinary computation
 
@@ -136,20 +143,27 @@ T = TypeVar("T", Tape, Jacobian)
 
 @dataclass
 class CachedProgram(Generic[T]):
-    """A compiled program. Its results replace the values of `template`, a tape or a Jacobian."""
+    """A compiled program. Its results replace the values of `template`,
+    a tape or a Jacobian."""
 
     program: Program
     template: T
-    trials: int = TRIALS  # number of remaining comparisons with the ordinary computation
+    trials: int = (
+        TRIALS  # number of remaining comparisons with the ordinary computation
+    )
 
     def run(self, arguments: Sequence[Tensor]) -> T | None:
         """Return the result of the program for these values, or None if it fails."""
         try:
             with torch.no_grad():
-                return fill_template(self.template, arguments, self.program.run(arguments))
+                return fill_template(
+                    self.template, arguments, self.program.run(arguments)
+                )
         except AssumptionFailed:
             return None
-        except RuntimeError as error:  # a recorded view may be impossible for other strides
+        except (
+            RuntimeError
+        ) as error:  # a recorded view may be impossible for other strides
             if is_out_of_memory(error):
                 raise
             return None
@@ -157,14 +171,14 @@ class CachedProgram(Generic[T]):
 
 @dataclass
 class Programs(Generic[T]):
-    """The latest compiled programs by key. None in place of a program means that it failed."""
+    """The latest compiled programs by key. None in place of a program means
+    that it failed."""
 
     latest: LRUCache[CachedProgram[T] | None] = field(default_factory=LRUCache)
 
     def run(self, key: Hashable, arguments: Sequence[Tensor]) -> T | None:
-        """Run the program under this key if it has passed all comparisons. Otherwise return
-        None.
-        """
+        """Run the program under this key if it has passed all comparisons.
+        Otherwise return None."""
         if key not in self.latest.entries:
             return None
         cached = self.latest.put(key, self.latest.entries[key])
@@ -173,9 +187,8 @@ class Programs(Generic[T]):
         return cached.run(arguments)
 
     def compare(self, key: Hashable, arguments: Sequence[Tensor], expected: T) -> T:
-        """Compare the program's result with the expected one. If they agree, return the program's
-        result. Otherwise drop the program and return the expected one.
-        """
+        """Compare the program's result with the expected one. If they agree, return the
+        program's result. Otherwise drop the program and return the expected one."""
         cached = self.latest.entries[key]
         if cached is None or not cached.trials:
             return expected
@@ -196,16 +209,20 @@ class ProgramCache:
 
     tapes: Programs[Tape] = field(default_factory=Programs)
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
-    # Jacobians that depend on routing values (indices, masks), by key: False after the first
-    # request, True after a second one. Only a repeated request is worth a program
+    # Jacobians that depend on routing values (indices, masks), by key: False after the
+    # first request, True after a second one. Only a repeated request is worth a program
     requested_before: LRUCache[bool] = field(default_factory=LRUCache)
 
     def record(
-        self, function: Function, weights: Weights, inputs: Inputs, *, whole_batch: bool = False
+        self,
+        function: Function,
+        weights: Weights,
+        inputs: Inputs,
+        *,
+        whole_batch: bool = False,
     ) -> Tape:
-        """Return a tape of the function. Run a program if one was compiled. Otherwise record the
-        function, and compile a program.
-        """
+        """Return a tape of the function. Run a program if one was compiled. Otherwise
+        record the function, and compile a program."""
         arguments = [value.detach() for value in (*weights.values(), *tensors(inputs))]
         key = (tuple(weights), input_signature(inputs))
         if (found := self.tapes.run(key, arguments)) is not None:
@@ -218,15 +235,16 @@ class ProgramCache:
     def read(self, request: Request, *, routed: bool) -> Jacobian:
         """Return the requested Jacobian. Run a program if one was compiled.
 
-        Set `routed` if indices or masks choose rows of data, so that the owners may differ next
-        time.
-        """
+        Set `routed` if indices or masks choose rows of data,
+        so that the owners may differ next time."""
         start = request.start
         end = request.end
         mixtures = request.mixtures
         if is_large(start, mixtures.count):
             return request.read(at_once=False)
-        request = replace(request, as_copies=False)  # a program returns rows, not copies
+        request = replace(
+            request, as_copies=False
+        )  # a program returns rows, not copies
         key = (start.program, start is end, mixtures.chosen, request.owned.digest)
         if start.program != end.program:
             return request.read_at_once()
@@ -257,8 +275,8 @@ def input_signature(inputs: Inputs) -> str:
 
 
 def is_close(found: Tensor, expected: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding, relative to the largest element. If this
-    element is not finite, because training has diverged, return True.
+    """Return whether two tensors are equal up to rounding, relative to the largest
+    element. If this element is not finite, because training has diverged, return True.
     """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
@@ -280,9 +298,8 @@ def is_large(tape: Tape, outputs: int) -> bool:
 
 
 def compile_tape(tape: Tape) -> CachedProgram[Tape] | None:
-    """Compile a program from weights and inputs to all values on a tape. Return None if the tape is
-    large, or if an operation writes in place.
-    """
+    """Compile a program from weights and inputs to all values on a tape. Return None if
+    the tape is large, or if an operation writes in place."""
     if is_large(tape, tape.outputs.shape[1]) or any(
         entry.op._schema.is_mutable for entry in tape.entries
     ):
@@ -291,7 +308,9 @@ def compile_tape(tape: Tape) -> CachedProgram[Tape] | None:
     gone = {*argument_slots(tape), *tape.made}
     nothing = tape.outputs.new_empty(0)
     template = tape.refilled(
-        tuple(nothing if Slot(k) in gone else value for k, value in enumerate(tape.values))
+        tuple(
+            nothing if Slot(k) in gone else value for k, value in enumerate(tape.values)
+        )
     )
     return CachedProgram(cached, template)
 
@@ -299,9 +318,8 @@ def compile_tape(tape: Tape) -> CachedProgram[Tape] | None:
 def compile_jacobian(
     request: Request, arguments: Sequence[Tensor]
 ) -> tuple[Jacobian, CachedProgram[Jacobian] | None]:
-    """Read a Jacobian. Return it, and a program that computes it from the values on the tapes (None
-    if there can be none).
-    """
+    """Read a Jacobian. Return it, and a program that computes it from the values on the
+    tapes (None if there can be none)."""
     read_jacobian: list[Jacobian] = []
 
     def act() -> list[Tensor]:
@@ -314,7 +332,9 @@ def compile_jacobian(
     except NotPure:
         return read_jacobian[0] if read_jacobian else request.read_at_once(), None
     empty = [value.new_empty([0] * value.dim()) for value in parts(read_jacobian[0])]
-    return read_jacobian[0], CachedProgram(cached, fill_template(read_jacobian[0], (), empty))
+    return read_jacobian[0], CachedProgram(
+        cached, fill_template(read_jacobian[0], (), empty)
+    )
 
 
 def argument_slots(tape: Tape) -> list[Slot]:
@@ -322,22 +342,25 @@ def argument_slots(tape: Tape) -> list[Slot]:
 
 
 def parts(made: Tape | Jacobian) -> list[Tensor]:
-    """Return the tensors to compare: all tensors of a Jacobian, or the outputs of a tape.
+    """Return the tensors to compare: all tensors of a Jacobian,
+    or the outputs of a tape.
 
-    For a tape, comparing its outputs suffices, because every other value affects them. Some of the
-    other values may contain uninitialized memory.
-    """
+    For a tape, comparing its outputs suffices, because every other value affects them.
+    Some of the other values may contain uninitialized memory."""
     if isinstance(made, Tape):
         return [made.outputs]
     return [value for block in made.blocks for value in arrays(block).values()]
 
 
-def fill_template(template: T, arguments: Sequence[Tensor], found: Sequence[Tensor]) -> T:
+def fill_template(
+    template: T, arguments: Sequence[Tensor], found: Sequence[Tensor]
+) -> T:
     """Replace the values in the template, a tape or a Jacobian."""
     if isinstance(template, Jacobian):
         left = iter(found)
         blocks = tuple(
-            type(b)(**(vars(b) | {name: next(left) for name in arrays(b)})) for b in template.blocks
+            type(b)(**(vars(b) | {name: next(left) for name in arrays(b)}))
+            for b in template.blocks
         )
         return replace(template, blocks=blocks)
     values = list(template.values)

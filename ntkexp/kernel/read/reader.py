@@ -1,5 +1,5 @@
-"""Read the Jacobian of a function from its tapes, at one point or along a segment between two
-points.
+"""Read the Jacobian of a function from its tapes,
+at one point or along a segment between two points.
 
 There are three ways to read it. The first valid one is used:
 
@@ -48,9 +48,8 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class Reading:
-    """The secant Jacobian J̄ of a segment, and J̄Δθ from the forward pass of the difference rules.
-    At a point, J̄Δθ is zero.
-    """
+    """The secant Jacobian J̄ of a segment, and J̄Δθ from the forward pass of the
+    difference rules. At a point, J̄Δθ is zero."""
 
     jacobian: Jacobian
     jvp: Float[Tensor, "example out"]
@@ -58,12 +57,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Reader:
-    """A reader of the Jacobian of a function with respect to the weights named in `trained`.
+    """A reader of the Jacobian of a function with respect to the weights named
+    in `trained`.
 
-    Set `repeats_random` if the function's random numbers are the same every time it runs on a batch.
-    Set `whole_batch` if the function runs only on its whole batch. With `of_values`, read secants
-    even if the gradients of the module are not the derivatives of its values.
-    """
+    Set `repeats_random` if the function's random numbers are the same every time it
+    runs on a batch. Set `whole_batch` if the function runs only on its whole batch.
+    With `of_values`, read secants even if the gradients of the module are not the
+    derivatives of its values."""
 
     function: Function
     trained: frozenset[str]
@@ -75,13 +75,18 @@ class Reader:
 
     @cached_property
     def checks(self) -> Checks:
-        """The checks of the function. With programs, its constants are assumed never to change."""
+        """The checks of the function. With programs,
+        its constants are assumed never to change."""
         return Checks(
-            self.function, self.trained, self.check_cache, fixed=self.programs is not None
+            self.function,
+            self.trained,
+            self.check_cache,
+            fixed=self.programs is not None,
         )
 
     def record(self, weights: Weights, inputs: Inputs) -> Tape:
-        """Run the function once and return its tape, which can be read any number of times."""
+        """Run the function once and return its tape,
+        which can be read any number of times."""
         if self.programs is None:
             return record(
                 self.function,
@@ -93,9 +98,15 @@ class Reader:
             )
         if self.repeats_random:  # compiled programs draw no random numbers
             return record(
-                self.function, weights, inputs, repeats_random=True, whole_batch=self.whole_batch
+                self.function,
+                weights,
+                inputs,
+                repeats_random=True,
+                whole_batch=self.whole_batch,
             ).pruned()
-        return self.programs.record(self.function, weights, inputs, whole_batch=self.whole_batch)
+        return self.programs.record(
+            self.function, weights, inputs, whole_batch=self.whole_batch
+        )
 
     def tangent(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
         """Return J(θ; x) of all outputs or the chosen ones."""
@@ -105,10 +116,13 @@ class Reader:
             return self.one_by_one(tape, chosen)
 
     def assembled(
-        self, tape: Tape, chosen: Sequence[int] | None = None, buffers: Weights = NO_BUFFERS
+        self,
+        tape: Tape,
+        chosen: Sequence[int] | None = None,
+        buffers: Weights = NO_BUFFERS,
     ) -> Jacobian:
-        """Return J(θ; x) with one block for each parameter, from the operations on the tape. Raise
-        NoRule if that is impossible.
+        """Return J(θ; x) with one block for each parameter, from the operations on the
+        tape. Raise NoRule if that is impossible.
 
         `buffers` may hold buffers for the gradients (see `assemble`).
         """
@@ -118,26 +132,28 @@ class Reader:
         return assemble(self.pulled_back(tape, mixtures), buffers)
 
     def use_by_use(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
-        """Return J(θ; x) with one block for each use of a weight, so that no gradient row is as
-        long as a whole embedding table.
-        """
+        """Return J(θ; x) with one block for each use of a weight, so that no gradient
+        row is as long as a whole embedding table."""
         return assemble_uses(self.pulled_back(tape, Mixtures.of(tape, chosen)))
 
     def one_by_one(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
-        """Return J(θ; x) by one back-propagation for every example and output. This works for all
-        operations.
-        """
+        """Return J(θ; x) by one back-propagation for every example and output. This
+        works for all operations."""
         return jacobian_one_by_one(
             self.function, tape, self.trained, Mixtures.of(tape, chosen).columns
         )
 
     def weighted(
-        self, tape: Tape, output_gradient: Float[Tensor, "example out"], *, as_copies: bool = False
+        self,
+        tape: Tape,
+        output_gradient: Float[Tensor, "example out"],
+        *,
+        as_copies: bool = False,
     ) -> Jacobian:
         """Return J(θ; x)ᵀℓ′ for every example as one output, by one back-propagation.
 
-        With `as_copies`, tables of a large network may have `Copies` blocks (see `assemble`).
-        """
+        With `as_copies`, tables of a large network may have `Copies` blocks (see
+        `assemble`)."""
         mixture = Mixtures(output_gradient, None)
         try:
             if self.programs is not None:
@@ -146,27 +162,35 @@ class Reader:
         except Unfaithful:
             # Record again without programs, so that autograd can differentiate the tape
             if self.programs is not None:
-                weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
+                weights = {
+                    name: tape[slot].detach() for slot, name in tape.weights.items()
+                }
                 plain = replace(self, programs=None)
-                return plain.weighted(plain.record(weights, tape.given), output_gradient)
-            return jacobian_one_by_one(self.function, tape, self.trained, mixture.columns)
+                return plain.weighted(
+                    plain.record(weights, tape.given), output_gradient
+                )
+            return jacobian_one_by_one(
+                self.function, tape, self.trained, mixture.columns
+            )
         except NoRule:
-            return jacobian_one_by_one(self.function, tape, self.trained, mixture.columns)
+            return jacobian_one_by_one(
+                self.function, tape, self.trained, mixture.columns
+            )
 
     def applied(self, tape: Tape, weights: Weights) -> Float[Tensor, "example out"]:
-        """Return J(θ; x)v for a vector v in the shape of the weights, by one forward pass of the
-        difference rules.
-        """
+        """Return J(θ; x)v for a vector v in the shape of the weights, by one forward
+        pass of the difference rules."""
         try:
             constants = self.checks.faithful_owners(tape).constants
-            return Replay(tape, tape, self.trained, constants, direction=weights).delta.detach()
+            return Replay(
+                tape, tape, self.trained, constants, direction=weights
+            ).delta.detach()
         except NoRule:
             return self.one_by_one(tape).applied(weights)
 
     def obstacle(self, tape: Tape) -> str | None:
-        """Return the reason why the Jacobian at a point must be read example by example, or
-        None.
-        """
+        """Return the reason why the Jacobian at a point must be read example
+        by example, or None."""
         try:
             replace(self, programs=None).assembled(tape, (0,))
         except NoRule as error:
@@ -174,9 +198,8 @@ class Reader:
         return None
 
     def pulled_back(self, tape: Tape, mixtures: Mixtures) -> PulledBack:
-        """Return ∂f/∂tap at every use of a weight, by autograd through the tape, or through the
-        difference rules.
-        """
+        """Return ∂f/∂tap at every use of a weight, by autograd through the tape, or
+        through the difference rules."""
         owned, uses = self.checks.plain_uses(tape)
         if uses is not None:
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
@@ -193,13 +216,17 @@ class Reader:
     ) -> Jacobian:
         """Return J̄(x) of a segment, by a compiled program if compilation is enabled.
 
-        With `as_copies`, tables of a large network may have `Copies` blocks (see `assemble`).
-        """
+        With `as_copies`, tables of a large network may have `Copies` blocks (see
+        `assemble`)."""
         if self.programs is None:
             return self.secant(start, end, chosen).jacobian
-        return self.by_program(start, end, Mixtures.of(start, chosen), as_copies=as_copies)
+        return self.by_program(
+            start, end, Mixtures.of(start, chosen), as_copies=as_copies
+        )
 
-    def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
+    def secant(
+        self, start: Tape, end: Tape, chosen: Sequence[int] | None = None
+    ) -> Reading:
         """Return J̄(x) of a segment by the difference rules, and J̄Δθ."""
         pulled, jvp = self.replayed(start, end, Mixtures.of(start, chosen))
         return Reading(assemble(pulled), jvp)
@@ -210,13 +237,14 @@ class Reader:
         """Return ∂f/∂tap and J̄Δθ of a segment, by the difference rules."""
         replay = Replay(start, end, self.trained, self.checks.owners(start).constants)
         owned = self.owners(start)
-        pulled = pull_back(replay.delta, replay.uses, owned, replay.leaves, mixtures.columns)
+        pulled = pull_back(
+            replay.delta, replay.uses, owned, replay.leaves, mixtures.columns
+        )
         return pulled, replay.delta.detach()
 
     def owners(self, tape: Tape) -> Owners:
-        """Return the example that each element of a segment's taps belongs to. Raise Unfaithful if
-        the module's gradients are not its derivatives.
-        """
+        """Return the example that each element of a segment's taps belongs to. Raise
+        Unfaithful if the module's gradients are not its derivatives."""
         try:
             return self.checks.faithful_owners(tape)
         except Unfaithful:
@@ -226,7 +254,8 @@ class Reader:
 
     @property
     def is_unfaithful(self) -> bool:
-        """True if a check has found that the module's gradients are not its derivatives."""
+        """True if a check has found that the module's gradients are not its
+        derivatives."""
         return None in self.check_cache.faithful.entries.values()
 
     def by_program(
@@ -234,24 +263,35 @@ class Reader:
     ) -> Jacobian:
         """Return the Jacobian by a compiled program (see `program_cache`)."""
         assert self.programs is not None
-        request = Request(start, end, self.trained, self.owners(start), mixtures, as_copies)
-        return self.programs.read(request, routed=bool(self.checks.routes(start).routing))
+        request = Request(
+            start, end, self.trained, self.owners(start), mixtures, as_copies
+        )
+        return self.programs.read(
+            request, routed=bool(self.checks.routes(start).routing)
+        )
 
     def closures(
-        self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None
+        self,
+        reading: Reading,
+        start: Tape,
+        end: Tape,
+        chosen: Sequence[int] | None = None,
     ) -> list[Closure]:
-        """Compare J̄Δθ with f(θ₁) − f(θ₀), with J̄Δθ from the forward pass of the difference rules.
-        If only trained weights change, also compare the assembled Jacobian times Δθ.
-        """
+        """Compare J̄Δθ with f(θ₁) − f(θ₀), with J̄Δθ from the forward pass of the
+        difference rules. If only trained weights change, also compare the assembled
+        Jacobian times Δθ."""
         step = {
-            name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()
+            name: end[slot].detach() - start[slot].detach()
+            for slot, name in start.weights.items()
         }
         closures = [closure(reading.jvp, start, end)]
         if reading.jacobian.blocks and not any(
             delta.any() for name, delta in step.items() if name not in self.trained
         ):
             outputs = range(start.outputs.shape[1]) if chosen is None else chosen
-            closures.append(closure(reading.jacobian.applied(step), start, end, outputs))
+            closures.append(
+                closure(reading.jacobian.applied(step), start, end, outputs)
+            )
         return closures
 
 
@@ -261,10 +301,11 @@ def jacobian_one_by_one(
     trained: frozenset[str],
     mixtures: Float[Tensor, "mixture example out"],
 ) -> Jacobian:
-    """Return the Jacobian at a point for weighted sums of outputs. This works for any module, and
-    is slow.
+    """Return the Jacobian at a point for weighted sums of outputs.
+    This works for any module, and is slow.
 
-    Every example runs alone. If its outputs differ from those in the batch, the module couples
+    Every example runs alone. If its outputs differ from those in the batch,
+    the module couples
     examples: raise Mistake. A module that draws random numbers for a whole batch runs on all
     examples each time.
     """
@@ -276,13 +317,18 @@ def jacobian_one_by_one(
     rows: dict[str, list[Tensor]] = {name: [] for name in leaves}
     together = tape.outputs
     alone = Trial(
-        function, tape, {name: weight.detach() for name, weight in weights.items()}, together
+        function,
+        tape,
+        {name: weight.detach() for name, weight in weights.items()},
+        together,
     )
     for k in range(len(together)):
         this = slice(k, k + 1)
         with torch.enable_grad():
             outputs = columns(
-                function, weights, tape.given if tape.needs_whole_batch else part(tape.given, this)
+                function,
+                weights,
+                tape.given if tape.needs_whole_batch else part(tape.given, this),
             )
         output = outputs[this] if tape.needs_whole_batch else outputs
         alone.refuse_coupling(output.detach(), together[this], tape.given, together)
@@ -293,37 +339,42 @@ def jacobian_one_by_one(
             )
         for mixture in mixtures[:, this]:
             gradients = torch.autograd.grad(
-                output, list(leaves.values()), mixture, retain_graph=True, materialize_grads=True
+                output,
+                list(leaves.values()),
+                mixture,
+                retain_graph=True,
+                materialize_grads=True,
             )
             for name, gradient in zip(leaves, gradients, strict=True):
                 rows[name].append(dense(gradient).flatten())
     shape = (len(together), len(mixtures), -1)
     blocks = tuple(
-        Rows(torch.stack(gradients_of).view(shape), name) for name, gradients_of in rows.items()
+        Rows(torch.stack(gradients_of).view(shape), name)
+        for name, gradients_of in rows.items()
     )
     return Jacobian(blocks, len(together), len(mixtures))
 
 
-# The cost of a kernel of many examples is estimated from the Jacobian of a few, read use by use.
+# The cost of a kernel of many examples is estimated from the Jacobian of a few,
+# read use by use.
 
 
 # assemble Jacobians up to this many bytes, since assembled ones are faster
 MAX_ASSEMBLED_BYTES = 2e9
-# copies of gradient rows that exist at once while they are multiplied out, transposed and added
+# copies of gradient rows that exist at once while they are multiplied out,
+# transposed and added
 ROW_COPIES = 3
 
 
 def kernel_fits(some: Jacobian, query: int, train: int) -> bool:
-    """Return whether a kernel and its Jacobians fit into memory, for examples like those in
-    `some`.
-    """
+    """Return whether a kernel and its Jacobians fit into memory,
+    for examples like those in `some`."""
     return kernel_bytes(some, query, train) <= MAX_ASSEMBLED_BYTES
 
 
 def kernel_bytes(some: Jacobian, query: int, train: int) -> float:
-    """Return the bytes that a kernel of examples like those in `some` holds at once, including
-    Jacobians and products.
-    """
+    """Return the bytes that a kernel of examples like those in `some` holds at once,
+    including Jacobians and products."""
     bytes_each = some.blocks[0].numbers.element_size() if some.blocks else 0
     factors, length = factored_sizes(some, query, train)
     rows = length * (query + train) * some.outputs
@@ -332,10 +383,11 @@ def kernel_bytes(some: Jacobian, query: int, train: int) -> float:
     return held + (ROW_COPIES * rows + made) * bytes_each
 
 
-def factored_sizes(some: Jacobian, query: int, train: int) -> tuple[dict[Key, Sizes], int]:
-    """Return the sizes of weights that may stay factored, and the number of elements of all other
-    parameters.
-    """
+def factored_sizes(
+    some: Jacobian, query: int, train: int
+) -> tuple[dict[Key, Sizes], int]:
+    """Return the sizes of weights that may stay factored, and the number of elements of
+    all other parameters."""
     sizes_of = exclusive_keys(some, some)
     factors = {
         key: replace(size, query=query, train=train)
@@ -343,13 +395,14 @@ def factored_sizes(some: Jacobian, query: int, train: int) -> tuple[dict[Key, Si
         if size is not None
     }
     factored = {view.name for key in factors for view in key if isinstance(view, View)}
-    return factors, sum(size for name, size in some.extents.items() if name not in factored)
+    return factors, sum(
+        size for name, size in some.extents.items() if name not in factored
+    )
 
 
 def kernel_operations(some: Jacobian, query: int, train: int) -> float:
-    """Return the multiplications of the exact kernel. If `train` is 0, the kernel is between
-    `query` examples and themselves, and half of it is computed.
-    """
+    """Return the multiplications of the exact kernel. If `train` is 0, the kernel is
+    between `query` examples and themselves, and half of it is computed."""
     other = train or query
     factors, length = factored_sizes(some, query, other)
     factored = {view.name for key in factors for view in key if isinstance(view, View)}
@@ -359,12 +412,17 @@ def kernel_operations(some: Jacobian, query: int, train: int) -> float:
         for block in some.blocks
         if isinstance(block, Factored) and factored.isdisjoint(block.extents)
     )
-    total = sum(size.operations for size in factors.values()) + products + made * (query + other)
+    total = (
+        sum(size.operations for size in factors.values())
+        + products
+        + made * (query + other)
+    )
     if train:
         return total
     return total / 2
 
 
 def row_operations(block: Factored) -> int:
-    """Return the number of multiplications that form an example's gradients from their factors."""
+    """Return the number of multiplications that form an example's gradients
+    from their factors."""
     return block.outputs[0].numel() * block.rows

@@ -1,10 +1,9 @@
-"""Compute the Jacobian of many examples batch by batch: assembled, or with one block for each use
-of a weight if an assembled Jacobian does not fit into memory.
+"""Compute the Jacobian of many examples batch by batch: assembled, or with one block
+for each use of a weight if an assembled Jacobian does not fit into memory.
 
-Batches are so small that every tape reuses memory that the process already holds. The system
-provides new memory page by page and clears each page, which takes longer than most operations on
-it.
-"""
+Batches are so small that every tape reuses memory that the process already holds. The
+system provides new memory page by page and clears each page, which takes longer than
+most operations on it."""
 
 from __future__ import annotations
 
@@ -41,12 +40,15 @@ from ntkexp.shapes import Inputs, Weights
 
 MAX_TAPE_BYTES = 2**26  # bytes of a single tape; longer inputs are cut into batches
 BATCH_TAPE_BYTES = 2**25  # bytes of the tape of one batch
-UNMEASURED_EXAMPLES = 16  # up to this many examples, the size of a tape is not measured first
+UNMEASURED_EXAMPLES = (
+    16  # up to this many examples, the size of a tape is not measured first
+)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Inputs that are cut into batches, and the weights. `tape` is the tape of the first batch."""
+    """Inputs that are cut into batches, and the weights.
+    `tape` is the tape of the first batch."""
 
     reader: Reader
     weights: Weights
@@ -59,9 +61,8 @@ class Batches:
         return count_examples(self.inputs)
 
     def read(self, chosen: Sequence[int]) -> Jacobian:
-        """Return the Jacobian of all examples. If an operation has no difference rule, warn and
-        read example by example.
-        """
+        """Return the Jacobian of all examples. If an operation has no difference rule,
+        warn and read example by example."""
         try:
             return self.assembled(chosen)
         except NoRule as error:
@@ -74,16 +75,18 @@ class Batches:
         return assembly.jacobian
 
     def assembled(self, chosen: Sequence[int]) -> Jacobian:
-        """Return the assembled Jacobian of all examples. Copy each batch into a common buffer, and
-        drop its tape.
-        """
+        """Return the assembled Jacobian of all examples. Copy each batch into a common
+        buffer, and drop its tape."""
         if len(self.places) == 1:
             return self.reader.assembled(self.tape, chosen)
         assembly = Assembly(self.examples)
         for tape in self.tapes():
-            # If the blocks have other formats than in earlier batches, read all examples at once
+            # If the blocks have other formats than in earlier batches,
+            # read all examples at once
             if not assembly.add(self.reader.assembled(tape, chosen, assembly.rows)):
-                return self.reader.assembled(self.reader.record(self.weights, self.inputs), chosen)
+                return self.reader.assembled(
+                    self.reader.record(self.weights, self.inputs), chosen
+                )
         return assembly.jacobian
 
     def tapes(self) -> Iterator[Tape]:
@@ -101,13 +104,22 @@ def batches(reader: Reader, weights: Weights, inputs: Inputs) -> Batches:
     if total > UNMEASURED_EXAMPLES:
         one = input_signature(tape_part(detached, slice(0, 1)))
         bytes_each = reader.check_cache.sizes.get(
-            one, lambda: reader.record(weights, tape_part(detached, slice(0, 2))).bytes_per_example
+            one,
+            lambda: (
+                reader.record(
+                    weights, tape_part(detached, slice(0, 2))
+                ).bytes_per_example
+            ),
         )
         if total * bytes_each > MAX_TAPE_BYTES:
             count = min(total // 2, -(-int(total * bytes_each) // BATCH_TAPE_BYTES))
     places = even_slices(total, count)
     return Batches(
-        reader, weights, detached, places, reader.record(weights, tape_part(detached, places[0]))
+        reader,
+        weights,
+        detached,
+        places,
+        reader.record(weights, tape_part(detached, places[0])),
     )
 
 
@@ -128,9 +140,8 @@ MAX_JACOBIAN_BYTES = 2e9
 
 @dataclass(frozen=True)
 class BatchedJacobian:
-    """Examples whose Jacobian has one block for each use, and is computed batch by batch. Jacobians
-    are kept while they fit into memory.
-    """
+    """Examples whose Jacobian has one block for each use, and is computed batch by
+    batch. Jacobians are kept while they fit into memory."""
 
     reader: Reader
     weights: Weights
@@ -155,9 +166,12 @@ class BatchedJacobian:
 
     @cached_property
     def groups(self) -> list[list[slice]]:
-        """Groups of consecutive batches. The Jacobians of one group are held at the same time."""
+        """Groups of consecutive batches. The Jacobians of one group are held
+        at the same time."""
         count = max(1, int(MAX_JACOBIAN_BYTES / self.jacobian(self.places[0]).nbytes))
-        return [self.places[at : at + count] for at in range(0, len(self.places), count)]
+        return [
+            self.places[at : at + count] for at in range(0, len(self.places), count)
+        ]
 
     def together(self, group: Sequence[slice]) -> tuple[slice, Jacobian]:
         """Return the slice of examples in a group, and their Jacobian."""
@@ -189,10 +203,9 @@ class BatchedJacobian:
 def kernel_by_groups(
     left: BatchedJacobian, right: BatchedJacobian
 ) -> Float[Tensor, "query out train out_"]:
-    """Return the exact kernel between left and right examples, whose assembled Jacobians would not
-    fit into memory. Hold the Jacobian of one group of left examples at a time, and compute the
-    Jacobians of all right groups again for it.
-    """
+    """Return the exact kernel between left and right examples, whose assembled
+    Jacobians would not fit into memory. Hold the Jacobian of one group of left examples
+    at a time, and compute the Jacobians of all right groups again for it."""
     kernel: Tensor | None = None
     for k, group in enumerate(left.groups):
         rows, one = left.together(group)
@@ -201,7 +214,9 @@ def kernel_by_groups(
             columns, other = (rows, one) if same else right.together(other_group)
             share = gram(one, other)
             if kernel is None:
-                kernel = share.new_empty(left.examples, one.outputs, right.examples, other.outputs)
+                kernel = share.new_empty(
+                    left.examples, one.outputs, right.examples, other.outputs
+                )
             kernel[rows, :, columns] = share
             if left is right and not same:
                 kernel[columns, :, rows] = share.permute(2, 3, 0, 1)
@@ -209,26 +224,36 @@ def kernel_by_groups(
     return kernel
 
 
-# The sketched tangent kernel. Examples are read in batches, and only their sketches are kept: k
-# numbers for each example and output. The error bar needs the gradients again, one chunk of the
-# weights at a time. Jacobians that fit into memory are kept for it; others are read again.
+# The sketched tangent kernel. Examples are read in batches, and only their sketches are
+# kept: k numbers for each example and output. The error bar needs the gradients again,
+# one chunk of the weights at a time. Jacobians that fit into memory are kept for it;
+# others are read again.
 
 
-GRADIENT_CHUNK_BYTES = 2**28  # bytes of V J for one chunk of the weights, over all vectors V
+GRADIENT_CHUNK_BYTES = (
+    2**28
+)  # bytes of V J for one chunk of the weights, over all vectors V
 
 
 class SketchedKernel(NamedTuple):
-    """The sketched kernel K̂, and a bound of ‖K̂ − K‖_F that holds in 99 of 100 cases."""
+    """The sketched kernel K̂, and a bound of ‖K̂ − K‖_F that holds in 99
+    of 100 cases."""
 
     kernel: Float[Tensor, "query out train out_"]
     error_bar: float
 
 
 def sketched_kernel(
-    left: BatchedJacobian, right: BatchedJacobian, weights: Weights, size: int, seed: int
+    left: BatchedJacobian,
+    right: BatchedJacobian,
+    weights: Weights,
+    size: int,
+    seed: int,
 ) -> SketchedKernel:
     """Return the sketched kernel between left and right examples, and its error bar."""
-    sketch = Sketch(size, seed, {name: weight.shape for name, weight in weights.items()})
+    sketch = Sketch(
+        size, seed, {name: weight.shape for name, weight in weights.items()}
+    )
     other = sketch_of(right, sketch)
     one = other if left is right else sketch_of(left, sketch)
     estimate = sketched_gram(one, other)
@@ -239,7 +264,9 @@ def sketched_kernel(
     return SketchedKernel(estimate, error_bar(missed))
 
 
-def sketch_of(side: BatchedJacobian, sketch: Sketch) -> Float[Tensor, "example out size"]:
+def sketch_of(
+    side: BatchedJacobian, sketch: Sketch
+) -> Float[Tensor, "example out size"]:
     """Return J S, the sketch of all examples."""
     return torch.cat([sketch.of(side.jacobian(place).blocks) for place in side.places])
 
@@ -250,11 +277,12 @@ def products(
     vectors: Float[Tensor, "vector train out_"],
     weights: Weights,
 ) -> Float[Tensor, "vector query out"]:
-    """Return K v = J̄(Jᵀv) for each vector v, with the left Jacobian J̄ and the right Jacobian J.
+    """Return K v = J̄(Jᵀv) for each vector v,
+    with the left Jacobian J̄ and the right Jacobian J.
 
-    If weights have few uses, contract their factors with one vector at a time. Otherwise multiply
-    gradients out once for all vectors, one chunk of the weights at a time.
-    """
+    If weights have few uses, contract their factors with one vector at a time.
+    Otherwise multiply gradients out once for all vectors, one chunk of the weights at a
+    time."""
     if all(has_few_uses(side.jacobian(side.places[0])) for side in (left, right)):
         rows_of_vectors = []
         for vector in vectors:
@@ -266,11 +294,15 @@ def products(
                 ):
                     gradient[name].add_(part)
             rows_of_vectors.append(
-                torch.cat([left.jacobian(place).applied(gradient) for place in left.places])
+                torch.cat(
+                    [left.jacobian(place).applied(gradient) for place in left.places]
+                )
             )
         return torch.stack(rows_of_vectors)
     results = vectors.new_zeros(len(vectors), left.examples, vectors.shape[2])
-    for some in together(weights, GRADIENT_CHUNK_BYTES // (len(vectors) * vectors.element_size())):
+    for some in together(
+        weights, GRADIENT_CHUNK_BYTES // (len(vectors) * vectors.element_size())
+    ):
         gradients = [vectors.new_zeros(len(vectors), piece.size) for piece in some]
         for group in right.groups:  # V J for this chunk of the weights
             examples, jacobian = right.together(group)
@@ -290,9 +322,8 @@ def products(
 def cached_chunks(
     jacobian: Jacobian, piece: ParameterChunk
 ) -> Iterator[tuple[slice, Float[Tensor, "row size"]]]:
-    """Cut a chunk of a parameter into smaller chunks whose gradients stay in the cache. Yield their
-    slices and gradients.
-    """
+    """Cut a chunk of a parameter into smaller chunks whose gradients stay in the cache.
+    Yield their slices and gradients."""
     if piece.name in jacobian.uses:
         for thin in cut_parameter(jacobian, piece.name, piece.elements):
             place = slice(
@@ -303,14 +334,17 @@ def cached_chunks(
 
 
 def has_few_uses(some: Jacobian) -> bool:
-    """Return whether weights occur only in products, with at most VECTORS uses for each example."""
+    """Return whether weights occur only in products,
+    with at most VECTORS uses for each example."""
     return all(
-        isinstance(block, Factored) and block.inputs.shape[1] <= VECTORS for block in some.blocks
+        isinstance(block, Factored) and block.inputs.shape[1] <= VECTORS
+        for block in some.blocks
     )
 
 
 def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
-    """Cut all weights into groups of chunks, with at most `most` elements in each group.
+    """Cut all weights into groups of chunks,
+    with at most `most` elements in each group.
 
     >>> for some in together({"w": torch.ones(5), "b": torch.ones(1)}, 3):
     ...     print([(piece.name, piece.elements) for piece in some])
@@ -334,17 +368,19 @@ def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
         yield some
 
 
-# Is a sketch worth its cost? For a Jacobian with n rows of P numbers, each a sum of u outer
-# products, and for an error bar by v vectors, the multiplications are
+# Is a sketch worth its cost? For a Jacobian with n rows of P numbers, each a sum of u
+# outer products, and for an error bar by v vectors, the multiplications are
 #
 #     exact    n u P + n² P/2
 #     bar      2 n u P + 2 n v P        and the sketch itself
 #
-# So the exact kernel of a few dozen rows takes less than the error bar alone. The cost of reading
-# the Jacobian is the same for both.
+# So the exact kernel of a few dozen rows takes less than the error bar alone. The cost
+# of reading the Jacobian is the same for both.
 
 
-LONG_MULTIPLICATIONS = 1e11  # multiplications of a sketch that justify a remark: a second or two
+LONG_MULTIPLICATIONS = (
+    1e11  # multiplications of a sketch that justify a remark: a second or two
+)
 
 
 def sketch_multiplications(some: Jacobian, query: int, train: int, size: int) -> float:
@@ -352,12 +388,16 @@ def sketch_multiplications(some: Jacobian, query: int, train: int, size: int) ->
     total = 0.0
     for block in some.blocks:
         if isinstance(block, Factored):
-            total += (query + train) * min(operations(block.inputs, block.outputs, size))
+            total += (query + train) * min(
+                operations(block.inputs, block.outputs, size)
+            )
         else:
             total += (query + train) * SLOWER * block.numbers[0].numel()
 
     # products of the Jacobian with the random vectors
-    factored = sum(row_operations(block) for block in some.blocks if isinstance(block, Factored))
+    factored = sum(
+        row_operations(block) for block in some.blocks if isinstance(block, Factored)
+    )
     if has_few_uses(some):
         bar = VECTORS * factored
     else:
@@ -366,11 +406,11 @@ def sketch_multiplications(some: Jacobian, query: int, train: int, size: int) ->
 
 
 def remark(some: Jacobian, query: int, train: int, size: int) -> str | None:
-    """Return a remark if the exact kernel takes fewer multiplications than the sketch, or None.
+    """Return a remark if the exact kernel takes fewer multiplications
+    than the sketch, or None.
 
-    The kernel is between `query` and `train` examples, or between `query` examples and themselves
-    if `train` is 0. `some` is the Jacobian of a few examples.
-    """
+    The kernel is between `query` and `train` examples, or between `query` examples and
+    themselves if `train` is 0. `some` is the Jacobian of a few examples."""
     sketched = sketch_multiplications(some, query, train, size)
     is_held = (query + train) * some.nbytes / some.examples <= MAX_JACOBIAN_BYTES
     if sketched < LONG_MULTIPLICATIONS or not is_held:

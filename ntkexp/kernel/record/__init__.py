@@ -1,4 +1,5 @@
-"""Record what a function of weights does on one batch, operation by operation, and run it again.
+"""Record what a function of weights does on one batch, operation by operation,
+and run it again.
 
 Each module imports only from the modules listed before it:
 

@@ -1,9 +1,9 @@
 """Casts inside a module to a lower precision than that of its weights.
 
-Some modules cast in norms or in rotary position embeddings. A secant through such a cast is exact
-only up to the rounding of the lower precision. Without the cast, the outputs of the module change
-by this rounding, and a secant is exact up to the rounding of the weights' precision. For a float64
-module with casts to float32:
+Some modules cast in norms or in rotary position embeddings. A secant through such a
+cast is exact only up to the rounding of the lower precision. Without the cast, the
+outputs of the module change by this rounding, and a secant is exact up to the rounding
+of the weights' precision. For a float64 module with casts to float32:
 
     keep     do not change the module; each step has an error of 1e-7 of the outputs
     ignore   let operations with a lower `dtype` argument use the dtype of the weights; the outputs
@@ -28,7 +28,8 @@ Casts: TypeAlias = Literal["keep", "ignore"]
 
 
 class Uncast(DispatchMode):
-    """A mode that replaces a `dtype` argument of an operation by `kind`, if it is less precise."""
+    """A mode that replaces a `dtype` argument of an operation by `kind`,
+    if it is less precise."""
 
     def __init__(self, kind: torch.dtype) -> None:
         super().__init__()
@@ -48,8 +49,8 @@ class Uncast(DispatchMode):
         return func(*args, **kwargs)
 
 
-# the proofs of a followed loop (`foreign_loop.watch`) need trained weights of at least this many
-# bits
+# the proofs of a followed loop (`foreign_loop.watch`) need trained weights of
+# at least this many bits
 SHORTEST_PROVED_BITS = 32
 
 
@@ -59,11 +60,15 @@ def is_short(tensor: Tensor) -> bool:
     >>> is_short(torch.ones(1)), is_short(torch.ones(1, dtype=torch.float16)), is_short(torch.ones(1, dtype=torch.int8))
     (False, True, False)
     """
-    return tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < SHORTEST_PROVED_BITS
+    return (
+        tensor.is_floating_point()
+        and torch.finfo(tensor.dtype).bits < SHORTEST_PROVED_BITS
+    )
 
 
 def without_casts(function: Function) -> Function:
-    """Wrap a function so that it ignores casts to a lower precision than that of its weights."""
+    """Wrap a function so that it ignores casts to a lower precision than that
+    of its weights."""
 
     def uncast(weights: Weights, inputs: Inputs) -> Tensor:
         with Uncast(next(iter(weights.values())).dtype):
@@ -73,7 +78,8 @@ def without_casts(function: Function) -> Function:
 
 
 def with_casts(function: Function, casts: Casts) -> Function:
-    """Return the function itself if `casts` is "keep", or without its casts if it is "ignore"."""
+    """Return the function itself if `casts` is "keep",
+    or without its casts if it is "ignore"."""
     if not isinstance(casts, str) or casts not in ("keep", "ignore"):
         raise Mistake(f"casts={in_short(casts)}: give 'keep' or 'ignore'")
     if casts == "ignore":
@@ -82,12 +88,13 @@ def with_casts(function: Function, casts: Casts) -> Function:
 
 
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
-    """Return one line about the error caused by the casts, or by ignoring them. Return None if
-    there is no error. `tape` was recorded with the choice `casts`.
-    """
+    """Return one line about the error caused by the casts, or by ignoring them. Return
+    None if there is no error. `tape` was recorded with the choice `casts`."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     if casts == "keep":
-        kinds = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
+        kinds = {
+            weight.dtype for weight in weights.values() if weight.is_floating_point()
+        }
         if tape.eps == min(torch.finfo(kind).eps for kind in kinds):
             return None
         return (
@@ -97,7 +104,9 @@ def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
         )
     with torch.no_grad(), plain_kernels():
         with_all_casts = columns(function, weights, tape.given)
-    moved = float((with_all_casts - tape.outputs).abs().max() / tape.outputs.abs().max())
+    moved = float(
+        (with_all_casts - tape.outputs).abs().max() / tape.outputs.abs().max()
+    )
     if not moved > 100 * tape.eps:
         return None
     return (

@@ -1,19 +1,20 @@
-"""Compute convolutions for a few images at a time: forward, backward to the input, and as patches
-for products with a weight.
+"""Compute convolutions for a few images at a time: forward, backward to the input, and
+as patches for products with a weight.
 
-In double precision, torch copies the patches of all examples before it multiplies them with the
-kernel. For a 3×3 kernel, the patches take nine times the memory of the input, and the system has to
-clear this memory first. The patches of a few examples stay in the cache instead. The results are
-bitwise equal, since torch multiplies one example after the other.
+In double precision, torch copies the patches of all examples before it multiplies them
+with the kernel. For a 3×3 kernel, the patches take nine times the memory of the input,
+and the system has to clear this memory first. The patches of a few examples stay in the
+cache instead. The results are bitwise equal, since torch multiplies one example after
+the other.
 
-If the stride is 1, the gradient x with respect to the input is a convolution of the output gradient
-w (padded with zeros) with the reversed kernel k, over features o and offsets r in the window:
+If the stride is 1, the gradient x with respect to the input is a convolution of the
+output gradient w (padded with zeros) with the reversed kernel k, over features o and
+offsets r in the window:
 
     x[i, p] = Σ_or k[o, i, r] w[o, p − r]
 
-torch multiplies the kernel with every pixel instead, and adds the overlapping patches element by
-element. The addition takes two to three times as long as the products.
-"""
+torch multiplies the kernel with every pixel instead, and adds the overlapping patches
+element by element. The addition takes two to three times as long as the products."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from torch import Tensor, nn
 
 # bytes of patches or copies that one thread makes at a time: about half of its cache
 CACHED_PATCH_BYTES = 2**20
-PRODUCT_PATCH_BYTES = 2**22  # bytes of patches that are copied for a product with a weight
+PRODUCT_PATCH_BYTES = (
+    2**22
+)  # bytes of patches that are copied for a product with a weight
 
 
 def convolve(
@@ -41,7 +44,8 @@ def convolve(
     extra: Sequence[int],
     groups: int,
 ) -> Float[Tensor, "example features *pixels_"]:
-    """Compute `torch.convolution`, for a few examples at a time if torch would copy patches.
+    """Compute `torch.convolution`, for a few examples at a time
+    if torch would copy patches.
 
     >>> x, kernel = torch.randn(9, 8, 32, 32, dtype=torch.float64), torch.randn(4, 8, 5, 5, dtype=torch.float64)
     >>> how = ([1, 1], [2, 2], [1, 1], False, [0, 0], 1)
@@ -49,8 +53,18 @@ def convolve(
     True
     """
     how = (kernel, bias, stride, padding, dilation, transposed, extra, groups)
-    by_patches = x.dtype == torch.float64 and x.device.type == "cpu" and prod(kernel.shape[2:]) > 1
-    if transposed or groups > 1 or not by_patches or x.dim() != kernel.dim() or not len(x):
+    by_patches = (
+        x.dtype == torch.float64
+        and x.device.type == "cpu"
+        and prod(kernel.shape[2:]) > 1
+    )
+    if (
+        transposed
+        or groups > 1
+        or not by_patches
+        or x.dim() != kernel.dim()
+        or not len(x)
+    ):
         return torch.convolution(x, *how)
     patches = x.nbytes * prod(kernel.shape[2:]) // (len(x) * prod(stride))
     step = max(1, CACHED_PATCH_BYTES // max(1, patches)) * torch.get_num_threads()
@@ -75,32 +89,38 @@ def convolve_back(
     extra: Sequence[int],
     groups: int,
 ) -> Float[Tensor, "image channel *pixels"]:
-    """Compute the gradient with respect to the input from the gradient w of the result. `shape` is
-    the shape of one input image.
+    """Compute the gradient with respect to the input from the gradient w of the result.
+    `shape` is the shape of one input image.
 
-    With more than one thread, and for strided, grouped and transposed convolutions, call torch's
-    backward pass: the products of `convolve_flipped` are so small that threads would wait for each
-    other.
+    With more than one thread, and for strided, grouped and transposed convolutions,
+    call torch's backward pass: the products of `convolve_flipped` are so small that
+    threads would wait for each other.
 
     >>> w, kernel = torch.ones(1, 1, 1, 2, dtype=torch.float64), torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64)
     >>> convolve_back(w, [1, 1, 3], kernel, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     tensor([[[[1., 3., 2.]]]], dtype=torch.float64)
     """
     border = [
-        d * (size - 1) - p for d, size, p in zip(dilation, kernel.shape[2:], padding, strict=True)
+        d * (size - 1) - p
+        for d, size, p in zip(dilation, kernel.shape[2:], padding, strict=True)
     ]
     if set(stride) == {1} and groups == 1 and not transposed and len(w):
-        if prod(kernel.shape[2:]) == 1 and not any(padding):  # a window of one pixel: kᵀ w
-            pixels = torch.bmm(kernel.flatten(1).t().expand(len(w), -1, -1), w.flatten(2))
+        if prod(kernel.shape[2:]) == 1 and not any(
+            padding
+        ):  # a window of one pixel: kᵀ w
+            pixels = torch.bmm(
+                kernel.flatten(1).t().expand(len(w), -1, -1), w.flatten(2)
+            )
             return pixels.view(len(w), *shape)
         alone = w.device.type == "cpu" and torch.get_num_threads() == 1
         if alone and w.dim() <= 4 and w.dtype == torch.float64 and min(border) >= 0:
             plane, window = (
-                images if images.dim() == 4 else images.unsqueeze(2) for images in (w, kernel)
+                images if images.dim() == 4 else images.unsqueeze(2)
+                for images in (w, kernel)
             )
-            return convolve_flipped(plane, window, (0, *border)[-2:], (1, *dilation)[-2:]).view(
-                len(w), *shape
-            )
+            return convolve_flipped(
+                plane, window, (0, *border)[-2:], (1, *dilation)[-2:]
+            ).view(len(w), *shape)
     blank = w.new_empty(len(w), *shape)  # torch reads only its shape
     how = (stride, padding, dilation, transposed, extra, groups)
     result: Tensor = torch.ops.aten.convolution_backward(
@@ -117,16 +137,19 @@ def convolve_flipped(
 ) -> Float[Tensor, "image channel height width"]:
     """Convolve w, padded with zeros, with the reversed kernel.
 
-    Copy w once for each column of the window, shifted along the last axis. For each row of the
-    window, read these copies from another start; this needs no copy.
-    """
+    Copy w once for each column of the window, shifted along the last axis. For each row
+    of the window, read these copies from another start; this needs no copy."""
     features, channels, rows, columns = kernel.shape
     (before, side) = border
     (down, across) = dilation
     (high, wide) = w.shape[2:]
     height = high + 2 * before - down * (rows - 1)
     width = wide + 2 * side - across * (columns - 1)
-    flipped = kernel.flip(2, 3).permute(2, 1, 0, 3).reshape(rows, channels, features * columns)
+    flipped = (
+        kernel.flip(2, 3)
+        .permute(2, 1, 0, 3)
+        .reshape(rows, channels, features * columns)
+    )
     copy_numbers = features * columns * (high + 2 * before) * width
     step = min(len(w), max(1, CACHED_PATCH_BYTES // (copy_numbers * w.element_size())))
     copies = w.new_zeros(step, features, columns, high + 2 * before, width)
@@ -149,8 +172,9 @@ def convolve_flipped(
     return images.view(len(w), channels, height, width)
 
 
-# Register the function as one torch operation, because compiled programs consist of operations that
-# overwrite nothing, and the function writes into a buffer that it allocates.
+# Register the function as one torch operation, because compiled programs consist of
+# operations that overwrite nothing, and the function writes into a buffer that it
+# allocates.
 OPERATORS = torch.library.Library("ntkexp", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 OPERATORS.define(  # type: ignore[no-untyped-call]  # torch's own
     "convolve_back(Tensor w, int[] shape, Tensor kernel, int[] stride, int[] padding, int[] "
@@ -160,9 +184,9 @@ OPERATORS.impl("convolve_back", convolve_back, "CompositeExplicitAutograd")  # t
 CONVOLVE_BACK = torch.ops.ntkexp.convolve_back.default
 
 
-# As a function of its weight, a convolution is a matrix product of patches (one row for each output
-# pixel) with the kernel. Pixels are adjacent in memory, as in x: patches are then faster to copy,
-# and copying takes longer than multiplying.
+# As a function of its weight, a convolution is a matrix product of patches (one row for
+# each output pixel) with the kernel. Pixels are adjacent in memory, as in x: patches
+# are then faster to copy, and copying takes longer than multiplying.
 
 
 def sliding_windows(
@@ -171,10 +195,11 @@ def sliding_windows(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Float[Tensor, "example channel *offsets_and_pixels"]:
-    """View a padded image as patches: for every offset in the window, the element of every output
-    pixel.
-    """
-    for axis, (size, step, apart) in enumerate(zip(window, stride, dilation, strict=True), start=2):
+    """View a padded image as patches: for every offset in the window,
+    the element of every output pixel."""
+    for axis, (size, step, apart) in enumerate(
+        zip(window, stride, dilation, strict=True), start=2
+    ):
         image = image.unfold(axis, apart * (size - 1) + 1, step)[..., ::apart]
     axes = len(window)
     return image.permute(0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))
@@ -182,7 +207,8 @@ def sliding_windows(
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The patches of a convolution's input. They are copied only when they are multiplied."""
+    """The patches of a convolution's input. They are copied only when they are
+    multiplied."""
 
     x: Float[Tensor, "example channel *pixels"]
     size: Sequence[int]
@@ -200,16 +226,26 @@ class Window:
         return windows.reshape(len(self.x), self.x.shape[1] * prod(self.size), -1).mT
 
     def batches(self) -> Iterator[tuple[slice, Float[Tensor, "part size use"]]]:
-        """Yield the transposed patches of a few examples at a time, always in the same memory."""
+        """Yield the transposed patches of a few examples at a time,
+        always in the same memory."""
         how = (self.size, self.stride, self.dilation)
         pixel = [1] * len(self.size)
-        if list(self.size) == pixel and list(self.stride) == pixel and not any(self.padding):
+        if (
+            list(self.size) == pixel
+            and list(self.stride) == pixel
+            and not any(self.padding)
+        ):
             yield slice(None), self.x.flatten(2)  # a pixel is its own patch
             return
-        padded = [n + 2 * p for n, p in zip(self.x.shape[2:], self.padding, strict=True)]
+        padded = [
+            n + 2 * p for n, p in zip(self.x.shape[2:], self.padding, strict=True)
+        ]
         border = self.x.new_empty(1, self.x.shape[1], *padded)
         one = sliding_windows(border, *how)
-        step = min(max(1, PRODUCT_PATCH_BYTES // (one.numel() * one.element_size())), len(self.x))
+        step = min(
+            max(1, PRODUCT_PATCH_BYTES // (one.numel() * one.element_size())),
+            len(self.x),
+        )
         if step == len(self.x):  # not in place, since programs overwrite nothing
             yield slice(None), self.rows.mT
             return
@@ -217,7 +253,13 @@ class Window:
         memory = self.x.new_empty(step, *one.shape[1:])
         for at in range(0, len(self.x), step):
             part = self.x[at : at + step]
-            inner = [slice(p, p + n) for p, n in zip(self.padding, part.shape[2:], strict=True)]
+            inner = [
+                slice(p, p + n)
+                for p, n in zip(self.padding, part.shape[2:], strict=True)
+            ]
             border[(slice(len(part)), slice(None), *inner)] = part
             rows = memory[: len(part)].copy_(sliding_windows(border[: len(part)], *how))
-            yield slice(at, at + step), rows.view(len(part), part.shape[1] * prod(self.size), -1)
+            yield (
+                slice(at, at + step),
+                rows.view(len(part), part.shape[1] * prod(self.size), -1),
+            )

@@ -1,16 +1,17 @@
 """Test whether the outputs of an example depend on the other examples of its batch.
 
-The search for owners (`secant/ownership`) detects coupling after the first use of a trained weight.
-Earlier coupling, such as centring the batch by its mean or sorting it, affects only the outputs. So
-the function also runs on parts of the batch, in random orders. For every binary digit of the
-example numbers, it runs on the examples with digit 0, and then on the examples with digit 1. Any
-two examples differ in some digit, so each runs at least once without the other. This takes as long
-as log₂ n runs of the whole batch.
+The search for owners (`secant/ownership`) detects coupling after the first use of a
+trained weight. Earlier coupling, such as centring the batch by its mean or sorting it,
+affects only the outputs. So the function also runs on parts of the batch, in random
+orders. For every binary digit of the example numbers, it runs on the examples with
+digit 0, and then on the examples with digit 1. Any two examples differ in some digit,
+so each runs at least once without the other. This takes as long as log₂ n runs of the
+whole batch.
 
-Some functions couple examples only at certain values, for example if a norm exceeds a bound. So a
-few examples also run in one batch with copies, zeros, and very large numbers. A function that has
-passed all tests gets fewer tests on other batches: it runs on a random half, and on the rest.
-"""
+Some functions couple examples only at certain values, for example if a norm exceeds a
+bound. So a few examples also run in one batch with copies, zeros, and very large
+numbers. A function that has passed all tests gets fewer tests on other batches: it runs
+on a random half, and on the rest."""
 
 from __future__ import annotations
 
@@ -73,37 +74,40 @@ SUM_OPERATIONS = frozenset(
         "unsqueeze",
     }
 )
-"""Sums, products and views. The rounding error of their result can be as large as that of their
-arguments.
-"""
+"""Sums, products and views. The rounding error of their result can be as large
+as that of their arguments. """
 
 # differences up to this many eps of the largest term of the outputs are always allowed
 ALLOWED_ROUNDINGS = 100.0
-# differences up to this multiple of the effect of a relative noise of eps may be allowed
+# differences up to this multiple of the effect of a relative noise
+# of eps may be allowed
 ALLOWED_NOISE = 64.0
-FEW_EXAMPLES = 8  # number of examples that run alone, and in one batch with extreme inputs
+FEW_EXAMPLES = (
+    8  # number of examples that run alone, and in one batch with extreme inputs
+)
 EXTREME_FACTORS = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
-"""For each factor that scales the tested examples, the values of the extreme inputs in their batch,
-in units of the largest input. Infinities and nan are not used, since a mask that multiplies them by
-zero gives nan even if examples are independent.
-"""
+"""For each factor that scales the tested examples, the values of the extreme inputs in
+their batch, in units of the largest input. Infinities and nan are not used, since a
+mask that multiplies them by zero gives nan even if examples are independent. """
 
 
 def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) -> None:
-    """Raise Mistake if outputs change when the batch runs again, in parts, or together with other
-    inputs.
+    """Raise Mistake if outputs change when the batch runs again, in parts,
+    or together with other inputs.
 
-    A function that is `known` to have passed on another batch runs only on a random half and on the
-    rest. If Python may have branched on numbers that depend on inputs, a few examples also run
-    alone. Several examples may then have the same effect on a branch, and removing half of them
-    does not change it.
-    """
+    A function that is `known` to have passed on another batch runs only on a random
+    half and on the rest. If Python may have branched on numbers that depend on inputs,
+    a few examples also run alone. Several examples may then have the same effect on a
+    branch, and removing half of them does not change it."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     everyone = range(len(tape.outputs))
     with torch.no_grad():
         trial = Trial(function, tape, weights, tape.outputs)
         if not trial.outputs_agree(
-            columns(function, weights, tape.given), tape.outputs, tape.given, tape.outputs
+            columns(function, weights, tape.given),
+            tape.outputs,
+            tape.given,
+            tape.outputs,
         ):
             raise Mistake(CHANGING)
         if len(everyone) == 1:
@@ -127,9 +131,8 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
 
 @dataclass(frozen=True)
 class Trial:
-    """A function at fixed weights, and its outputs on the batch of a tape. `run` compares these
-    outputs with the outputs of the function on other batches.
-    """
+    """A function at fixed weights, and its outputs on the batch of a tape. `run`
+    compares these outputs with the outputs of the function on other batches."""
 
     function: Function
     tape: Tape
@@ -137,13 +140,13 @@ class Trial:
     outputs: Float[Tensor, "example out"]
 
     def run(self, rows: Sequence[int]) -> None:
-        """Run the examples `rows` in this order. Raise Mistake if their outputs differ from those
-        in the whole batch.
+        """Run the examples `rows` in this order. Raise Mistake if their outputs differ
+        from those in the whole batch.
 
-        If the function must run on the whole batch, examples keep their indices, and copies of the
-        nearest earlier ones of `rows` replace all others. If the function fails, run the examples
-        in the order of the batch: a function may require that lengths decrease.
-        """
+        If the function must run on the whole batch, examples keep their indices, and
+        copies of the nearest earlier ones of `rows` replace all others. If the function
+        fails, run the examples in the order of the batch: a function may require that
+        lengths decrease."""
         everyone = range(len(self.outputs))
         places: Sequence[int] = range(len(rows))
         if self.tape.needs_whole_batch:
@@ -153,7 +156,9 @@ class Trial:
             outputs = columns(self.function, self.weights, self.selected(rows))
         except Mistake:
             raise
-        except Exception as error:  # raised by the module, which did not expect this batch
+        except (
+            Exception
+        ) as error:  # raised by the module, which did not expect this batch
             if is_out_of_memory(error):
                 raise
             in_order = sorted(rows)
@@ -173,10 +178,13 @@ class Trial:
                 f"and {outputs.shape[1]} among some of them; let it pad outputs to the width of "
                 "its inputs, as by pad_packed_sequence(…, total_length=x.shape[1])"
             )
-        self.refuse_coupling(outputs[list(places)], among, self.tape.given, self.outputs)
+        self.refuse_coupling(
+            outputs[list(places)], among, self.tape.given, self.outputs
+        )
 
     def selected(self, rows: Sequence[int]) -> Inputs:
-        """Select examples. If random numbers were drawn for the rows of packed sequences, keep all
+        """Select examples. If random numbers were drawn for the rows
+        of packed sequences, keep all
         lengths: they decide which rows an example has.
         """
 
@@ -190,13 +198,15 @@ class Trial:
 
     @cached_property
     def kept(self) -> frozenset[Slot]:
-        """The lengths among the inputs, if random numbers may belong to rows of packed sequences.
-        Empty if lengths are computed from inputs with more than one number for each example.
-        """
+        """The lengths among the inputs, if random numbers may belong to rows of packed
+        sequences. Empty if lengths are computed from inputs with more than one number
+        for each example."""
         if not self.tape.drawn:
             return frozenset()
         lengths = {
-            entry.args[1] for entry in self.tape.entries if entry.name == "_pack_padded_sequence"
+            entry.args[1]
+            for entry in self.tape.entries
+            if entry.name == "_pack_padded_sequence"
         }
         given = frozenset(self.tape.inputs) - frozenset(self.tape.drawn)
         kept = frozenset(
@@ -207,14 +217,13 @@ class Trial:
         return kept
 
     def run_with_extreme_inputs(self) -> None:
-        """Run a few examples in one batch with copies, and in one batch with extreme inputs (zeros
-        or very large numbers).
+        """Run a few examples in one batch with copies, and in one batch with extreme
+        inputs (zeros or very large numbers).
 
-        Raise Mistake if the outputs of the examples differ. Repeat this at several scales of the
-        inputs.
-        """
-        # Inputs that are cast to integers may index a table. Strange inputs would exceed its
-        # length, so do not test them
+        Raise Mistake if the outputs of the examples differ. Repeat this at several
+        scales of the inputs."""
+        # Inputs that are cast to integers may index a table. Strange inputs would
+        # exceed its length, so do not test them
         if any(
             entry.name in ("_to_copy", "copy", "bucketize", "searchsorted")
             and any(
@@ -243,7 +252,10 @@ class Trial:
                     and bool(outputs[::2].isfinite().all())
                 ):
                     self.refuse_coupling(
-                        outputs[::2], usual[::2], with_extreme_inputs(copies, size), usual
+                        outputs[::2],
+                        usual[::2],
+                        with_extreme_inputs(copies, size),
+                        usual,
                     )
 
     def refuse_coupling(
@@ -255,9 +267,8 @@ class Trial:
     ) -> None:
         """Raise Mistake if examples have different outputs in two batches.
 
-        If outputs are not finite or rounding error dominates, the message says that coupling cannot
-        be detected. `usual` are the outputs on the inputs `given`.
-        """
+        If outputs are not finite or rounding error dominates, the message says that
+        coupling cannot be detected. `usual` are the outputs on the inputs `given`."""
         if self.outputs_agree(apart, among, given, usual):
             return
         if not bool(apart.isfinite().all() and among.isfinite().all()):
@@ -283,16 +294,18 @@ class Trial:
     ) -> bool:
         """Return whether examples have the same outputs in two batches, up to rounding.
 
-        Rounding is ALLOWED_ROUNDINGS · eps of the largest term of the outputs. If half of the
-        digits agree, it is also ALLOWED_NOISE times the effect of a relative noise of eps.
-        """
+        Rounding is ALLOWED_ROUNDINGS · eps of the largest term of the outputs. If half
+        of the digits agree, it is also ALLOWED_NOISE times the effect of a relative
+        noise of eps."""
         if not apart.numel():
             return True
         farthest = float(torch.sub(apart, among).abs_().max())
         # nan and infinities must be at the same elements of both outputs
         if not isfinite(farthest):
             apart_by = torch.where(
-                (apart == among) | (apart.isnan() & among.isnan()), 0.0, (apart - among).abs()
+                (apart == among) | (apart.isnan() & among.isnan()),
+                0.0,
+                (apart - among).abs(),
             )
             farthest = float(apart_by.nan_to_num(torch.inf).max())
         if farthest == 0 or farthest <= (
@@ -302,26 +315,29 @@ class Trial:
         outputs = (self.tape.outputs, among, usual)
         size = max(float(values.abs().nan_to_num(0.0, 0.0).max()) for values in outputs)
         allowed = self.tape.eps**0.5 * size + rounding
-        return farthest <= allowed and farthest <= ALLOWED_NOISE * self.noise_effect(given, usual)
+        return farthest <= allowed and farthest <= ALLOWED_NOISE * self.noise_effect(
+            given, usual
+        )
 
     @cached_property
     def largest_term(self) -> float:
-        """The magnitude of the largest term in the sums that give the outputs. It may exceed the
-        outputs, as in f(θ) − f(θ₀), and it sets the size of their rounding errors.
-        """
+        """The magnitude of the largest term in the sums that give the outputs. It may
+        exceed the outputs, as in f(θ) − f(θ₀), and it sets the size of their rounding
+        errors."""
         reached = {self.tape.output}
         for entry in reversed(self.tape.entries):
             if entry.name in SUM_OPERATIONS and not reached.isdisjoint(entry.results):
                 reached.update(entry.slots)
         terms = [self.tape[slot].detach() for slot in reached]
         return max(
-            float(term.abs().max()) for term in terms if not is_integer(term) and term.numel()
+            float(term.abs().max())
+            for term in terms
+            if not is_integer(term) and term.numel()
         )
 
     def noise_effect(self, given: Inputs, usual: Float[Tensor, "example out"]) -> float:
-        """Return the largest change of the outputs `usual` by a relative noise of eps in weights
-        and inputs. Return 0 if the function fails there.
-        """
+        """Return the largest change of the outputs `usual` by a relative noise of eps
+        in weights and inputs. Return 0 if the function fails there."""
         noisy = partial(with_noise, eps=self.tape.eps)
         weights = {name: noisy(weight) for name, weight in self.weights.items()}
         near = replace(self, weights=weights).run_or_none(map_tensors(noisy, given))
@@ -333,17 +349,19 @@ class Trial:
         try:
             with warnings.catch_warnings(action="ignore"):
                 return columns(self.function, self.weights, inputs)
-        except Exception as error:  # raised by the module, which did not expect these inputs
+        except (
+            Exception
+        ) as error:  # raised by the module, which did not expect these inputs
             if is_out_of_memory(error):
                 raise
             return None
 
     def at_perturbed_weights(self) -> Trial:
-        """Return a `Trial` at weights with 10 % noise. If the function fails at these weights,
-        return this trial.
+        """Return a `Trial` at weights with 10 % noise. If the function fails at these
+        weights, return this trial.
 
-        Without noise, a readout that is initialized to zero would hide coupling in earlier layers.
-        """
+        Without noise, a readout that is initialized
+        to zero would hide coupling in earlier layers."""
         noise = stream("independence")
         moved = dict(self.weights)
         for name, weight in self.weights.items():
@@ -363,7 +381,8 @@ class Trial:
 
 
 def halves(everyone: Sequence[int]) -> Iterator[list[int]]:
-    """Yield halves in random orders. Any two examples are at least once in different halves.
+    """Yield halves in random orders. Any two examples are at least once
+    in different halves.
 
     >>> [sorted(half) for half in halves(range(4))]
     [[0, 2], [1, 3], [0, 1], [2, 3]]
@@ -374,7 +393,9 @@ def halves(everyone: Sequence[int]) -> Iterator[list[int]]:
 
 
 def shuffled(rows: Sequence[int], number: int = 0) -> list[int]:
-    order = torch.randperm(len(rows), generator=stream("independence", len(rows), number)).tolist()
+    order = torch.randperm(
+        len(rows), generator=stream("independence", len(rows), number)
+    ).tolist()
     return [rows[k] for k in order]
 
 
@@ -382,16 +403,17 @@ def with_noise(tensor: Tensor, eps: float) -> Tensor:
     """Return the tensor with a relative noise of eps."""
     if not tensor.is_floating_point():
         return tensor
-    noise = torch.randn(tensor.shape, generator=stream("independence"), dtype=torch.float64).to(
-        tensor
-    )
+    noise = torch.randn(
+        tensor.shape, generator=stream("independence"), dtype=torch.float64
+    ).to(tensor)
     return tensor * (1 + eps * noise)
 
 
-def with_extreme_inputs(inputs: Inputs, size: float, number: float | None = None) -> Inputs:
-    """Multiply inputs by `size`. If `number` is given, replace every second example by `number`
-    times the largest input.
-    """
+def with_extreme_inputs(
+    inputs: Inputs, size: float, number: float | None = None
+) -> Inputs:
+    """Multiply inputs by `size`. If `number` is given, replace every second example by
+    `number` times the largest input."""
 
     def replaced(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():

@@ -1,13 +1,14 @@
 """Compute float32 products in full precision.
 
-Torch may round the factors of a float32 product to TF32 (by default in convolutions on a GPU) or to
-bfloat16. TF32 and bfloat16 keep at most three of the seven digits. A secant would then not be
-exact, and a tangent kernel would have errors of 1e-3. So kernels are computed with torch's settings
-for full precision. Products are also measured, since a device may ignore the settings and a module
-may change them in its forward.
+Torch may round the factors of a float32 product to TF32 (by default in convolutions on
+a GPU) or to bfloat16. TF32 and bfloat16 keep at most three of the seven digits. A
+secant would then not be exact, and a tangent kernel would have errors of 1e-3. So
+kernels are computed with torch's settings for full precision. Products are also
+measured, since a device may ignore the settings and a module may change them in its
+forward.
 
-Torch has two interfaces for these settings. The older one raises an error if the two disagree, so
-both are set:
+Torch has two interfaces for these settings. The older one raises an error if the two
+disagree, so both are set:
 
     older    torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     newer    fp32_precision of each kind of product
@@ -48,9 +49,8 @@ MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]
 class Precisions:
     """Torch's settings for products of float32 numbers.
 
-    A setting of the older interface is None if torch cannot report it, because the user has set
-    only the newer interface. The package leaves such a setting unchanged.
-    """
+    A setting of the older interface is None if torch cannot report it, because the user
+    has set only the newer interface. The package leaves such a setting unchanged."""
 
     by_kind: tuple[str, ...]
     allow_tf32: bool | None
@@ -92,7 +92,8 @@ def keep_full_precision() -> Precisions:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Compute float32 products in full precision inside the context. Then restore the settings.
+    """Compute float32 products in full precision inside the context.
+    Then restore the settings.
 
     >>> with full_precision():
     ...     torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.allow_tf32
@@ -114,15 +115,19 @@ def full_precision() -> Iterator[None]:
 
 SIDE = 16
 PROBE = 1 + 2.0**-12
-# relative error that a product in full precision may have: far above the rounding of convolutions
-# by Fourier transforms, and below the rounding of TF32
+# relative error that a product in full precision may have: far above the rounding of
+# convolutions by Fourier transforms, and below the rounding of TF32
 RESOLUTION = 2.0**-16
 
 SHORTENED_PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
     aten.mm.default: lambda a, one: (a, one),
     aten.addmm.default: lambda a, one: (torch.zeros_like(a), a, one),
     aten.bmm.default: lambda a, one: (a[None], one[None]),
-    aten.baddbmm.default: lambda a, one: (torch.zeros_like(a)[None], a[None], one[None]),
+    aten.baddbmm.default: lambda a, one: (
+        torch.zeros_like(a)[None],
+        a[None],
+        one[None],
+    ),
     aten.linear.default: lambda a, one: (a, one),
     aten.convolution.default: lambda a, one: (
         a[:, :, None],
@@ -136,17 +141,17 @@ SHORTENED_PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ..
         1,
     ),
 }
-"""The operations that torch may compute in lower precision. Each function returns the arguments for
-which the operation computes A · 1.
-"""
+"""The operations that torch may compute in lower precision. Each function returns the
+arguments for which the operation computes A · 1. """
 
 
 @torch.no_grad()
 def shortened(operations: Iterable[OpOverload], device: torch.device) -> str | None:
-    """Return the name of the first operation that the device computes in less than float32
-    precision at torch's current settings, or None.
-    """
-    matrix = torch.full((SIDE, SIDE), PROBE / RESOLUTION, dtype=torch.float32, device=device)
+    """Return the name of the first operation that the device computes in less than
+    float32 precision at torch's current settings, or None."""
+    matrix = torch.full(
+        (SIDE, SIDE), PROBE / RESOLUTION, dtype=torch.float32, device=device
+    )
     one = torch.eye(SIDE, dtype=torch.float32, device=device)
     for operation in operations:
         product = operation(*SHORTENED_PRODUCTS[operation](matrix, one))
@@ -156,9 +161,8 @@ def shortened(operations: Iterable[OpOverload], device: torch.device) -> str | N
 
 
 def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
-    """Raise Mistake if the device of one of the tensors computes float32 products in lower
-    precision, although torch is set to full precision.
-    """
+    """Raise Mistake if the device of one of the tensors computes float32 products in
+    lower precision, although torch is set to full precision."""
     for device in {
         value.device
         for value in values.values()
@@ -175,9 +179,8 @@ def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
 def refuse_shorter_products(
     operation: OpOverload, product: Tensor, before: tuple[str, ...]
 ) -> None:
-    """Raise Mistake if the module has changed torch's settings (from `before`) and computed a
-    float32 product in lower precision.
-    """
+    """Raise Mistake if the module has changed torch's settings (from `before`) and
+    computed a float32 product in lower precision."""
     if product.dtype != torch.float32 or precisions_by_kind() == before:
         return
     if shortened([operation], product.device):

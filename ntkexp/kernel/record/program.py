@@ -1,6 +1,8 @@
-"""Programs: compile a recorded computation to a Python function that runs it again on new values.
+"""Programs: compile a recorded computation to a Python function
+that runs it again on new values.
 
-The recording is a sequence of operations that overwrite nothing. It becomes a program in four
+The recording is a sequence of operations that overwrite nothing.
+It becomes a program in four
 steps:
 
     simplify     run the same operation on the same values once; do not recompute known values
@@ -8,10 +10,9 @@ steps:
     overwrite    let a sum or a product overwrite an argument that no later operation needs
     compile      write one line of Python for each operation; free a value after its last use
 
-The computation may have read numbers from tensors and branched on them, for example on whether two
-masks are equal. If such a number differs from the recording, the program is invalid for these
-values.
-"""
+The computation may have read numbers from tensors and branched on them, for example on
+whether two masks are equal. If such a number differs from the recording, the program is
+invalid for these values."""
 
 from __future__ import annotations
 
@@ -35,14 +36,14 @@ aten = torch.ops.aten
 
 
 class AssumptionFailed(Exception):
-    """Raised if a number that the program reads, or a shape, differs from the recording."""
+    """Raised if a number that the program reads, or a shape,
+    differs from the recording."""
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Operations from inputs to results, compiled to a Python function. `run` raises DoesNotHold if
-    the recording is invalid for the given values.
-    """
+    """Operations from inputs to results, compiled to a Python function. `run` raises
+    DoesNotHold if the recording is invalid for the given values."""
 
     function: Function
     constants: tuple[Tensor, ...]
@@ -73,7 +74,10 @@ def trace(
                     return recorder.slot(tape[leaf])
                 return leaf
 
-            known += [entry.of(slot, tuple(map(slot, entry.results))) for entry in tape.entries]
+            known += [
+                entry.of(slot, tuple(map(slot, entry.results)))
+                for entry in tape.entries
+            ]
         results = [recorder.slot(result) for result in act()]
     if any(writes(entry.op) for entry in recorder.entries):
         raise NotPure
@@ -87,9 +91,8 @@ def program(
     results: Sequence[Slot],
     known: Sequence[Entry] = (),
 ) -> Program:
-    """Compile a program that computes `results` from the slots `fed`. `known` are operations with
-    results in `fed`.
-    """
+    """Compile a program that computes `results` from the slots `fed`. `known` are
+    operations with results in `fed`."""
     # Run no operation twice
     simplifier = Simplifier(values)
     simplifier.simplify(known)
@@ -120,8 +123,8 @@ def program(
     return Program(source.function(), held, list(source.read.values()), shapes)
 
 
-# Simplification. No operation overwrites a value, so the same operation on the same values has the
-# same result.
+# Simplification. No operation overwrites a value, so the same operation on the same
+# values has the same result.
 
 
 # operations that return their argument if nothing is overwritten
@@ -142,21 +145,21 @@ OF_ONE_SHAPE = (
 
 @dataclass
 class Simplifier:
-    """The state of the simplification: slots that equal earlier slots, the results of each
-    operation, and the bases of views.
-    """
+    """The state of the simplification: slots that equal earlier slots, the results of
+    each operation, and the bases of views."""
 
     values: Sequence[Tensor]
     same: dict[Slot, Slot] = field(default_factory=dict)
     # result slots of earlier operations, by operation and arguments
-    earlier: dict[tuple[OpOverload, str], tuple[Slot, ...]] = field(default_factory=dict)
+    earlier: dict[tuple[OpOverload, str], tuple[Slot, ...]] = field(
+        default_factory=dict
+    )
     # the tensor whose elements each reshaped view contains
     bases: dict[Slot, Slot] = field(default_factory=dict)
 
     def slot(self, leaf: Any) -> Any:
-        """Return the first slot that has the same value as this slot. Return arguments that are not
-        slots unchanged.
-        """
+        """Return the first slot that has the same value as this slot. Return arguments
+        that are not slots unchanged."""
         if isinstance(leaf, Slot):
             return self.same.get(leaf, leaf)
         return leaf
@@ -174,10 +177,12 @@ class Simplifier:
                 value, *shape = entry.args
                 base = self.bases[entry.results[0]] = self.bases.get(value, value)
                 entry = replace(entry, args=(base, *shape))
-            # The result may be the argument itself, or the result of an earlier operation
+            # The result may be the argument itself,
+            # or the result of an earlier operation
             is_argument = entry.name in RETURNS_ARGUMENT or (
                 entry.op in OF_ONE_SHAPE
-                and self.values[entry.results[0]].shape == self.values[entry.slots[0]].shape
+                and self.values[entry.results[0]].shape
+                == self.values[entry.slots[0]].shape
             )
             # slot 2 equals the number 2, but its `repr` is @2
             key = (
@@ -193,12 +198,13 @@ class Simplifier:
         return simplified
 
 
-# Overwriting. To fill fresh memory takes several times as long as the arithmetic. An elementwise
-# operation in IN_PLACE may overwrite one of its arguments under three conditions: the program has
-# computed the argument, no later operation reads its memory, and the result has the same shape,
-# layout and dtype. Results are bitwise equal, since these operations round each element
-# independently. (Without overwriting, a step of `python -m tests.bench steps` takes 15–34 % longer
-# for the MLP, 5–12 % for the CNN and the transformer.)
+# Overwriting. To fill fresh memory takes several times as long as the arithmetic. An
+# elementwise operation in IN_PLACE may overwrite one of its arguments under three
+# conditions: the program has computed the argument, no later operation reads its
+# memory, and the result has the same shape, layout and dtype. Results are bitwise
+# equal, since these operations round each element independently. (Without overwriting,
+# a step of `python -m tests.bench steps` takes 15–34 % longer for the MLP, 5–12 % for
+# the CNN and the transformer.)
 
 
 IN_PLACE = {
@@ -224,26 +230,28 @@ PERHAPS_VIEWS = (
 def overwritten(
     entries: Sequence[Entry], values: Sequence[Tensor], others: Iterable[Slot]
 ) -> dict[Slot, Slot]:
-    """Return the argument that each operation may overwrite, by the slot of its result. `others`
-    holds inputs, constants and results, which must not be overwritten.
-    """
+    """Return the argument that each operation may overwrite, by the slot of its result.
+    `others` holds inputs, constants and results, which must not be overwritten."""
     # The home of a slot is the first slot that shares its memory, or may share it
     homes: dict[Slot, Slot] = {}
     for entry in entries:
-        declared = any(result.alias_info is not None for result in entry.op._schema.returns)
+        declared = any(
+            result.alias_info is not None for result in entry.op._schema.returns
+        )
         is_view = bool(entry.slots) and (declared or entry.name in PERHAPS_VIEWS)
         places = {storage(values[slot]): slot for slot in entry.slots}
         for result in entry.results:
             base = entry.slots[0] if is_view else places.get(storage(values[result]))
             if base is not None:
                 homes[result] = homes.get(base, base)
-    # Go from the last operation to the first: a home that no later operation needs is free
+    # Go from the last operation to the first:
+    # a home that no later operation needs is free
     needed = {homes.get(slot, slot) for slot in others}
     targets = {}
     for entry in reversed(entries):
         used = [homes.get(slot, slot) for slot in entry.slots]
-        # Try the first argument last: if both can be overwritten, it replaces the other one in
-        # `targets`, because overwriting the first argument is fastest
+        # Try the first argument last: if both can be overwritten, it replaces the other
+        # one in `targets`, because overwriting the first argument is fastest
         for slot in (
             [slot for slot in entry.args[1::-1] if isinstance(slot, Slot)]
             if entry.op in IN_PLACE
@@ -269,24 +277,28 @@ def overwritten(
 
 
 def has_layout_of(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
+    return (
+        one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.dtype == other.dtype
+    )
 
 
-# Functions of torch that run the same operations in half the time that a call of the operation
-# takes.
+# Functions of torch that run the same operations in half the time that a call
+# of the operation takes.
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Compare like `torch.equal`. But return True at once if both tensors show the same memory:
-    then nan equals nan, and there is no wait for a device.
+    """Compare like `torch.equal`. But return True at once if both tensors show the same
+    memory: then nan equals nan, and there is no wait for a device.
 
     >>> x = torch.ones(2, 3)
     >>> same(x, x.view(2, 3)), same(x, x.clone()), same(x, torch.zeros(2, 3)), same(x, x.t())
     (True, True, False, False)
     """
-    return (has_layout_of(one, other) and one.data_ptr() == other.data_ptr()) or torch.equal(
-        one, other
-    )
+    return (
+        has_layout_of(one, other) and one.data_ptr() == other.data_ptr()
+    ) or torch.equal(one, other)
 
 
 OF_TENSORS = """
@@ -309,14 +321,16 @@ OP_METHODS: dict[OpOverload, str] = {
 }
 
 
-# Operations as the text of a Python function. Arguments without a Python literal, such as a dtype,
-# become names in the function's globals. Tracebacks show the line that failed.
+# Operations as the text of a Python function. Arguments without a Python literal, such
+# as a dtype, become names in the function's globals. Tracebacks show the line that
+# failed.
 
 
 SOURCE_NAMES = (f"<program {k}>" for k in count())
 
 Function: TypeAlias = Callable[..., tuple[list[Tensor], list[Any]]]
-"""A compiled program: from tensors to results, and to the numbers that the program reads."""
+"""A compiled program: from tensors to results,
+and to the numbers that the program reads."""
 
 
 class Source:
@@ -343,7 +357,9 @@ class Source:
     ) -> None:
         self.over = over or {}
         self.known: dict[str, Any] = {}  # operations and constants, by name
-        self.read: dict[str, Any] = {}  # numbers that operations give to Python, by name
+        self.read: dict[
+            str, Any
+        ] = {}  # numbers that operations give to Python, by name
         # Free the values that no later operation needs
         needed = set(results)
         forgotten = []
@@ -353,7 +369,9 @@ class Source:
             )
             needed.update(gone)
             forgotten.append(
-                "; " + "".join(f"v{slot:d} = " for slot in gone) + "None" if gone else ""
+                "; " + "".join(f"v{slot:d} = " for slot in gone) + "None"
+                if gone
+                else ""
             )
         # if a tensor is an input twice, use its last name
         last = {slot: k for k, slot in enumerate(fed)}
@@ -362,7 +380,9 @@ class Source:
         )
         lines = [
             f"{self.outcome(k, entry)} = {self.call(entry)}{gone}"
-            for k, (entry, gone) in enumerate(zip(entries, reversed(forgotten), strict=True))
+            for k, (entry, gone) in enumerate(
+                zip(entries, reversed(forgotten), strict=True)
+            )
         ]
         end = f"return {self.argument(list(results))}, [{', '.join(self.read)}]"
         self.text = f"def program({inputs}):\n    " + "\n    ".join([*lines, end])
@@ -371,12 +391,18 @@ class Source:
         file = next(SOURCE_NAMES)
         exec(compile(self.text, file, "exec"), self.known)
         made: Function = self.known.pop("program")
-        linecache.cache[file] = len(self.text), None, self.text.splitlines(keepends=True), file
+        linecache.cache[file] = (
+            len(self.text),
+            None,
+            self.text.splitlines(keepends=True),
+            file,
+        )
         finalize(made, linecache.cache.pop, file, None)
         return made
 
     def outcome(self, place: int, entry: Entry) -> str:
-        """Return a name for each tensor and each number that an operation returns, in order."""
+        """Return a name for each tensor and each number
+        that an operation returns, in order."""
         slots = iter(entry.results)
         numbers = iter(entry.scalars)
         names = []
@@ -391,7 +417,8 @@ class Source:
         return "".join(f"{name}, " for name in names).rstrip()
 
     def call(self, entry: Entry) -> str:
-        """Return the call of an operation, as a method of its first argument or as a function."""
+        """Return the call of an operation, as a method of its first argument
+        or as a function."""
         over = self.over.get(entry.results[0]) if entry.results else None
         args = entry.args
         method = None
@@ -402,7 +429,9 @@ class Source:
             args = args if args[0] == over else args[::-1]
             method = IN_PLACE[entry.op]
         texts = [self.argument(value) for value in args]
-        texts += [f"{name}={self.argument(value)}" for name, value in entry.kwargs.items()]
+        texts += [
+            f"{name}={self.argument(value)}" for name, value in entry.kwargs.items()
+        ]
         if method is not None:
             return f"{texts[0]}.{method}({', '.join(texts[1:])})"
         if over is not None:
@@ -416,7 +445,8 @@ class Source:
         return f"{operation}({', '.join(texts)})"
 
     def argument(self, value: Any) -> str:
-        """Return the text of an argument. Write tuples as lists, which torch accepts too."""
+        """Return the text of an argument. Write tuples as lists,
+        which torch accepts too."""
         if isinstance(value, Slot):
             return f"v{value:d}"
         if isinstance(value, list | tuple):

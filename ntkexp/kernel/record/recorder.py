@@ -1,17 +1,18 @@
 """Record every ATen operation of a function that runs on ordinary tensors.
 
-No operation on a tape overwrites a value. `functionalize` replaces the in-place operations of a
-module by operations that return new tensors. The recorder itself replaces the writes inside torch's
-own operations (the gates of an LSTM, circular padding). A write through one view changes every
-other view of the same storage. So the recorder holds the content of the storage as one flat value,
-and reads later views from it:
+No operation on a tape overwrites a value. `functionalize` replaces the in-place
+operations of a module by operations that return new tensors. The recorder itself
+replaces the writes inside torch's own operations (the gates of an LSTM, circular
+padding). A write through one view changes every other view of the same storage. So the
+recorder holds the content of the storage as one flat value, and reads later views from
+it:
 
     view ← op(view, …)
     flat ← flat, with the elements of the view replaced
     other view ← elements of flat
 
-If the random generators of a module start in a known state, its random numbers are recorded as
-inputs. The module is then a deterministic function of the whole batch:
+If the random generators of a module start in a known state, its random numbers are
+recorded as inputs. The module is then a deterministic function of the whole batch:
 
     dropout(x, p) = x · m / (1 − p)        with the drawn mask m as an input
 """
@@ -35,7 +36,14 @@ from ntkexp.kernel.record.products import (
     precisions_by_kind,
     refuse_shorter_products,
 )
-from ntkexp.kernel.record.tape import Entry, Slot, is_integer, leaves, map_leaves, storage
+from ntkexp.kernel.record.tape import (
+    Entry,
+    Slot,
+    is_integer,
+    leaves,
+    map_leaves,
+    storage,
+)
 from ntkexp.mistake import Mistake
 
 aten = torch.ops.aten
@@ -64,13 +72,13 @@ READING_LENGTHS = frozenset(
         torch._pad_packed_sequence,
     }
 )
-"""Functions of packed sequences. torch reads the lengths, or the number of sequences at each time,
-without an operation that could be recorded.
-"""
+"""Functions of packed sequences. torch reads the lengths, or the number of sequences at
+each time, without an operation that could be recorded. """
 
 
 def given_numbers(func: Any, args: Any) -> list[Tensor]:
-    """Return the tensors whose numbers a function of torch reads without a recorded operation."""
+    """Return the tensors whose numbers a function
+    of torch reads without a recorded operation."""
     if func in GIVING_NUMBERS:
         return [args[0]]
     if func in READING_LENGTHS:
@@ -79,40 +87,48 @@ def given_numbers(func: Any, args: Any) -> list[Tensor]:
 
 
 class NotPure(Exception):
-    """Raised before the module writes into a tensor, or reads a number from a tensor."""
+    """Raised before the module writes into a tensor,
+    or reads a number from a tensor."""
 
 
 class PureOnly(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in READS or given_numbers(func, args):
             raise NotPure
         return native_dropout(func, args, kwargs or {})
 
 
 class ReadRecorder(TorchFunctionMode):
-    """A mode that detects numbers that leave torch as lists, as arrays, or as the lengths of packed
-    sequences. Later operations may use them as constants.
+    """A mode that detects numbers that leave torch as lists, as arrays, or as the
+    lengths of packed sequences. Later operations may use them as constants.
 
-    Torch runs no operation for such a read. So record a call of `torch.equal` that compares the
-    tensor with the numbers. A program compiled from the tape is valid while they are equal. Without
-    `in_memory`, raise RuntimeError instead: the tensors of `functionalize` have no memory to read.
-    """
+    Torch runs no operation for such a read. So record a call of `torch.equal` that
+    compares the tensor with the numbers. A program compiled from the tape is valid
+    while they are equal. Without `in_memory`, raise RuntimeError instead: the tensors
+    of `functionalize` have no memory to read."""
 
     def __init__(self, in_memory: bool) -> None:
         super().__init__()
         self.in_memory = in_memory
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         for value in given_numbers(func, args):
             if not self.in_memory:
                 raise RuntimeError("numbers leave torch")
-            numbers = torch.tensor(value.tolist(), dtype=value.dtype, device=value.device)
+            numbers = torch.tensor(
+                value.tolist(), dtype=value.dtype, device=value.device
+            )
             torch.equal(value, numbers.reshape(value.shape))
         return native_dropout(func, args, kwargs or {})
 
 
 def native_dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch. Replace dropout by `native_dropout`, which writes nothing in place.
+    """Call a function of torch. Replace dropout by `native_dropout`,
+    which writes nothing in place.
 
     Dropout draws in memory order, which `functionalize` does not preserve.
 
@@ -141,14 +157,14 @@ def dropout_arguments(
     *,
     train: bool = True,
 ) -> tuple[Tensor, float, bool, bool]:
-    """Return the arguments of `functional.dropout` or of `torch.dropout`, in one form."""
+    """Return the arguments of `functional.dropout` or of `torch.dropout`,
+    in one form."""
     return input, p, train if training is None else training, inplace
 
 
 class DispatchMode(TorchDispatchMode):
-    """A dispatch mode without torch's guard against its compiler. The compiler is never used here,
-    and the guard takes a second to load.
-    """
+    """A dispatch mode without torch's guard against its compiler. The compiler is never
+    used here, and the guard takes a second to load."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
@@ -182,16 +198,16 @@ WITHOUT_DERIVATIVE = frozenset(
         *("random", "randperm", "uniform"),
     )
 )
-"""Random-sampling operations. Results are not differentiable with respect to their arguments."""
+"""Random-sampling operations. Results are not differentiable with respect
+to their arguments."""
 
 
 class Recorder(DispatchMode):
     """A mode that records operations as they run.
 
-    With `rewrites`, replace in-place operations by operations that return new tensors. Otherwise
-    raise NotPure for them. Record random numbers as inputs if the function `repeats_random`.
-    Otherwise raise Mistake for them.
-    """
+    With `rewrites`, replace in-place operations by operations that return new tensors.
+    Otherwise raise NotPure for them. Record random numbers as inputs if the function
+    `repeats_random`. Otherwise raise Mistake for them."""
 
     def __init__(self, *, rewrites: bool = True, repeats_random: bool = False) -> None:
         super().__init__()
@@ -202,7 +218,9 @@ class Recorder(DispatchMode):
         self.entries: list[Entry] = []
         self.values: list[Tensor] = []
         self.slots: dict[int, Slot] = {}
-        self.seen: dict[int, Tensor] = {}  # kept alive, so that no other tensor gets its id
+        self.seen: dict[
+            int, Tensor
+        ] = {}  # kept alive, so that no other tensor gets its id
         # the content, as one flat tensor, of each storage that was written to
         self.flats: dict[int, Tensor] = {}
 
@@ -226,8 +244,12 @@ class Recorder(DispatchMode):
                     aten.view.default, self.apply(aten.view_as_real.default, flat), [-1]
                 )
             refuse_other_kind(flat, value)
-            again = self.apply(aten.index_select.default, flat, 0, positions(value).reshape(-1))
-            slot = self.slots[id(self.apply(aten.view.default, again, list(value.shape)))]
+            again = self.apply(
+                aten.index_select.default, flat, 0, positions(value).reshape(-1)
+            )
+            slot = self.slots[
+                id(self.apply(aten.view.default, again, list(value.shape)))
+            ]
         self.slots[id(value)] = slot
         self.seen[id(value)] = value
         return slot
@@ -243,7 +265,8 @@ class Recorder(DispatchMode):
         kwargs = kwargs or {}
         if func is aten._embedding_bag_forward_only.default:
             func = aten._embedding_bag.default  # the variant that supports gradients
-        # In evaluation mode, rrelu draws no slopes: it is leaky_relu with the mean of both bounds
+        # In evaluation mode, rrelu draws no slopes:
+        # it is leaky_relu with the mean of both bounds
         if func is aten.rrelu_with_noise.default and not any(args[4:5]):
             bounds = (*args[2:4], *(1 / 8, 1 / 3)[len(args[2:4]) :])
             return self.apply(aten.leaky_relu.default, args[0], sum(bounds) / 2)
@@ -254,16 +277,19 @@ class Recorder(DispatchMode):
         if (twin := functional_twin(func)) is not None:
             if torch.Tag.inplace_view not in func.tags:
                 return self.write_in_place(func, twin, args, kwargs)
-            # The operation changes the shape of its first argument in place, and no element. So
-            # record its twin, which returns the new shape
+            # The operation changes the shape of its first argument in place, and no
+            # element. So record its twin, which returns the new shape
             result = self.apply(twin, *args)
-            # keep the old shape for the slot of the argument, before the operation changes it
+            # keep the old shape for the slot of the argument,
+            # before the operation changes it
             self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])
             target: Tensor = func(*args, **kwargs)
             self.slots[id(target)] = self.slots[id(result)]
             return target
         slots, named = self.with_slots(args, kwargs)
-        outcome = (convolve if func is aten.convolution.default else func)(*args, **kwargs)
+        outcome = (convolve if func is aten.convolution.default else func)(
+            *args, **kwargs
+        )
         if func in SHORTENED_PRODUCTS:
             refuse_shorter_products(func, outcome, self.precisions)
         found = [outcome] if isinstance(outcome, Tensor) else list(leaves(outcome))
@@ -271,7 +297,9 @@ class Recorder(DispatchMode):
         scalars = tuple([leaf for leaf in found if not isinstance(leaf, Tensor)])
         places = tuple([k for k, leaf in enumerate(found) if isinstance(leaf, Tensor)])
         single = not isinstance(outcome, tuple | list)
-        self.entries.append(Entry(func, slots, named, results, scalars, None if single else places))
+        self.entries.append(
+            Entry(func, slots, named, results, scalars, None if single else places)
+        )
         return outcome
 
     def with_slots(self, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -280,8 +308,12 @@ class Recorder(DispatchMode):
         }
 
     def draw(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
-        """Run an operation that draws random numbers, and record the numbers as inputs."""
-        if any(isinstance(leaf, torch.Generator) for leaf in leaves((args, *kwargs.values()))):
+        """Run an operation that draws random numbers,
+        and record the numbers as inputs."""
+        if any(
+            isinstance(leaf, torch.Generator)
+            for leaf in leaves((args, *kwargs.values()))
+        ):
             raise Mistake(
                 f"the module draws random numbers ({func}) from a generator of its own, whose "
                 "state is not kept; let it draw from torch's, or call module.eval() first"
@@ -296,9 +328,16 @@ class Recorder(DispatchMode):
         if func is aten.native_dropout.default:  # x · m / (1 − p)
             value, rate, _ = args
             mask = func(*args)[1]
-            masked = self.apply(aten.mul.Tensor, value, self.from_outside(mask.to(value.dtype)))
-            return self.apply(aten.mul.Scalar, masked, 1 / (1 - rate) if rate < 1 else 0.0), mask
-        if func._schema.name.removeprefix("aten::").removesuffix("_") not in WITHOUT_DERIVATIVE:
+            masked = self.apply(
+                aten.mul.Tensor, value, self.from_outside(mask.to(value.dtype))
+            )
+            return self.apply(
+                aten.mul.Scalar, masked, 1 / (1 - rate) if rate < 1 else 0.0
+            ), mask
+        if (
+            func._schema.name.removeprefix("aten::").removesuffix("_")
+            not in WITHOUT_DERIVATIVE
+        ):
             raise Mistake(
                 f"the module draws random numbers through which gradients pass ({func}); put "
                 "another layer there"
@@ -312,10 +351,11 @@ class Recorder(DispatchMode):
         self.drawn.append(self.slot(drawn))
         return drawn
 
-    def write_in_place(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
-        """Run an operation that writes into its first argument. Record the variant that returns a
-        new tensor (`twin`).
-        """
+    def write_in_place(
+        self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any
+    ) -> Tensor:
+        """Run an operation that writes into its first argument. Record the variant that
+        returns a new tensor (`twin`)."""
         target: Tensor = args[0]
         if not target.numel():
             return target
@@ -327,10 +367,12 @@ class Recorder(DispatchMode):
         flat = self.flats[home] if home in self.flats else self.flat_content(target)
         for slot, value in enumerate(self.values):
             if storage(value) == home:
-                self.values[slot] = value.clone()  # the content of the argument before the write
+                self.values[slot] = (
+                    value.clone()
+                )  # the content of the argument before the write
         func(*args, **kwargs)
-        # Views that overlap with the written elements lose their slot, so that `slot` reads them
-        # from the flat value
+        # Views that overlap with the written elements lose their slot, so that `slot`
+        # reads them from the flat value
         here = (target.shape, target.stride(), target.storage_offset())
         written = positions(target).reshape(-1)
         for key, value in self.seen.items():
@@ -345,13 +387,14 @@ class Recorder(DispatchMode):
         self.entries.append(Entry(twin, slots, named, (self.slot(after),), ()))
         self.slots[id(target)] = self.slots[id(after)]
         elements = self.apply(aten.reshape.default, after, [-1])
-        self.flats[home] = self.apply(aten.index_copy.default, flat, 0, written, elements)
+        self.flats[home] = self.apply(
+            aten.index_copy.default, flat, 0, written, elements
+        )
         return target
 
     def flat_content(self, target: Tensor) -> Tensor:
-        """Return the content of a storage before the first write, from a recorded tensor that
-        contains all elements in order. Raise Mistake if there is none.
-        """
+        """Return the content of a storage before the first write, from a recorded
+        tensor that contains all elements in order. Raise Mistake if there is none."""
         size = target.untyped_storage().nbytes() // target.element_size()
         for value in [target, *self.seen.values()]:
             shows_all = (
@@ -360,7 +403,9 @@ class Recorder(DispatchMode):
                 and value.is_contiguous()
             )
             if shows_all and id(value) in self.slots:
-                return self.apply(aten.clone.default, self.apply(aten.view.default, value, [-1]))
+                return self.apply(
+                    aten.clone.default, self.apply(aten.view.default, value, [-1])
+                )
         raise Mistake(
             "the module writes into part of a tensor that it never had as a whole; clone it first"
         )
@@ -378,7 +423,8 @@ def writes(op: OpOverload) -> bool:
 
 @cache
 def functional_twin(op: OpOverload) -> OpOverload | None:
-    """Return the operation that returns a new tensor instead of writing in place, or None.
+    """Return the operation that returns a new tensor instead of writing
+    in place, or None.
 
     >>> functional_twin(aten.clamp_min_.Tensor)
     <OpOverload(op='aten.clamp_min', overload='Tensor')>
@@ -394,14 +440,15 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
     if not (op._schema.is_mutable and name.endswith("_")):
         return None
     packet = getattr(aten, name[:-1], None)
-    twins = [getattr(packet, overload) for overload in (packet.overloads() if packet else ())]
+    twins = [
+        getattr(packet, overload) for overload in (packet.overloads() if packet else ())
+    ]
     return next((twin for twin in twins if arguments(twin) == arguments(op)), None)
 
 
 def refuse_other_kind(written: Tensor, value: Tensor) -> None:
-    """Raise Mistake if a storage is viewed in two dtypes, since element positions assume one
-    dtype.
-    """
+    """Raise Mistake if a storage is viewed in two dtypes,
+    since element positions assume one dtype."""
     if written.dtype != value.dtype or value.is_conj() or value.is_neg():
         raise Mistake(
             "the module writes complex numbers in place and sees them by their parts as well; let "

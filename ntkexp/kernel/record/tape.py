@@ -1,10 +1,9 @@
 """A tape: the operations of a function of weights on one batch of inputs.
 
-The function runs as it is, on ordinary tensors, while a recorder records every ATen operation
-(`recorder.py`). A tape consists of entries, one for each operation, and of slots, one for each
-tensor. An entry names the slots of its arguments and results. No entry overwrites the value of a
-slot.
-"""
+The function runs as it is, on ordinary tensors, while a recorder records every ATen
+operation (`recorder.py`). A tape consists of entries, one for each operation, and of
+slots, one for each tensor. An entry names the slots of its arguments and results. No
+entry overwrites the value of a slot."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 
-# Inputs are one tensor, a tuple of tensors, or a dict of tensors. The first axis of every tensor is
-# the axis of examples.
+# Inputs are one tensor, a tuple of tensors, or a dict of tensors. The first axis of
+# every tensor is the axis of examples.
 
 
 def as_inputs(inputs: object) -> Inputs:
-    """Detach inputs from autograd's graph. Convert lists to tuples, and mappings to dicts. Raise
-    Mistake if there is no tensor, if the first axes differ, or for packed sequences.
-    """
+    """Detach inputs from autograd's graph. Convert lists to tuples, and mappings to
+    dicts. Raise Mistake if there is no tensor, if the first axes differ, or for packed
+    sequences."""
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)
     elif isinstance(inputs, list):
@@ -49,7 +48,8 @@ def as_inputs(inputs: object) -> Inputs:
 
 
 def refuse_packed(inputs: object) -> None:
-    """Raise Mistake for packed sequences, in which rows of several examples alternate."""
+    """Raise Mistake for packed sequences, in which rows
+    of several examples alternate."""
 
     def is_packed(value: object) -> bool:
         return isinstance(value, PackedSequence)
@@ -85,7 +85,8 @@ def tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def examples(inputs: Inputs) -> int:
-    """Return the number of examples. Raise Mistake if there is no tensor, or if tensors disagree.
+    """Return the number of examples. Raise Mistake if there is no tensor,
+    or if tensors disagree.
 
     >>> examples(([1.0, 2.0],))
     Traceback (most recent call last):
@@ -106,7 +107,8 @@ def examples(inputs: Inputs) -> int:
 
 
 def advice_for_lists(inputs: Inputs) -> str:
-    """Return advice if the inputs hold a list with one number for each example, else no text.
+    """Return advice if the inputs hold a list with one number for each example,
+    else no text.
 
     >>> advice_for_lists((torch.ones(2, 3), [3, 2])), advice_for_lists((torch.ones(2, 3), [1, 2, 3]))
     ('; give a tensor in place of a list of numbers: every example gets the whole list', '')
@@ -125,8 +127,9 @@ def advice_for_lists(inputs: Inputs) -> str:
     return ""
 
 
-# Arguments of operations are leaves, or nested lists and tuples of leaves. torch's pytree functions
-# support other containers too, which makes them slower than most operations.
+# Arguments of operations are leaves, or nested lists and tuples of leaves. torch's
+# pytree functions support other containers too, which makes them slower than most
+# operations.
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -168,16 +171,16 @@ class Slot(int):
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One operation: its arguments with slots for tensors, the slots of its results, and the Python
-    numbers that it returned.
-    """
+    """One operation: its arguments with slots for tensors, the slots of its results,
+    and the Python numbers that it returned."""
 
     op: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: tuple[Slot, ...]
     scalars: tuple[Any, ...]
-    # indices of the tensors in the returned tuple; None: the operation returned a single value
+    # indices of the tensors in the returned tuple; None:
+    # the operation returned a single value
     places: tuple[int, ...] | None = None
 
     @property
@@ -190,21 +193,32 @@ class Entry:
         return any(scalar is not None for scalar in self.scalars)
 
     def of(self, slot: Callable[[Any], Any], results: tuple[Slot, ...]) -> Entry:
-        """Return the same operation on other slots. `slot` maps each old argument to a new one."""
+        """Return the same operation on other slots.
+        `slot` maps each old argument to a new one."""
         kwargs = {name: map_leaves(value, slot) for name, value in self.kwargs.items()}
         return Entry(
-            self.op, map_leaves(self.args, slot), kwargs, results, self.scalars, self.places
+            self.op,
+            map_leaves(self.args, slot),
+            kwargs,
+            results,
+            self.scalars,
+            self.places,
         )
 
     @cached_property
     def written_slots(self) -> frozenset[Slot]:
-        """The slots of new results. An operation may also return one of its arguments."""
+        """The slots of new results. An operation may also return one
+        of its arguments."""
         return frozenset(self.results) - frozenset(self.slots)
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
         return tuple(
-            [leaf for leaf in leaves((self.args, *self.kwargs.values())) if isinstance(leaf, Slot)]
+            [
+                leaf
+                for leaf in leaves((self.args, *self.kwargs.values()))
+                if isinstance(leaf, Slot)
+            ]
         )
 
 
@@ -234,16 +248,16 @@ def digest(values: Iterable[Tensor], label: str = "") -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class Tape:
-    """The recorded operations in order, the value of every slot, and the slots of weights, inputs,
-    output and random numbers.
-    """
+    """The recorded operations in order, the value of every slot, and the slots of
+    weights, inputs, output and random numbers."""
 
     entries: tuple[Entry, ...]
     values: tuple[Tensor, ...]
     weights: dict[Slot, str]
     arguments: Any  # the inputs, with slots for tensors
     output: Slot
-    # whether an operation wrote in place, so that autograd cannot differentiate at every slot
+    # whether an operation wrote in place, so
+    # that autograd cannot differentiate at every slot
     overwrites: bool
     drawn: tuple[Slot, ...] = ()  # random numbers, drawn for the whole batch
     # whether the function runs on this batch only, with every example at its index
@@ -254,14 +268,19 @@ class Tape:
 
     @property
     def needs_whole_batch(self) -> bool:
-        """True if the function can only run on the whole batch, with the examples in order."""
+        """True if the function can only run on the whole batch,
+        with the examples in order."""
         return self.whole_batch or bool(self.drawn)
 
     @cached_property
     def inputs(self) -> tuple[Slot, ...]:
         """The slots of the input tensors and of random numbers."""
         return (
-            *(leaf for leaf in tree_flatten(self.arguments)[0] if isinstance(leaf, Slot)),
+            *(
+                leaf
+                for leaf in tree_flatten(self.arguments)[0]
+                if isinstance(leaf, Slot)
+            ),
             *self.drawn,
         )
 
@@ -296,11 +315,15 @@ class Tape:
 
     @cached_property
     def structure(self) -> str:
-        """The operations, slots, numbers, shapes, dtypes and devices, as text. Two runs can be
-        compared if their structures are equal.
-        """
-        wiring = [(entry.op, entry.args, entry.kwargs, entry.scalars) for entry in self.entries]
-        kinds = [(tuple(value.shape), value.dtype, value.device) for value in self.values]
+        """The operations, slots, numbers, shapes, dtypes and devices, as text. Two runs
+        can be compared if their structures are equal."""
+        wiring = [
+            (entry.op, entry.args, entry.kwargs, entry.scalars)
+            for entry in self.entries
+        ]
+        kinds = [
+            (tuple(value.shape), value.dtype, value.device) for value in self.values
+        ]
         return repr((wiring, kinds, self.output, self.drawn))
 
     @cached_property
@@ -309,20 +332,24 @@ class Tape:
 
     @cached_property
     def made(self) -> tuple[Slot, ...]:
-        return tuple(dict.fromkeys(slot for entry in self.entries for slot in entry.results))
+        return tuple(
+            dict.fromkeys(slot for entry in self.entries for slot in entry.results)
+        )
 
     @cached_property
     def constants(self) -> tuple[Slot, ...]:
-        """Slots that are neither weights, inputs, nor results of operations, such as buffers."""
+        """Slots that are neither weights, inputs, nor results of operations,
+        such as buffers."""
         return tuple(
-            slot for slot in self.outside if slot not in self.weights and slot not in self.inputs
+            slot
+            for slot in self.outside
+            if slot not in self.weights and slot not in self.inputs
         )
 
     @cached_property
     def program(self) -> bytes:
-        """A digest of the structure, the arguments and the constants. Tapes with the same digest
-        compute their values from weights and inputs in the same way.
-        """
+        """A digest of the structure, the arguments and the constants. Tapes with the
+        same digest compute their values from weights and inputs in the same way."""
         label = repr((self.form, self.weights, self.arguments))
         return digest((self[slot] for slot in self.constants), label)
 
@@ -331,17 +358,18 @@ class Tape:
         """The largest machine epsilon of the values that depend on weights."""
         kinds = {self[slot].dtype for slot in self.from_weights}
         return max(
-            torch.finfo(kind).eps for kind in kinds if kind.is_floating_point or kind.is_complex
+            torch.finfo(kind).eps
+            for kind in kinds
+            if kind.is_floating_point or kind.is_complex
         )
 
     def pruned(self) -> Tape:
-        """Keep only the entries that affect the output or returned Python numbers, and the values
-        that these entries use.
-        """
+        """Keep only the entries that affect the output or returned Python numbers, and
+        the values that these entries use."""
         needed = {*self.weights, *self.inputs, self.output}
         entries = []
-        # slots that later entries need; if several operations have the same result slot, keep the
-        # last
+        # slots that later entries need; if several operations have the same result
+        # slot, keep the last
         awaited = {self.output}
         for entry in reversed(self.entries):
             if entry.reads_number or not awaited.isdisjoint(entry.results):
@@ -351,14 +379,14 @@ class Tape:
                 entries.append(entry)
         nothing = self.values[self.output].new_empty(0)
         values = tuple(
-            value if Slot(k) in needed else nothing for k, value in enumerate(self.values)
+            value if Slot(k) in needed else nothing
+            for k, value in enumerate(self.values)
         )
         return replace(self, entries=tuple(reversed(entries)), values=values)
 
     def refilled(self, values: tuple[Tensor, ...]) -> Tape:
-        """Return a tape of the same program with other values. Copy the cached properties that
-        depend only on the program.
-        """
+        """Return a tape of the same program with other values. Copy the cached
+        properties that depend only on the program."""
         other = replace(self, values=values, overwrites=False)
         vars(other).update({name: getattr(self, name) for name in OF_A_PROGRAM})
         return other
@@ -369,9 +397,15 @@ class Tape:
 
     @cached_property
     def outside(self) -> tuple[Slot, ...]:
-        """Slots that are not the result of an operation: weights, inputs, buffers and constants."""
+        """Slots that are not the result of an operation: weights, inputs,
+        buffers and constants."""
         made = {slot for entry in self.entries for slot in entry.written_slots}
-        used = {slot for entry in self.entries if entry.written_slots for slot in entry.slots}
+        used = {
+            slot
+            for entry in self.entries
+            if entry.written_slots
+            for slot in entry.slots
+        }
         return tuple(sorted({*self.weights, *self.inputs, self.output, *used} - made))
 
     @cached_property
@@ -380,9 +414,8 @@ class Tape:
 
     @cached_property
     def chooses(self) -> bool:
-        """True if Python read numbers that depend on the inputs. The function may have branched on
-        them.
-        """
+        """True if Python read numbers that depend on the inputs.
+        The function may have branched on them."""
         return any(
             entry.reads_number and not self.from_inputs.isdisjoint(entry.slots)
             for entry in self.entries

@@ -1,11 +1,11 @@
-"""Run a function of weights once under a recorder, by operations that have difference rules and
-overwrite nothing.
+"""Run a function of weights once under a recorder, by operations that have difference
+rules and overwrite nothing.
 
-A module that writes nothing in place and reads no numbers from tensors is recorded as it runs. Any
-other module runs again: `functionalize` replaces its writes by operations that return new tensors.
-If numbers leave torch as lists or arrays, `functionalize` fails, and the recorder replaces the
-writes. A recurrent layer that torch runs as one fused operation runs again as separate operations.
-"""
+A module that writes nothing in place and reads no numbers from tensors is recorded as
+it runs. Any other module runs again: `functionalize` replaces its writes by operations
+that return new tensors. If numbers leave torch as lists or arrays, `functionalize`
+fails, and the recorder replaces the writes. A recurrent layer that torch runs as one
+fused operation runs again as separate operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from ntkexp.capacity import MemoryBudget
-from ntkexp.kernel.record.recorder import DispatchMode, NotPure, PureOnly, ReadRecorder, Recorder
+from ntkexp.kernel.record.recorder import (
+    DispatchMode,
+    NotPure,
+    PureOnly,
+    ReadRecorder,
+    Recorder,
+)
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, map_tensors, tensors
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
@@ -36,13 +42,13 @@ CELLS = (
     aten._thnn_fused_gru_cell.default,
 )
 FUSED = (aten.mkldnn_rnn_layer.default, *CELLS)
-"""Fused operations without a difference rule: recurrent layers, and recurrent cells on GPUs."""
+"""Fused operations without a difference rule: recurrent layers,
+and recurrent cells on GPUs."""
 
 
 def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
-    """Return the function's outputs as a matrix with one row for each example. Raise Mistake if
-    they have no such form.
-    """
+    """Return the function's outputs as a matrix with one row for each example. Raise
+    Mistake if they have no such form."""
     outputs = function(weights, inputs)
     count = examples(inputs)
     if outputs.is_complex():
@@ -78,11 +84,12 @@ def record(
     repeats_random: bool = False,
     whole_batch: bool = False,
 ) -> Tape:
-    """Run the function once and return its tape, with autograd's graph if `differentiable`.
+    """Run the function once and return its tape,
+    with autograd's graph if `differentiable`.
 
-    A function may draw random numbers only if it `repeats_random`: it draws the same numbers every
-    time it runs on a batch. With `whole_batch`, the function never runs on a part of its batch.
-    """
+    A function may draw random numbers only if it `repeats_random`: it draws the same
+    numbers every time it runs on a batch. With `whole_batch`, the function never runs
+    on a part of its batch."""
     for name, weight in weights.items():
         if weight.is_complex():
             raise Mistake(
@@ -118,12 +125,13 @@ class Taping:
 
     def pure_program(self, run: Callable[[Weights, Inputs], Tensor]) -> Tape:
         """Record the function as operations that overwrite nothing."""
-        # First try to record the module unchanged: it may write nothing in place and read no
-        # numbers
+        # First try to record the module unchanged:
+        # it may write nothing in place and read no numbers
         with suppress(NotPure), PureOnly():
             return self.tape(run, rewrites=False)
-        # `functionalize` replaces writes in place by operations that return new tensors. It fails
-        # for a custom autograd.Function, and if numbers leave torch as a list or an array
+        # `functionalize` replaces writes in place by operations that return new
+        # tensors. It fails for a custom autograd.Function, and if numbers leave torch
+        # as a list or an array
         try:
             with ReadRecorder(in_memory=False):
                 return self.tape(torch.func.functionalize(run), rewrites=True)
@@ -168,9 +176,8 @@ class Taping:
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Inside the context, run attention and encoders by operations with difference rules, not by
-    fused ones.
-    """
+    """Inside the context, run attention and encoders by operations with difference
+    rules, not by fused ones."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -182,9 +189,8 @@ def plain_kernels() -> Iterator[None]:
 
 @contextmanager
 def unfused() -> Iterator[None]:
-    """Inside the context, run recurrent layers by operations with difference rules. For other
-    layers, this would be slower and less accurate.
-    """
+    """Inside the context, run recurrent layers by operations with difference rules. For
+    other layers, this would be slower and less accurate."""
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:
@@ -199,17 +205,17 @@ def unfused() -> Iterator[None]:
 
 @contextmanager
 def composed() -> Iterator[None]:
-    """Inside the context, run composite operations by torch's Python code. Without this, a GPU runs
-    each recurrent cell as one fused operation, even if cuDNN is disabled.
-    """
+    """Inside the context, run composite operations by torch's Python code. Without
+    this, a GPU runs each recurrent cell as one fused operation, even if cuDNN is
+    disabled."""
     from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415  it takes half a second to load
 
     with enable_python_dispatcher():
         yield
 
 
-# If one way to compute a kernel fails, another way is tried. A lack of memory must not be the
-# reason, since results must not depend on the memory that other programs take.
+# If one way to compute a kernel fails, another way is tried. A lack of memory must not
+# be the reason, since results must not depend on the memory that other programs take.
 
 
 OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
@@ -225,16 +231,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     repeats_random = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return repeats_random or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+        isinstance(error, RuntimeError)
+        and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
     )
 
 
 class MemoryLimit(DispatchMode):
-    """A mode that limits the bytes of new arrays, counted by their shapes before torch allocates
-    them.
+    """A mode that limits the bytes of new arrays,
+    counted by their shapes before torch allocates them.
 
-    `what` names the arrays, and `copies` is the number of them that will be held in the end.
-    `remedy` names the setting that makes them smaller.
+    `what` names the arrays, and `copies` is the number of them that will be held in the
+    end. `remedy` names the setting that makes them smaller.
 
     >>> with MemoryLimit(MemoryBudget.of_gb(1), "the data", "examples"):  # doctest: +ELLIPSIS
     ...     numbers = torch.zeros(10**6, 10**6)
@@ -242,7 +249,9 @@ class MemoryLimit(DispatchMode):
     ntkexp.mistake.Mistake: memory_gb=1 is less than the 4.04e+03 GB of the data with an array of [1000000, 1000000]...
     """
 
-    def __init__(self, budget: MemoryBudget, what: str, remedy: str, copies: float = 1.0) -> None:
+    def __init__(
+        self, budget: MemoryBudget, what: str, remedy: str, copies: float = 1.0
+    ) -> None:
         super().__init__()
         self.budget = budget
         self.what = what
@@ -250,13 +259,17 @@ class MemoryLimit(DispatchMode):
         self.copies = copies
         self.taken = 0.0  # bytes of new arrays so far
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         named = kwargs or {}
         # Count only arrays that are not computed from other tensors
         names = [argument.name for argument in func._schema.arguments]
         values = dict(zip(names, args, strict=False))
         size: list[int] | None = None
-        if "device" in names and not any(isinstance(value, torch.Tensor) for value in args):
+        if "device" in names and not any(
+            isinstance(value, torch.Tensor) for value in args
+        ):
             # length of the result of randperm and arange
             count = values.get("n", values.get("end"))
             size = (

@@ -1,5 +1,5 @@
-"""Secant Jacobians: propagate a change Δθ of the weights through a recorded network by an exact
-linear map J̄, J̄Δθ = f(θ₁) − f(θ₀).
+"""Secant Jacobians: propagate a change Δθ of the weights through a recorded network by
+an exact linear map J̄, J̄Δθ = f(θ₁) − f(θ₀).
 
 Each module imports only from the modules listed before it:
 

@@ -1,5 +1,5 @@
-"""One operation of a network, with its values before and after a step, and helpers of the
-difference rules.
+"""One operation of a network, with its values before and after a step,
+and helpers of the difference rules.
 
 Every value v of the network is v₀ at the start of the step and v₁ at its end. A rule
 is a function of a `Call` that returns the exact difference Δv = v₁ − v₀ of the operation's result,
@@ -9,16 +9,18 @@ coefficients:
     mean     v̄ = (v₀ + v₁)/2
     slope    D(v₀, v₁), such as (σ(v₁) − σ(v₀))/(v₁ − v₀)
 
-Rules get coefficients from the methods of `Call`. The search for owners (`ownership`) sets
-`coefficient_noise`, which replaces each coefficient that depends on inputs or weights by a random number in
-[1, 2]. Then a gradient is never zero because of a dead unit, a black pixel, or a cancellation.
+Rules get coefficients from the methods of `Call`. The search for owners (`ownership`)
+sets `coefficient_noise`, which replaces each coefficient that depends on inputs or
+weights by a random number in [1, 2]. Then a gradient is never zero because of a dead
+unit, a black pixel, or a cancellation.
 
-A use of a weight is an operation that combines it with a value that depends on the inputs. The
-network is cut at each use: the difference of the weight, in the shape that the operation needs,
-becomes a leaf of autograd's graph, called the tap. Autograd computes β̄ = ∂f/∂tap.
+A use of a weight is an operation that combines it with a value that depends on the
+inputs. The network is cut at each use: the difference of the weight, in the shape that
+the operation needs, becomes a leaf of autograd's graph, called the tap. Autograd
+computes β̄ = ∂f/∂tap.
 
-Some rules apply a linear map to a difference: `linear`, and its transpose `transpose`. This takes
-less time than autograd's backward pass through each operation.
+Some rules apply a linear map to a difference: `linear`, and its transpose `transpose`.
+This takes less time than autograd's backward pass through each operation.
 
     ⟨w, linear(v)⟩ = ⟨transpose(w), v⟩
 
@@ -38,7 +40,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_integer, map_leaves
-from ntkexp.kernel.secant.uses import Derived, Element, Grouped, Product, Source, Trained, Use
+from ntkexp.kernel.secant.uses import (
+    Derived,
+    Element,
+    Grouped,
+    Product,
+    Source,
+    Trained,
+    Use,
+)
 from ntkexp.mistake import Mistake
 
 LinearFunction: TypeAlias = Callable[[Tensor], Tensor]
@@ -50,8 +60,8 @@ def apply_linear(
     transpose: LinearFunction,
     zero_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """Return linear(delta), with the map `transpose` as backward pass. If `zero_shape` is given,
-    return zeros of this shape instead of calling `linear`.
+    """Return linear(delta), with the map `transpose` as backward pass. If `zero_shape`
+    is given, return zeros of this shape instead of calling `linear`.
 
     >>> v = torch.ones(2, requires_grad=True)
     >>> total = apply_linear(v, lambda v: v.sum(-1, keepdim=True), lambda w: w.expand(*w.shape[:-1], 2))
@@ -65,8 +75,8 @@ def apply_linear(
 
 
 def on_shared_vector(transpose: LinearFunction, axis: int) -> LinearFunction:
-    """Wrap a map so that it runs once if all examples along `axis` share one vector (stride 0), as
-    the output gradients of a readout do.
+    """Wrap a map so that it runs once if all examples along `axis` share one vector
+    (stride 0), as the output gradients of a readout do.
 
     >>> on_shared_vector(lambda w: 2 * w, -2)(torch.ones(1, 3).expand(4, 3)).stride()
     (0, 1)
@@ -84,13 +94,14 @@ def on_shared_vector(transpose: LinearFunction, axis: int) -> LinearFunction:
 def inner_products(
     vectors: Float[Tensor, "vector *row size"], fixed: Float[Tensor, "count *row size"]
 ) -> Float[Tensor, "count vector *row 1"]:
-    """Return ⟨v, f⟩ for each row of the vectors v with the same row of the fixed vectors f, by one
-    batched matrix product.
-    """
+    """Return ⟨v, f⟩ for each row of the vectors v with the same row of the fixed
+    vectors f, by one batched matrix product."""
     size = fixed.shape[-1]
     rows = vectors.reshape(len(vectors), -1, size).permute(1, 2, 0)
     products = torch.bmm(fixed.reshape(len(fixed), -1, size).transpose(0, 1), rows)
-    return products.permute(1, 2, 0).contiguous().view(len(fixed), *vectors.shape[:-1], 1)
+    return (
+        products.permute(1, 2, 0).contiguous().view(len(fixed), *vectors.shape[:-1], 1)
+    )
 
 
 class LinearMap(torch.autograd.Function):
@@ -109,7 +120,9 @@ class LinearMap(torch.autograd.Function):
 
     @staticmethod
     def setup_context(
-        ctx: Any, inputs: tuple[Tensor, LinearFunction, LinearFunction, Any], output: Tensor
+        ctx: Any,
+        inputs: tuple[Tensor, LinearFunction, LinearFunction, Any],
+        output: Tensor,
     ) -> None:
         _, ctx.linear, ctx.transpose, _ = inputs
 
@@ -143,35 +156,40 @@ class NoRule(Mistake):
 
 
 class ChoiceChanged(NoRule):
-    """Raised if a discrete choice, such as an index, an order or a mask, differs between the start
-    and the end of a step.
-    """
+    """Raised if a discrete choice, such as an index, an order or a mask, differs
+    between the start and the end of a step."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """A tensor at the start and at the end of a step, and its difference. `delta` is None if the
-    step does not change the tensor, as for inputs and constants.
-    """
+    """A tensor at the start and at the end of a step, and its difference. `delta` is
+    None if the step does not change the tensor, as for inputs and constants."""
 
     start: Tensor
     end: Tensor
     delta: Tensor | None
-    from_weights: bool = False  # True if the tensor depends on trained weights and not on inputs
+    from_weights: bool = (
+        False  # True if the tensor depends on trained weights and not on inputs
+    )
     from_inputs: bool = True
 
     @property
     def change(self) -> Tensor:
-        assert self.delta is not None, "a rule wants the difference of a value that cannot change"
+        assert self.delta is not None, (
+            "a rule wants the difference of a value that cannot change"
+        )
         return self.delta
 
     def view(self, function: Callable[[Tensor], Tensor]) -> Ends:
-        """Apply a linear rearrangement, such as `Tensor.t`, to the values at start and end and to
-        the difference.
-        """
+        """Apply a linear rearrangement, such as `Tensor.t`, to the values at start and
+        end and to the difference."""
         delta = None if self.delta is None else function(self.delta)
         return Ends(
-            function(self.start), function(self.end), delta, self.from_weights, self.from_inputs
+            function(self.start),
+            function(self.end),
+            delta,
+            self.from_weights,
+            self.from_inputs,
         )
 
     def __getitem__(self, index: Any) -> Ends:
@@ -180,9 +198,8 @@ class Ends:
 
 @dataclass(frozen=True)
 class ReplayState:
-    """The state of a replay: two tapes with equal operations (start and end of a step), the
-    differences computed so far, and the uses of weights found so far.
-    """
+    """The state of a replay: two tapes with equal operations (start and end of a step),
+    the differences computed so far, and the uses of weights found so far."""
 
     start: Tape
     end: Tape
@@ -200,7 +217,8 @@ class ReplayState:
 
     @property
     def is_point(self) -> bool:
-        """True if start and end are the same tape, so that differences are derivatives."""
+        """True if start and end are the same tape,
+        so that differences are derivatives."""
         return self.start is self.end
 
     @cached_property
@@ -215,9 +233,8 @@ class ReplayState:
         return selected
 
     def ends(self, slot: Any) -> Any:
-        """Return the tensor of a slot at the start and at the end of the step. Return any other
-        argument unchanged.
-        """
+        """Return the tensor of a slot at the start and at the end of the step. Return
+        any other argument unchanged."""
         if not isinstance(slot, Slot):
             return slot
         v0 = self.start[slot].detach()
@@ -232,25 +249,25 @@ class ReplayState:
 
     def random_like(self, value: Tensor) -> Tensor:
         """Draw random coefficients in [1, 2]. For complex numbers, draw both parts."""
-        noise = torch.rand(value.shape, generator=self.coefficient_noise, dtype=torch.float64)
+        noise = torch.rand(
+            value.shape, generator=self.coefficient_noise, dtype=torch.float64
+        )
         coefficient = 1 + noise.to(value.device, torch.float64)
         if value.is_complex():
             return torch.complex(coefficient, self.random_like(value.real))
         return coefficient
 
     def to_double(self, value: Tensor) -> Tensor:
-        """If coefficients are random, convert the value to double precision. The search for owners
-        needs ratios that are integers up to rounding.
-        """
+        """If coefficients are random, convert the value to double precision. The search
+        for owners needs ratios that are integers up to rounding."""
         if self.coefficient_noise is None or is_integer(value):
             return value
         return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
 class Call:
-    """One operation of a step: its arguments at the start and the end, their differences, and
-    coefficients.
-    """
+    """One operation of a step: its arguments at the start and the end, their
+    differences, and coefficients."""
 
     def __init__(self, state: ReplayState, entry: Entry) -> None:
         self.state = state
@@ -265,7 +282,8 @@ class Call:
     def arguments(self) -> dict[str, Any]:
         """All arguments by the names in the operation's schema, including defaults."""
         defaults = {
-            argument.name: argument.default_value for argument in self.entry.op._schema.arguments
+            argument.name: argument.default_value
+            for argument in self.entry.op._schema.arguments
         }
         return defaults | dict(zip(defaults, self.args, strict=False)) | self.kwargs
 
@@ -291,10 +309,11 @@ class Call:
         return self.state.is_point
 
     def is_use(self, value: Ends) -> bool:
-        """Return whether the operation uses this argument as a weight: the argument depends only on
-        weights, and the result also on inputs.
-        """
-        carries = value.delta is None or (value.delta.requires_grad and value.delta.numel() > 0)
+        """Return whether the operation uses this argument as a weight: the argument
+        depends only on weights, and the result also on inputs."""
+        carries = value.delta is None or (
+            value.delta.requires_grad and value.delta.numel() > 0
+        )
         return value.from_weights and self.depends_on_inputs and carries
 
     def mean(self, value: Ends) -> Tensor:
@@ -306,8 +325,12 @@ class Call:
             return state.random_like(value.start)
         if value.delta is None or self.is_point:
             return state.to_double(value.start)
-        if is_integer(value.start):  # convert masks to numbers: as booleans, true + true is true
-            return (value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)) / 2
+        if is_integer(
+            value.start
+        ):  # convert masks to numbers: as booleans, true + true is true
+            return (
+                value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)
+            ) / 2
         return torch.lerp(value.start, value.end, 0.5)
 
     def slope(self, value: Ends, slope: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -316,28 +339,29 @@ class Call:
         return slope(value.start, value.end)
 
     def coefficient(self, value: Tensor) -> Tensor:
-        """Return a coefficient that the step does not change, randomized in the search for
-        owners.
-        """
+        """Return a coefficient that the step does not change,
+        randomized in the search for owners."""
         return self.slope(Ends(value, value, None), lambda v, _: v)
 
     def delta(
         self, value: Ends, shape: torch.Size | None = None, gain: Tensor | float = 1.0
     ) -> Tensor:
-        """Return gain · Δv, expanded to the shape in which the operation uses the value."""
+        """Return gain · Δv, expanded to the shape in
+        which the operation uses the value."""
         wide = value.change if shape is None else value.change.expand(shape)
         if not self.is_use(value):
             if isinstance(gain, float) and gain == 1:
                 return wide
             return wide * gain
         if isinstance(gain, Tensor) and gain.is_complex():
-            return self.element_use(value, lambda source: source.expand(wide.shape)) * gain
+            return (
+                self.element_use(value, lambda source: source.expand(wide.shape)) * gain
+            )
         return self.element_use(value, lambda source: source.expand(wide.shape), gain)
 
     def expanded(self, value: Any, shape: torch.Size | None = None) -> Ends:
-        """Return an argument and its difference, expanded to the shape in which the operation uses
-        it. Convert a Python number to a constant tensor.
-        """
+        """Return an argument and its difference, expanded to the shape in which the
+        operation uses it. Convert a Python number to a constant tensor."""
         if not isinstance(value, Ends):
             size = self.start.shape if shape is None else shape
             number = torch.full(
@@ -345,19 +369,23 @@ class Call:
             )
             return Ends(number, number, None, from_inputs=False)
         delta = None if value.delta is None else self.delta(value, shape)
-        start, end = (v if shape is None else v.expand(shape) for v in (value.start, value.end))
+        start, end = (
+            v if shape is None else v.expand(shape) for v in (value.start, value.end)
+        )
         return Ends(start, end, delta, from_inputs=value.from_inputs)
 
     def expanded_pair(self) -> tuple[Ends, Ends]:
-        left, right = (self.expanded(value, self.start.shape) for value in self.args[:2])
+        left, right = (
+            self.expanded(value, self.start.shape) for value in self.args[:2]
+        )
         return left, right
 
     def unbound(self, value: Ends, dim: int) -> tuple[Tensor, ...] | None:
-        """Split a difference along an axis into separate tensors. Return None unless the network
-        selects every index of the axis.
+        """Split a difference along an axis into separate tensors. Return None unless
+        the network selects every index of the axis.
 
-        Autograd then stacks the gradients once, instead of adding each to a tensor of zeros.
-        """
+        Autograd then stacks the gradients once,
+        instead of adding each to a tensor of zeros."""
         key = (self.entry.args[0], dim % value.start.dim())
         unbound = self.state.unbound
         if self.is_use(value) or len(self.state.selected[key]) < value.start.shape[dim]:
@@ -380,7 +408,9 @@ class Call:
         """
         if self.is_use(left):  # W a = (aᵀ Wᵀ)ᵀ: put the weight on the right
             if self.is_use(right):
-                raise NoRule(f"{self.entry.op} adds a product of weights to something else")
+                raise NoRule(
+                    f"{self.entry.op} adds a product of weights to something else"
+                )
             turned = self.product(right.view(Tensor.t), left.view(Tensor.t), gain).t()
             if bias is not None and bias.delta is not None:
                 turned = turned + shift * self.delta(bias, self.start.shape)
@@ -393,8 +423,14 @@ class Call:
                 partial(torch.matmul, other=matrix),
                 on_shared_vector(partial(torch.matmul, other=matrix.t()), -2),
             )
-            zero = (len(left.delta), matrix.shape[1]) if self.state.pullback_only else None
-            terms.append(apply_linear(left.delta if gain == 1 else gain * left.delta, *ways, zero))
+            zero = (
+                (len(left.delta), matrix.shape[1]) if self.state.pullback_only else None
+            )
+            terms.append(
+                apply_linear(
+                    left.delta if gain == 1 else gain * left.delta, *ways, zero
+                )
+            )
         # gain · Ā ΔW, and shift · Δb if the bias has one element for each feature
         if self.is_use(right):
             wide = self.start.shape[1:]
@@ -412,12 +448,11 @@ class Call:
     def product_use(
         self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0
     ) -> Tensor:
-        """Append a product to `uses`. Return its tap (a leaf of autograd's graph), factor ΔW +
-        shift · Δb.
+        """Append a product to `uses`. Return its tap (a leaf
+        of autograd's graph), factor ΔW + shift · Δb.
 
-        For a matrix `factor`, the tap has the same rows. For patches [example, use, in], it
-        consists of images [example, out, use].
-        """
+        For a matrix `factor`, the tap has the same rows. For patches [example, use,
+        in], it consists of images [example, out, use]."""
         change = weight.change.detach()
         is_matrix = factor.dim() == 2
 
@@ -445,9 +480,11 @@ class Call:
         self.state.uses.append(use)
         return tap
 
-    def grouped_use(self, factor: Tensor, groups: int, weight: Ends, bias: Ends | None) -> Tensor:
-        """Append a grouped product to `uses`. Return its tap (a leaf of autograd's graph), factor_g
-        ΔW_gᵀ + Δb_g for every group g, as images [example, out, use].
+    def grouped_use(
+        self, factor: Tensor, groups: int, weight: Ends, bias: Ends | None
+    ) -> Tensor:
+        """Append a grouped product to `uses`. Return its tap (a leaf of autograd's
+        graph), factor_g ΔW_gᵀ + Δb_g for every group g, as images [example, out, use].
         """
         examples, uses, size = factor.shape
         kernels = weight.change.detach().reshape(groups, -1, size // groups)
@@ -462,35 +499,44 @@ class Call:
         return tap
 
     def element_use(
-        self, value: Ends, arranged: Callable[[Tensor], Tensor], gain: Tensor | float = 1.0
+        self,
+        value: Ends,
+        arranged: Callable[[Tensor], Tensor],
+        gain: Tensor | float = 1.0,
     ) -> Tensor:
-        """Append an elementwise use to `uses`. Return its tap (a leaf of autograd's graph), gain ·
-        Δw for the elements that the operation takes. `arranged` selects these elements from any
-        tensor in the shape of w.
-        """
+        """Append an elementwise use to `uses`. Return its tap (a leaf of autograd's
+        graph), gain · Δw for the elements that the operation takes. `arranged` selects
+        these elements from any tensor in the shape of w."""
         if value.start.is_complex():  # kernels sum over real numbers, so taps are real
             parts = (
-                self.element_use(value.view(partial(real_part, part=k)), arranged) for k in (0, 1)
+                self.element_use(value.view(partial(real_part, part=k)), arranged)
+                for k in (0, 1)
             )
             return torch.complex(*parts) * gain
         tap = (arranged(value.change.detach()) * gain).requires_grad_()
-        count = torch.arange(value.start.numel(), device=tap.device).view(value.start.shape)
+        count = torch.arange(value.start.numel(), device=tap.device).view(
+            value.start.shape
+        )
         self.state.uses.append(Element(tap, self.source(value), arranged(count), gain))
         return tap
 
     def source(self, value: Ends) -> Source:
-        """Return the value as a view of a parameter. If the value was computed from parameters,
-        return its difference and the names of these parameters.
-        """
+        """Return the value as a view of a parameter. If the value was computed from
+        parameters, return its difference and the names of these parameters."""
         view = self.state.trained.view(value.start)
         if view is not None:
             return view
         leaves = self.state.leaves
         gradients = torch.autograd.grad(
-            value.change.sum(), list(leaves.values()), retain_graph=True, allow_unused=True
+            value.change.sum(),
+            list(leaves.values()),
+            retain_graph=True,
+            allow_unused=True,
         )
         used = frozenset(
-            name for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None
+            name
+            for name, gradient in zip(leaves, gradients, strict=True)
+            if gradient is not None
         )
         return Derived(value.change, used)
 
@@ -501,9 +547,8 @@ def real_part(value: Tensor, part: int) -> Tensor:
 
 
 Result: TypeAlias = Tensor | tuple[Tensor | str | None, ...]
-"""The difference of an operation's first result, or a tuple with an entry for each result. None or
-a text (the reason) marks a result without a difference.
-"""
+"""The difference of an operation's first result, or a tuple with an entry for each
+result. None or a text (the reason) marks a result without a difference. """
 
 Rule: TypeAlias = Callable[[Call], Result]
 
@@ -514,15 +559,20 @@ def sum_terms(terms: list[Tensor], shape: torch.Size) -> Tensor:
 
 
 def tree_reduce(value: Ends, pair: Callable[[Ends, Ends], Ends]) -> Ends:
-    """Reduce the last axis to one value by the function `pair`. Each round combines the first half
-    of the axis with the second half, element by element.
-    """
+    """Reduce the last axis to one value by the function `pair`. Each round combines the
+    first half of the axis with the second half, element by element."""
     while (n := value.start.shape[-1]) > 1:
         half = n // 2
         made = pair(value[..., :half], value[..., half : 2 * half])
         if n % 2:  # the last value has no partner
-            parts = ((made.start, value.start), (made.end, value.end), (made.change, value.change))
-            start, end, delta = (torch.cat([one, whole[..., -1:]], dim=-1) for one, whole in parts)
+            parts = (
+                (made.start, value.start),
+                (made.end, value.end),
+                (made.change, value.change),
+            )
+            start, end, delta = (
+                torch.cat([one, whole[..., -1:]], dim=-1) for one, whole in parts
+            )
             made = Ends(start, end, delta)
         value = made
     return value[..., 0]
@@ -530,7 +580,13 @@ def tree_reduce(value: Ends, pair: Callable[[Ends, Ends], Ends]) -> Ends:
 
 def merge_axes(value: Ends, dims: int | list[int] | tuple[int, ...]) -> Ends:
     """Merge the given axes, or all if none are given, and move them to the end."""
-    dims = [dims] if isinstance(dims, int) else list(dims) or list(range(value.start.dim()))
+    dims = (
+        [dims]
+        if isinstance(dims, int)
+        else list(dims) or list(range(value.start.dim()))
+    )
     if value.start.dim() == 0:
         return value[None]
-    return value.view(lambda v: v.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims)))
+    return value.view(
+        lambda v: v.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
+    )

@@ -1,19 +1,20 @@
-"""Find the owner of each element of each tap: the example that the element belongs to. (A tap is a
-tensor that combines a weight with the inputs; see `uses`.)
+"""Find the owner of each element of each tap: the example that the element belongs to.
+(A tap is a tensor that combines a weight with the inputs; see `uses`.)
 
-An output of example n may depend only on elements that belong to n. To find n, draw a random
-cotangent u of the outputs. Multiply row n of u by n, to get n·u. Back-propagate both:
+An output of example n may depend only on elements that belong to n. To find n, draw a
+random cotangent u of the outputs. Multiply row n of u by n, to get n·u. Back-propagate
+both:
 
     n = (β̄ of n·u)/(β̄ of u)        at an element of example n
 
-If a ratio is not an integer, the module couples the examples of a batch. All coefficients of the
-surrogate are random here, so that elements behind a dead unit or a zero weight are found as well.
+If a ratio is not an integer, the module couples the examples of a batch. All
+coefficients of the surrogate are random here, so that elements behind a dead unit or a
+zero weight are found as well.
 
-A constant with a row for every example, such as the initial state of an LSTM, counts as an input,
-so its products with weights are uses of these weights. Owners are valid for every tape with the
-same operations, shapes, and routing values (values that decide which rows of data an operation
-reads or writes).
-"""
+A constant with a row for every example, such as the initial state of an LSTM, counts as
+an input, so its products with weights are uses of these weights. Owners are valid for
+every tape with the same operations, shapes, and routing values (values that decide
+which rows of data an operation reads or writes)."""
 
 from __future__ import annotations
 
@@ -44,14 +45,15 @@ LOOKUPS = ("embedding", "_embedding_bag")
 BY_FREQUENCY = "scale_grad_by_freq"
 # rounding after cancellation in the norms of many layers, in eps of the largest element
 CANCELLATION_EPS = 10**6
-BLOCK_ELEMENTS = 2**16  # elements whose owners are computed together, in the cache of a core
+BLOCK_ELEMENTS = (
+    2**16
+)  # elements whose owners are computed together, in the cache of a core
 
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """The owner (the index of an example) of each element of each tap. The tap of a product has one
-    owner for each row.
-    """
+    """The owner (the index of an example) of each element of each tap. The tap of a
+    product has one owner for each row."""
 
     of_uses: tuple[Int[Tensor, "..."], ...]
     # constants with a row for every example, which count as inputs
@@ -61,29 +63,42 @@ class Owners:
     def digest(self) -> bytes:
         """A digest of all owners, their layout, and their device."""
         layout = [(owner.shape, owner.stride(), owner.device) for owner in self.of_uses]
-        return digest(map(drop_expanded_axes, self.of_uses), repr((layout, sorted(self.constants))))
+        return digest(
+            map(drop_expanded_axes, self.of_uses),
+            repr((layout, sorted(self.constants))),
+        )
 
 
 def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     """Return the owners of a tape, in the order of its uses.
 
-    First assume that row n of each constant that is multiplied with weights belongs to example n.
-    """
-    # Refuse embeddings with scale_grad_by_freq, which divides the gradient of a row by the number
-    # of times that the batch contains this row. The gradient of an example then depends on the
-    # other examples. A batch without repeated rows would pass the test
-    tables = {name: tape.reached([slot]) for slot, name in tape.weights.items() if name in trained}
+    First assume that row n of each constant that is multiplied
+    with weights belongs to example n."""
+    # Refuse embeddings with scale_grad_by_freq, which divides the gradient of a row by
+    # the number of times that the batch contains this row. The gradient of an example
+    # then depends on the other examples. A batch without repeated rows would pass the
+    # test
+    tables = {
+        name: tape.reached([slot])
+        for slot, name in tape.weights.items()
+        if name in trained
+    }
     for entry in tape.entries:
         if divides_by_frequency(entry):
-            for name in (name for name, made in tables.items() if entry.args[0] in made):
+            for name in (
+                name for name, made in tables.items() if entry.args[0] in made
+            ):
                 raise Mistake(
                     f"the gradient of '{name}' is divided by how often a batch has each row "
                     "(scale_grad_by_freq=True): that of an example depends on the others, and is "
                     "not a derivative; build its layer without that"
                 )
-    # Constants that a weight multiplies may hold a row for each example. First assume that they do
+    # Constants that a weight multiplies may hold a row for each example.
+    # First assume that they do
     weights = Trained(tape, trained).slots
-    products = (entry.args[-2:] for entry in tape.entries if entry.name in ("mm", "addmm"))
+    products = (
+        entry.args[-2:] for entry in tape.entries if entry.name in ("mm", "addmm")
+    )
     constants = (
         frozenset(left for left, right in products if right in weights)
         - tape.from_weights
@@ -107,11 +122,12 @@ def divides_by_frequency(entry: Entry) -> bool:
 def owners_with_constants(
     tape: Tape, trained: frozenset[str], constants: frozenset[Slot]
 ) -> Owners:
-    """Return the owners of a tape (the example of each row), if row n of each constant in
-    `constants` belongs to example n.
-    """
+    """Return the owners of a tape (the example of each row), if row n of each constant
+    in `constants` belongs to example n."""
     with Uncast(torch.float64):
-        replay = Replay(tape, tape, trained, constants, coefficient_noise=stream("ownership"))
+        replay = Replay(
+            tape, tape, trained, constants, coefficient_noise=stream("ownership")
+        )
     if not replay.uses:
         return Owners((), constants)
     examples = replay.delta.shape[0]
@@ -128,7 +144,9 @@ def owners_with_constants(
             stored = numbers
             for axis in range(numbers.dim()):
                 first = stored.narrow(axis, 0, min(1, stored.shape[axis]))
-                stored = first if torch.equal(first.expand_as(stored), stored) else stored
+                stored = (
+                    first if torch.equal(first.expand_as(stored), stored) else stored
+                )
             of_uses.append(stored.clone().expand_as(numbers))
         else:  # one owner for each row of a product
             of_uses.append(owner_of_rows(rows_of(a, batch=0), rows_of(b, batch=0)))
@@ -136,11 +154,12 @@ def owners_with_constants(
 
 
 def match_uses(uses: Sequence[Use], owned: Owners) -> bool:
-    """Return whether `owned` has an owner for each row of a `Product` or `Grouped`, and for each
-    element of an `Element`.
-    """
+    """Return whether `owned` has an owner for each row of a `Product` or `Grouped`, and
+    for each element of an `Element`."""
     counts = [
-        use.tap.numel() if isinstance(use, Element) else rows_of(use.tap, batch=0).shape[0]
+        use.tap.numel()
+        if isinstance(use, Element)
+        else rows_of(use.tap, batch=0).shape[0]
         for use in uses
     ]
     return counts == [owner.numel() for owner in owned.of_uses]
@@ -149,30 +168,40 @@ def match_uses(uses: Sequence[Use], owned: Owners) -> bool:
 def owners_hold(
     output: Float[Tensor, "example out"], uses: Sequence[Use], owned: Owners, eps: float
 ) -> bool:
-    """Return whether the owners are right for the values on this tape: every element at a use
-    affects only the outputs of its owner.
+    """Return whether the owners are right for the values on this tape: every element at
+    a use affects only the outputs of its owner.
 
-    Elements behind a dead unit or a zero weight are not tested. Their gradients on this tape are
-    zero, so their owner does not matter.
-    """
+    Elements behind a dead unit or a zero weight are not tested. Their gradients on this
+    tape are zero, so their owner does not matter."""
     examples = len(output)
     taps = [use.tap for use in uses]
     if not taps or not match_uses(uses, owned):
         return False
-    draw = torch.randn(output.shape, generator=stream("ownership"), dtype=torch.float64).to(output)
-    count = torch.arange(1.0, examples + 1, dtype=draw.dtype, device=draw.device)[:, None]
+    draw = torch.randn(
+        output.shape, generator=stream("ownership"), dtype=torch.float64
+    ).to(output)
+    count = torch.arange(1.0, examples + 1, dtype=draw.dtype, device=draw.device)[
+        :, None
+    ]
     below, above = (
-        torch.autograd.grad(output, taps, cotangent, retain_graph=True, materialize_grads=True)
+        torch.autograd.grad(
+            output, taps, cotangent, retain_graph=True, materialize_grads=True
+        )
         for cotangent in (draw, count * draw)
     )
-    for use, sums, weighted_sums, owner in zip(uses, below, above, owned.of_uses, strict=True):
+    for use, sums, weighted_sums, owner in zip(
+        uses, below, above, owned.of_uses, strict=True
+    ):
         is_product = not isinstance(use, Element)
         u = rows_of(sums, batch=0) if is_product else sums  # β̄ of u
-        nu = rows_of(weighted_sums, batch=0) if is_product else weighted_sums  # β̄ of n·u
+        nu = (
+            rows_of(weighted_sums, batch=0) if is_product else weighted_sums
+        )  # β̄ of n·u
         n = (owner[:, None] if is_product else owner) + 1
         missed = torch.addcmul(nu, u, n.to(u), value=-1).abs_()
         largest = nu.abs()
-        # compare row by row, since the elements of one row may be far smaller than others
+        # compare row by row, since the elements of one row may be far smaller
+        # than others
         if u.dim() and u.numel():
             missed = missed.amax(-1)
             largest = largest.amax(-1)
@@ -182,11 +211,14 @@ def owners_hold(
     return True
 
 
-def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Return the owner of each element, a/b − 1, or −1 if the element affects no output.
+def owner(
+    above: Float[Tensor, "..."], below: Float[Tensor, "..."]
+) -> Int[Tensor, "..."]:
+    """Return the owner of each element, a/b − 1,
+    or −1 if the element affects no output.
 
-    a (`above`) and b (`below`) are the gradients β̄ of n·u and of u, with n counted from 1.
-    """
+    a (`above`) and b (`below`) are the gradients β̄ of n·u and of u,
+    with n counted from 1."""
     numbers = torch.empty(above.shape, dtype=torch.long, device=above.device)
     rounding = rounding_of(above, below)
     ratios = numbers.view(-1)
@@ -201,7 +233,8 @@ def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tenso
 def owner_of_rows(
     above: Float[Tensor, "row out"], below: Float[Tensor, "row out"]
 ) -> Int[Tensor, " row"]:
-    """Return the owner of each row. Raise NoRule if the elements of a row have different owners."""
+    """Return the owner of each row. Raise NoRule if the elements
+    of a row have different owners."""
     numbers = above.new_empty(len(above))
     rounding = rounding_of(above, below)
     count = max(1, BLOCK_ELEMENTS // max(1, above.shape[1]))
@@ -215,50 +248,61 @@ def owner_of_rows(
 
 
 def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> float:
-    """Return a bound on the absolute rounding error of the gradients `above`. Raise NoRule if a
-    gradient overflows.
-    """
+    """Return a bound on the absolute rounding error of the gradients `above`. Raise
+    NoRule if a gradient overflows."""
     largest = [
         max(map(abs, map(float, sums.aminmax()))) if sums.numel() else 0.0
         for sums in (above, below)
     ]
     if not all(map(isfinite, largest)):
-        raise NoRule("numbers overflow in the check of which example owns which element")
+        raise NoRule(
+            "numbers overflow in the check of which example owns which element"
+        )
     return CANCELLATION_EPS * torch.finfo(above.dtype).eps * largest[0]
 
 
 def integer_ratio(
     above: Float[Tensor, "..."], below: Float[Tensor, "..."], rounding: float
 ) -> Float[Tensor, "..."]:
-    """Return above/below, and 0 for an element that affects no output. Raise Mistake if a ratio is
-    not an integer.
-    """
+    """Return above/below, and 0 for an element that affects no output. Raise Mistake if
+    a ratio is not an integer."""
     ratio = (above / below).round_().nan_to_num_(0.0, posinf=0.0, neginf=0.0)
     missed = torch.addcmul(above, ratio, below, value=-1).abs_()
     if (
-        missed > ratio.clamp(min=1).mul_(below).abs_().mul_(INTEGER_TOLERANCE).add_(rounding)
+        missed
+        > ratio.clamp(min=1).mul_(below).abs_().mul_(INTEGER_TOLERANCE).add_(rounding)
     ).any():
         raise Mistake(COUPLED)
     return ratio
 
 
 def drop_expanded_axes(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Cut expanded axes (stride 0) to length 1, so that each stored number occurs once."""
-    return owner[tuple(slice(0, 1) if step == 0 else slice(None) for step in owner.stride())]
+    """Cut expanded axes (stride 0) to length 1,
+    so that each stored number occurs once."""
+    return owner[
+        tuple(slice(0, 1) if step == 0 else slice(None) for step in owner.stride())
+    ]
 
 
 # Routing values: values that decide which rows of data an operation reads or writes.
 #
-# They are indices, masks for selecting or scattering, permutations from sorting, and the expert
-# indices of a mixture of experts. If they differ between two tapes of the same structure, the
-# owners of the rows may differ too. Two kinds of operations have no routing values: elementwise
-# operations, which keep every element at its index, and operations that read rows of weights, which
-# are uses of these weights. So the tokens of an embedding are no routing values.
+# They are indices, masks for selecting or scattering, permutations from sorting, and
+# the expert indices of a mixture of experts. If they differ between two tapes of the
+# same structure, the owners of the rows may differ too. Two kinds of operations have no
+# routing values: elementwise operations, which keep every element at its index, and
+# operations that read rows of weights, which are uses of these weights. So the tokens
+# of an embedding are no routing values.
 
 
 ROW_READS = ("embedding", "gather", "index", "index_select", "take")
 UNUSED_INTEGERS = (  # operations that return integers (such as pivots) which their rules do not use
-    *("_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "linalg_cholesky_ex", "linalg_inv_ex"),
+    *(
+        "_linalg_det",
+        "_linalg_slogdet",
+        "_linalg_solve_ex",
+        "linalg_cholesky_ex",
+        "linalg_inv_ex",
+    ),
     *(
         "adaptive_max_pool2d",
         "adaptive_max_pool3d",
@@ -272,9 +316,8 @@ UNUSED_INTEGERS = (  # operations that return integers (such as pivots) which th
 
 @dataclass(frozen=True)
 class Routes:
-    """The slots of a tape that hold routing values (values that decide which rows an operation
-    reads or writes), and the slots that hold masks.
-    """
+    """The slots of a tape that hold routing values (values that decide which rows an
+    operation reads or writes), and the slots that hold masks."""
 
     routing: tuple[Slot, ...]
     masks: tuple[Slot, ...]  # masks that depend on inputs and not on weights
@@ -285,24 +328,33 @@ def routes(tape: Tape) -> Routes:
     alone = tape.from_inputs - tape.from_weights
     return Routes(
         tuple(
-            sorted({slot for entry in tape.entries for slot in routing_slots(tape, entry, read)})
+            sorted(
+                {
+                    slot
+                    for entry in tape.entries
+                    for slot in routing_slots(tape, entry, read)
+                }
+            )
         ),
         tuple(sorted(slot for slot in alone if tape[slot].dtype == torch.bool)),
     )
 
 
 def routing_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
-    """Yield the slots of an operation's routing values: integer or mask arguments that select rows,
-    or an order that it computes.
-    """
+    """Yield the slots of an operation's routing values: integer or mask arguments that
+    select rows, or an order that it computes."""
     if entry.name == "index_put":  # h[h < 0] = 0 keeps every element at its index
         _, (*before, last), value, *_ = entry.args
         is_number = tape[value].dim() == 0 and value not in tape.from_weights
         keeps_places = (
-            is_number and before == [None] * len(before) and tape[last].dtype == torch.bool
+            is_number
+            and before == [None] * len(before)
+            and tape[last].dtype == torch.bool
         )
     else:
-        keeps_places = torch.Tag.pointwise in entry.op.tags or entry.name == "masked_fill"
+        keeps_places = (
+            torch.Tag.pointwise in entry.op.tags or entry.name == "masked_fill"
+        )
     moved = [slot for slot in entry.slots if not is_integer(tape[slot])]
     only_reads_rows = entry.name in ROW_READS and tape.from_inputs.isdisjoint(moved)
     if moved and not (keeps_places or only_reads_rows):

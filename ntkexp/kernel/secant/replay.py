@@ -1,22 +1,22 @@
-"""Replay a tape on differences: propagate a change Δθ of the weights through the network, operation
-by operation.
+"""Replay a tape on differences: propagate a change Δθ of the weights through the
+network, operation by operation.
 
-A step goes from weights θ₀ to θ₁. The replay reads two tapes of the same program, recorded at θ₀
-and θ₁. For every value v on them, Δv = v₁ − v₀.
+A step goes from weights θ₀ to θ₁. The replay reads two tapes of the same program,
+recorded at θ₀ and θ₁. For every value v on them, Δv = v₁ − v₀.
 
     forward     apply the difference rule of each operation, from Δθ to J̄Δθ at the output
     backward    β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use of a weight, by autograd through the rules
 
-Every Δv is an autograd tensor that is linear in Δθ. The closure check tests J̄Δθ = f(θ₁) − f(θ₀).
-The linear map from Δθ to J̄Δθ is called the surrogate of the step. It is the network, linearized:
-its weights and activations are means over the start and the end of the step, and its slopes are
-secant slopes. If θ₁ = θ₀, the slopes are derivatives, and J̄ is the Jacobian.
+Every Δv is an autograd tensor that is linear in Δθ. The closure check tests J̄Δθ =
+f(θ₁) − f(θ₀). The linear map from Δθ to J̄Δθ is called the surrogate of the step. It is
+the network, linearized: its weights and activations are means over the start and the
+end of the step, and its slopes are secant slopes. If θ₁ = θ₀, the slopes are
+derivatives, and J̄ is the Jacobian.
 
-Literature: the difference rules are discrete gradients (Itoh & Abe 1988, Gonzalez 1996, McLachlan,
-Quispel & Robidoux 1999) chained along a program, like the multipliers of DeepLIFT (Shrikumar,
-Greenside & Kundaje 2017). They replace the integral of integrated gradients (Sundararajan, Taly &
-Yan 2017).
-"""
+Literature: the difference rules are discrete gradients (Itoh & Abe 1988, Gonzalez 1996,
+McLachlan, Quispel & Robidoux 1999) chained along a program, like the multipliers of
+DeepLIFT (Shrikumar, Greenside & Kundaje 2017). They replace the integral of integrated
+gradients (Sundararajan, Taly & Yan 2017)."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ from ntkexp.shapes import Weights
 class Replay:
     """The differences of all values of a network in one step.
 
-    `delta` is J̄Δθ at the output, or J̄v if a `direction` v is given. Autograd can differentiate it
-    with respect to the taps of `uses`. With `pullback_only`, only these gradients are needed, and
-    Δθ is replaced by zero.
-    """
+    `delta` is J̄Δθ at the output, or J̄v if a `direction` v is given. Autograd can
+    differentiate it with respect to the taps of `uses`. With `pullback_only`, only
+    these gradients are needed, and Δθ is replaced by zero."""
 
     def __init__(
         self,
@@ -59,9 +58,15 @@ class Replay:
             raise NoRule("the outputs do not depend on the inputs")
         pullback_only = pullback_only or (start is end and direction is None)
         self.state = state = ReplayState(
-            start, end, Trained(start, trained, constants), coefficient_noise, pullback_only
+            start,
+            end,
+            Trained(start, trained, constants),
+            coefficient_noise,
+            pullback_only,
         )
-        self.unknown: dict[Slot, NoRule] = {}  # results without a difference, each with the reason
+        self.unknown: dict[
+            Slot, NoRule
+        ] = {}  # results without a difference, each with the reason
         # Set Δθ, then Δv for every operation that depends on it, in order
         self.seed_deltas(direction)
         with torch.enable_grad():
@@ -84,19 +89,23 @@ class Replay:
         """Δθ of the trained weights."""
         return self.state.leaves
 
-    def pullback(self, cotangent: Tensor, *, retain_graph: bool = False) -> tuple[Tensor, ...]:
-        """Return β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use, for the cotangent u. Set `retain_graph` to keep
-        autograd's graph for another call.
-        """
+    def pullback(
+        self, cotangent: Tensor, *, retain_graph: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Return β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use, for the cotangent u. Set
+        `retain_graph` to keep autograd's graph for another call."""
         taps = [use.tap for use in self.uses]
         return torch.autograd.grad(
-            self.delta, taps, cotangent, retain_graph=retain_graph, materialize_grads=True
+            self.delta,
+            taps,
+            cotangent,
+            retain_graph=retain_graph,
+            materialize_grads=True,
         )
 
     def seed_deltas(self, direction: Weights | None) -> None:
-        """Set the differences of the weights. Raise NoRule if the step changes another value, such
-        as a buffer.
-        """
+        """Set the differences of the weights. Raise NoRule if the step changes another
+        value, such as a buffer."""
         state = self.state
         for slot in state.start.outside:
             v0 = state.start[slot]
@@ -119,9 +128,8 @@ class Replay:
                 )
 
     def apply_rule(self, entry: Entry) -> None:
-        """Compute the differences of an operation's results by its rule. If this fails, store the
-        reason in `unknown`.
-        """
+        """Compute the differences of an operation's results by its rule. If this fails,
+        store the reason in `unknown`."""
         state = self.state
         ends = [(state.start[slot], state.end[slot]) for slot in entry.results]
         if all(is_unchanged_choice(v0, v1) for v0, v1 in ends):
@@ -134,10 +142,14 @@ class Replay:
             return
 
         tensors = [state.start[slot] for slot in (*entry.slots, *entry.results)]
-        is_complex = state.start.is_complex and any(tensor.is_complex() for tensor in tensors)
+        is_complex = state.start.is_complex and any(
+            tensor.is_complex() for tensor in tensors
+        )
         rules = COMPLEX if is_complex else RULES
         if entry.name not in rules:
-            self.unknown |= dict.fromkeys(entry.results, missing_rule(entry, ends, is_complex))
+            self.unknown |= dict.fromkeys(
+                entry.results, missing_rule(entry, ends, is_complex)
+            )
             return
         try:
             deltas = rules[entry.name](Call(state, entry))
@@ -148,7 +160,9 @@ class Replay:
             located = type(error)(f"{error.reason} (at {entry.op})")
             self.unknown |= dict.fromkeys(entry.results, located)
             return
-        except Exception as error:  # the rule does not support these arguments: no secant
+        except (
+            Exception
+        ) as error:  # the rule does not support these arguments: no secant
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)
@@ -174,16 +188,21 @@ class Replay:
             delta.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
 
 
-def missing_rule(entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex: bool) -> NoRule:
+def missing_rule(
+    entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex: bool
+) -> NoRule:
     """Return the reason, as text, why an operation without a rule has no difference."""
     if all(is_integer(start) for start, _ in ends):
-        return ChoiceChanged(f"a choice made by {entry.op} differs between the ends of a step")
+        return ChoiceChanged(
+            f"a choice made by {entry.op} differs between the ends of a step"
+        )
     of_complex = " of complex numbers" if is_complex else ""
     return NoRule(f"no difference rule for the operation {entry.op}{of_complex}")
 
 
 def is_unchanged_choice(v0: Tensor, v1: Tensor) -> bool:
-    """Return whether a result consists of integers or booleans that the step does not change."""
+    """Return whether a result consists of integers or booleans
+    that the step does not change."""
     return is_integer(v0) and torch.equal(v0, v1)
 
 
@@ -206,7 +225,9 @@ def refuse_different_programs(start: Tape, end: Tape) -> None:
     if start is end or start.structure == end.structure:
         return
     if len(start.entries) != len(end.entries):
-        raise ChoiceChanged("the module runs different operations at the two ends of a step")
+        raise ChoiceChanged(
+            "the module runs different operations at the two ends of a step"
+        )
     for entry, later in zip(start.entries, end.entries, strict=True):
         here = (entry.op, entry.args, entry.kwargs, entry.scalars)
         there = (later.op, later.args, later.kwargs, later.scalars)
@@ -220,18 +241,21 @@ def refuse_different_programs(start: Tape, end: Tape) -> None:
         raise ChoiceChanged(
             f"at {entry.op} the module takes different ways at the two ends of a step"
         )
-    raise ChoiceChanged("the module makes tensors of different shapes at the two ends of a step")
+    raise ChoiceChanged(
+        "the module makes tensors of different shapes at the two ends of a step"
+    )
 
 
 REACH = 300  # only gradients outside of 2^−300 … 2^300 are scaled
 
 
 class GradientScale:
-    """A tensor hook that scales gradients by a power of two, to avoid overflow. The first gradient
-    sets the scale for all later ones.
+    """A tensor hook that scales gradients by a power of two, to avoid overflow. The
+    first gradient sets the scale for all later ones.
 
-    Through hundreds of layers with random coefficients, gradients would overflow. The search for
-    owners needs only the ratio of two gradients, which a common scale does not change.
+    Through hundreds of layers with random coefficients, gradients would overflow. The
+    search for owners needs only the ratio of two gradients, which a common scale does
+    not change.
 
     >>> x = torch.ones(1, dtype=torch.float64, requires_grad=True)
     >>> y = 3 * x
@@ -246,7 +270,9 @@ class GradientScale:
         self.scale: float | None = None
 
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        if gradient is None or gradient.numel() == 0:  # the output does not depend on the tensor
+        if (
+            gradient is None or gradient.numel() == 0
+        ):  # the output does not depend on the tensor
             return gradient
         if self.scale is None:
             largest = float(gradient.abs().amax())

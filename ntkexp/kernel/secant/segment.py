@@ -1,4 +1,5 @@
-"""A segment from θ₀ to θ₁ in weight space, and its closure: J̄Δθ = f(θ₁) − f(θ₀) up to rounding."""
+"""A segment from θ₀ to θ₁ in weight space, and its closure:
+J̄Δθ = f(θ₁) − f(θ₀) up to rounding."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
 
-# The secant Jacobian J̄ of a segment satisfies J̄(θ₁ − θ₀) = f(θ₁) − f(θ₀) exactly. On a segment of
-# length zero, called a point, J̄ is the Jacobian J(θ₀).
+# The secant Jacobian J̄ of a segment satisfies J̄(θ₁ − θ₀) = f(θ₁) − f(θ₀) exactly. On
+# a segment of length zero, called a point, J̄ is the Jacobian J(θ₀).
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The weights θ₀ (`start`) and θ₁ (`end`). Kernels sum over the weights named in `trained`."""
+    """The weights θ₀ (`start`) and θ₁ (`end`).
+    Kernels sum over the weights named in `trained`."""
 
     start: Weights
     end: Weights
@@ -58,20 +60,20 @@ def point(weights: Weights) -> Segment:
     return Segment(weights, weights, frozenset(weights))
 
 
-# Closure. Both outputs have rounding errors, since f is a chain of sums that are each rounded to
-# eps of their terms. So the test is
+# Closure. Both outputs have rounding errors, since f is a chain of sums that are each
+# rounded to eps of their terms. So the test is
 #
 #     ‖J̄Δθ − Δf‖ ≤ MULTIPLE · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖)
 #
-# The norms run over all examples and outputs. The machine epsilon is the largest one of the values
-# between weights and outputs. A larger error has another cause than rounding, or the outputs are
-# small differences of large numbers. If half of the digits of f are lost, or the error is nan, the
-# kernel counts as wrong.
+# The norms run over all examples and outputs. The machine epsilon is the largest one of
+# the values between weights and outputs. A larger error has another cause than
+# rounding, or the outputs are small differences of large numbers. If half of the digits
+# of f are lost, or the error is nan, the kernel counts as wrong.
 
 
 ALL = slice(None)
-# In the tests, errors are below 100 · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖); terms inside the networks are
-# about ten times larger than outputs
+# In the tests, errors are below 100 · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖); terms inside the
+# networks are about ten times larger than outputs
 MULTIPLE = 1000
 
 
@@ -124,18 +126,24 @@ class Closure:
 
 
 def closure(
-    jvp: Float[Tensor, "example out"], start: Tape, end: Tape, chosen: Sequence[int] | slice = ALL
+    jvp: Float[Tensor, "example out"],
+    start: Tape,
+    end: Tape,
+    chosen: Sequence[int] | slice = ALL,
 ) -> Closure:
-    """Compare J̄Δθ (`jvp`) with f(θ₁) − f(θ₀), read from both tapes, for the chosen outputs."""
+    """Compare J̄Δθ (`jvp`) with f(θ₁) − f(θ₀), read from both tapes,
+    for the chosen outputs."""
     before = start.outputs[:, chosen]
     after = end.outputs[:, chosen]
     size = float(start.outputs.norm()) + float(end.outputs.norm())
-    return Closure(float((jvp - (after - before)).norm()), bound(size, max(start.eps, end.eps)))
+    return Closure(
+        float((jvp - (after - before)).norm()), bound(size, max(start.eps, end.eps))
+    )
 
 
 def closure_remark(closures: Sequence[Closure], eps: float) -> str | None:
-    """Return a remark on the largest error of a segment, or None if it is only rounding. Raise
-    Mistake if the kernel would be wrong.
+    """Return a remark on the largest error of a segment, or None if it is only
+    rounding. Raise Mistake if the kernel would be wrong.
 
     >>> closure_remark([Closure(1e-13, 1e-12), Closure(1e-11, 1e-12)], 1e-16)
     'the secant misses the change of the outputs by 1e-11 where rounding explains 1e-12'

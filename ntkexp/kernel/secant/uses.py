@@ -1,8 +1,9 @@
-"""Uses: the operations that combine a trained weight with a value that depends on the inputs.
+"""Uses: the operations that combine a trained weight with a value that depends
+on the inputs.
 
-The network is cut at each use. The tensor at the cut is called the `tap`. Autograd computes
-β = ∂f/∂tap through the network, or through the surrogate of a step. The gradient with respect to
-the weight follows from β without further back-propagation:
+The network is cut at each use. The tensor at the cut is called the `tap`. Autograd
+computes β = ∂f/∂tap through the network, or through the surrogate of a step. The
+gradient with respect to the weight follows from β without further back-propagation:
 
                 operation      tap                            gradient of the weight
     product     z = a W        one row of z for each use      Σ_r a_r ⊗ β_r
@@ -31,7 +32,8 @@ from ntkexp.kernel.record.tape import Entry, Slot, Tape, storage
 
 
 class View(NamedTuple):
-    """A strided view of one contiguous parameter, `weight.as_strided(shape, stride, offset)`."""
+    """A strided view of one contiguous parameter, `weight.as_strided(shape,
+    stride, offset)`."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,9 +45,8 @@ class View(NamedTuple):
         return parameter.as_strided(self.shape, self.stride, self.offset)
 
     def empty_like(self, parameter: Tensor) -> Tensor:
-        """Allocate a tensor in the shape of the parameter. Fill it with zeros unless this view
-        contains all elements.
-        """
+        """Allocate a tensor in the shape of the parameter. Fill it with zeros unless
+        this view contains all elements."""
         whole = self.has_no_overlap and prod(self.shape) == parameter.numel()
         if whole:
             return parameter.new_empty(parameter.shape)
@@ -56,7 +57,8 @@ class View(NamedTuple):
         return self._replace(shape=self.shape[::-1], stride=self.stride[::-1])
 
     def covers(self, size: int) -> bool:
-        """Return whether this view contains all elements of a parameter of this size, in order."""
+        """Return whether this view contains all elements of a parameter
+        of this size, in order."""
         steps = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
         return prod(self.shape) == size and all(
             n == 1 or given == step
@@ -65,8 +67,8 @@ class View(NamedTuple):
 
     @property
     def has_no_overlap(self) -> bool:
-        """True if the view contains no element twice: each stride exceeds the range of all smaller
-        ones.
+        """True if the view contains no element twice:
+        each stride exceeds the range of all smaller ones.
 
         >>> View("w", (2, 3), (1, 2), 0).has_no_overlap, View("w", (2, 3), (0, 1), 0).has_no_overlap
         (True, False)
@@ -82,15 +84,16 @@ class View(NamedTuple):
     def extent(self) -> int:
         """One plus the largest flat index that this view contains."""
         return (
-            1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+            1
+            + self.offset
+            + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """A value computed from weights alone. Autograd's graph of `delta` leads back to the
-    differences of the weights.
-    """
+    """A value computed from weights alone. Autograd's graph of `delta` leads back to
+    the differences of the weights."""
 
     delta: Tensor
     names: frozenset[str]  # names of the parameters that the value depends on
@@ -101,11 +104,12 @@ Source: TypeAlias = View | Derived
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A product z = gain · a W + shift · b. `factor` is gain · a. Without a bias, `shift` is None.
+    """A product z = gain · a W + shift · b. `factor` is gain · a.
+    Without a bias, `shift` is None.
 
-    The tap z and the factor are matrices with one row for each use. For a convolution, the tap
-    consists of images [example, out, *pixels], the factor of patches, and each pixel is a use.
-    """
+    The tap z and the factor are matrices with one row for each use. For a convolution,
+    the tap consists of images [example, out, *pixels], the factor of patches, and each
+    pixel is a use."""
 
     tap: Float[Tensor, "..."]
     factor: Float[Tensor, "*example use in"]
@@ -116,9 +120,8 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Grouped:
-    """A grouped product z_g = a_g W_g + b_g, as in a grouped convolution. Each group g is a range
-    of columns of `factor`, and a range of channels of the tap.
-    """
+    """A grouped product z_g = a_g W_g + b_g, as in a grouped convolution. Each group g
+    is a range of columns of `factor`, and a range of channels of the tap."""
 
     tap: Float[Tensor, "example out *pixels"]
     factor: Float[Tensor, "example use in"] | Window
@@ -129,25 +132,25 @@ class Grouped:
 
 @dataclass(frozen=True, eq=False)
 class Element:
-    """A weight that an elementwise operation uses, after it was expanded to the shape of the
-    operation.
+    """A weight that an elementwise operation uses,
+    after it was expanded to the shape of the operation.
 
-    The tap is the expanded weight, or the result of the operation. In the second case `gain` is the
-    factor of the weight.
-    """
+    The tap is the expanded weight, or the result of the operation. In the second case
+    `gain` is the factor of the weight."""
 
     tap: Float[Tensor, "..."]
     source: Source
-    positions: Int[Tensor, "..."]  # for each element of the tap, its flat index in the weight
+    positions: Int[
+        Tensor, "..."
+    ]  # for each element of the tap, its flat index in the weight
     gain: Float[Tensor, "..."] | float = 1.0
 
 
 def rows_of(
     image: Shaped[Tensor, "*batch example out *pixels"], batch: int
 ) -> Shaped[Tensor, "*batch row out"]:
-    """Flatten images to one row for each example and pixel. Keep the first `batch` axes. A matrix
-    stays unchanged.
-    """
+    """Flatten images to one row for each example and pixel. Keep the first `batch`
+    axes. A matrix stays unchanged."""
     return image.movedim(batch + 1, -1).flatten(batch, -2)
 
 
@@ -192,48 +195,51 @@ class Trained:
 
     @cached_property
     def lookups(self) -> dict[Slot, tuple[Slot, Slot]]:
-        """Slots with rows of a trained table at constant indices, each with the slots of the table
-        and of the indices.
-        """
+        """Slots with rows of a trained table at constant indices, each with the slots
+        of the table and of the indices."""
         return {
             entry.results[0]: (entry.args[0], entry.args[1])
             for entry in self.tape.entries
-            if entry.name == "embedding" and len(entry.args) == 2 and entry.results[0] in self.slots
+            if entry.name == "embedding"
+            and len(entry.args) == 2
+            and entry.results[0] in self.slots
         }
 
     def view(self, value: Tensor) -> View | None:
-        """Describe a tensor as a view of a trained parameter. Return None if it is not one."""
+        """Describe a tensor as a view of a trained parameter.
+        Return None if it is not one."""
         slot = self.parameter_of_storage.get(storage(value))
-        # A lazily negated or conjugated tensor differs from the numbers in its memory, so it is not
-        # a view of the parameter
+        # A lazily negated or conjugated tensor differs from the numbers in its memory,
+        # so it is not a view of the parameter
         if slot is None or value.is_complex() or value.is_neg():
             return None
         offset = int(value.storage_offset() - self.tape[slot].storage_offset())
         return View(self.tape.weights[slot], tuple(value.shape), value.stride(), offset)
 
 
-# Plain uses are uses of weights that autograd can differentiate on the tape, without a replay of
-# differences. The tap is the recorded operation's result, and the tape contains the value that
-# multiplies the weight. List the uses in replay order, because the example that owns each row is
-# known in that order.
+# Plain uses are uses of weights that autograd can differentiate on the tape, without a
+# replay of differences. The tap is the recorded operation's result, and the tape
+# contains the value that multiplies the weight. List the uses in replay order, because
+# the example that owns each row is known in that order.
 
 
 class NotPlain(Exception):
-    """Raised if the gradient of a weight cannot be computed from the gradient of the operation's
-    result.
-    """
+    """Raised if the gradient of a weight cannot be computed from the gradient
+    of the operation's result."""
 
 
 def plain_uses(trained: Trained) -> list[Use] | None:
-    """Return the uses of trained weights with the operations' results as taps. Return None if this
-    is impossible for some use.
-    """
+    """Return the uses of trained weights with the operations' results as taps. Return
+    None if this is impossible for some use."""
     uses: list[Use] = []
     for entry in trained.tape.entries:
         if entry.name == "copy":
-            # the recorder replaced a write in place, so autograd cannot differentiate the tape
+            # the recorder replaced a write in place,
+            # so autograd cannot differentiate the tape
             return None
-        if trained.slots.isdisjoint(entry.slots) or trained.from_inputs.isdisjoint(entry.slots):
+        if trained.slots.isdisjoint(entry.slots) or trained.from_inputs.isdisjoint(
+            entry.slots
+        ):
             continue
         if entry.name not in PLAIN_USES or trained.tape[entry.results[0]].is_complex():
             return None  # the table READINGS lacks this operation, or the result is complex
@@ -270,11 +276,11 @@ class WeightedOperation:
     def source(
         self, slot: Slot, arranged: Callable[[Tensor], Tensor] = lambda weight: weight
     ) -> View:
-        """Describe an argument, rearranged by `arranged`, as a view of a parameter. Raise NotPlain
-        if it is not one.
-        """
+        """Describe an argument, rearranged by `arranged`, as a view of a parameter.
+        Raise NotPlain if it is not one."""
         weight = self.trained.tape[slot]
-        # If the module detached the weight, autograd has no gradient for it: the use is not plain
+        # If the module detached the weight, autograd has no gradient for it:
+        # the use is not plain
         seen = slot in self.trained.slots and weight.requires_grad
         view = (
             self.trained.view(arranged(weight.detach()))
@@ -285,13 +291,14 @@ class WeightedOperation:
             raise NotPlain
         return view
 
-    def broadcast_use(self, slot: Slot, axes: Sequence[int], gain: Tensor | float = 1.0) -> Element:
-        """Return an elementwise use of a weight that is broadcast to the shape of the result.
-        `axes` is the weight's shape for broadcasting.
+    def broadcast_use(
+        self, slot: Slot, axes: Sequence[int], gain: Tensor | float = 1.0
+    ) -> Element:
+        """Return an elementwise use of a weight that is broadcast to the shape of the
+        result. `axes` is the weight's shape for broadcasting.
 
-        The weight may also consist of rows of a table at constant indices, such as position
-        embeddings.
-        """
+        The weight may also consist of rows of a table at constant indices, such as
+        position embeddings."""
         table, places = self.trained.lookups.get(slot, (slot, None))
         source = self.source(table)
         count = torch.arange(self.value(table).numel(), device=self.tap.device)
@@ -299,7 +306,9 @@ class WeightedOperation:
             if not self.trained.tape[slot].requires_grad:
                 raise NotPlain
             count = count.view(self.value(table).shape)[self.value(places)]
-        return Element(self.tap, source, count.view(tuple(axes)).expand(self.tap.shape), gain)
+        return Element(
+            self.tap, source, count.view(tuple(axes)).expand(self.tap.shape), gain
+        )
 
 
 def product(operation: WeightedOperation) -> list[Use]:
@@ -310,7 +319,9 @@ def product(operation: WeightedOperation) -> list[Use]:
     if added and operation.is_trained(added[0]):
         bias = operation.source(added[0])
     # `Product` cannot describe a trained left factor, or a bias that is broadcast
-    if operation.is_trained(left) or (bias is not None and bias.shape != weight.shape[1:]):
+    if operation.is_trained(left) or (
+        bias is not None and bias.shape != weight.shape[1:]
+    ):
         raise NotPlain
     gain = operation.entry.kwargs.get("alpha", 1.0)
     shift = None if bias is None else operation.entry.kwargs.get("beta", 1.0)
@@ -321,17 +332,18 @@ def product(operation: WeightedOperation) -> list[Use]:
 
 
 def convolution(operation: WeightedOperation) -> list[Use]:
-    """Return the use of W (and b) in x ∗ W + b. Its `factor`, the a in z = a W, consists of patches
-    of x.
-    """
-    left, right, added, stride, padding, dilation, transposed, _, groups = operation.args
+    """Return the use of W (and b) in x ∗ W + b. Its `factor`, the a in z = a W,
+    consists of patches of x."""
+    left, right, added, stride, padding, dilation, transposed, _, groups = (
+        operation.args
+    )
     if transposed or operation.is_trained(left):
         raise NotPlain
     bias = operation.source(added) if operation.is_trained(added) else None
     kernel = operation.value(right).shape
     window = Window(operation.value(left), kernel[2:], stride, padding, dilation)
-    # Return a `Grouped` use, whose gradients are multiplied out, unless a sum over pairs of pixels
-    # is cheaper
+    # Return a `Grouped` use, whose gradients are multiplied out, unless a sum over
+    # pairs of pixels is cheaper
     uses = prod(operation.tap.shape[2:])
     inputs = prod(kernel[1:])
     features = kernel[0]
@@ -346,11 +358,14 @@ def convolution(operation: WeightedOperation) -> list[Use]:
             )
         ]
     weight = operation.source(right, lambda kernel: kernel.flatten(1).t())
-    return [Product(operation.tap, window.rows, weight, bias, None if bias is None else 1.0)]
+    return [
+        Product(operation.tap, window.rows, weight, bias, None if bias is None else 1.0)
+    ]
 
 
 def normalisation(operation: WeightedOperation) -> list[Use]:
-    """Return the uses of gain and bias in gain · normed + bias, for a layer norm or a group norm.
+    """Return the uses of gain and bias in gain · normed + bias,
+    for a layer norm or a group norm.
 
     The operation also returns the mean and the reciprocal standard deviation.
     """
@@ -362,10 +377,14 @@ def normalisation(operation: WeightedOperation) -> list[Use]:
         x, gain, bias, examples, channels, _, groups, _ = operation.args
         grouped = operation.value(x).reshape(examples, groups, -1)
         shape = (examples, groups, 1)
-        normed = ((grouped - mean.view(shape)) * reciprocal.view(shape)).view(operation.tap.shape)
+        normed = ((grouped - mean.view(shape)) * reciprocal.view(shape)).view(
+            operation.tap.shape
+        )
         axes = [1, channels] + [1] * (operation.tap.dim() - 2)
     uses: list[Use] = (
-        [operation.broadcast_use(gain, axes, normed)] if operation.is_trained(gain) else []
+        [operation.broadcast_use(gain, axes, normed)]
+        if operation.is_trained(gain)
+        else []
     )
     if operation.is_trained(bias):
         return [*uses, operation.broadcast_use(bias, axes)]
@@ -391,7 +410,8 @@ def multiply(operation: WeightedOperation) -> list[Use]:
 
 
 def embedding(operation: WeightedOperation) -> list[Use]:
-    """Return the use of a table whose rows are looked up. The padding row has no gradient."""
+    """Return the use of a table whose rows are looked up.
+    The padding row has no gradient."""
     table, index, *rest = operation.args
     rows = operation.value(index)
     padding = rest[0] if rest else -1
@@ -401,7 +421,9 @@ def embedding(operation: WeightedOperation) -> list[Use]:
 
     # the flat index of each looked-up element in the table
     values = operation.value(table)
-    positions = torch.arange(values.numel(), device=operation.tap.device).view(values.shape)
+    positions = torch.arange(values.numel(), device=operation.tap.device).view(
+        values.shape
+    )
     return [Element(operation.tap, operation.source(table), positions[rows], gain)]
 
 

@@ -16,11 +16,12 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-# --- Compilation: functions release the GIL, use fused multiply-add, and are cached on disk.
+# --- Compilation: functions release the GIL, use fused multiply-add,
+# and are cached on disk.
 #
-# Compiled code assumes finite values and nonzero divisors, and does not check them. `reassoc` lets
-# the compiler reorder sums for vector registers. The order depends only on the machine, so that
-# equal inputs give bitwise equal results.
+# Compiled code assumes finite values and nonzero divisors, and does not check them.
+# `reassoc` lets the compiler reorder sums for vector registers. The order depends only
+# on the machine, so that equal inputs give bitwise equal results.
 
 
 FAST_MATH = {"contract", "nnan", "ninf", "nsz", "reassoc"}
@@ -28,7 +29,8 @@ FUSED_FOLDER = Path(__file__).parent
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function at its first call, and cache the result on disk if possible."""
+    """Compile a function at its first call, and cache the result on disk
+    if possible."""
     try:
         with cached_in(FUSED_FOLDER / "__pycache__" / source_digest(FUSED_FOLDER)):
             jitted: Callable[..., Any] = njit(
@@ -43,8 +45,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def cached_in(folder: Path) -> Iterator[None]:
     """Make numba cache the functions decorated in this context in `folder`.
 
-    If the user has configured a cache folder for numba, use a subfolder of it with the same name.
-    """
+    If the user has configured a cache folder for numba,
+    use a subfolder of it with the same name."""
     settings = vars(numba.config)
     user_folder = settings["CACHE_DIR"]
     settings["CACHE_DIR"] = str(Path(user_folder or folder.parent) / folder.name)
@@ -58,22 +60,25 @@ def cached_in(folder: Path) -> Iterator[None]:
 def source_digest(folder: Path) -> str:
     """Return a digest of all Python files of a folder.
 
-    Numba's cache compares only the date of a function's own file, although the compiled function
-    also contains the functions that it calls. A folder named after this digest prevents stale code.
-    """
+    Numba's cache compares only the date of a function's own file, although the compiled
+    function also contains the functions that it calls. A folder named after this digest
+    prevents stale code."""
     contents = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     return sha256(contents).hexdigest()[:16]
 
 
 # --- Arrays without reference counts
 #
-# Numba updates an array's reference count at every slice and every call, with atomic instructions.
-# For short loops over tiles, this takes a third of the time. `lent` returns a view that is not
-# counted. Use it only for arguments, which outlive the call, and never return the view.
+# Numba updates an array's reference count at every slice and every call, with atomic
+# instructions. For short loops over tiles, this takes a third of the time. `lent`
+# returns a view that is not counted. Use it only for arguments, which outlive the call,
+# and never return the view.
 
 
 def _lent(typing: Any, array: Any) -> Any:
-    def without_count(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def without_count(
+        context: Any, builder: Any, signature: Any, arguments: Any
+    ) -> Any:
         view = context.make_array(array)(context, builder, arguments[0])
         view.meminfo = ir.Constant(view.meminfo.type, None)
         view.parent = ir.Constant(view.parent.type, None)
@@ -87,14 +92,18 @@ lent: Any = intrinsic(_lent)
 
 # --- Full vector registers
 #
-# By default, the compiler uses 256 of 512 bits on processors whose older models ran slower with
-# full registers. A function that calls `wide` is compiled with 512 bits. This accelerates loops
-# that are bound by arithmetic, not loops that are bound by memory.
+# By default, the compiler uses 256 of 512 bits on processors whose older models ran
+# slower with full registers. A function that calls `wide` is compiled with 512 bits.
+# This accelerates loops that are bound by arithmetic, not loops that are bound by
+# memory.
 
 
 def _wide(typing: Any) -> Any:
-    def set_attribute(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # Use `set.add`, because llvmlite's `add` rejects attributes that it does not know.
+    def set_attribute(
+        context: Any, builder: Any, signature: Any, arguments: Any
+    ) -> Any:
+        # Use `set.add`, because llvmlite's `add` rejects attributes
+        # that it does not know.
         set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
 
@@ -111,7 +120,9 @@ Array = np.ndarray[Any, Any]
 
 
 @compiled
-def sum_window(source: Array, target: Array, margin: int, size: int, reach: int, step: int) -> None:
+def sum_window(
+    source: Array, target: Array, margin: int, size: int, reach: int, step: int
+) -> None:
     """Set target[i] = Σ source[i + m · step] over |m| ≤ reach."""
     count = np.uintp(size)
     start = np.uintp(margin)
@@ -154,16 +165,17 @@ def cleared(target: Array, inside: Array, margin: int, size: int) -> None:
 
 @compiled
 def wrapped(target: Array, halo: Array, margin: int) -> None:
-    """Fill the halo of a periodic image with copies of its pixels. `halo` lists target and source
-    indices, [2, copy].
-    """
+    """Fill the halo of a periodic image with copies of its pixels. `halo` lists target
+    and source indices, [2, copy]."""
     start = np.uintp(margin)
     for j in range(np.uintp(halo.shape[1])):
         target[start + halo[0, j]] = target[start + halo[1, j]]
 
 
 @compiled
-def moved(source: Array, source_start: int, target: Array, target_start: int, count: int) -> None:
+def moved(
+    source: Array, source_start: int, target: Array, target_start: int, count: int
+) -> None:
     """Copy `count` numbers from one flat array to another."""
     a = np.uintp(source_start)
     b = np.uintp(target_start)
@@ -196,7 +208,8 @@ def total(tile: Array, margin: int, size: int) -> Any:
     return value
 
 
-# --- Biased exponents, read from the bits of a number. The largest exponent marks infinity and NaN.
+# --- Biased exponents, read from the bits of a number.
+# The largest exponent marks infinity and NaN.
 #
 # Compiled code assumes finite numbers, so `isfinite` would not work.
 
@@ -228,9 +241,9 @@ def beyond(dtype: Any) -> int:
 
 # --- The exponential of numbers ≤ 0, by a polynomial that vectorises
 #
-# exp x = 2ⁿ exp r, where n is the integer nearest to x/log 2 and |r| ≤ ½ log 2. The Taylor series
-# of exp r has relative errors 4e-16 (degree 12) in float64 and 1e-7 (degree 7) in float32. Results
-# are at least the smallest normal number.
+# exp x = 2ⁿ exp r, where n is the integer nearest to x/log 2 and |r| ≤ ½ log 2. The
+# Taylor series of exp r has relative errors 4e-16 (degree 12) in float64 and 1e-7
+# (degree 7) in float32. Results are at least the smallest normal number.
 
 
 LOG2_HIGH = 0.693145751953125
@@ -241,9 +254,8 @@ EXP_SINGLE = tuple(np.float32(c) for c in EXP[:8])
 
 
 def _power(typing: Any, x: Any) -> Any:
-    """Return 2ⁿ for a float whose lowest bits are n + bias, by shifting these bits into the
-    exponent.
-    """
+    """Return 2ⁿ for a float whose lowest bits are n + bias,
+    by shifting these bits into the exponent."""
     fraction_bits = 23 if x == types.float32 else 52
 
     def shift(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -282,7 +294,9 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
         r = (x - n * np.float32(LOG2_HIGH)) - n * np.float32(LOG2_LOW)
         p = EXP_SINGLE[7]
         p = EXP_SINGLE[4] + r * (EXP_SINGLE[5] + r * (EXP_SINGLE[6] + r * p))
-        p = EXP_SINGLE[0] + r * (EXP_SINGLE[1] + r * (EXP_SINGLE[2] + r * (EXP_SINGLE[3] + r * p)))
+        p = EXP_SINGLE[0] + r * (
+            EXP_SINGLE[1] + r * (EXP_SINGLE[2] + r * (EXP_SINGLE[3] + r * p))
+        )
         # adding 1.5 · 2²³ moves the integer n + bias into the lowest bits of the float
         return p * power(n + np.float32(12582912.0 + 127.0))
 
@@ -294,9 +308,10 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
 #     arcsin s = w A(w²),            w = s                for s ≤ ½
 #     arcsin s = π/2 − 2 w A(w²),    w = √((1 − s)/2)     for s > ½
 #
-# Callers pass 1 − s, because they may have it with a smaller error than s. A is analytic far beyond
-# [0, ¼]. Its Chebyshev approximation was computed with 60 digits and converted to powers. The
-# relative error is 3e-17 (degree 12) for float64 and 3e-10 (degree 6) for float32.
+# Callers pass 1 − s, because they may have it with a smaller error than s. A is
+# analytic far beyond [0, ¼]. Its Chebyshev approximation was computed with 60 digits
+# and converted to powers. The relative error is 3e-17 (degree 12) for float64 and 3e-10
+# (degree 6) for float32.
 
 
 ARC_DOUBLE = (
@@ -340,8 +355,12 @@ def _arc_series(z: Any) -> Callable[[Any], Any]:
         p = ARC_DOUBLE[8] + z * (
             ARC_DOUBLE[9] + z * (ARC_DOUBLE[10] + z * (ARC_DOUBLE[11] + z * p))
         )
-        p = ARC_DOUBLE[4] + z * (ARC_DOUBLE[5] + z * (ARC_DOUBLE[6] + z * (ARC_DOUBLE[7] + z * p)))
-        p = ARC_DOUBLE[0] + z * (ARC_DOUBLE[1] + z * (ARC_DOUBLE[2] + z * (ARC_DOUBLE[3] + z * p)))
+        p = ARC_DOUBLE[4] + z * (
+            ARC_DOUBLE[5] + z * (ARC_DOUBLE[6] + z * (ARC_DOUBLE[7] + z * p))
+        )
+        p = ARC_DOUBLE[0] + z * (
+            ARC_DOUBLE[1] + z * (ARC_DOUBLE[2] + z * (ARC_DOUBLE[3] + z * p))
+        )
         return p
 
     def single(z: Any) -> Any:
@@ -355,9 +374,8 @@ def _arc_series(z: Any) -> Callable[[Any], Any]:
 
 @compiled
 def arc_sine(s: Any, rest: Any, half: Any, quarter_turn: Any) -> Any:
-    """Return arcsin s. `rest` is 1 − |s|; `half` and `quarter_turn` are ½ and π/2 in the dtype of
-    s.
-    """
+    """Return arcsin s. `rest` is 1 − |s|; `half` and `quarter_turn` are ½
+    and π/2 in the dtype of s."""
     magnitude = abs(s)
     is_small = magnitude <= half
     w = magnitude if is_small else np.sqrt(half * rest)
@@ -372,10 +390,10 @@ def arc_sine(s: Any, rest: Any, half: Any, quarter_turn: Any) -> Any:
 #
 #     ϑ = arccos ρ = v P(t),    sin ϑ − ρϑ = v³ Q(t).
 #
-# P and Q are analytic on [−1, 1]; the square root contains the singularity at ρ = 1. Their
-# Chebyshev approximations were computed with 60 digits and converted to powers. The relative errors
-# are 1e-15 (degree 16) and 2e-15 (degree 14) in float64, 2e-7 (degree 6) and 1.5e-7 (degree 5) in
-# float32.
+# P and Q are analytic on [−1, 1]; the square root contains the singularity at ρ = 1.
+# Their Chebyshev approximations were computed with 60 digits and converted to powers.
+# The relative errors are 1e-15 (degree 16) and 2e-15 (degree 14) in float64, 2e-7
+# (degree 6) and 1.5e-7 (degree 5) in float32.
 
 
 ANGLE = (
@@ -445,7 +463,8 @@ def angle(t: Any) -> Any:
 
 
 def gap(t: Any) -> Any:
-    """Return Q(t) = (sin ϑ − ρϑ)/√(1 − ρ)³ at t = 2ρ − 1, with ϑ = arccos ρ, by a polynomial."""
+    """Return Q(t) = (sin ϑ − ρϑ)/√(1 − ρ)³ at t = 2ρ − 1, with ϑ = arccos ρ,
+    by a polynomial."""
     raise NotImplementedError  # numba uses the overload below
 
 
@@ -482,7 +501,9 @@ def _gap(t: Any) -> Callable[[Any], Any]:
 
     def single(t: Any) -> Any:
         p = GAP_SINGLE[5]
-        p = GAP_SINGLE[1] + t * (GAP_SINGLE[2] + t * (GAP_SINGLE[3] + t * (GAP_SINGLE[4] + t * p)))
+        p = GAP_SINGLE[1] + t * (
+            GAP_SINGLE[2] + t * (GAP_SINGLE[3] + t * (GAP_SINGLE[4] + t * p))
+        )
         p = GAP_SINGLE[0] + t * p
         return p
 

@@ -1,9 +1,9 @@
-"""Kernels of images: the layout of pixels in a tile, coarser levels, and the loop over offsets.
+"""Kernels of images: the layout of pixels in a tile, coarser levels,
+and the loop over offsets.
 
-A tile holds both kernels of two images at all pixels p of the first and p + o of the second, for
-one offset o. A level contains the operations on images of one size. A field is a function of the
-variance at each pixel.
-"""
+A tile holds both kernels of two images at all pixels p of the first and p + o of the
+second, for one offset o. A level contains the operations on images of one size. A field
+is a function of the variance at each pixel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ Arrays = tuple[Array, Array, Array]
 
 
 class ImageGrid(NamedTuple):
-    """Sizes of an image, the largest reach of a window, and whether the image is periodic."""
+    """Sizes of an image, the largest reach of a window,
+    and whether the image is periodic."""
 
     sizes: Three
     reach: Three
@@ -36,9 +37,8 @@ class ImageGrid(NamedTuple):
 
 
 class TileImage(NamedTuple):
-    """The layout of an image's tile at one offset. `at` holds, for each axis, the index of the
-    offset in the list of offsets.
-    """
+    """The layout of an image's tile at one offset. `at` holds, for each axis, the index
+    of the offset in the list of offsets."""
 
     sizes: Three
     reach: Three
@@ -49,7 +49,8 @@ class TileImage(NamedTuple):
 
 
 class TileLayout(NamedTuple):
-    """The fields of all left and right images at one offset, as tiles in two flat arrays."""
+    """The fields of all left and right images at one offset,
+    as tiles in two flat arrays."""
 
     left: Array
     right: Array
@@ -60,9 +61,8 @@ class TileLayout(NamedTuple):
 
 
 class TileAxis(NamedTuple):
-    """One axis of a tile: neighbouring pixels are `unit` numbers apart, and p is paired with p +
-    `offset`.
-    """
+    """One axis of a tile: neighbouring pixels are `unit` numbers apart,
+    and p is paired with p + `offset`."""
 
     pixels: int
     unit: int
@@ -72,11 +72,11 @@ class TileAxis(NamedTuple):
 
 
 class ImageSides(NamedTuple):
-    """Fields (functions of the variance) of the left and right images, [image, field, pixel]. The
-    first `channels` fields are the inputs.
+    """Fields (functions of the variance) of the left and right images, [image, field,
+    pixel]. The first `channels` fields are the inputs.
 
-    If both sides are the `same` images, only pairs on and above the diagonal are computed.
-    """
+    If both sides are the `same` images, only pairs on
+    and above the diagonal are computed."""
 
     left: Array
     right: Array
@@ -87,12 +87,12 @@ class ImageSides(NamedTuple):
 class LevelTransfer(NamedTuple):
     """Tiles received from the finer level, and tiles passed to the coarser level.
 
-    `source` and `target` are [register, kernel, left, right, offset and pixel]. The registers
-    `arriving` are filled from `source`. The registers `departing` are averaged into `target`: the
-    kernel of each pixel, times `shares`, is added at an index that is the sum of `slots` over the
-    three axes. `order` lists the pixels of a row so that consecutive pixels belong to different
-    coarse pixels, and their additions are independent.
-    """
+    `source` and `target` are [register, kernel, left, right, offset and pixel]. The
+    registers `arriving` are filled from `source`. The registers `departing` are
+    averaged into `target`: the kernel of each pixel, times `shares`, is added at an
+    index that is the sum of `slots` over the three axes. `order` lists the pixels of a
+    row so that consecutive pixels belong to different coarse pixels, and their
+    additions are independent."""
 
     arriving: Array
     source: Array
@@ -105,11 +105,11 @@ class LevelTransfer(NamedTuple):
 
 # --- Pixels along an axis of a tile
 #
-# At offset o, pixel p of the left image is paired with pixel (p + o) mod n of the right image. An
-# axis has two pieces: the pixels with p + o < n, and the others. A gap as wide as the reach of a
-# window follows each piece, so that windows read zeros beyond the edge of an image. In a periodic
-# image, both ends of each piece also need a halo: copies of the neighbouring pixels beyond this
-# end.
+# At offset o, pixel p of the left image is paired with pixel (p + o) mod n of the right
+# image. An axis has two pieces: the pixels with p + o < n, and the others. A gap as
+# wide as the reach of a window follows each piece, so that windows read zeros beyond
+# the edge of an image. In a periodic image, both ends of each piece also need a halo:
+# copies of the neighbouring pixels beyond this end.
 #
 #     p₀ … p₍ₙ₋ₒ₋₁₎ gap p₍ₙ₋ₒ₎ … p₍ₙ₋₁₎ gap
 
@@ -137,8 +137,8 @@ def padded(count: int) -> int:
 def stacked(
     source: Array, target: Array, count: int, axis: TileAxis, start: int, pitch: int
 ) -> None:
-    """Lay out `count` lines of pixels along one axis of the tiles; target lines are `pitch` numbers
-    apart.
+    """Lay out `count` lines of pixels along one axis of the tiles;
+    target lines are `pitch` numbers apart.
 
     Pixel `start` comes first; the others follow in periodic order.
     """
@@ -162,13 +162,18 @@ def stacked(
 
 @compiled
 def laid_out(
-    sources: Arrays, targets: Arrays, counts: Three, parts: int, axis: TileAxis, pitch: int
+    sources: Arrays,
+    targets: Arrays,
+    counts: Three,
+    parts: int,
+    axis: TileAxis,
+    pitch: int,
 ) -> None:
-    """Lay out the left images from pixel 0, the right images from pixel `axis.offset`, and a mask
-    that is 1 inside the image.
+    """Lay out the left images from pixel 0, the right images from pixel `axis.offset`,
+    and a mask that is 1 inside the image.
 
-    `counts` are the numbers of fields in `sources`; each field has `parts` lines along this axis.
-    """
+    `counts` are the numbers of fields in `sources`;
+    each field has `parts` lines along this axis."""
     stacked(sources[0], targets[0], counts[0] * parts, axis, 0, pitch)
     stacked(sources[1], targets[1], counts[1] * parts, axis, axis.offset, pitch)
     stacked(sources[2], targets[2], counts[2] * parts, axis, 0, pitch)
@@ -176,9 +181,8 @@ def laid_out(
 
 @compiled
 def origins(pixels: int, offset: int, reach: int, around: bool) -> Array:
-    """For each position on a periodic axis, return the position of its original: the position
-    itself, or, in a halo, the position of the pixel that the halo copies.
-    """
+    """For each position on a periodic axis, return the position of its original: the
+    position itself, or, in a halo, the position of the pixel that the halo copies."""
     indices = np.zeros(length(pixels, reach, around), np.int64)
     before = pixels - offset
     second = pixels - offset + 3 * reach
@@ -190,8 +194,8 @@ def origins(pixels: int, offset: int, reach: int, around: bool) -> Array:
 
 @compiled
 def halos(deep: Array, down: Array, across: Array) -> Array:
-    """Return the flat indices of all halo positions, and of the positions that they copy,
-    [2, copy].
+    """Return the flat indices of all halo positions,
+    and of the positions that they copy, [2, copy].
 
     `deep`, `down` and `across` are the results of `origins` for the three axes.
     """
@@ -225,11 +229,13 @@ def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
     stride = length(sizes[2], reach[2], around)
     before = sizes[2] - offset[2]
     first = place(0, sizes[2], offset[2], reach[2], around)
-    # On an axis of n pixels at offset o, a pixel x ≥ n − o (the second piece of the axis) is at
-    # position second + x.
+    # On an axis of n pixels at offset o, a pixel x ≥ n − o (the second piece of the
+    # axis) is at position second + x.
     second = place(before, sizes[2], offset[2], reach[2], around) - before
     for z in range(sizes[0]):
-        deep = place(z, sizes[0], offset[0], reach[0], around) * length(sizes[1], reach[1], around)
+        deep = place(z, sizes[0], offset[0], reach[0], around) * length(
+            sizes[1], reach[1], around
+        )
         for y in range(sizes[1]):
             row = deep + place(y, sizes[1], offset[1], reach[1], around)
             here = image.margin + row * stride
@@ -245,14 +251,18 @@ def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
 
 @compiled
 def add_to_coarse(
-    tile: Tile, coarse: Tile, image: TileImage, transfer: LevelTransfer, departure: int, ways: Array
+    tile: Tile,
+    coarse: Tile,
+    image: TileImage,
+    transfer: LevelTransfer,
+    departure: int,
+    ways: Array,
 ) -> None:
-    """Add the kernels at the pixels of a tile to coarse tiles. In the array of coarse tiles, pixel
-    (z, y, x) has the index slot_z + slot_y + slot_x.
+    """Add the kernels at the pixels of a tile to coarse tiles. In the array of coarse
+    tiles, pixel (z, y, x) has the index slot_z + slot_y + slot_x.
 
-    A pixel with a negative slot is skipped. `ways` is scratch space for the positions of a
-    row in the tile and in the coarse tiles.
-    """
+    A pixel with a negative slot is skipped. `ways` is scratch space for the positions
+    of a row in the tile and in the coarse tiles."""
     sizes = image.sizes
     reach = image.reach
     offset = image.offset
@@ -272,7 +282,9 @@ def add_to_coarse(
             ways[1, count] = slots[2][departure, at[2], x]
             count += 1
     for z in range(sizes[0]):
-        deep = place(z, sizes[0], offset[0], reach[0], around) * length(sizes[1], reach[1], around)
+        deep = place(z, sizes[0], offset[0], reach[0], around) * length(
+            sizes[1], reach[1], around
+        )
         for y in range(sizes[1]):
             row = deep + place(y, sizes[1], offset[1], reach[1], around)
             here = image.margin + row * stride
@@ -290,7 +302,8 @@ def add_to_coarse(
 
 # --- One level: one tile for each offset and pair of images
 #
-# For each offset, the fields of each image are copied into a tile, one axis after the other.
+# For each offset, the fields of each image are copied into a tile,
+# one axis after the other.
 
 
 @compiled
@@ -304,9 +317,9 @@ def images(
 ) -> None:
     """Apply a level to all pairs of images at all offsets.
 
-    Average the registers `transfer.departing` into `transfer.target`. If no register departs, add
-    the sums over the pixels of register 0 to `sums`, [kernel, left, right].
-    """
+    Average the registers `transfer.departing` into `transfer.target`. If no register
+    departs, add the sums over the pixels of register 0 to `sums`, [kernel, left,
+    right]."""
     sizes = grid.sizes
     reach = grid.reach
     around = grid.around
@@ -324,8 +337,12 @@ def images(
     pixels = (left.reshape(left.size), right.reshape(right.size), mask)
     bands = empty(counts, sizes[0] * sizes[1] * stride, left)
     tiles = empty(counts, size, left)
-    is_flat = sizes[0] == 1 and reach[0] == 0  # with one plane, a sheet is the whole tile
-    sheets, pitch = (tiles, size) if is_flat else (empty(counts, sizes[0] * plane, left), plane)
+    is_flat = (
+        sizes[0] == 1 and reach[0] == 0
+    )  # with one plane, a sheet is the whole tile
+    sheets, pitch = (
+        (tiles, size) if is_flat else (empty(counts, sizes[0] * plane, left), plane)
+    )
     work = np.zeros((2 * program.registers + 4, margin + size + margin), left.dtype)
     halo = np.zeros((2, 0), np.int64)
     for k2 in range(offsets[2].shape[0]):
@@ -348,11 +365,17 @@ def images(
                         origins(sizes[2], o2, reach[2], around),
                     )
                 gaps = TileGaps(tiles[2], halo)
-                layout = TileLayout(tiles[0], tiles[1], gaps, fields, sides.channels, sides.same)
-                image = TileImage(sizes, reach, around, (o0, o1, o2), (k0, k1, k2), margin)
+                layout = TileLayout(
+                    tiles[0], tiles[1], gaps, fields, sides.channels, sides.same
+                )
+                image = TileImage(
+                    sizes, reach, around, (o0, o1, o2), (k0, k1, k2), margin
+                )
                 number = (k0 * offsets[1].shape[0] + k1) * offsets[2].shape[0] + k2
                 first_pixel = number * sizes[0] * sizes[1] * sizes[2]
-                at_offset(program, layout, work, shape, image, first_pixel, transfer, sums)
+                at_offset(
+                    program, layout, work, shape, image, first_pixel, transfer, sums
+                )
 
 
 @compiled
@@ -368,8 +391,8 @@ def at_offset(
 ) -> None:
     """Apply a level to all pairs of images at one offset.
 
-    `first_pixel` is the index in `transfer.source` where the pixels of this offset begin.
-    """
+    `first_pixel` is the index in `transfer.source` where the pixels
+    of this offset begin."""
     # For the loop over pairs, take views without reference counts (see `lent`).
     left = lent(layout.left)
     right = lent(layout.right)
@@ -403,10 +426,13 @@ def at_offset(
         for j in range(i if same else 0, sums.shape[2]):
             first = i * fields * size
             second = j * fields * size
-            # K and Θ come from the finer level, or from the inputs: K = mean x x′, Θ = 0.
+            # K and Θ come from the finer level, or from the inputs:
+            # K = mean x x′, Θ = 0.
             for k in range(arriving.shape[0]):
                 arrived(source[k, 0, i, j], first_pixel, work[2 * arriving[k]], image)
-                arrived(source[k, 1, i, j], first_pixel, work[2 * arriving[k] + 1], image)
+                arrived(
+                    source[k, 1, i, j], first_pixel, work[2 * arriving[k] + 1], image
+                )
             if arriving.shape[0] == 0:
                 multiply_inputs(layout, first, second, work[0], shape)
                 work[1, :] = 0
@@ -435,7 +461,8 @@ def at_offset(
 
 @compiled
 def empty(counts: Three, size: int, like: Array) -> Arrays:
-    """Return zero buffers for the fields of left images, of right images, and for the mask."""
+    """Return zero buffers for the fields of left images, of right images,
+    and for the mask."""
     dtype = like.dtype
     return (
         np.zeros(counts[0] * size, dtype),
@@ -448,9 +475,9 @@ def empty(counts: Three, size: int, like: Array) -> Arrays:
 def multiply_inputs(
     layout: TileLayout, first: int, second: int, target: Array, shape: TileShape
 ) -> None:
-    """Compute the mean over channels of the products x x′ of the inputs, for the left image whose
-    fields begin at `first`, and the right image whose fields begin at `second`.
-    """
+    """Compute the mean over channels of the products x x′ of the inputs, for the left
+    image whose fields begin at `first`, and the right image whose fields begin at
+    `second`."""
     left = layout.left
     right = layout.right
     start = np.uintp(shape.margin)

@@ -1,12 +1,13 @@
-"""Translation of layers into operations on tiles, and into the tables that compiled loops read.
+"""Translation of layers into operations on tiles, and into the tables that compiled
+loops read.
 
-A tile holds both kernels, K (NNGP) and Θ (tangent), of two examples at all pixels for one offset. A
-register is a buffer for one tile. A field is a function of the variance at each pixel.
+A tile holds both kernels, K (NNGP) and Θ (tangent), of two examples at all pixels for
+one offset. A register is a buffer for one tile. A field is a function of the variance
+at each pixel.
 
-Strides and pools make images smaller. A level contains all operations on images of one size, and at
-each moment a register belongs to one level. No operation reads registers of two levels, so one
-level can be completed before the next, coarser one.
-"""
+Strides and pools make images smaller. A level contains all operations on images of one
+size, and at each moment a register belongs to one level. No operation reads registers
+of two levels, so one level can be completed before the next, coarser one."""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ UNEQUAL_BRANCHES = "a layer whose branches get smaller in different steps"
 class Level:
     """The operations on images of one size. They compute kernels at the pixel `pairs`.
 
-    The registers `arrivals` are averages from the previous, finer level; the first level starts
-    with the inputs. `coarsenings` average registers for the next level.
+    The registers `arrivals` are averages from the previous, finer level; the first
+    level starts with the inputs. `coarsenings` average registers for the next level.
     """
 
     sizes: Sizes
@@ -88,8 +89,8 @@ class Level:
 
 
 def levels(operations: Operations, sizes: Sizes) -> tuple[Level, ...]:
-    """Assign each operation to the level of its register. A stride or pool moves a register to the
-    next level.
+    """Assign each operation to the level of its register. A stride or pool moves a
+    register to the next level.
 
     >>> from ntkexp.layer.affine import Conv
     >>> from ntkexp.layer.pointwise import ReLU
@@ -118,14 +119,16 @@ def levels(operations: Operations, sizes: Sizes) -> tuple[Level, ...]:
         if after.sizes != (deep, down, across):
             raise NoFusedForm(UNEQUAL_BRANCHES)
         assigned[here] = replace(level, coarsenings=(*level.coarsenings, operation))
-        assigned[here + 1] = replace(after, arrivals=(*after.arrivals, operation.register))
+        assigned[here + 1] = replace(
+            after, arrivals=(*after.arrivals, operation.register)
+        )
         level_of_register[operation.register] = here + 1
     return tuple(assigned)
 
 
 def joined(operations: Operations, clean: set[int]) -> Operations:
-    """Fuse each affine layer with the piecewise-linear activation after it. Drop each CLEAR (set to
-    zero outside the image) of a register that is already zero there.
+    """Fuse each affine layer with the piecewise-linear activation after it. Drop each
+    CLEAR (set to zero outside the image) of a register that is already zero there.
 
     `clean` contains the registers that are initially zero outside the image.
     """
@@ -152,9 +155,10 @@ def joined(operations: Operations, clean: set[int]) -> Operations:
 
 # --- Slots: the index of each pixel of a tile in the coarse tiles, axis by axis
 #
-# At offset o, the pixels p and p + o belong to coarse pixels p′ and q′, or to none. Their kernel is
-# added to pixel p′ of the coarse tile with offset q′ − p′. The index of this pixel in the array of
-# all coarse tiles is a sum over the three axes; a slot is the term of one axis.
+# At offset o, the pixels p and p + o belong to coarse pixels p′ and q′, or to none.
+# Their kernel is added to pixel p′ of the coarse tile with offset q′ − p′. The index of
+# this pixel in the array of all coarse tiles is a sum over the three axes; a slot is
+# the term of one axis.
 
 
 NO_SLOT = -1
@@ -162,21 +166,22 @@ NO_SLOT = -1
 
 @dataclass(frozen=True)
 class Coarsenings:
-    """The registers that a level averages for the next one, as arrays for compiled loops."""
+    """The registers that a level averages for the next one, as arrays for compiled
+    loops."""
 
     registers: Array
     shares: Array
     """Weight of a pixel pair in the mean, for each register."""
     slots: tuple[Array, Array, Array]
-    """For each axis, the term of a pixel in its index in the array of coarse tiles, [coarsening,
-    offset, pixel]. `NO_SLOT` if the pixel pair is not averaged.
-    """
+    """For each axis, the term of a pixel in its index in the array of coarse tiles,
+    [coarsening, offset, pixel]. `NO_SLOT` if the pixel pair is not averaged. """
     order: Array
     """Order in which `add_to_coarse` reads the pixels of a row, [coarsening, pixel]."""
 
 
 def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
-    """Compute the arrays for all coarsenings of a level; `after` are the coarse pixel pairs."""
+    """Compute the arrays for all coarsenings of a level; `after` are the coarse pixel
+    pairs."""
     registers = [step.register for step in level.coarsenings]
     shares = [
         1 / prod(len(coarse.members[0]) ** 2 for coarse in step.coarse)
@@ -192,12 +197,13 @@ def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
 
 
 def slots_along(level: Level, after: Pairs, axis: int) -> Array:
-    """Return each pixel's term, along one axis, of its index in the array of coarse tiles,
-    [coarsening, offset, pixel].
-    """
-    # The distances in the array of coarse tiles: between successive offsets, and between successive
-    # pixels
-    tile = prod(after.pixels) * prod(len(offsets) for offsets in after.offsets[axis + 1 :])
+    """Return each pixel's term, along one axis, of its index in the array of coarse
+    tiles, [coarsening, offset, pixel]."""
+    # The distances in the array of coarse tiles: between successive offsets, and
+    # between successive pixels
+    tile = prod(after.pixels) * prod(
+        len(offsets) for offsets in after.offsets[axis + 1 :]
+    )
     unit = prod(after.pixels[axis + 1 :])
     pixels = level.sizes[axis]
     fine = level.pairs.offsets[axis]
@@ -209,14 +215,17 @@ def slots_along(level: Level, after: Pairs, axis: int) -> Array:
 
 
 def addition_order(level: Level) -> Array:
-    """Order the pixels of a row: first members of all coarse pixels, then second members, and so
-    on.
-    """
+    """Order the pixels of a row: first members of all coarse pixels, then second
+    members, and so on."""
     columns = level.sizes[2]
     orders = []
     for step in level.coarsenings:
-        rank = {p: k for members in step.coarse[2].members for k, p in enumerate(members)}
-        orders.append(sorted(range(columns), key=lambda p, rank=rank: (rank.get(p, 0), p)))  # type: ignore[misc]
+        rank = {
+            p: k for members in step.coarse[2].members for k, p in enumerate(members)
+        }
+        # `sorted` is stable: members of equal rank stay in the order of their columns
+        ranks = [rank.get(p, 0) for p in range(columns)]
+        orders.append(sorted(range(columns), key=ranks.__getitem__))
     return np.array(orders, np.int64).reshape(-1, columns)
 
 
@@ -228,31 +237,33 @@ def slots(
     tile: int,
     unit: int,
 ) -> Array:
-    """Return each pixel's term, along an axis, of its index in the array of coarse tiles, [offset,
-    pixel].
+    """Return each pixel's term, along an axis, of its index in the array of coarse
+    tiles, [offset, pixel].
 
-    `fine` are the offsets between fine pixels, and `coarse_offsets` those between coarse pixels. In
-    the array of coarse tiles, successive offsets are `tile` numbers apart, and successive pixels
-    `unit` numbers.
+    `fine` are the offsets between fine pixels, and `coarse_offsets` those between
+    coarse pixels. In the array of coarse tiles, successive offsets are `tile` numbers
+    apart, and successive pixels `unit` numbers.
 
     >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), tile=10, unit=1).tolist()
     [[0, 0, 1, 1], [0, 10, 1, 11], [10, 10, 11, 11], [10, 0, 11, 1]]
     """
-    # The coarse pixel p′ that contains each pixel p, and the index of each coarse offset
+    # The coarse pixel p′ that contains each pixel p, and the index of each coarse
+    # offset
     coarse_pixel = np.full(pixels, NO_SLOT)
     for number, members in enumerate(coarse.members):
         coarse_pixel[list(members)] = number
     offset_index = np.full(len(coarse.members), NO_SLOT)
     offset_index[list(coarse_offsets)] = np.arange(len(coarse_offsets))
-    # The coarse pixel q′ that contains pixel p + o, and the index of the coarse offset q′ − p′
+    # The coarse pixel q′ that contains pixel p + o, and the index of the coarse offset
+    # q′ − p′
     second = coarse_pixel[(np.arange(pixels) + np.array(fine)[:, None]) % pixels]
     index = offset_index[(second - coarse_pixel) % len(offset_index)]
     has_slot = (coarse_pixel != NO_SLOT) & (second != NO_SLOT) & (index != NO_SLOT)
     return np.where(has_slot, index * tile + coarse_pixel * unit, NO_SLOT)
 
 
-# --- Tables: operations and fields as arrays for compiled loops. A field is a function of a
-# variance.
+# --- Tables: operations and fields as arrays for compiled loops. A field is a function
+# of a variance.
 
 
 WORDS_PER_OPERATION = 8
@@ -261,36 +272,35 @@ WEIGHTS_PER_OPERATION = 8
 
 @dataclass(frozen=True)
 class Tables:
-    """The operations of a level, one row each, and the fields of the left and right examples."""
+    """The operations of a level, one row each, and the fields of the left and right
+    examples."""
 
     operations: Array
-    """Kind, register, other register, reach along columns, rows and planes, first field, end of the
-    fields.
-    """
+    """Kind, register, other register, reach along columns, rows and planes, first
+    field, end of the fields. """
     weights: Array
-    """For K ← s K + b and Θ ← s Θ + α K + β: s, b, α, β; then 1 if the window has three rows, and
-    up to three constants.
-    """
+    """For K ← s K + b and Θ ← s Θ + α K + β: s, b, α, β; then 1 if the window has three
+    rows, and up to three constants. """
     left: Array
-    """Fields [image, field, pixel]; for vectors [example, field]. In the first level, the inputs of
-    images come before the fields.
-    """
+    """Fields [image, field, pixel]; for vectors [example, field]. In the first level,
+    the inputs of images come before the fields. """
     right: Array
     spread: Array
-    """Fields of a left vector that are copied to every column; the others are used as single
-    numbers.
-    """
+    """Fields of a left vector that are copied to every column; the others are used as
+    single numbers. """
     rounding: Any
     """A correlation within this distance of 1 counts as 1."""
 
 
 def tables(level: Level, left: Side, right: Side) -> Tables:
     """Compute the tables of a level for the examples of both sides."""
-    # Compute the fields of each nonlinear operation (with `ends`), for both sides at once.
+    # Compute the fields of each nonlinear operation (with `ends`), for both sides at
+    # once.
     sides = [left] if left is right else [left, right]
     ends = [(step.ends, step.variance_index) for step in level.operations if step.ends]
     fields = [
-        function(torch.cat([side.variances[index] for side in sides])) for function, index in ends
+        function(torch.cat([side.variances[index] for side in sides]))
+        for function, index in ends
     ]
     field_counts = iter([len(fields_of_operation) for fields_of_operation in fields])
     operations = np.zeros((len(level.operations), WORDS_PER_OPERATION), np.int64)
@@ -299,7 +309,14 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
     first = 0
     for k, step in enumerate(level.operations):
         end = first + (next(field_counts) if step.ends else 0)
-        operations[k] = (step.kind, step.register, step.other, *reversed(step.reach), first, end)
+        operations[k] = (
+            step.kind,
+            step.register,
+            step.other,
+            *reversed(step.reach),
+            first,
+            end,
+        )
         numbers = (*step.weights, float(step.reach[1] == 1), *step.constants)
         weights[k, : len(numbers)] = numbers
         # Copy all fields except the coefficients of series.
@@ -324,9 +341,8 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
 def fields_of_side(
     level: Level, side: Side, fields: Sequence[Sequence[torch.Tensor]], rows: slice
 ) -> Array:
-    """Return the table of one side: the inputs, if the level starts with them, and the fields in
-    `rows`.
-    """
+    """Return the table of one side: the inputs, if the level starts with them, and the
+    fields in `rows`."""
     x = side.x
     is_vector = x.dim() == 2
     pixels = prod(level.sizes)
@@ -334,7 +350,9 @@ def fields_of_side(
     if not is_vector and not level.arrivals:
         parts = [x.reshape(*x.shape[:2], pixels)]
     for fields_of_operation in fields:
-        parts += [field[rows].reshape(len(x), 1, pixels) for field in fields_of_operation]
+        parts += [
+            field[rows].reshape(len(x), 1, pixels) for field in fields_of_operation
+        ]
     table = np.ascontiguousarray(torch.cat(parts, 1).numpy())
     if is_vector:
         return table.reshape(len(x), -1)
@@ -357,10 +375,9 @@ def field_count(level: Level, left: Side, right: Side) -> int:
 class TileProgram:
     """All operations on tiles, from the finest level to the coarsest.
 
-    The layer `end` averages over pixel pairs; the fused engine computes this mean. If `end` is
-    None, the fused engine returns the tiles of the last level. Torch then applies the layers `rest`
-    to examples of shape `rest_shape`.
-    """
+    The layer `end` averages over pixel pairs; the fused engine computes this mean. If
+    `end` is None, the fused engine returns the tiles of the last level. Torch then
+    applies the layers `rest` to examples of shape `rest_shape`."""
 
     levels: tuple[Level, ...]
     channels: int
@@ -370,16 +387,17 @@ class TileProgram:
 
     @property
     def coarse_pairs(self) -> tuple[Pairs, ...]:
-        """For each level, the pixel pairs of the next level; for the last level, its own pairs."""
+        """For each level, the pixel pairs of the next level; for the last level, its
+        own pairs."""
         return (*(level.pairs for level in self.levels[1:]), self.levels[-1].pairs)
 
 
 def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
     """Translate layers into operations on tiles.
 
-    For vectors, every layer must have a fused form. For images, the program ends before the first
-    layer without a fused form, e.g. Flatten. At this layer, the images must have become vectors or
-    smaller images; otherwise raise `NoFusedForm`.
+    For vectors, every layer must have a fused form. For images, the program ends before
+    the first layer without a fused form, e.g. Flatten. At this layer, the images must
+    have become vectors or smaller images; otherwise raise `NoFusedForm`.
 
     >>> from ntkexp.layer.affine import Dense
     >>> from ntkexp.layer.pointwise import ReLU
@@ -403,10 +421,13 @@ def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
     except NoFusedForm:
         if len(shape) == 1 or layers[fused_layers].shape(rest_shape)[1:] == shape[1:]:
             raise
-    # Number the nonlinear operations (with `ends`): `variance_index` is an index into `Side.variances`.
+    # Number the nonlinear operations (with `ends`): `variance_index` is an index into
+    # `Side.variances`.
     numbers = count()
     operations = tuple(
-        replace(operation, variance_index=next(numbers)) if operation.ends else operation
+        replace(operation, variance_index=next(numbers))
+        if operation.ends
+        else operation
         for operation in operations
     )
     if len(shape) == 1:
@@ -438,11 +459,16 @@ def with_pairs(by_level: list[Level], end_pairs: Pairs) -> tuple[Level, ...]:
     """Set the pixel pairs of each level, from the last one back to the first."""
     # Pad the last level's pairs to three axes.
     missing = 3 - len(end_pairs.pixels)
-    pairs = Pairs((1,) * missing + end_pairs.pixels, ((0,),) * missing + end_pairs.offsets)
+    pairs = Pairs(
+        (1,) * missing + end_pairs.pixels, ((0,),) * missing + end_pairs.offsets
+    )
     by_level[-1] = replace(by_level[-1], pairs=pairs)
     for k in range(len(by_level) - 2, -1, -1):
         coarser = by_level[k + 1].pairs
         sizes = by_level[k].sizes
-        finer = (pairs_before(step.coarse, coarser, sizes) for step in by_level[k].coarsenings)
+        finer = (
+            pairs_before(step.coarse, coarser, sizes)
+            for step in by_level[k].coarsenings
+        )
         by_level[k] = replace(by_level[k], pairs=reduce(Pairs.union, finer))
     return tuple(by_level)

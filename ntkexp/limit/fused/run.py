@@ -1,9 +1,8 @@
-"""The fused engine's kernels of a block. The block is cut into sub-blocks, which threads compute.
-The remaining layers are applied in torch.
+"""The fused engine's kernels of a block. The block is cut into sub-blocks, which
+threads compute. The remaining layers are applied in torch.
 
-Both kernels are the NNGP kernel K and the tangent kernel Θ. A field is a function of the variance
-at each pixel of an example.
-"""
+Both kernels are the NNGP kernel K and the tangent kernel Θ. A field is a function of
+the variance at each pixel of an example."""
 
 from __future__ import annotations
 
@@ -50,9 +49,8 @@ from ntkexp.limit.network import (
 
 Array = np.ndarray[Any, Any]
 PIECE = 512
-"""Columns of a tile for vectors. The intermediate values of this many columns fit into the L1
-cache.
-"""
+"""Columns of a tile for vectors. The intermediate values of this many columns fit into
+the L1 cache. """
 MARGIN = 64
 
 
@@ -60,11 +58,11 @@ MARGIN = 64
 
 
 class VectorSides(NamedTuple):
-    """Fields (functions of the variance) of the left vectors, [example, field], and of the right
-    vectors, [field, example].
+    """Fields (functions of the variance) of the left vectors, [example, field], and of
+    the right vectors, [field, example].
 
-    `spread` lists the left fields that are copied to every column. If `same`, the left vectors are
-    the first right vectors, and pairs below the diagonal are not computed.
+    `spread` lists the left fields that are copied to every column. If `same`, the left
+    vectors are the first right vectors, and pairs below the diagonal are not computed.
     """
 
     left: Array
@@ -74,9 +72,8 @@ class VectorSides(NamedTuple):
 
 
 class KernelRows(NamedTuple):
-    """Rows of three matrices: the covariances of the inputs, the NNGP kernel and the tangent
-    kernel.
-    """
+    """Rows of three matrices: the covariances of the inputs, the NNGP kernel and the
+    tangent kernel."""
 
     inputs: Array
     nngp: Array
@@ -84,10 +81,11 @@ class KernelRows(NamedTuple):
 
 
 @compiled
-def apply_to_vectors(program: CompiledProgram, sides: VectorSides, matrices: KernelRows) -> Any:
-    """Compute the NNGP and the tangent kernel from the covariances of the inputs. Return their
-    largest biased exponent.
-    """
+def apply_to_vectors(
+    program: CompiledProgram, sides: VectorSides, matrices: KernelRows
+) -> Any:
+    """Compute the NNGP and the tangent kernel from the covariances of the inputs.
+    Return their largest biased exponent."""
     same = sides.same
     spread = sides.spread
     left = lent(sides.left)
@@ -102,8 +100,8 @@ def apply_to_vectors(program: CompiledProgram, sides: VectorSides, matrices: Ker
     gaps = TileGaps(np.ones(PIECE, left.dtype), np.zeros((2, 0), np.int64))
     exact = program.weights.dtype.type(2)
     largest = 0
-    # These are variables, not constants, so that vectors and images share one compiled version of
-    # `apply_operations`.
+    # These are variables, not constants, so that vectors and images share one compiled
+    # version of `apply_operations`.
     begin_left: Any = np.intp(0)
     pitch: Any = np.intp(PIECE)
     single: Any = np.intp(1)
@@ -113,11 +111,19 @@ def apply_to_vectors(program: CompiledProgram, sides: VectorSides, matrices: Ker
         rows = KernelRows(inputs[i], nngp[i], ntk[i])
         for field in spread:
             filled(one, field * PIECE, size, left[i, field])
-        row_fields = PairFields(one, two, begin_left, begin, pitch, columns, program.equal, left[i])
-        largest = max(largest, apply_to_piece(program, work, row_fields, gaps, size, rows))
+        row_fields = PairFields(
+            one, two, begin_left, begin, pitch, columns, program.equal, left[i]
+        )
+        largest = max(
+            largest, apply_to_piece(program, work, row_fields, gaps, size, rows)
+        )
         if same:  # an example paired with itself: every correlation is 1
-            row_fields = PairFields(one, two, begin_left, i, pitch, columns, exact, left[i])
-            largest = max(largest, apply_to_piece(program, work, row_fields, gaps, single, rows))
+            row_fields = PairFields(
+                one, two, begin_left, i, pitch, columns, exact, left[i]
+            )
+            largest = max(
+                largest, apply_to_piece(program, work, row_fields, gaps, single, rows)
+            )
     return largest
 
 
@@ -130,9 +136,8 @@ def apply_to_piece(
     size: int,
     rows: KernelRows,
 ) -> Any:
-    """Apply all layers to `size` columns of a row. Return the largest biased exponent in both
-    kernels.
-    """
+    """Apply all layers to `size` columns of a row. Return the largest biased exponent
+    in both kernels."""
     margin: Any = np.intp(MARGIN)
     neighbour: Any = np.intp(1)
     start = fields.right_start
@@ -148,7 +153,9 @@ def apply_to_piece(
     for j in range(np.uintp(size)):
         nngp[start + j] = work[0, margin + j]
         ntk[start + j] = work[1, margin + j]
-        largest = max(largest, exponent(work[0, margin + j]), exponent(work[1, margin + j]))
+        largest = max(
+            largest, exponent(work[0, margin + j]), exponent(work[1, margin + j])
+        )
     return largest
 
 
@@ -168,9 +175,8 @@ Result = TypeVar("Result")
 
 
 def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
-    """Return all sub-blocks. If left and right examples are the same, omit sub-blocks below the
-    diagonal.
-    """
+    """Return all sub-blocks. If left and right examples are the same, omit sub-blocks
+    below the diagonal."""
     return [
         (row, column)
         for row in slices_of(len(left.x), size)
@@ -180,14 +186,16 @@ def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]
 
 
 def in_threads(
-    work: Callable[[SubBlock], Result], parts: Sequence[SubBlock], threads: int, ahead: int
+    work: Callable[[SubBlock], Result],
+    parts: Sequence[SubBlock],
+    threads: int,
+    ahead: int,
 ) -> Iterator[Result]:
-    """Yield the results of `work` on all parts in order; submit `ahead` parts at a time to the
-    threads.
+    """Yield the results of `work` on all parts in order; submit `ahead` parts at a time
+    to the threads.
 
-    With one thread or one part, use the calling thread: starting a thread may take longer than the
-    work.
-    """
+    With one thread or one part, use the calling thread: starting a thread may take
+    longer than the work."""
     if min(threads, len(parts)) == 1:
         yield from map(work, parts)
         return
@@ -198,9 +206,9 @@ def in_threads(
 
 # --- Kernels of vectors, one strip of rows at a time
 #
-# For each strip, compute the covariances of the inputs, then apply all layers to one sub-block
-# after the other while it is in the cache. If the kernel is symmetric, compute only entries on and
-# above the diagonal, and mirror them.
+# For each strip, compute the covariances of the inputs, then apply all layers to one
+# sub-block after the other while it is in the cache. If the kernel is symmetric,
+# compute only entries on and above the diagonal, and mirror them.
 
 
 STRIP_ROWS = 128
@@ -210,7 +218,8 @@ STRIP_ROWS = 128
 def kernels_of_vectors(
     program: TileProgram, left: Side, right: Side, same: bool, threads: int
 ) -> Kernels:
-    """Compute the NNGP kernel and the tangent kernel of a block, for examples that are vectors."""
+    """Compute the NNGP kernel and the tangent kernel of a block, for examples that are
+    vectors."""
     shape = (len(left.x), len(right.x))
     kernels = left.x.new_empty(shape), left.x.new_empty(shape)
     nngp = kernels[0].numpy()
@@ -244,26 +253,34 @@ def kernels_of_vectors(
         rows = strip.stop - strip.start
         inner = products[:rows, first:]
         torch.addmm(
-            inner, left.x[strip], right.x[first:].t(), beta=0, alpha=1 / left.x.shape[1], out=inner
+            inner,
+            left.x[strip],
+            right.x[first:].t(),
+            beta=0,
+            alpha=1 / left.x.shape[1],
+            out=inner,
         )
         parts = strip_parts(strip, len(right.x), same, threads)
-        largest = max([largest, *in_threads(apply_to_sub_block, parts, threads, len(parts))])
+        largest = max(
+            [largest, *in_threads(apply_to_sub_block, parts, threads, len(parts))]
+        )
     if largest == beyond(nngp.dtype):
         return finite(kernels)
     return kernels
 
 
 def program_of(level: Level, table: Tables) -> CompiledProgram:
-    return CompiledProgram(table.operations, table.weights, level.registers, table.rounding)
+    return CompiledProgram(
+        table.operations, table.weights, level.registers, table.rounding
+    )
 
 
 def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[SubBlock]:
-    """Cut a strip of rows into sub-blocks. Each has PIECE columns. Its number of rows gives every
-    thread about two sub-blocks.
+    """Cut a strip of rows into sub-blocks. Each has PIECE columns. Its number of rows
+    gives every thread about two sub-blocks.
 
-    If left and right vectors are the same, the first sub-block of each group of rows begins on the
-    diagonal.
-    """
+    If left and right vectors are the same, the first sub-block of each group of rows
+    begins on the diagonal."""
     rows = strip.stop - strip.start
     height = rows if threads == 1 else max(1, rows // (2 * threads))
     parts = []
@@ -283,11 +300,11 @@ def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[Su
 MEMORY_PARTS = 8
 """The tables of one side may use 1/MEMORY_PARTS of the memory."""
 MAX_STORED_NUMBERS = 2**22
-"""Largest number of entries of each kernel that a sub-block stores between two levels."""
+"""Largest number of entries of each kernel that a sub-block stores between two
+levels."""
 MAX_IMAGES = 32
-"""Largest number of images on each side of a sub-block. With this many, the layout costs little per
-pair.
-"""
+"""Largest number of images on each side of a sub-block. With this many, the layout
+costs little per pair. """
 
 
 def kernels(
@@ -308,7 +325,9 @@ def kernels(
     numbers = left.x[0].numel() + sum(field_numbers)
     max_examples = budget.largest_batch(MEMORY_PARTS * numbers * left.x.element_size())
     if max(len(left.x), len(right.x)) <= max_examples:
-        nngp, ntk = kernels_of_images(program, left, right, same, threads, budget.part(threads))
+        nngp, ntk = kernels_of_images(
+            program, left, right, same, threads, budget.part(threads)
+        )
         if same:
             nngp = symmetric(nngp)
             ntk = symmetric(ntk)
@@ -319,7 +338,9 @@ def kernels(
     block = [left.x.new_empty(len(left.x), len(right.x)) for _ in range(2)]
     for row, column in sub_blocks(left, right, max_examples, same):
         itself = same and row == column
-        parts = kernels(program, net, left.part(row), right.part(column), itself, threads, budget)
+        parts = kernels(
+            program, net, left.part(row), right.part(column), itself, threads, budget
+        )
         for values, part in zip(block, parts, strict=True):
             values[row, column] = part
             if same and not itself:
@@ -328,13 +349,18 @@ def kernels(
 
 
 def kernels_of_images(
-    program: TileProgram, left: Side, right: Side, same: bool, threads: int, budget: MemoryBudget
+    program: TileProgram,
+    left: Side,
+    right: Side,
+    same: bool,
+    threads: int,
+    budget: MemoryBudget,
 ) -> Kernels:
-    """Compute the NNGP kernel and the tangent kernel of a block of images: after the layer
-    `program.end`, or of the outputs if `program.end` is None.
+    """Compute the NNGP kernel and the tangent kernel of a block of images: after the
+    layer `program.end`, or of the outputs if `program.end` is None.
 
-    In the second case, apply the remaining layers in torch to one sub-block after the other. If
-    both sides are the same, fill only sub-blocks on and above the diagonal.
+    In the second case, apply the remaining layers in torch to one sub-block after the
+    other. If both sides are the same, fill only sub-blocks on and above the diagonal.
     """
     levels = [tables(level, left, right) for level in program.levels]
     coarse = [
@@ -359,20 +385,25 @@ def kernels_of_images(
         return first, second
 
     results = in_threads(last_tiles, parts, threads, threads)
-    for (row, column), tiles in zip(parts, results, strict=True):
-        if not program.end:
-            itself = same and row == column
-            tiles = through_rest(program, left.part(row), right.part(column), tiles, itself)  # noqa: PLW2901
+    for (row, column), last in zip(parts, results, strict=True):
+        itself = same and row == column
+        tiles = (
+            last
+            if program.end
+            else through_rest(program, left.part(row), right.part(column), last, itself)
+        )
         nngp[row, column], ntk[row, column] = tiles
     return nngp, ntk
 
 
-def sub_block_size(program: TileProgram, levels: Sequence[Tables], budget: MemoryBudget) -> int:
-    """Return the largest number of images on each side of a sub-block that fits into the memory.
+def sub_block_size(
+    program: TileProgram, levels: Sequence[Tables], budget: MemoryBudget
+) -> int:
+    """Return the largest number of images on each side of a sub-block that fits into
+    the memory.
 
-    Laying out the tiles needs three copies of the fields of each side. Two levels store coarse
-    tiles at a time.
-    """
+    Laying out the tiles needs three copies of the fields of each side. Two levels store
+    coarse tiles at a time."""
     layout_bytes = max(table.left[0].nbytes for table in levels)
     stored_numbers = [
         2 * len(level.coarsenings) * pairs.count
@@ -393,8 +424,8 @@ def through_levels(
 ) -> Array:
     """Apply all levels (groups of operations on images of one size) to a sub-block.
 
-    If the last level averages its tiles onto a coarser grid (`Level.coarsenings`), return the
-    averages. Otherwise add the sums over the pixels of its tiles to `sums`.
+    If the last level averages its tiles onto a coarser grid (`Level.coarsenings`),
+    return the averages. Otherwise add the sums over the pixels of its tiles to `sums`.
     """
     row, column = block
     departed = np.zeros((0,) * 5, levels[0].left.dtype)
@@ -426,14 +457,16 @@ def through_levels(
 
 
 def pixel_pairs(program: TileProgram, departed: Array) -> Kernels:
-    """Return the kernels at all pixel pairs of the last level, [left, right, offset, pixel, offset,
-    pixel, …], with an offset and a pixel axis for each axis of the image.
-    """
+    """Return the kernels at all pixel pairs of the last level, [left, right, offset,
+    pixel, offset, pixel, …], with an offset and a pixel axis for each axis of the
+    image."""
     pairs = program.levels[-1].pairs
     axes: list[int] = []
     for offsets, pixels in zip(pairs.offsets, pairs.pixels, strict=True):
         axes += (len(offsets), pixels)
-    tiles = torch.from_numpy(departed[0]).view(2, *departed.shape[2:4], *axes[::2], *axes[1::2])
+    tiles = torch.from_numpy(departed[0]).view(
+        2, *departed.shape[2:4], *axes[::2], *axes[1::2]
+    )
     tiles = tiles.permute(0, 1, 2, 3, 6, 4, 7, 5, 8)
     image_axes = len(program.rest_shape[1:])
     first, second = tiles.reshape(*tiles.shape[:3], *axes[-2 * image_axes :])
@@ -445,7 +478,11 @@ def through_rest(
 ) -> Kernels:
     """Apply the remaining layers in torch."""
     pairs = base.input_pairs(program.rest, Pairs((), ()), program.rest_shape)
-    operations = [operation for level in program.levels for operation in level.operations]
+    operations = [
+        operation for level in program.levels for operation in level.operations
+    ]
     nonlinear_layers = sum(operation.ends is not None for operation in operations)
-    start = Covariance(*kernels, pairs, left.variances, right.variances, same, nonlinear_layers)
+    start = Covariance(
+        *kernels, pairs, left.variances, right.variances, same, nonlinear_layers
+    )
     return kernels_of(base.push(program.rest, start, program.rest_shape))

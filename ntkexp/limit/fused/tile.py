@@ -1,7 +1,7 @@
 """The operations on one tile: K and Θ at all pixels p for one offset o, as flat arrays.
 
-Compiled functions take their arguments in named tuples, which numba passes without overhead.
-"""
+Compiled functions take their arguments in named tuples,
+which numba passes without overhead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ntkexp.covariance.pairs import ADD, ARC, BEND, CLEAR, COPY, GATE, NORM, SERIES, WEIGH, WRAP
+from ntkexp.covariance.pairs import (
+    ADD,
+    ARC,
+    BEND,
+    CLEAR,
+    COPY,
+    GATE,
+    NORM,
+    SERIES,
+    WEIGH,
+    WRAP,
+)
 from ntkexp.layer.smooth import TOGETHER
 from ntkexp.limit.fused.functions import (
     add_tile,
@@ -32,17 +43,16 @@ Index = int | np.signedinteger[Any]
 
 # --- Arguments
 #
-# The gaps between the rows of a tile represent pixels outside the image: they hold zeros or, in a
-# periodic image, copies of pixels from the opposite side. A window can therefore read its
-# neighbours at fixed distances, even beyond the end of a row. All functions process whole tiles,
-# gaps included. Most activations keep gaps zero, because the variances there are zero; after other
-# operations, CLEAR resets them.
+# The gaps between the rows of a tile represent pixels outside the image: they hold
+# zeros or, in a periodic image, copies of pixels from the opposite side. A window can
+# therefore read its neighbours at fixed distances, even beyond the end of a row. All
+# functions process whole tiles, gaps included. Most activations keep gaps zero, because
+# the variances there are zero; after other operations, CLEAR resets them.
 
 
 class TileShape(NamedTuple):
-    """The layout of a flat tile: `size` numbers after a margin. Rows are `stride` numbers apart,
-    and planes `plane` numbers.
-    """
+    """The layout of a flat tile: `size` numbers after a margin. Rows are `stride`
+    numbers apart, and planes `plane` numbers."""
 
     margin: Index
     size: Index
@@ -60,12 +70,11 @@ class Tile(NamedTuple):
 class PairFields(NamedTuple):
     """Fields of the two examples of a pair: functions of the variance at each pixel.
 
-    Field f of the left example begins at `left_start` + f · `left_pitch`, and of the right example
-    at `right_start` + f · `right_pitch`. If examples are vectors, not images, each field of the
-    left example is a single number, `numbers`[f]. A correlation within `equal` of 1 counts as 1.
-    The value `equal` = 2 marks an example paired with itself at offset 0, where every correlation
-    is 1.
-    """
+    Field f of the left example begins at `left_start` + f · `left_pitch`, and of the
+    right example at `right_start` + f · `right_pitch`. If examples are vectors, not
+    images, each field of the left example is a single number, `numbers`[f]. A
+    correlation within `equal` of 1 counts as 1. The value `equal` = 2 marks an example
+    paired with itself at offset 0, where every correlation is 1."""
 
     left: Array
     right: Array
@@ -98,19 +107,22 @@ class Scratch(NamedTuple):
 
 
 class TileGaps(NamedTuple):
-    """The gaps of a tile: `inside` is 1 in the image and 0 in gaps; `halo` lists copied pixels."""
+    """The gaps of a tile: `inside` is 1 in the image and 0 in gaps;
+    `halo` lists copied pixels."""
 
     inside: Array
     halo: Array
 
 
-# --- Smooth activations: power series in the correlation ρ, with precomputed coefficients b_k
+# --- Smooth activations: power series in the correlation ρ,
+# with precomputed coefficients b_k
 #
 #     K′ = a₀a₀ + K Σ_k b_k b_k ρᵏ/(k + 1),    Θ′ = Θ Σ_k b_k b_k ρᵏ
 #
-# Horner's scheme in t runs from the last power to the first. It adds four terms at a time, so that
-# each sum is read and written less often. If σ is odd or even, only every second power occurs, and
-# t = ρ²; otherwise t = ρ. For even σ, `finish_series` multiplies by the remaining factor ρ.
+# Horner's scheme in t runs from the last power to the first. It adds four terms at a
+# time, so that each sum is read and written less often. If σ is odd or even, only every
+# second power occurs, and t = ρ²; otherwise t = ρ. For even σ, `finish_series`
+# multiplies by the remaining factor ρ.
 
 
 @compiled
@@ -123,9 +135,8 @@ def start_series(
     field: int,
     increment: int,
 ) -> None:
-    """Set both sums to zero, and compute t = ρ (the correlation), or t = ρ² if only every second
-    power occurs.
-    """
+    """Set both sums to zero, and compute t = ρ (the correlation), or t = ρ² if only
+    every second power occurs."""
     wide()
     K = tile.K
     value = sums.K
@@ -147,9 +158,8 @@ def start_series(
 def add_terms(
     sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
-    """Add four terms to the power series of K′ and Θ′. Their coefficients are products b_k b_k of
-    fields of both examples; the first of these fields is `field`.
-    """
+    """Add four terms to the power series of K′ and Θ′. Their coefficients are products
+    b_k b_k of fields of both examples; the first of these fields is `field`."""
     wide()
     value = sums.K
     slope = sums.theta
@@ -178,14 +188,17 @@ def add_terms(
         p2 = F1[a2 + j] * F2[b2 + j]
         p3 = F1[a3 + j] * F2[b3 + j]
         slope[j] = p0 + x * (p1 + x * (p2 + x * (p3 + x * slope[j])))
-        value[j] = w0 * p0 + x * (w1 * p1 + x * (w2 * p2 + x * (w3 * p3 + x * value[j])))
+        value[j] = w0 * p0 + x * (
+            w1 * p1 + x * (w2 * p2 + x * (w3 * p3 + x * value[j]))
+        )
 
 
 @compiled
 def add_terms_of_one_vector(
     sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
-    """Add four terms as in `add_terms`, for vectors: the left coefficients are single numbers."""
+    """Add four terms as in `add_terms`, for vectors:
+    the left coefficients are single numbers."""
     wide()
     value = sums.K
     slope = sums.theta
@@ -212,16 +225,22 @@ def add_terms_of_one_vector(
         p2 = n2 * F2[b2 + j]
         p3 = n3 * F2[b3 + j]
         slope[j] = p0 + x * (p1 + x * (p2 + x * (p3 + x * slope[j])))
-        value[j] = w0 * p0 + x * (w1 * p1 + x * (w2 * p2 + x * (w3 * p3 + x * value[j])))
+        value[j] = w0 * p0 + x * (
+            w1 * p1 + x * (w2 * p2 + x * (w3 * p3 + x * value[j]))
+        )
 
 
 @compiled
 def finish_series(
-    tile: Tile, sums: Tile, shape: TileShape, fields: PairFields, field: int, lowest: int
+    tile: Tile,
+    sums: Tile,
+    shape: TileShape,
+    fields: PairFields,
+    field: int,
+    lowest: int,
 ) -> None:
-    """Compute the kernels after the activation, K′ and Θ′, from the sums. Multiply by the
-    correlation ρ if the lowest power of the series is 1.
-    """
+    """Compute the kernels after the activation, K′ and Θ′, from the sums. Multiply by
+    the correlation ρ if the lowest power of the series is 1."""
     wide()
     K = tile.K
     theta = tile.theta
@@ -253,9 +272,8 @@ def apply_series(
     shape: TileShape,
     fields: PairFields,
 ) -> None:
-    """Apply a smooth activation σ by its power series. Its fields are 1/√q (q is the variance),
-    a₀ = E σ, and the coefficients b_k of σ′.
-    """
+    """Apply a smooth activation σ by its power series. Its fields are 1/√q (q is the
+    variance), a₀ = E σ, and the coefficients b_k of σ′."""
     weights = program.weights[step]
     field = program.operations[step, 6]
     terms = program.operations[step, 7] - field - 2
@@ -286,8 +304,9 @@ def apply_series(
 #             K′ = (a²/2)(e₋ − e₊),  Θ′ = Θ (a²b²/2)(e₋ + e₊)
 #     norm    a = 1/√(q + ε):                   K′ = K a₁a₂,  Θ′ = Θ a₁a₂
 #
-# If a pixel is paired with itself, 1 − s = a₁a₂ for erf and GELU, and b²K = a₁ + a₂ for the sine.
-# For all pairs, 1 − |s| > a₁a₂/2. The code enforces this bound, which rounding could violate.
+# If a pixel is paired with itself, 1 − s = a₁a₂ for erf and GELU, and b²K = a₁ + a₂ for
+# the sine. For all pairs, 1 − |s| > a₁a₂/2. The code enforces this bound, which
+# rounding could violate.
 
 
 @compiled
@@ -435,7 +454,8 @@ def apply_norm(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> 
 
 @compiled
 def apply_weights(tile: Tile, shape: TileShape, weights: Array) -> None:
-    """Apply an affine layer with `weights` (s, b, α, β) to the sums K and Θ over a window.
+    """Apply an affine layer with `weights` (s, b, α,
+    β) to the sums K and Θ over a window.
 
     First Θ ← s Θ + α K + β, then K ← s K + b.
     """
@@ -456,13 +476,18 @@ def apply_weights(tile: Tile, shape: TileShape, weights: Array) -> None:
 
 @compiled
 def apply_bent_line(
-    tile: Tile, sums: Tile, shape: TileShape, weights: Array, fields: PairFields, field: int
+    tile: Tile,
+    sums: Tile,
+    shape: TileShape,
+    weights: Array,
+    fields: PairFields,
+    field: int,
 ) -> None:
-    """Apply an affine layer and a piecewise-linear activation, given sums over a window.
+    """Apply an affine layer and a piecewise-linear activation,
+    given sums over a window.
 
-    If the window has three rows, weights[4] = 1 and the loop adds the sums of the rows above and
-    below.
-    """
+    If the window has three rows, weights[4] = 1 and the loop adds the sums
+    of the rows above and below."""
     wide()
     K = tile.K
     theta = tile.theta
@@ -527,11 +552,15 @@ def apply_bent_line(
 
 @compiled
 def sum_across_and_behind(
-    source: Array, target: Array, spare: Array, shape: TileShape, across: int, behind: int
+    source: Array,
+    target: Array,
+    spare: Array,
+    shape: TileShape,
+    across: int,
+    behind: int,
 ) -> None:
-    """Sum over neighbours in other planes (up to `behind`), then over neighbours in the row (up to
-    `across`).
-    """
+    """Sum over neighbours in other planes (up to `behind`), then over neighbours in the
+    row (up to `across`)."""
     if behind > 0:
         sum_window(source, spare, shape.margin, shape.size, behind, shape.plane)
         source = spare
@@ -547,7 +576,8 @@ def apply_window(
     shape: TileShape,
     fields: PairFields,
 ) -> None:
-    """Apply an affine layer, fused with a piecewise-linear activation if the operation is BEND."""
+    """Apply an affine layer, fused with a piecewise-linear activation
+    if the operation is BEND."""
     operations = program.operations
     weights = program.weights[step]
     kind = operations[step, 0]
@@ -578,16 +608,23 @@ def apply_window(
 
 @compiled
 def apply_operations(
-    program: CompiledProgram, work: Array, shape: TileShape, fields: PairFields, gaps: TileGaps
+    program: CompiledProgram,
+    work: Array,
+    shape: TileShape,
+    fields: PairFields,
+    gaps: TileGaps,
 ) -> None:
     """Apply all operations of a level to a tile.
 
-    Register k holds K in work[2k] and Θ in work[2k + 1]. The last four rows of `work` are scratch.
-    """
+    Register k holds K in work[2k] and Θ in work[2k + 1].
+    The last four rows of `work` are scratch."""
     # Take views without reference counts (see `lent`).
     work = lent(work)
     program = CompiledProgram(
-        lent(program.operations), lent(program.weights), program.registers, program.equal
+        lent(program.operations),
+        lent(program.weights),
+        program.registers,
+        program.equal,
     )
     fields = PairFields(
         lent(fields.left),

@@ -12,14 +12,15 @@ from ntkexp.mistake import Mistake
 
 # --- The mean Jacobian of a step.
 #
-# On a step from θ₀ to θ₁ = θ₀ + Δθ, the outputs change by exactly J̄Δθ with the mean Jacobian J̄ =
-# ∫₀¹ J(θ₀ + uΔθ; x) du. A rule replaces this integral by a weighted sum over substeps [u₀, u₁]. The
-# term of a substep is its secant Jacobian, or the tangent Jacobian J(θ₀ + u₀Δθ) if u₀ = u₁. The
-# weights sum to one.
+# On a step from θ₀ to θ₁ = θ₀ + Δθ, the outputs change by exactly J̄Δθ with the mean
+# Jacobian J̄ = ∫₀¹ J(θ₀ + uΔθ; x) du. A rule replaces this integral by a weighted sum
+# over substeps [u₀, u₁]. The term of a substep is its secant Jacobian, or the tangent
+# Jacobian J(θ₀ + u₀Δθ) if u₀ = u₁. The weights sum to one.
 
 
 class Substep(NamedTuple):
-    """The part of a step from θ₀ + start·Δθ to θ₀ + end·Δθ, and the weight of its Jacobian."""
+    """The part of a step from θ₀ + start·Δθ to θ₀ + end·Δθ,
+    and the weight of its Jacobian."""
 
     start: float
     end: float
@@ -29,11 +30,16 @@ class Substep(NamedTuple):
 class AbstractRule(Component):
     """A quadrature rule for the mean Jacobian J̄ of a step."""
 
-    closes: ClassVar[bool] = False  # True if J̄Δθ equals the change of the outputs, to rounding
+    closes: ClassVar[bool] = (
+        False  # True if J̄Δθ equals the change of the outputs, to rounding
+    )
 
     @abstractmethod
-    def quadrature(self, points: int, substeps: int, romberg: int) -> tuple[Substep, ...]:
-        """Return the substeps of a step. Each rule ignores the arguments that it does not need."""
+    def quadrature(
+        self, points: int, substeps: int, romberg: int
+    ) -> tuple[Substep, ...]:
+        """Return the substeps of a step. Each rule ignores the arguments
+        that it does not need."""
 
     @abstractmethod
     def detail(self, points: int, substeps: int, romberg: int) -> str:
@@ -41,8 +47,8 @@ class AbstractRule(Component):
 
 
 class Left(AbstractRule):
-    """The tangent Jacobian at the start of the step, as in Domingos (2020). Its error is of first
-    order in the step size.
+    """The tangent Jacobian at the start of the step, as in Domingos (2020). Its error
+    is of first order in the step size.
 
     J̄ = J(θ₀).
 
@@ -50,7 +56,9 @@ class Left(AbstractRule):
     (Substep(start=0.0, end=0.0, weight=1.0),)
     """
 
-    def quadrature(self, points: int, substeps: int, romberg: int) -> tuple[Substep, ...]:
+    def quadrature(
+        self, points: int, substeps: int, romberg: int
+    ) -> tuple[Substep, ...]:
         return (Substep(0.0, 0.0, 1.0),)
 
     def detail(self, points: int, substeps: int, romberg: int) -> str:
@@ -58,8 +66,9 @@ class Left(AbstractRule):
 
 
 class Gauss(AbstractRule):
-    """Tangent Jacobians at n Gauss–Legendre points inside the step. The error is of order 2n in the
-    step size for smooth networks, and of order about 1 for networks with kinks.
+    """Tangent Jacobians at n Gauss–Legendre points inside the step. The error is of
+    order 2n in the step size for smooth networks, and of order about 1 for networks
+    with kinks.
 
     J̄ = Σ_k w_k J(θ₀ + u_k Δθ). With one point, u is the midpoint.
 
@@ -67,7 +76,9 @@ class Gauss(AbstractRule):
     (Substep(start=0.5, end=0.5, weight=1.0),)
     """
 
-    def quadrature(self, points: int, substeps: int, romberg: int) -> tuple[Substep, ...]:
+    def quadrature(
+        self, points: int, substeps: int, romberg: int
+    ) -> tuple[Substep, ...]:
         positions, weights = np.polynomial.legendre.leggauss(points)
         starts = ((1 + positions) / 2).tolist()
         return tuple(map(Substep, starts, starts, (weights / 2).tolist()))
@@ -77,8 +88,8 @@ class Gauss(AbstractRule):
 
 
 class Secant(AbstractRule):
-    """Secant Jacobians of substeps. J̄Δθ is the exact change of the outputs for every step size,
-    also across kinks.
+    """Secant Jacobians of substeps. J̄Δθ is the exact change of the outputs for every
+    step size, also across kinks.
 
     J̄ = S(substeps, romberg), as defined below.
 
@@ -87,17 +98,20 @@ class Secant(AbstractRule):
     >>> Secant().quadrature(points=2, substeps=2, romberg=1)[-1]
     Substep(start=0.0, end=1.0, weight=-0.3333333333333333)
 
-    S_n is the average of the secant Jacobians of n equal substeps. The secant Jacobian of a
-    substep, times its Δθ, equals the change of the outputs along the substep. These changes add up,
-    so S_n Δθ = Δf for every n. S_n converges to the mean Jacobian with error O(n⁻²). Romberg's
-    extrapolation keeps S Δθ = Δf, because its weights sum to one:
+    S_n is the average of the secant Jacobians of n equal substeps. The secant Jacobian
+    of a substep, times its Δθ, equals the change of the outputs along the substep.
+    These changes add up, so S_n Δθ = Δf for every n. S_n converges to the mean Jacobian
+    with error O(n⁻²). Romberg's extrapolation keeps S Δθ = Δf, because its weights sum
+    to one:
 
         S(n, 0) = S_n,    S(n, k) = S(n, k−1) + (S(n, k−1) − S(n/2, k−1)) / (4ᵏ − 1)
     """
 
     closes: ClassVar[bool] = True
 
-    def quadrature(self, points: int, substeps: int, romberg: int) -> tuple[Substep, ...]:
+    def quadrature(
+        self, points: int, substeps: int, romberg: int
+    ) -> tuple[Substep, ...]:
         if substeps % 2**romberg:
             raise Mistake(
                 f"path.romberg={romberg} halves the substeps {romberg} times, but path.substeps={substeps} is not a "
@@ -116,8 +130,8 @@ class Secant(AbstractRule):
 
 
 def shares(substeps: int, romberg: int) -> dict[int, float]:
-    """Return the weight of S_m, the average of m secant Jacobians, in Romberg's extrapolation from
-    n = `substeps`, by m = n, n/2, ….
+    """Return the weight of S_m, the average of m secant Jacobians, in Romberg's
+    extrapolation from n = `substeps`, by m = n, n/2, ….
 
     >>> shares(2, 1)
     {2: 1.3333333333333333, 1: -0.3333333333333333}
@@ -125,7 +139,9 @@ def shares(substeps: int, romberg: int) -> dict[int, float]:
     if romberg == 0:
         return {substeps: 1.0}
     gain = 1 / (4**romberg - 1)
-    total = {n: (1 + gain) * share for n, share in shares(substeps, romberg - 1).items()}
+    total = {
+        n: (1 + gain) * share for n, share in shares(substeps, romberg - 1).items()
+    }
     for n, share in shares(substeps // 2, romberg - 1).items():
         total[n] = total.get(n, 0.0) - gain * share
     return total

@@ -1,24 +1,28 @@
-"""Confidence intervals from a few independent repetitions, compared with an expected range.
+"""Confidence intervals from a few independent repetitions,
+compared with an expected range.
 
 The 95 % interval of a mean is Student's:
 
     mean ± t_{ν} s/√n,    ν = n − 1
 
-With a single repetition, the ends of the interval are NaN. Repetitions may have unequal variances:
-at 95 % confidence, the interval is then conservative (Bakirov & Székely 2006,
-doi:10.1007/s10958-006-0366-5; Ibragimov & Müller 2010, doi:10.1198/jbes.2009.08046).
+With a single repetition, the ends of the interval are NaN. Repetitions may have unequal
+variances: at 95 % confidence, the interval is then conservative (Bakirov & Székely
+2006, doi:10.1007/s10958-006-0366-5; Ibragimov & Müller 2010,
+doi:10.1198/jbes.2009.08046).
 
-If the values of a quantity lie in a range, the interval is computed on a scale g that maps the
-range onto the real line. The standard error of g(mean) is g′(mean) times that of the mean:
+If the values of a quantity lie in a range, the interval is computed on a scale g that
+maps the range onto the real line. The standard error of g(mean) is g′(mean) times that
+of the mean:
 
     ends = g⁻¹(g(mean) ± t_{ν} g′(mean) s/√n)
     any number         g(v) = v
     above a            g(v) = log(v − a)              losses, distances, relative errors
     from a to b        g(v) = log((v − a)/(b − v))    shares, cosines
 
-The reported mean is the arithmetic mean. The interval never leaves the range. This matters near an
-end of the range: for shares around 8/9, the plain Student interval lies entirely between the true
-value and that end twice as often as the interval on the scale g.
+The reported mean is the arithmetic mean. The interval never leaves the range. This
+matters near an end of the range: for shares around 8/9, the plain Student interval lies
+entirely between the true value and that end twice as often as the interval on the scale
+g.
 
 >>> estimate = mean_of([1.0, 2.0, 3.0])
 >>> estimate.value, round(estimate.low, 3), round(estimate.high, 3)
@@ -35,9 +39,10 @@ value and that end twice as often as the interval on the scale g.
     above, below     the whole interval lies above or below the range
     across           the interval contains an edge of the range, or there is no interval
 
-The laws of sweeps call these results `agrees`, `larger`, `smaller`, `undecided`. Claims call them
-`supported`, `refuted`, `refuted`, `undecided`. The range of an expected exponent is exponent ±
-margin. An upper bound gives (−∞, exponent + margin], a lower bound [exponent − margin, ∞).
+The laws of sweeps call these results `agrees`, `larger`, `smaller`, `undecided`. Claims
+call them `supported`, `refuted`, `refuted`, `undecided`. The range of an expected
+exponent is exponent ± margin. An upper bound gives (−∞, exponent + margin], a lower
+bound [exponent − margin, ∞).
 
 >>> exponent = Estimate(-0.97, error=0.02, freedom=4)
 >>> ranges = Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper")
@@ -68,27 +73,29 @@ POWER = 0.8
 MAX_REPETITIONS = 1000
 """If a decision needs more repetitions, their number is not reported."""
 ROUNDING = 1e-9
-"""Values that are outside their range by at most this fraction of the largest value are clipped."""
+"""Values that are outside their range by at most this fraction
+of the largest value are clipped."""
 LARGEST_LOG = math.log(sys.float_info.max)
 LARGEST_LOG_ODDS = 700.0  # exp overflows for larger numbers
 
 Range: TypeAlias = tuple[float, float]
-"""The lower and upper end of the possible values of a quantity. An end may be infinite."""
+"""The lower and upper end of the possible values of a quantity.
+An end may be infinite."""
 POSITIVE: Range = (0.0, math.inf)
 SHARE: Range = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The map g from the range (a, b) onto the real line, for confidence intervals. It is the
-    identity if a is infinite.
-    """
+    """The map g from the range (a, b) onto the real line, for confidence intervals. It
+    is the identity if a is infinite."""
 
     a: float = -math.inf
     b: float = math.inf
 
     def of(self, value: float) -> float:
-        """Map a value to the real line: return g(value), which is ±∞ outside the range."""
+        """Map a value to the real line: return g(value),
+        which is ±∞ outside the range."""
         if math.isinf(self.a):
             return value
         if value <= self.a:
@@ -121,8 +128,8 @@ class Scale:
 class Estimate:
     """A value with its standard error and degrees of freedom.
 
-    If the quantity lies `within` a range, its interval is computed on the scale of that range.
-    """
+    If the quantity lies `within` a range, its interval is computed
+    on the scale of that range."""
 
     value: float
     error: float = math.nan
@@ -164,13 +171,15 @@ class Estimate:
 
     @property
     def scale(self) -> Scale:
-        """The scale of the interval: the identity without a range or at an end of the range."""
+        """The scale of the interval: the identity without a range or at an end
+        of the range."""
         if self.within is None or not self.within[0] < self.value < self.within[1]:
             return Scale()
         return Scale(*self.within)
 
     def ends(self, reach: float) -> tuple[float, float]:
-        """Return the ends of an interval on the scale g: g⁻¹(g(value) ± g′(value) reach).
+        """Return the ends of an interval on the scale g:
+        g⁻¹(g(value) ± g′(value) reach).
 
         >>> Estimate(1.0, error=1e-17, freedom=1, within=SHARE).high
         1.0
@@ -183,12 +192,13 @@ class Estimate:
         if self.within is None or not self.within[0] <= self.value <= self.within[1]:
             return low, high
 
-        # If the estimate lies on an end of its range, the scale is the identity, so clip the
-        # interval.
+        # If the estimate lies on an end of its range,
+        # the scale is the identity, so clip the interval.
         return max(low, self.within[0]), min(high, self.within[1])
 
     def distance_to(self, target: float) -> float:
-        """Return the signed distance to `target` on the scale g: (g(target) − g(value))/g′(value).
+        """Return the signed distance to `target` on the scale g:
+        (g(target) − g(value))/g′(value).
 
         >>> near = Estimate(0.9, error=0.05, freedom=9, within=(0, 1))
         >>> [round(near.distance_to(target), 3) for target in (near.ends(0.1)[1], 0.9, 1.0)]
@@ -198,17 +208,20 @@ class Estimate:
         return (scale.of(target) - scale.of(self.value)) / scale.slope(self.value)
 
     def covers(self, value: float) -> bool | None:
-        """Return True if the interval contains `value`, or None if there is no interval."""
+        """Return True if the interval contains `value`,
+        or None if there is no interval."""
         if not self.known:
             return None
         return self.low <= value <= self.high
 
 
 def mean_of(values: Sequence[float], within: Range | None = None) -> Estimate:
-    """Estimate the mean of independent finite numbers. Without numbers, the value is NaN.
+    """Estimate the mean of independent finite numbers. Without numbers,
+    the value is NaN.
 
-    Values that lie outside the range by a rounding error are clipped to the range. If a value lies
-    farther outside, such as a negative value of a user's loss, the range is ignored.
+    Values that lie outside the range by a rounding error are clipped to the range. If a
+    value lies farther outside, such as a negative value of a user's loss, the range is
+    ignored.
 
     >>> mean_of([0.9, 1 + 1e-15], SHARE).within, mean_of([0.5, -0.1], POSITIVE).within
     ((0.0, 1.0), None)
@@ -227,7 +240,8 @@ def mean_of(values: Sequence[float], within: Range | None = None) -> Estimate:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation with divisor n − 1, or NaN for fewer than two values."""
+    """Return the standard deviation with divisor n − 1,
+    or NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan
     return float(np.std(values, ddof=1))
@@ -247,10 +261,10 @@ def student(freedom: int, share: float) -> float:
 class IntervalComparison:
     """The position of an interval relative to the expected range.
 
-    If the interval lies inside or outside the range, `p` is the probability of an estimate at least
-    as far from the edge, given that the true value lies at the edge. If the interval crosses an
-    edge, `more` further repetitions would probably decide; None means more than `MAX_REPETITIONS`.
-    """
+    If the interval lies inside or outside the range, `p` is the probability of an
+    estimate at least as far from the edge, given that the true value lies at the edge.
+    If the interval crosses an edge, `more` further repetitions would probably decide;
+    None means more than `MAX_REPETITIONS`."""
 
     where: Literal["inside", "above", "below", "across"]
     p: float | None = None
@@ -258,12 +272,16 @@ class IntervalComparison:
 
 
 def compare(
-    estimate: Estimate, expected: Expected, *, strict: bool = False, level: float = LEVEL
+    estimate: Estimate,
+    expected: Expected,
+    *,
+    strict: bool = False,
+    level: float = LEVEL,
 ) -> IntervalComparison:
     """Compare the interval of an estimate with the expected range.
 
-    The interval lies inside or outside the range if p ≤ `level`/2. An exact estimate (error 0) at
-    an edge lies inside, or outside if `strict`.
+    The interval lies inside or outside the range if p ≤ `level`/2. An exact estimate
+    (error 0) at an edge lies inside, or outside if `strict`.
 
     >>> equal = Estimate(0.0, error=0.0, freedom=4)
     >>> edge = Expected(0.0, 0.0, "lower")
@@ -310,14 +328,13 @@ def tail_probability(estimate: Estimate, distance: float) -> float:
 def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
     """Return the number of further repetitions that decide with 80 % probability.
 
-    Assume that the value and the standard deviation s stay the same. The total m is the smallest
-    number with
+    Assume that the value and the standard deviation s stay the same.
+    The total m is the smallest number with
 
         (t_{m−1, 97.5 %} + t_{m−1, 90 %}) s/√m  ≤  distance from the value to the nearest edge
 
-    The second quantile is 90 %, because the interval may cross either of two equally near edges.
-    Return None if m exceeds `MAX_REPETITIONS`.
-    """
+    The second quantile is 90 %, because the interval may cross either of two equally
+    near edges. Return None if m exceeds `MAX_REPETITIONS`."""
     distances = [estimate.distance_to(edge) for edge in (expected.low, expected.high)]
     nearest = min(map(abs, distances))
     repetitions = estimate.freedom + 1
@@ -330,11 +347,13 @@ def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
 
 @cache
 def needed_distances() -> NDArray[np.float64]:
-    """Return the smallest distance, in standard deviations, that m = 1, 2, … repetitions can
-    decide."""
+    """Return the smallest distance, in standard deviations, that m = 1, 2, …
+    repetitions can decide."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import
 
     repetitions = np.arange(2, MAX_REPETITIONS + 1)
     freedom = repetitions - 1
-    quantiles = stdtrit(freedom, (1 + CONFIDENCE) / 2) + stdtrit(freedom, (1 + POWER) / 2)
+    quantiles = stdtrit(freedom, (1 + CONFIDENCE) / 2) + stdtrit(
+        freedom, (1 + POWER) / 2
+    )
     return np.append(math.inf, quantiles / np.sqrt(repetitions))

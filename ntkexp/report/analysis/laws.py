@@ -19,7 +19,8 @@ from ntkexp.text import counted, short
 
 @dataclass(frozen=True)
 class Fitted:
-    """The power law of a quantity along one axis of a sweep, at fixed values of the other axes.
+    """The power law of a quantity along one axis of a sweep,
+    at fixed values of the other axes.
 
     `law` is None if the fit failed; `reason` then explains why.
     """
@@ -38,7 +39,8 @@ class Fitted:
 
 
 def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
-    """Fit a power law along one axis, for each combination of values of the other axes."""
+    """Fit a power law along one axis, for each combination of values
+    of the other axes."""
     if fit.axis not in sweep.axes:
         return [Fitted(fit, {}, None, f"{fit.axis} is not an axis of {sweep.name}")]
     other_axes = [key for key in sweep.axes if key != fit.axis]
@@ -57,7 +59,10 @@ def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
 def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
     describe(fit.quantity)  # raises if there is no such quantity
     levels = table[fit.axis].tolist()
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in levels):
+    if not all(
+        isinstance(value, int | float) and not isinstance(value, bool)
+        for value in levels
+    ):
         raise Mistake(f"{fit.axis} is not an axis of numbers")
     if fit.quantity not in table:
         raise Mistake(f"no run yields {fit.quantity}")
@@ -71,7 +76,11 @@ def row_of(fitted: Fitted) -> dict[str, Level]:
     fit = fitted.fit
     law = fitted.law
     comparison = fitted.comparison
-    row: dict[str, Level] = {"quantity": fit.quantity, "axis": fit.axis, **fitted.others}
+    row: dict[str, Level] = {
+        "quantity": fit.quantity,
+        "axis": fit.axis,
+        **fitted.others,
+    }
     if fit.expected is not None:
         row |= {
             "theory": fit.expected.value,
@@ -103,14 +112,20 @@ def row_of(fitted: Fitted) -> dict[str, Level]:
 # --- The laws of a sweep in words.
 
 
-WORD_OF_PLACE = {"inside": "agrees", "above": "larger", "below": "smaller", "across": "undecided"}
+WORD_OF_PLACE = {
+    "inside": "agrees",
+    "above": "larger",
+    "below": "smaller",
+    "across": "undecided",
+}
 """The verdict on an exponent, by the result of `compare` with the range of theory."""
 
 SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}
 
 
 def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
-    """Describe a law in one sentence: exponent, interval, omitted runs, comparison with theory."""
+    """Describe a law in one sentence: exponent, interval, omitted runs,
+    comparison with theory."""
     axis = fitted.fit.axis.rpartition(".")[2].replace("_", " ")
     exponent = law.exponent
     verb = "grows" if exponent.value > 0 else "falls"
@@ -122,7 +137,9 @@ def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
         seeds = f"{law.seeds} seeds, put together as {law.units}"
     interval = f"{seeds}, no interval"
     if exponent.known:
-        interval = f"{number(exponent.low)} to {number(exponent.high)}, 95 % over {seeds}"
+        interval = (
+            f"{number(exponent.low)} to {number(exponent.high)}, 95 % over {seeds}"
+        )
 
     parts = [
         f"The {describe(fitted.fit.quantity)} {verb} as {axis} to the power "
@@ -134,8 +151,12 @@ def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
         parts.append(f"{law.left_out} of {law.runs + law.left_out} runs left out")
     if (expected := fitted.fit.expected) is not None:
         verdict = verdict_in_words(compare(exponent, expected), known=exponent.known)
-        parts.append(f"theory {limit(expected)}, margin {short(expected.margin)}: {verdict}")
-    return "; ".join(parts) + "".join(f", {key}={value}" for key, value in fitted.others.items())
+        parts.append(
+            f"theory {limit(expected)}, margin {short(expected.margin)}: {verdict}"
+        )
+    return "; ".join(parts) + "".join(
+        f", {key}={value}" for key, value in fitted.others.items()
+    )
 
 
 def verdict_in_words(comparison: IntervalComparison, *, known: bool) -> str:
@@ -144,7 +165,9 @@ def verdict_in_words(comparison: IntervalComparison, *, known: bool) -> str:
         return verdict
     if comparison.more is None:
         return f"{verdict}, and more seeds would not settle it"
-    return f"{verdict}, {counted(comparison.more, 'more seed')} would probably settle it"
+    return (
+        f"{verdict}, {counted(comparison.more, 'more seed')} would probably settle it"
+    )
 
 
 def limit(expected: Expected) -> str:
@@ -170,7 +193,9 @@ def summary(laws: Sequence[Fitted], draws: str) -> str:
         known = any(law.exponent.known for law in fits)
         interval = "with 95 % intervals" if known else "without intervals"
         many = "seed" + "s" * any(law.seeds != 1 for law in fits)
-        text += f", {interval} over {extent([law.seeds for law in fits])} {many}, {draws}"
+        text += (
+            f", {interval} over {extent([law.seeds for law in fits])} {many}, {draws}"
+        )
     if len(fits) < len(laws):
         text += f"; {len(laws) - len(fits)} not fitted"
 

@@ -1,8 +1,9 @@
 """Power laws y = A xᵖ, fitted to several seeds.
 
-The exponent p of each seed is fitted by least squares on log y = log A + p log x. The exponent of
-the law is the mean over seeds, with Student's interval. If every seed was run at every x, this mean
-equals the least-squares exponent of all runs. The curvature c tests if the data follow a power law:
+The exponent p of each seed is fitted by least squares on log y = log A + p log x. The
+exponent of the law is the mean over seeds, with Student's interval. If every seed was
+run at every x, this mean equals the least-squares exponent of all runs. The curvature c
+tests if the data follow a power law:
 
     log y = log A + p log x + c (log x − mean log x)²/2
 
@@ -38,10 +39,9 @@ Unit: TypeAlias = NDArray[np.int64]
 class PowerLaw:
     """The coefficients of a fitted power law, and the size of the sample.
 
-    A unit is an independent repetition: a seed, or several seeds that were run at one x each (see
-    `units`). `left_out` counts the runs whose y is not positive and finite, and the runs of units
-    that were not used.
-    """
+    A unit is an independent repetition: a seed, or several seeds that were run at one x
+    each (see `units`). `left_out` counts the runs whose y is not positive and finite,
+    and the runs of units that were not used."""
 
     exponent: Estimate
     prefactor: float
@@ -57,7 +57,10 @@ class PowerLaw:
     @property
     def curved(self) -> bool:
         """True if the curvature differs significantly from 0."""
-        return self.curvature.covers(0.0) is False and abs(self.curvature.value) > MIN_CURVATURE
+        return (
+            self.curvature.covers(0.0) is False
+            and abs(self.curvature.value) > MIN_CURVATURE
+        )
 
     def at(self, x: Array) -> Array:
         """Return the values A xᵖ of the law at x."""
@@ -65,7 +68,8 @@ class PowerLaw:
 
 
 def power_law(x: Array, y: Array, seeds: NDArray[np.int64]) -> PowerLaw:
-    """Fit a power law to runs with results `y` at `x`. Omit runs whose x or y has no logarithm."""
+    """Fit a power law to runs with results `y` at `x`.
+    Omit runs whose x or y has no logarithm."""
     has_logarithm = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
     positive = np.flatnonzero(has_logarithm)
     x_fitted = x[positive]
@@ -112,10 +116,11 @@ def power_law(x: Array, y: Array, seeds: NDArray[np.int64]) -> PowerLaw:
 def units(x: Array, seeds: NDArray[np.int64]) -> list[Unit]:
     """Group runs into independent units, given the value of x and the seed of each run.
 
-    Runs with the same seed have correlated errors, so each seed is one unit, even if it was not run
-    at every x. The slope of a seed does not depend on errors that its runs share, such as a kernel
-    that is large at every width. A seed with a single x has no slope. If fewer than two seeds were
-    run at several x, seeds with a single x are combined: the k-th seeds at all x form one unit.
+    Runs with the same seed have correlated errors, so each seed is one unit, even if it
+    was not run at every x. The slope of a seed does not depend on errors that its runs
+    share, such as a kernel that is large at every width. A seed with a single x has no
+    slope. If fewer than two seeds were run at several x, seeds with a single x are
+    combined: the k-th seeds at all x form one unit.
 
     >>> seeds = np.array([0, 0, 1, 1, 2])
     >>> [unit.tolist() for unit in units(np.array([1.0, 2.0, 1.0, 2.0, 1.0]), seeds)]
@@ -141,13 +146,15 @@ def units(x: Array, seeds: NDArray[np.int64]) -> list[Unit]:
     return several_places + combined
 
 
-def unit_weights(columns: Array, candidates: Sequence[Unit]) -> tuple[list[Unit], Array]:
+def unit_weights(
+    columns: Array, candidates: Sequence[Unit]
+) -> tuple[list[Unit], Array]:
     """Choose the most informative units. Return them and their least-squares weights.
 
-    The weights have shape [unit, coefficient, run]; weights[unit, coefficient] @ log y is the
-    coefficient of the unit. The weights of the runs of other units are 0. The information of a unit
-    is the inverse variance of its last coefficient, for noise of variance 1.
-    """
+    The weights have shape [unit, coefficient, run]; weights[unit, coefficient] @ log y
+    is the coefficient of the unit. The weights of the runs of other units are 0. The
+    information of a unit is the inverse variance of its last coefficient, for noise of
+    variance 1."""
     runs, coefficients = columns.shape
     weights = np.zeros((len(candidates), coefficients, runs))
     for k, unit in enumerate(candidates):
@@ -162,8 +169,8 @@ def most_informative(information: Sequence[float]) -> list[int]:
 
         t_{k−1} √(Σ 1/information)/k    for the k units with the most information
 
-    For example, if three seeds were run at all widths and a fourth at only two neighbouring widths,
-    the fourth would only widen the interval.
+    For example, if three seeds were run at all widths and a fourth at only two
+    neighbouring widths, the fourth would only widen the interval.
 
     >>> most_informative([17.5, 10.0, 17.5]), most_informative([17.5, 17.5, 17.5, 0.5])
     ([0, 1, 2], [0, 1, 2])

@@ -5,7 +5,8 @@
     weights_moved.<name>  `weights_moved` of one parameter
     <machine>.<split>     the relative error of a kernel machine, ‖f̂ − f_T‖/‖f_T − f_0‖
 
-A run that diverged has no such results. Its outcome states the step at which training stopped.
+A run that diverged has no such results. Its outcome states the step at
+which training stopped.
 
 >>> describe("kernel_change"), describe("frozen_start.test")
 ('kernel change', 'error of frozen start (test)')
@@ -47,7 +48,11 @@ MEASURES = {
 LAYER = "weights_moved."
 SHARES = {
     *("accuracy", "accuracy_query", "pattern_change", "selectivity"),
-    *("alignment", "limit_alignment", "label_alignment"),  # cosines between kernels that are ≥ 0
+    *(
+        "alignment",
+        "limit_alignment",
+        "label_alignment",
+    ),  # cosines between kernels that are ≥ 0
 }
 FROM_ONE = {"condition", "effective_rank"}
 
@@ -68,14 +73,22 @@ def quantities(run: Run) -> dict[str, float]:
     """Return the finite scalar results of a run, by name."""
     if run.diverged:
         return {}
-    columns = [name for name in map(str, run.metrics) if name in MEASURES or name.startswith(LAYER)]
+    columns = [
+        name
+        for name in map(str, run.metrics)
+        if name in MEASURES or name.startswith(LAYER)
+    ]
     values = run.metrics[columns].to_numpy(dtype=float)
     measured = dict[str, float]()
     if len(values):
         last = len(values) - 1 - np.argmax(~np.isnan(values[::-1]), axis=0)
-        measured = dict(zip(columns, values[last, np.arange(len(columns))].tolist(), strict=True))
+        measured = dict(
+            zip(columns, values[last, np.arange(len(columns))].tolist(), strict=True)
+        )
     if "limit_distance" in columns and len(values):
-        measured["limit_distance_start"] = float(values[0, columns.index("limit_distance")])
+        measured["limit_distance_start"] = float(
+            values[0, columns.index("limit_distance")]
+        )
     errors = {f"{row.machine}.{row.split}": row.relative_error for row in run.ladder}
     return {
         name: value

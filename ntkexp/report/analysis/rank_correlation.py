@@ -9,7 +9,9 @@ DECIMALS = 15
 """Correlations are rounded to this precision, so that equal ranks give exactly 1.0."""
 
 
-def spearman(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+def spearman(
+    first: NDArray[np.float64], second: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the rank correlation of each column. Ties get their mean rank.
 
     The correlation is NaN if a column is constant or not finite.

@@ -1,4 +1,5 @@
-"""The tables of a sweep, as three CSV files, and the comparison of two sweeps run by run."""
+"""The tables of a sweep, as three CSV files,
+and the comparison of two sweeps run by run."""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ class Analysis:
     @property
     def quantities(self) -> list[str]:
         """The names of the quantities of the runs."""
-        return [str(name) for name in self.runs if name not in (*self.sweep.axes, *RUN_COLUMNS)]
+        return [
+            str(name)
+            for name in self.runs
+            if name not in (*self.sweep.axes, *RUN_COLUMNS)
+        ]
 
     @property
     def fits(self) -> pd.DataFrame:
@@ -76,11 +81,14 @@ def write_tables(path: Path) -> tuple[Path, ...]:
 
 def draws(runs: Iterable[Run]) -> str:
     """Describe what the seeds of the runs draw: weights only, or weights and data."""
-    return drawn_words(run.config.get("data", {}).get("seed") is not None for run in runs)
+    return drawn_words(
+        run.config.get("data", {}).get("seed") is not None for run in runs
+    )
 
 
 def drawn_words(fixed: Iterable[bool]) -> str:
-    """Describe what seeds draw. `fixed` is True for each run whose data have a fixed seed.
+    """Describe what seeds draw. `fixed` is True
+    for each run whose data have a fixed seed.
 
     >>> drawn_words([True, True]), drawn_words([False])
     ('each drawing weights alone, on the same data', 'each drawing weights and data')
@@ -147,19 +155,20 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-# --- Paired comparison of two sweeps. A pair is two runs with the same seed at the same point, with
-# quantities a and b. Fluctuations that the runs of a pair share cancel.
+# --- Paired comparison of two sweeps. A pair is two runs with the same seed at the same
+# point, with quantities a and b. Fluctuations that the runs of a pair share cancel.
 #
 #     difference   mean of b − a
 #     ratio        exp of the mean of log b/a, if all numbers are positive
 #
-# Both have intervals over seeds. The last row of a quantity summarises all points. It uses the
-# seeds that have a pair at every point, and first averages the pairs of each seed, because they are
-# not independent.
+# Both have intervals over seeds. The last row of a quantity summarises all points. It
+# uses the seeds that have a pair at every point, and first averages the pairs of each
+# seed, because they are not independent.
 
 
 def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
-    """Return a row for each quantity at each common point, and one row over all points."""
+    """Return a row for each quantity at each common point,
+    and one row over all points."""
     axes = list(first.sweep.axes)
     if set(axes) != set(second.sweep.axes):
         raise Mistake(
@@ -173,7 +182,9 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
     except ValueError:  # an axis has texts in one sweep and numbers in the other
         pairs = pd.DataFrame()
     if pairs.empty:
-        raise Mistake(f"{first.sweep.name} and {second.sweep.name} share no seed at any point")
+        raise Mistake(
+            f"{first.sweep.name} and {second.sweep.name} share no seed at any point"
+        )
     rows: list[dict[str, object]] = []
     for name in first.quantities:
         if name not in second.quantities:
@@ -187,19 +198,29 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
             row = {"quantity": name, **place, "pairs": len(here)}
             rows.append(row | average(here, range_of(name)))
         # summarise all points, with the seeds that have a pair at every point
-        at_all = complete[complete.groupby("seed")["seed"].transform("count") == len(points)]
+        at_all = complete[
+            complete.groupby("seed")["seed"].transform("count") == len(points)
+        ]
         if len(points) > 1 and len(at_all):
-            rows.append({"quantity": name, "pairs": len(at_all)} | average(at_all, range_of(name)))
+            rows.append(
+                {"quantity": name, "pairs": len(at_all)}
+                | average(at_all, range_of(name))
+            )
     return pd.DataFrame(rows)
 
 
 def average(pairs: pd.DataFrame, within: Range) -> dict[str, float]:
-    """Return the mean of the quantity in each sweep, and the mean paired difference and ratio.
+    """Return the mean of the quantity in each sweep,
+    and the mean paired difference and ratio.
 
     The ratio is the geometric mean. The difference and the ratio have intervals.
     """
     positive = (pairs["first"] > 0) & (pairs["second"] > 0)
-    logs = (pairs["second"] / pairs["first"]).where(positive).map(math.log, na_action="ignore")
+    logs = (
+        (pairs["second"] / pairs["first"])
+        .where(positive)
+        .map(math.log, na_action="ignore")
+    )
     differences = pairs["second"] - pairs["first"]
     per_seed = pairs.assign(difference=differences, log=logs).groupby("seed", sort=True)
     # if numbers are in [a, b], their differences are in [a − b, b − a]

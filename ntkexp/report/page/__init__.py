@@ -1,4 +1,5 @@
-"""Self-contained HTML pages of runs, sweeps, claims and explanations, and reports in Markdown.
+"""Self-contained HTML pages of runs, sweeps, claims and explanations,
+and reports in Markdown.
 
 Each module imports only from the modules listed before it:
 
@@ -7,6 +8,5 @@ picture     pictures as inline SVG
 run_table   the table of all runs, with a small curve in each row
 build       the pages
 
-The templates are the HTML files, with style.css and the script: tables.js, pictures.js, pdf.js,
-curves.js and start.js.
-"""
+The templates are the HTML files, with style.css and the script: tables.js, pictures.js,
+pdf.js, curves.js and start.js."""

@@ -1,7 +1,7 @@
 """HTML pages of runs, claims and explanations, and the same tables in Markdown.
 
-A page is one file that contains its styles, script and pictures. Its content security policy
-forbids all other content.
+A page is one file that contains its styles, script and pictures. Its content security
+policy forbids all other content.
 
     outputs/report/index.html           the page of runs
     outputs/report/<sweep>.<picture>.*  the pictures of sweeps (SVG), and their data (CSV)
@@ -9,9 +9,8 @@ forbids all other content.
     outputs/report/claims.html          the page of claims
     outputs/report/explain-<run>.html   the explanations of a run, an interactive page
 
-Functions named `…_view` return the dictionary with which a template shows a run, a sweep, a query
-or a claim.
-"""
+Functions named `…_view` return the dictionary with which a template shows a run, a
+sweep, a query or a claim."""
 
 from __future__ import annotations
 
@@ -29,7 +28,14 @@ from markupsafe import Markup
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import make_folder, write_atomically
-from ntkexp.records.claim import PICTURE, VERDICT, ClaimRecord, Exhibit, Judgement, read_exhibit
+from ntkexp.records.claim import (
+    PICTURE,
+    VERDICT,
+    ClaimRecord,
+    Exhibit,
+    Judgement,
+    read_exhibit,
+)
 from ntkexp.records.contributions import explained_rule
 from ntkexp.records.folder import package_version
 from ntkexp.records.register import RegisterEntry
@@ -78,7 +84,12 @@ from ntkexp.report.plots.rendering import Picture
 from ntkexp.report.plots.run_plots import exhibition, strip
 from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run
-from ntkexp.report.sentence import ladder_notes, ladder_sentence, main_split, tabulate_ladder
+from ntkexp.report.sentence import (
+    ladder_notes,
+    ladder_sentence,
+    main_split,
+    tabulate_ladder,
+)
 from ntkexp.report.tables import (
     PageTable,
     escaped,
@@ -127,7 +138,9 @@ def write(material: Material, folder: Path, command: str) -> Path:
         came_out=what_came_out(material.runs),
         left_out=material.left_out,
         lead=first and show(first, "runs", folder),
-        sweeps=[sweep_view(analysis, material, folder) for analysis in material.analyses],
+        sweeps=[
+            sweep_view(analysis, material, folder) for analysis in material.analyses
+        ],
         runs=run_views(material, names, folder),
         table=run_table(material.runs, names),
         claims=CLAIMS if (folder / CLAIMS).is_file() else "",
@@ -156,9 +169,15 @@ def write_claims(
         summary=claims_summary(records, len(attempts)),
         rule=CLAIM_RULE,
         overview=format_html(
-            tabulate_claims(records, len(attempts)).select(*CLAIM_COLUMNS), "claims", caption, links
+            tabulate_claims(records, len(attempts)).select(*CLAIM_COLUMNS),
+            "claims",
+            caption,
+            links,
         ),
-        claims=[claim_view(record, folder, attempts.get(record.name, ())) for record in records],
+        claims=[
+            claim_view(record, folder, attempts.get(record.name, ()))
+            for record in records
+        ],
     )
     write_atomically(folder / CLAIMS, page)
     return folder / CLAIMS
@@ -171,7 +190,8 @@ def write_explanations(
     page: Path,
     command: str,
 ) -> Path:
-    """Write the page with the explanations of a run, and link the report to it. Return its path."""
+    """Write the page with the explanations of a run, and link the report to it.
+    Return its path."""
     # a sentence on the agreement of predicted leave-out effects with retrainings
     check = ""
     picture = None
@@ -188,11 +208,14 @@ def write_explanations(
         command,
         run=run.name,
         report=report.name if report_text else "",
-        run_in_report=f"{report.name}#{anchor}" if f'id="{anchor}"' in report_text else "",
+        run_in_report=f"{report.name}#{anchor}"
+        if f'id="{anchor}"' in report_text
+        else "",
         outcome=run.outcome,
         tasks=[forgetting_sentence(forgetting) for forgetting in forgettings(run)],
         points=[
-            point_view(explanation, entries.get(explanation.number)) for explanation in explanations
+            point_view(explanation, entries.get(explanation.number))
+            for explanation in explanations
         ],
         check=check,
         check_picture=picture,
@@ -203,17 +226,22 @@ def write_explanations(
     without_link = NO_LINK.format(anchor)
     if without_link in report_text:
         write_atomically(
-            report, report_text.replace(without_link, explanation_link(anchor, page, page.parent))
+            report,
+            report_text.replace(
+                without_link, explanation_link(anchor, page, page.parent)
+            ),
         )
     return page
 
 
 NO_LINK = Markup('<span id="explained-{}"></span>')
-"""The place of a link from a run in the report to its explanations, which may come later."""
+"""The place of a link from a run in the report to its explanations,
+which may come later."""
 
 
 def explanation_link(anchor: str, page: Path, folder: Path) -> Markup:
-    """Return the link from a run in the report to the page of its explanations, if that exists."""
+    """Return the link from a run in the report to the page of its explanations,
+    if that exists."""
     if not page.is_file():
         return NO_LINK.format(anchor)
     href = link(page, folder)
@@ -223,7 +251,8 @@ def explanation_link(anchor: str, page: Path, folder: Path) -> Markup:
 
 
 def fill(template: str, command: str, **content: object) -> str:
-    """Render a template with its content, and with the style and script that all pages share."""
+    """Render a template with its content, and with the style and script
+    that all pages share."""
     script = "".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -244,7 +273,10 @@ def fill(template: str, command: str, **content: object) -> str:
 
 def markdown(material: Material) -> str:
     """Return the sentences and tables of the page of runs in Markdown."""
-    parts = [f"# {escaped(what_was_run(material))}", escaped(what_came_out(material.runs))]
+    parts = [
+        f"# {escaped(what_was_run(material))}",
+        escaped(what_came_out(material.runs)),
+    ]
     for analysis in map(without_failed_fits, material.analyses):
         parts.append(f"## {escaped(analysis.sweep.name)}")
         if analysis.laws:
@@ -274,9 +306,8 @@ def anchors(runs: Sequence[Run]) -> dict[Path, str]:
 def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[View]:
     """Return the views (template dictionaries) of all runs.
 
-    The number of embedded pictures and explanations is limited. The first run at each point of a
-    sweep has priority.
-    """
+    The number of embedded pictures and explanations is limited. The first run at each
+    point of a sweep has priority."""
     first_runs: dict[tuple[object, ...], Run] = {}
     for analysis in material.analyses:
         for row in analysis.sweep.runs:
@@ -286,7 +317,10 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
     unique = {run.path: run for run in [*first_runs.values(), *material.runs]}
     ordered = list(unique.values())
     figures = pictures_of_runs(ordered, names, folder)
-    points = {run.path: points_of_run(run, names[run.path]) for run in ordered[:EXPLAINED_RUNS]}
+    points = {
+        run.path: points_of_run(run, names[run.path])
+        for run in ordered[:EXPLAINED_RUNS]
+    }
 
     chips = {
         path: of_run
@@ -328,12 +362,16 @@ def points_of_run(run: Run, anchor: str) -> list[View]:
 
 def run_view(run: Run, anchor: str, folder: Path) -> View:
     seconds = dict[str, float]()
-    with suppress(Mistake):  # timings are optional, and DONE.json has no checksum of them
+    with suppress(
+        Mistake
+    ):  # timings are optional, and DONE.json has no checksum of them
         seconds = of_machines(read_timings(run.path / "timings.csv"))
     ladder = tabulate_ladder(run.ladder, seconds)
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
     files = [name for name in names if (run.path / name).is_file()]
-    files += [f"plots/{name}" for name in sorted(path.name for path in drawings_of(run))]
+    files += [
+        f"plots/{name}" for name in sorted(path.name for path in drawings_of(run))
+    ]
     explanations = run.path.parent.parent / "report" / f"explain-{run.name}.html"
     return {
         "anchor": anchor,
@@ -370,13 +408,19 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
         "base": " ".join(sweep.base),
         "figures": [show(picture, name, folder) for picture in pictures],
         "laws": summary(shown_analysis.laws, analysis.draws),
-        "fits": format_html(table_of_frame(tabulate_fits(shown_analysis)), f"fits-{name}", laws)
+        "fits": format_html(
+            table_of_frame(tabulate_fits(shown_analysis)), f"fits-{name}", laws
+        )
         if shown_analysis.laws
         else None,
         "reasons": dict.fromkeys(
-            f"{law.fit.quantity}: {law.reason}" for law in shown_analysis.laws if law.law is None
+            f"{law.fit.quantity}: {law.reason}"
+            for law in shown_analysis.laws
+            if law.law is None
         ),
-        "points": format_html(table_of_frame(tabulate_points(analysis)), f"points-{name}", means),
+        "points": format_html(
+            table_of_frame(tabulate_points(analysis)), f"points-{name}", means
+        ),
         "failed": [
             f"{run.folder.name}: {run.reason or run.state}"
             for run in sweep.runs
@@ -389,7 +433,9 @@ def without_failed_fits(analysis: Analysis) -> Analysis:
     """Drop the laws that could not be fitted if runs of the sweep are still missing."""
     if all(run.state in ("done", "failed") for run in analysis.sweep.runs):
         return analysis
-    return replace(analysis, laws=tuple(law for law in analysis.laws if law.law is not None))
+    return replace(
+        analysis, laws=tuple(law for law in analysis.laws if law.law is not None)
+    )
 
 
 # --- Explained queries: the parts of the output, leave-out effects, and removals.
@@ -401,8 +447,8 @@ def point_view(
     prefix: str = "",
     rows: int | None = None,
 ) -> View:
-    """Return the view (template dictionary) of one query: its training examples (at most `rows`),
-    and the removal.
+    """Return the view (template dictionary) of one query: its training examples (at
+    most `rows`), and the removal.
 
     Anchors on the page begin with `prefix`.
     """
@@ -427,7 +473,10 @@ def point_view(
         "components": components_view(explanation, anchor),
         "texts": texts_view(explanation),
         "notes": explanation_notes(explanation),
-        "pictures": [show(picture, anchor) for picture in explanation_pictures(explanation, entry)],
+        "pictures": [
+            show(picture, anchor)
+            for picture in explanation_pictures(explanation, entry)
+        ],
         "removal": "" if entry is None else removal_sentence(entry),
     }
 
@@ -437,7 +486,9 @@ def components_view(explanation: Explanation, anchor: str) -> PageTable | None:
     if not explanation.components:
         return None
     table = tabulate_components(explanation.components)
-    return format_html(table, f"components-{anchor}", "Through which components it came")
+    return format_html(
+        table, f"components-{anchor}", "Through which components it came"
+    )
 
 
 def texts_view(explanation: Explanation) -> list[tuple[str, list[ShadedToken]]]:
@@ -454,7 +505,8 @@ def texts_view(explanation: Explanation) -> list[tuple[str, list[ShadedToken]]]:
 def explanation_pictures(
     explanation: Explanation, entry: BreakdownEntry | None
 ) -> Iterator[Picture]:
-    """Yield the pictures of a query: examples, effects, timeline, components and removal."""
+    """Yield the pictures of a query: examples, effects, timeline,
+    components and removal."""
     added = tabulate_examples(explanation).select("index", "name", "added")
     with house_style():
         numbers = pd.DataFrame(added.rows, columns=["example", "holds", "added"])
@@ -462,21 +514,28 @@ def explanation_pictures(
     yield examples.picture_beside(explanation)
     moved = explanation.movement
     if moved is not None:
-        yield examples.when(moved.by_step, "When training moved this output", moved.last_step)
+        yield examples.when(
+            moved.by_step, "When training moved this output", moved.last_step
+        )
     if explanation.components:
         yield examples.through(explanation)
         yield examples.through_by_step(explanation)
     if entry is not None:
         yield examples.shares(entry)
-        yield examples.when(entry.by_step, "At which steps leaving them out made its change")
+        yield examples.when(
+            entry.by_step, "At which steps leaving them out made its change"
+        )
 
 
 def removal_sentence(entry: BreakdownEntry) -> str:
-    """Return a sentence with the output before the removal, after it, and as predicted."""
+    """Return a sentence with the output before the removal, after it,
+    and as predicted."""
     group = len(entry.places)
     predicted = ""
     if entry.predicted is not None:
-        several = f", by the sum of {group} effects, which do not add" if group > 1 else ""
+        several = (
+            f", by the sum of {group} effects, which do not add" if group > 1 else ""
+        )
         predicted = f" (predicted: {short(entry.before + entry.predicted)}{several})"
     return (
         f"Trained again without {group} of the examples, the output is "
@@ -503,7 +562,16 @@ CLAIM_COLUMNS = (
     "expected",
     "digest",
 )
-LOOK_COLUMNS = ("look", "verdict", "figure", "low", "high", "seeds", "a seed draws", "expected")
+LOOK_COLUMNS = (
+    "look",
+    "verdict",
+    "figure",
+    "low",
+    "high",
+    "seeds",
+    "a seed draws",
+    "expected",
+)
 LOOK_NAMES = {"main": "the claim", "second": "second look"}
 CLAIM_RULE = (
     "Each claim states beforehand what would support it. Supported: the whole 95 % interval over seeds lies in the "
@@ -520,7 +588,9 @@ def claim_anchor(record: ClaimRecord) -> str:
     return f"claim-{slug(record.path.name)}"
 
 
-def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEntry] = ()) -> View:
+def claim_view(
+    record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEntry] = ()
+) -> View:
     anchor = claim_anchor(record)
     exhibit = read_exhibit(record.path)
     # add the size, so that titles are unique on the page
@@ -548,9 +618,15 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
     picture: Shown | None = None
     heading = f"{title}: {record.verdict}"
     try:
-        drawing = inline((record.path / PICTURE).read_text(encoding="utf-8"), anchor, heading)
+        drawing = inline(
+            (record.path / PICTURE).read_text(encoding="utf-8"), anchor, heading
+        )
         picture = Shown(
-            record.name, heading, drawing, link(record.path / "main.csv", folder), "main.csv"
+            record.name,
+            heading,
+            drawing,
+            link(record.path / "main.csv", folder),
+            "main.csv",
         )
     except (Mistake, OSError, UnicodeDecodeError):
         pass  # no picture: the file is missing, or contains elements that are not allowed
@@ -584,7 +660,8 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
 
 
 def published_table(exhibit: Exhibit, anchor: str, caption: str) -> PageTable | None:
-    """Return the table with the results in the paper's protocol, or None if the claim has none."""
+    """Return the table with the results in the paper's protocol,
+    or None if the claim has none."""
     if not exhibit.columns:
         return None
     columns = zip(exhibit.columns, zip(*exhibit.rows, strict=True), strict=False)

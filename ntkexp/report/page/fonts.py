@@ -1,8 +1,8 @@
-"""The fonts in PDF files that a page writes: the letters of its pictures, cut out of DejaVu Sans.
+"""The fonts in PDF files that a page writes: the letters of its pictures,
+cut out of DejaVu Sans.
 
-matplotlib draws with DejaVu Sans and brings its files. The browser cannot read them, so the page
-contains the needed letters.
-"""
+matplotlib draws with DejaVu Sans and brings its files. The browser cannot read them, so
+the page contains the needed letters."""
 
 from __future__ import annotations
 
@@ -16,20 +16,31 @@ from matplotlib.font_manager import FontProperties, findfont
 ALWAYS = string.printable.strip() + " −"
 """Letters of pictures that the browser draws: numbers and names of runs."""
 WEIGHTS = ("normal", "bold")
-DROPPED_TABLES = ("FFTM", "GSUB", "GPOS", "GDEF", "MATH", "kern", "name", "OS/2", "post")
+DROPPED_TABLES = (
+    "FFTM",
+    "GSUB",
+    "GPOS",
+    "GDEF",
+    "MATH",
+    "kern",
+    "name",
+    "OS/2",
+    "post",
+)
 PLACE = '<template id="fonts">'
 
 
 def with_fonts(page: str) -> str:
     """Insert the fonts with all letters of a page."""
     letters = "".join(sorted(set(page + ALWAYS)))
-    return page.replace(PLACE, PLACE + "".join(cut(weight, letters) for weight in WEIGHTS))
+    return page.replace(
+        PLACE, PLACE + "".join(cut(weight, letters) for weight in WEIGHTS)
+    )
 
 
 def cut(weight: str, text: str) -> str:
-    """Return an element with the letters of a text: a TrueType font in base64, and for each letter
-    "code:glyph:advance", with 1000 units per em.
-    """
+    """Return an element with the letters of a text: a TrueType font in base64, and for
+    each letter "code:glyph:advance", with 1000 units per em."""
     options = subset.Options(
         hinting=False, layout_features=[], notdef_outline=True, recalc_timestamp=False
     )

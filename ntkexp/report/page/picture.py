@@ -1,8 +1,8 @@
 """The pictures of a page: inline SVG with links to their data.
 
-A run folder may come from an untrusted source, and its pictures become part of the page. So only
-elements, attributes and values that plots need are allowed. Scripts, links, forms, animations and
-references to other files are rejected.
+A run folder may come from an untrusted source, and its pictures become part of the
+page. So only elements, attributes and values that plots need are allowed. Scripts,
+links, forms, animations and references to other files are rejected.
 
 >>> refuse_other('<svg><g id="a"><path d="M 0 1" style="fill: #ff0000; clip-path: url(#a)"/></g></svg>')
 >>> refuse_other("<svg><a href='https://elsewhere'/></svg>")
@@ -39,7 +39,9 @@ ELEMENTS = frozenset({
 })  # fmt: skip
 REFERENCE = r"url\(#[\w.-]+\)"
 PROPERTY = r"(?:fill|stroke|font)[a-z-]*|opacity|clip-path|text-anchor|(?:shape|image)-rendering|white-space"
-STYLE = rf"\s*+(?:(?:{PROPERTY})\s*+:\s*+(?:{REFERENCE}\s*+|[\w\s#.,%'+-]++)(?:;\s*+|$))*+"
+STYLE = (
+    rf"\s*+(?:(?:{PROPERTY})\s*+:\s*+(?:{REFERENCE}\s*+|[\w\s#.,%'+-]++)(?:;\s*+|$))*+"
+)
 NUMBERS = r"(?!.*url)[\w\s.,%#()+-]*+"
 GEOMETRY = (
     *("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "rx", "ry"),
@@ -55,7 +57,9 @@ PRESENTATION = (
     "fill",
     "stroke",
 )
-ATTRIBUTES = {name: re.compile(NUMBERS, re.I | re.S) for name in (*GEOMETRY, *PRESENTATION)} | {
+ATTRIBUTES = {
+    name: re.compile(NUMBERS, re.I | re.S) for name in (*GEOMETRY, *PRESENTATION)
+} | {
     "id": re.compile(r"[\w.-]+"),
     "style": re.compile(STYLE),
     "clip-path": re.compile(REFERENCE),
@@ -76,7 +80,11 @@ def refuse_other(svg: str) -> None:
         if name not in ELEMENTS:
             raise Mistake(f"it is not a plain picture: it has <{name}>")
         for key, value in attributes.items():
-            allowed = PIXELS if name == "image" and key.endswith("href") else ATTRIBUTES.get(key)
+            allowed = (
+                PIXELS
+                if name == "image" and key.endswith("href")
+                else ATTRIBUTES.get(key)
+            )
             if allowed is None or not allowed.fullmatch(value):
                 raise Mistake(f"it is not a plain picture: it has {key}={value[:40]!r}")
 
@@ -88,7 +96,9 @@ def refuse_other(svg: str) -> None:
         parser.Parse(svg, True)
     except expat.ExpatError as error:
         reason = expat.errors.messages[error.code]
-        raise Mistake(f"it is not a plain picture: it has what no XML has, {reason}") from None
+        raise Mistake(
+            f"it is not a plain picture: it has what no XML has, {reason}"
+        ) from None
 
 
 # --- Inline SVG: make ids unique, and use the colours and font of the page.
@@ -109,7 +119,9 @@ MARKERS = re.compile(
 )
 NOT_INHERITED = re.compile(r"[\"\s](?:opacity|clip-path)\s*:")
 FONT = "font-family: 'DejaVu Sans'"
-PREFIX_LETTERS = 10  # hexadecimal digits; two of a thousand pictures collide with probability 5e-7
+PREFIX_LETTERS = (
+    10  # hexadecimal digits; two of a thousand pictures collide with probability 5e-7
+)
 
 PALETTE = frozenset({
     *("000000", "808080", "d9d9d9", "ffffff", "0072b2", "56b4e9", "009e73", "e69f00"),
@@ -119,7 +131,8 @@ PALETTE = frozenset({
 """Colours that style.css replaces in dark mode."""
 
 VISIBLE_HUES = frozenset({"0060e0", "0898f8", "209850", "d07808", "b83820", "c038b0"})
-"""Colours of `report.plots.style` with contrast 3 on light and dark pages; text needs 4.5."""
+"""Colours of `report.plots.style` with contrast 3 on light and dark pages;
+text needs 4.5."""
 
 
 def inline(svg: str, prefix: str, title: str) -> Markup:
@@ -154,7 +167,8 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
 
 
 def unique_ids(text: str, prefix: str) -> str:
-    """Number the referenced ids, after a digest of `prefix`, and remove all other ids."""
+    """Number the referenced ids, after a digest of `prefix`,
+    and remove all other ids."""
     digest = hashlib.sha256(prefix.encode()).hexdigest()[:PREFIX_LETTERS]
     names = dict.fromkeys(REFERRED.findall(text))
     short = {name: f"i{digest}-{k}" for k, name in enumerate(names)}
@@ -165,11 +179,14 @@ def unique_ids(text: str, prefix: str) -> str:
         return ""
 
     text = ID_ATTRIBUTE.sub(renamed, text)
-    return REFERRED.sub(lambda match: match[0].replace(f"#{match[1]}", f"#{short[match[1]]}"), text)
+    return REFERRED.sub(
+        lambda match: match[0].replace(f"#{match[1]}", f"#{short[match[1]]}"), text
+    )
 
 
 def share_style(match: re.Match[str]) -> str:
-    """Move the style of markers to their group, if all have the same one and can inherit it."""
+    """Move the style of markers to their group,
+    if all have the same one and can inherit it."""
     markers = match["markers"]
     styles = set(STYLED.findall(markers))
     if len(styles) != 1 or markers.count("style=") != markers.count("<use "):
@@ -192,7 +209,9 @@ def themed(match: re.Match[str]) -> str:
         code = colour[2]
         if code in PALETTE:
             return f"{use}: var(--c{code}, #{code})"
-        is_kept = f"#{code}" in (ON_DARK, ON_LIGHT) or (code in VISIBLE_HUES and not is_text)
+        is_kept = f"#{code}" in (ON_DARK, ON_LIGHT) or (
+            code in VISIBLE_HUES and not is_text
+        )
         if is_kept:
             return f"{use}: #{code}"
         if is_text:
@@ -263,12 +282,13 @@ def pictures_of_runs(
 ) -> dict[Path, tuple[Shown, ...]]:
     """Return the pictures in the folders of runs, by run, up to `MAX_PICTURE_BYTES`.
 
-    The smallest picture of each run comes first, then the second smallest of each run, and so on.
-    So every run has some pictures before one run has all.
-    """
+    The smallest picture of each run comes first, then the second smallest of each run,
+    and so on. So every run has some pictures before one run has all."""
     candidates = []
     for order, run in enumerate(runs):
-        by_size = sorted(drawings_of(run), key=lambda path: (path.stat().st_size, path.name))
+        by_size = sorted(
+            drawings_of(run), key=lambda path: (path.stat().st_size, path.name)
+        )
         candidates += [(rank, order, path) for rank, path in enumerate(by_size)]
     free_bytes = MAX_PICTURE_BYTES
     shown: dict[Path, dict[str, Shown]] = {run.path: {} for run in runs}
@@ -282,7 +302,8 @@ def pictures_of_runs(
             free_bytes -= len(picture.svg)
     return {
         path: tuple(
-            of_run[stem] for stem in sorted(of_run, key=lambda stem: (stem != "ladder", stem))
+            of_run[stem]
+            for stem in sorted(of_run, key=lambda stem: (stem != "ladder", stem))
         )
         for path, of_run in shown.items()
     }
@@ -295,10 +316,14 @@ def picture_of_run(run: Run, path: Path, anchor: str, folder: Path) -> Shown | N
     if not numbers.is_file():
         numbers = run.path / SOURCES.get(path.stem, "results.csv")
     try:
-        drawing = inline(path.read_text(encoding="utf-8"), f"{anchor}-{path.stem}", title)
+        drawing = inline(
+            path.read_text(encoding="utf-8"), f"{anchor}-{path.stem}", title
+        )
     except (Mistake, OSError, UnicodeDecodeError):
         return None
-    return Shown(f"{run.name}.{path.stem}", title, drawing, link(numbers, folder), numbers.name)
+    return Shown(
+        f"{run.name}.{path.stem}", title, drawing, link(numbers, folder), numbers.name
+    )
 
 
 def drawings_of(run: Run) -> list[Path]:

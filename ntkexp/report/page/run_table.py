@@ -1,8 +1,8 @@
-"""The table of all runs on the first screen: settings as chips, a curve of the loss, and errors.
+"""The table of all runs on the first screen: settings as chips,
+a curve of the loss, and errors.
 
-Runs with the same components stand together. A row also carries the curves of its run as text, so
-that the page can draw the curves of several runs in one picture.
-"""
+Runs with the same components stand together. A row also carries the curves of its run
+as text, so that the page can draw the curves of several runs in one picture."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ CURVES = {
     "weights_moved": "change of the weights",
     "change": "change per step",
 }
-"""The columns of metrics.csv whose curves are on the page, with their names in words. The first
-one that a run has is drawn in its row.
-"""
+"""The columns of metrics.csv whose curves are on the page, with their names in words.
+The first one that a run has is drawn in its row. """
 LOG_CURVES = frozenset({"loss", "loss_query"})
 MAX_CURVE_POINTS = 48  # points of a curve on the page
 CURVE_DIGITS = 4  # significant digits of a point
@@ -67,7 +66,8 @@ class Chip:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A row of the table: a run, its settings, a curve with the last loss, and other numbers."""
+    """A row of the table: a run, its settings, a curve with the last loss,
+    and other numbers."""
 
     anchor: str
     name: str
@@ -98,19 +98,25 @@ class RunTable:
 
 
 def run_table(runs: Sequence[Run], anchors: Mapping[Path, str]) -> RunTable:
-    """Return the table of all runs. `anchors` are the anchors of runs on the page, by path."""
+    """Return the table of all runs. `anchors` are the anchors of runs
+    on the page, by path."""
     columns = columns_of(runs)
     groups = []
     for group in grouped(runs):
         chips = chips_by_run(group)
-        rows = [row_of(run, anchors[run.path], chips[run.path], columns) for run in group.runs]
+        rows = [
+            row_of(run, anchors[run.path], chips[run.path], columns)
+            for run in group.runs
+        ]
         components = tuple(Chip(key, value, value) for key, value in group.components)
         settings = chips_of(group.settings)
         groups.append(RowGroup(group.title, components, settings, tuple(rows)))
     splits = list(dict.fromkeys(main_split(run.ladder) for run in runs))
     caption = f"Relative errors on {' or '.join(splits)}"
     names = {
-        name: words for name, words in CURVES.items() if any(name in run.metrics for run in runs)
+        name: words
+        for name, words in CURVES.items()
+        if any(name in run.metrics for run in runs)
     }
     return RunTable(caption, tuple(columns.values()), tuple(groups), names)
 
@@ -120,7 +126,8 @@ def run_table(runs: Sequence[Run], anchors: Mapping[Path, str]) -> RunTable:
 
 def chips_by_run(group: RunGroup) -> dict[Path, tuple[Chip, ...]]:
     return {
-        run.path: chips_of(settings) for run, settings in zip(group.runs, group.by_run, strict=True)
+        run.path: chips_of(settings)
+        for run, settings in zip(group.runs, group.by_run, strict=True)
     }
 
 
@@ -132,7 +139,9 @@ def chips_of(settings: Settings) -> tuple[Chip, ...]:
     >>> [chip.label for chip in chips_of((("model.width", "8"), ("init.seed", "1"), ("seed", "0")))]
     ['width=8', 'init.seed=1', 'seed=0']
     """
-    shown = [(key, value) for key, value in settings if key != "steps" and value != "[]"]
+    shown = [
+        (key, value) for key, value in settings if key != "steps" and value != "[]"
+    ]
     last_parts = {key: key.rpartition(".")[2] for key, _ in shown}
     counts = Counter(last_parts.values())
     chips = []
@@ -151,7 +160,10 @@ def columns_of(runs: Sequence[Run]) -> dict[str, Column]:
     if any("kernel_change" in run.metrics for run in runs):
         columns["kernel_change"] = Column("kernel change")
     present = dict.fromkeys(
-        row.machine for run in runs for row in run.ladder if row.relative_error is not None
+        row.machine
+        for run in runs
+        for row in run.ladder
+        if row.relative_error is not None
     )
     machines = [name for name in MACHINES if name in present]
     if not machines:  # only machines of other packages: show the first ones
@@ -163,14 +175,20 @@ def columns_of(runs: Sequence[Run]) -> dict[str, Column]:
     return columns
 
 
-def row_of(run: Run, anchor: str, chips: tuple[Chip, ...], columns: Mapping[str, Column]) -> RunRow:
+def row_of(
+    run: Run, anchor: str, chips: tuple[Chip, ...], columns: Mapping[str, Column]
+) -> RunRow:
     split = main_split(run.ladder)
     numbers: dict[str, float | None] = {
         row.machine: row.relative_error for row in run.ladder if row.split == split
     }
-    numbers |= {name: last_number(run, name) for name in ("kernel_change", "accuracy_query")}
+    numbers |= {
+        name: last_number(run, name) for name in ("kernel_change", "accuracy_query")
+    }
     steps = steps_of(run)
-    cells = [html_cell(steps if name == "step" else numbers.get(name)) for name in columns]
+    cells = [
+        html_cell(steps if name == "step" else numbers.get(name)) for name in columns
+    ]
     curves = {name: curve_of(run, name) for name in CURVES if name in run.metrics}
     curves = {name: curve for name, curve in curves.items() if len(curve) > 1}
     name = next(iter(curves), "")
@@ -189,7 +207,8 @@ def row_of(run: Run, anchor: str, chips: tuple[Chip, ...], columns: Mapping[str,
 
 
 def steps_of(run: Run) -> int | None:
-    """Return the number of steps. A run also measures the end; a followed loop measures its steps."""
+    """Return the number of steps. A run also measures the end;
+    a followed loop measures its steps."""
     if not len(run.metrics):
         return None
     last = int(run.metrics["step"].iloc[-1])
@@ -208,7 +227,8 @@ def last_number(run: Run, name: str) -> float | None:
 
 
 def curve_of(run: Run, name: str) -> Curve:
-    """Return the points of a curve that can be drawn, evenly thinned, with its last point."""
+    """Return the points of a curve that can be drawn, evenly thinned,
+    with its last point."""
     points = run.series(name).dropna().to_numpy(dtype=np.float64)
     if len(points) <= MAX_CURVE_POINTS:
         return points
@@ -227,7 +247,8 @@ def curve_text(curve: Curve) -> str:
 
 
 def sparkline(curve: Curve, name: str) -> Markup:
-    """Draw a curve as a small picture without axes. A loss above 0 is drawn on a log scale."""
+    """Draw a curve as a small picture without axes.
+    A loss above 0 is drawn on a log scale."""
     steps = curve[:, 0]
     values = curve[:, 1]
     is_log = name in LOG_CURVES and bool((values > 0).all())

@@ -1,4 +1,5 @@
-"""Pictures of runs. Each file in `figures/` draws one picture, whose title answers one question.
+"""Pictures of runs. Each file in `figures/` draws one picture,
+whose title answers one question.
 
 Each module imports only from the modules listed before it:
 
@@ -11,10 +12,9 @@ attribution_plots    the pictures of `found.plot`
 figures, together    the pictures of a run, of a sweep, a file each
 run_plots            the pictures of `run.plot`, of many runs and of ensembles
 
-This module imports matplotlib before any other file does, without the settings of the user:
-`matplotlibrc` files, MATPLOTLIBRC and MPLBACKEND are ignored, because an invalid backend would make
-the import fail.
-"""
+This module imports matplotlib before any other file does, without the settings of the
+user: `matplotlibrc` files, MATPLOTLIBRC and MPLBACKEND are ignored, because an invalid
+backend would make the import fail."""
 
 import logging
 import os
@@ -34,14 +34,18 @@ SETTINGS = "matplotlibrc"
 def without_settings() -> Iterator[None]:
     """Make matplotlib read its default settings, not the user's, inside the block."""
     saved = {
-        name: os.environ.pop(name) for name in ("MPLBACKEND", "MATPLOTLIBRC") if name in os.environ
+        name: os.environ.pop(name)
+        for name in ("MPLBACKEND", "MATPLOTLIBRC")
+        if name in os.environ
     }
     exists, spec = os.path.exists, find_spec("matplotlib")
     if spec is not None and spec.origin is not None:
         # MATPLOTLIBRC takes precedence over the file in the home folder
-        os.environ["MATPLOTLIBRC"] = str(Path(spec.origin).parent / "mpl-data" / SETTINGS)
-    # matplotlib reads a file in the working folder first. Hide that file; changing the working
-    # folder would affect other threads.
+        os.environ["MATPLOTLIBRC"] = str(
+            Path(spec.origin).parent / "mpl-data" / SETTINGS
+        )
+    # matplotlib reads a file in the working folder first. Hide that file; changing the
+    # working folder would affect other threads.
     os.path.exists = lambda path: path != SETTINGS and exists(path)
     try:
         yield

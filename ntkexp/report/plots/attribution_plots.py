@@ -53,7 +53,8 @@ ROW_INCHES = 0.26  # height of a bar next to an image
 class AttributionPlots:
     """Plots of one query. Each method returns matplotlib axes.
 
-    The first argument `query` is the index of the query along its axis. Each method takes:
+    The first argument `query` is the index of the query along its axis.
+    Each method takes:
 
     - `out`, the name or index of an output, which is required if there are several,
     - `ax`, axes to draw on. By default, a new figure is drawn,
@@ -100,7 +101,8 @@ class AttributionPlots:
             The axes. Save the figure with `axes.figure.savefig("picture.svg")`.
 
         Raises:
-            Mistake: if there is no such query or output, or if the query was not attributed.
+            Mistake: if there is no such query or output,
+                or if the query was not attributed.
 
         Example:
             `found.plot.contributions(3, top=5, ax=ax, title="Why a cat?")`
@@ -109,13 +111,19 @@ class AttributionPlots:
         order = strongest_first(parts.to_numpy())[:top]
         values = parts.to_numpy()[order]
         examples = [self.find("example", place) for place in order]
-        images = [None if shown is None else image_pixels(shown.shown) for shown in examples]
+        images = [
+            None if shown is None else image_pixels(shown.shown) for shown in examples
+        ]
         labels = [str(label) for label in parts["example"].to_numpy()]
         names = []
         for place, shown in zip(order, examples, strict=True):
-            is_text = shown is not None and shown.text and shown.shown.dtype.kind not in "fc"
+            is_text = (
+                shown is not None and shown.text and shown.shown.dtype.kind not in "fc"
+            )
             words = f" {shown.text}" if shown is not None and is_text else ""
-            names.append(fitting(f"{numbered(place, labels[place])}{words}", MAX_BAR_LETTERS))
+            names.append(
+                fitting(f"{numbered(place, labels[place])}{words}", MAX_BAR_LETTERS)
+            )
         canvas = Canvas(ax, title)
         with style_of_user(style, is_house=ax is None):
             height = bars_height(len(order))
@@ -157,7 +165,9 @@ class AttributionPlots:
         parts = self.array(BY_COMPONENT, query, out).sum("example")
         if DECAY_BY_COMPONENT in self.arrays:
             parts = parts + self.array(DECAY_BY_COMPONENT, query, out)
-        names = [fitting(str(name), MAX_BAR_LETTERS) for name in parts[COMPONENT].to_numpy()]
+        names = [
+            fitting(str(name), MAX_BAR_LETTERS) for name in parts[COMPONENT].to_numpy()
+        ]
         canvas = Canvas(ax, title)
         with style_of_user(style, is_house=ax is None):
             axes: Axes = canvas.panels((NARROW, bars_height(len(names))))[0, 0]
@@ -201,15 +211,20 @@ class AttributionPlots:
             canvas.finish(f"When {self.name_of(query)} moved")
         return axes
 
-    def array(self, name: str, query: int | np.integer[Any], out: str | int | None) -> xr.DataArray:
-        """Return an array at one query and output. Raise if it is missing or was not attributed."""
+    def array(
+        self, name: str, query: int | np.integer[Any], out: str | int | None
+    ) -> xr.DataArray:
+        """Return an array at one query and output.
+        Raise if it is missing or was not attributed."""
         if name not in self.arrays:
             advice = "; attribute with by=" if "component" in name else ""
             raise WrongArgument(f"there is no '{name}' here to draw{advice}", "plot")
         refuse_query(self.arrays, query)
         parts = one_output(self.arrays[name], out).isel(query=query)
         if not bool(np.isfinite(parts).all()):
-            raise WrongArgument(f"query={query}: this point was not attributed", "query")
+            raise WrongArgument(
+                f"query={query}: this point was not attributed", "query"
+            )
         return parts
 
     def name_of(self, query: int | np.integer[Any]) -> str:
@@ -228,7 +243,11 @@ def draw_thumbnails(axes: Axes, images: Sequence[NDArray[Any] | None]) -> None:
         scaled = unit_range(pixels)
         zoom = THUMBNAIL_POINTS / max(scaled.shape[:2])
         shown = OffsetImage(
-            scaled, zoom=zoom, cmap="gray_r", norm=Normalize(0, 1), interpolation="nearest"
+            scaled,
+            zoom=zoom,
+            cmap="gray_r",
+            norm=Normalize(0, 1),
+            interpolation="nearest",
         )
         axes.add_artist(
             AnnotationBbox(

@@ -1,4 +1,5 @@
-"""The place of a picture: a new figure in the style of this package, or axes of the user."""
+"""The place of a picture: a new figure in the style of this package,
+or axes of the user."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Canvas:
     """
 
     ax: Axes | None = None
-    """Axes of the user. If a picture has several panels, they divide the place of these axes."""
+    """Axes of the user. If a picture has several panels,
+    they divide the place of these axes."""
     title: str | None = None
     """A title of the user, instead of that of the picture."""
     grid: NDArray[Any] = field(default_factory=lambda: np.empty((0, 0), dtype=object))
@@ -60,7 +62,8 @@ class Canvas:
             size: The width and height of a new figure, in inches.
             rows: Number of rows.
             columns: Number of columns.
-            **layout: Arguments of `Figure.subplots`, such as `sharex` and `width_ratios`.
+            **layout: Arguments of `Figure.subplots`,
+                such as `sharex` and `width_ratios`.
         """
         if self.ax is None:
             figure = Figure(figsize=size, layout="constrained")
@@ -88,7 +91,8 @@ def subfigure_of(ax: Axes) -> SubFigure:
     place = ax.get_subplotspec()
     if place is None:
         raise WrongArgument(
-            "ax: this picture has several panels, and divides axes of `plt.subplots` only", "ax"
+            "ax: this picture has several panels, and divides axes of `plt.subplots` only",
+            "ax",
         )
     ax.set_axis_off()
     ax.set_in_layout(False)

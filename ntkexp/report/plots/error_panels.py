@@ -1,8 +1,8 @@
-"""Two panels for relative errors: a strip for errors that are only rounding, and a log axis for the
-others.
+"""Two panels for relative errors: a strip for errors that are only rounding,
+and a log axis for the others.
 
-One log axis for both would spend most of its width on the empty decades between 1e-12 and 1e-4.
-"""
+One log axis for both would spend most of its width
+on the empty decades between 1e-12 and 1e-4."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ from ntkexp.text import spoken
 
 CONTROLS = "controls"  # the label of the empty row above the controls
 STRIP_WIDTH = 0.22  # width of the strip, relative to the log axis
-FEWEST_DECADES = 2  # least length of the log axis, so that at least two ticks have labels
+FEWEST_DECADES = (
+    2  # least length of the log axis, so that at least two ticks have labels
+)
 
 
 @dataclass(frozen=True)
 class ErrorPanels:
-    """The axes of a row for each kernel machine. `strip` is None if no error is only rounding."""
+    """The axes of a row for each kernel machine.
+    `strip` is None if no error is only rounding."""
 
     strip: Axes | None
     axes: Axes
@@ -59,7 +62,9 @@ class ErrorPanels:
             axes = canvas.panels(size)[0, 0]
             strip = None
         else:
-            panels = canvas.panels(size, 1, 2, sharey=True, width_ratios=[STRIP_WIDTH, 1])
+            panels = canvas.panels(
+                size, 1, 2, sharey=True, width_ratios=[STRIP_WIDTH, 1]
+            )
             strip, axes = panels[0]
             strip.set_label(STRIP)
             log_axis(strip, "x")
@@ -77,21 +82,32 @@ class ErrorPanels:
         axes.set_xlabel("relative error")
         return cls(strip, axes)
 
-    def plot(self, error: float, row: int, marker: str, *, is_exact: bool, **look: Any) -> None:
+    def plot(
+        self, error: float, row: int, marker: str, *, is_exact: bool, **look: Any
+    ) -> None:
         """Draw an error in its panel."""
-        self.panel(is_exact).plot(max(error, LEAST), row, marker, markeredgewidth=0, **look)
+        self.panel(is_exact).plot(
+            max(error, LEAST), row, marker, markeredgewidth=0, **look
+        )
 
     def mark(self, error: float, row: int, *, is_exact: bool) -> None:
         """Draw a vertical bar at the median of several errors."""
-        self.panel(is_exact).plot(max(error, LEAST), row, "|", color=BLACK, markersize=7)
+        self.panel(is_exact).plot(
+            max(error, LEAST), row, "|", color=BLACK, markersize=7
+        )
 
     def panel(self, is_exact: bool) -> Axes:
         return self.strip if is_exact and self.strip is not None else self.axes
 
     def name_rows(
-        self, machines: Sequence[str], rows: Sequence[int], numbers: Sequence[str], heading: str
+        self,
+        machines: Sequence[str],
+        rows: Sequence[int],
+        numbers: Sequence[str],
+        heading: str,
     ) -> None:
-        """Label the rows on the left, and write a column of numbers with a heading on the right."""
+        """Label the rows on the left, and write a column of numbers
+        with a heading on the right."""
         self.label_rows(self.axes, machines, rows)
         if self.strip is not None:
             self.label_rows(self.strip, machines, rows)
@@ -101,9 +117,13 @@ class ErrorPanels:
             write_beside(self.axes, number, row)
         write_beside(self.axes, heading, -1, color=GREY)
 
-    def label_rows(self, axes: Axes, machines: Sequence[str], rows: Sequence[int]) -> None:
+    def label_rows(
+        self, axes: Axes, machines: Sequence[str], rows: Sequence[int]
+    ) -> None:
         """Label the rows, and draw a line above the controls."""
-        labels = {row: spoken(machine) for row, machine in zip(rows, machines, strict=True)}
+        labels = {
+            row: spoken(machine) for row, machine in zip(rows, machines, strict=True)
+        }
         gaps = {*range(max(rows))} - labels.keys()
         for gap in gaps:
             labels[gap] = CONTROLS
@@ -115,7 +135,8 @@ class ErrorPanels:
 
 
 def rows_of(controls: Sequence[bool]) -> list[int]:
-    """Return the row of each kernel machine. An empty row separates the controls, which come last.
+    """Return the row of each kernel machine.
+    An empty row separates the controls, which come last.
 
     >>> rows_of([False, False, True]), rows_of([True, True])
     ([0, 1, 3], [0, 1])

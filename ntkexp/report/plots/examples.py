@@ -1,8 +1,8 @@
-"""Pictures of explanations: contributions, changes over the steps, and leave-out effects.
+"""Pictures of explanations: contributions, changes over the steps,
+and leave-out effects.
 
-If examples are images, they are drawn as images, scaled by an integer factor. Other examples are
-drawn as bars.
-"""
+If examples are images, they are drawn as images, scaled by an integer factor. Other
+examples are drawn as bars."""
 
 from __future__ import annotations
 
@@ -97,21 +97,29 @@ def fitting(name: str, longest: int = MAX_LABEL_LETTERS) -> str:
 
 
 def pictures(rows: list[Explained], canvas: Canvas) -> None:
-    """Draw a row for each query: its image, then its top examples with their contributions."""
+    """Draw a row for each query: its image, then its top examples
+    with their contributions."""
     height = TITLE_PIXELS + ROW_PIXELS * len(rows)
     page = pixel_axes(canvas, height)
     remark(page, QUERY_X, "query")
-    remark(page, EXAMPLES_X, "training examples: name, and what they added to the output")
+    remark(
+        page, EXAMPLES_X, "training examples: name, and what they added to the output"
+    )
     for down, row in enumerate(rows):
-        bottom = height - TITLE_PIXELS - ROW_PIXELS * (down + 1) + ROW_PIXELS - IMAGE_PIXELS
-        # label: the class (with its phase if that fits), the role of the query, and its output
+        bottom = (
+            height - TITLE_PIXELS - ROW_PIXELS * (down + 1) + ROW_PIXELS - IMAGE_PIXELS
+        )
+        # label: the class (with its phase if that fits), the role of the query,
+        # and its output
         name = row.point.label
         if len(name) > MAX_LABEL_LETTERS:
             name = row.point.name
         query_image = image(page, row.point.shown, QUERY_X, bottom)
         label(page, query_image, f"{name}\n{row.role}\n{row.prediction}", BLACK)
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
-            axes_image = image(page, shown.shown, EXAMPLES_X + EXAMPLE_SPACING * k, bottom)
+            axes_image = image(
+                page, shown.shown, EXAMPLES_X + EXAMPLE_SPACING * k, bottom
+            )
             lines = [shown.name]
             if shown.phase is not None:
                 lines.append(f"phase {shown.phase}")
@@ -120,7 +128,8 @@ def pictures(rows: list[Explained], canvas: Canvas) -> None:
 
 
 def pixel_axes(canvas: Canvas, height: int) -> Axes:
-    """Return axes over the whole figure, in pixels. Separate axes for each image would be slow."""
+    """Return axes over the whole figure, in pixels.
+    Separate axes for each image would be slow."""
     axes: Axes = canvas.panels((WIDE, height / DPI))[0, 0]
     if canvas.is_new:
         canvas.figure.set_layout_engine("none")
@@ -134,7 +143,9 @@ def pixel_axes(canvas: Canvas, height: int) -> Axes:
 
 def remark(page: Axes, x: int, text: str) -> None:
     """Write the heading of a column of images."""
-    page.text(x, page.get_ylim()[1] - TITLE_PIXELS + 14, text, fontsize="small", color=GREY)
+    page.text(
+        x, page.get_ylim()[1] - TITLE_PIXELS + 14, text, fontsize="small", color=GREY
+    )
 
 
 def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
@@ -144,7 +155,9 @@ def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
     scale = max(1, IMAGE_PIXELS // max(pixels.shape[:2]))
     height = scale * pixels.shape[0]
     width = scale * pixels.shape[1]
-    page.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=GREY, linewidth=0.6))
+    page.add_patch(
+        Rectangle((x, y), width, height, fill=False, edgecolor=GREY, linewidth=0.6)
+    )
     return page.imshow(
         unit_range(pixels),
         cmap="gray_r",
@@ -179,7 +192,9 @@ def bars(rows: list[Explained], canvas: Canvas) -> None:
     panels = canvas.panels((WIDE, 2.1), 1, len(rows))[0]
     for axes, row in zip(panels, rows, strict=True):
         places = range(len(row.top))
-        axes.barh(places, row.shares, color=[ink(value) for value in row.shares], height=0.7)
+        axes.barh(
+            places, row.shares, color=[ink(value) for value in row.shares], height=0.7
+        )
         axes.set_yticks(places, [f"{shown.label}  #{shown.index}" for shown in row.top])
         axes.invert_yaxis()
         axes.axvline(0, color=BLACK, linewidth=0.6)
@@ -257,7 +272,10 @@ def answer(explanations: Sequence[Explanation]) -> tuple[str, str]:
     if len(explanations) > 1:
         where = f"{len(explanations)} queries"
     sums = f"The share is that of Σ|contributions|, summed over {where}."
-    return f"The examples shown make {share} of contributions", f"{COLOURS_IN_WORDS} {sums}"
+    return (
+        f"The examples shown make {share} of contributions",
+        f"{COLOURS_IN_WORDS} {sums}",
+    )
 
 
 # --- The pictures of one query on a page.
@@ -270,11 +288,17 @@ Array = NDArray[np.float64]
 
 
 def picture_beside(explanation: Explanation) -> Picture:
-    """Draw the contributions of the strongest examples, and their leave-out effects, if known."""
+    """Draw the contributions of the strongest examples,
+    and their leave-out effects, if known."""
     parts = explanation.parts[:MAX_BARS]
     shown = [replace(part.example, name=fitting(part.example.name)) for part in parts]
-    names = [part.label if part.text else f"#{part.index} {part.label}" for part in shown]
-    columns: dict[str, list[Any]] = {"example": names, "added": [part.added for part in parts]}
+    names = [
+        part.label if part.text else f"#{part.index} {part.label}" for part in shown
+    ]
+    columns: dict[str, list[Any]] = {
+        "example": names,
+        "added": [part.added for part in parts],
+    }
     has_effects = any(part.left_out is not None for part in parts)
     if has_effects:
         columns["if_left_out"] = [part.left_out for part in parts]
@@ -295,7 +319,8 @@ def picture_beside(explanation: Explanation) -> Picture:
 
 
 def shares(entry: BreakdownEntry) -> Picture:
-    """Draw the shares of the removed examples in the change of the output, and the total change."""
+    """Draw the shares of the removed examples in the change of the output,
+    and the total change."""
     order = strongest_first(entry.shares)[:MAX_BARS]
     names = [*(fitting(entry.names[k]) for k in order), "all of them"]
     values = np.array([*(float(entry.shares[k]) for k in order), entry.actual])
@@ -305,16 +330,19 @@ def shares(entry: BreakdownEntry) -> Picture:
         axes = figure.subplots()
         named_bars(axes, names, values, "share of the change")
         if entry.predicted is not None:
-            axes.plot([entry.predicted], [len(names) - 1], "|", color=BLACK, markersize=10)
+            axes.plot(
+                [entry.predicted], [len(names) - 1], "|", color=BLACK, markersize=10
+            )
             caption = "The mark is the predicted change."
-        heading(figure, f"What leaving them out changed: {short(entry.actual)}", caption)
+        heading(
+            figure, f"What leaving them out changed: {short(entry.actual)}", caption
+        )
     return Picture("shares", figure, pd.DataFrame({"left_out": names, "share": values}))
 
 
 def through(explanation: Explanation) -> Picture:
-    """Draw the contributions through the `MAX_BARS` strongest components, in the order of the
-    network.
-    """
+    """Draw the contributions through the `MAX_BARS` strongest components,
+    in the order of the network."""
     strongest = strongest_components(explanation)[:MAX_BARS]
     drawn = [part for part in explanation.components if part in strongest]
     values = np.array([part.together for part in drawn])
@@ -322,14 +350,16 @@ def through(explanation: Explanation) -> Picture:
     names = [part.name for part in drawn]
     figure = bar_figure(names, values, "examples and decay did", title)
     names = [part.name for part in explanation.components]
-    table = {"component": names, "in_all": [part.together for part in explanation.components]}
+    table = {
+        "component": names,
+        "in_all": [part.together for part in explanation.components],
+    }
     return Picture("components", figure, pd.DataFrame(table))
 
 
 def through_by_step(explanation: Explanation) -> Picture:
-    """Draw the cumulative contributions through the strongest components over the steps, and the
-    sum of the other components.
-    """
+    """Draw the cumulative contributions through the strongest components over the
+    steps, and the sum of the other components."""
     ordered = strongest_components(explanation)
     lines = {part.name: part.movement.by_step for part in ordered[: len(LINE_COLOURS)]}
     others = ordered[len(LINE_COLOURS) :]
@@ -357,7 +387,9 @@ def strongest_components(explanation: Explanation) -> list[ComponentPart]:
     return sorted(explanation.components, key=lambda part: -abs(part.together))
 
 
-def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None) -> Picture:
+def when(
+    by_step: Array, title: str, last_step: NDArray[np.int64] | None = None
+) -> Picture:
     """Draw the cumulative change over the steps.
 
     `last_step` is the last step of each interval of `by_step`.
@@ -383,12 +415,13 @@ def draw_when(axes: Axes, table: pd.DataFrame) -> None:
 
 
 def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
-    """Draw predicted against actual changes of the outputs, with a dot for each removal, query and
-    output.
-    """
+    """Draw predicted against actual changes of the outputs, with a dot for each
+    removal, query and output."""
     rows = []
     for k, removal in enumerate(retrained.removals):
-        pairs = zip(retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True)
+        pairs = zip(
+            retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True
+        )
         for predicted, actual in pairs:
             if np.isfinite(predicted):
                 left_out = len(removal.examples)

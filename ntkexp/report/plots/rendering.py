@@ -26,7 +26,8 @@ from ntkexp.text import short
 # omit matplotlib's version and the date, so that bytes are reproducible
 METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")
-"""Characters that XML forbids, in UTF-8: most control characters, and two noncharacters."""
+"""Characters that XML forbids, in UTF-8: most control characters,
+and two noncharacters."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def svg(figure: Figure) -> str:
 
 
 def render(figure: Figure, kind: str) -> bytes:
-    """Render a figure as "svg" or "png". Compute the layout only for the first file of a figure."""
+    """Render a figure as "svg" or "png". Compute the layout only
+    for the first file of a figure."""
     layout = figure.get_layout_engine()
     if layout is not None:
         layout.execute(figure)
@@ -67,27 +69,35 @@ def render(figure: Figure, kind: str) -> bytes:
     return with_values(NO_XML.sub(b"?", buffer.getvalue()).decode(), values).encode()
 
 
-# --- The values of points and bars become <title> elements in an SVG. Browsers show them as
-# tooltips.
+# --- The values of points and bars become <title> elements in an SVG.
+# Browsers show them as tooltips.
 
 
 POINTS = 500
-"""Lines with more points get no tooltips: their points overlap, and the file size would double."""
-GROUP = re.compile(r'<g id="(values-\d+)">(.*?)</g>\s*</g>|<g id="(bar-\d+)">(.*?)</g>', re.S)
+"""Lines with more points get no tooltips: their points overlap,
+and the file size would double."""
+GROUP = re.compile(
+    r'<g id="(values-\d+)">(.*?)</g>\s*</g>|<g id="(bar-\d+)">(.*?)</g>', re.S
+)
 USED = re.compile(r'(<use [^>]*?x="([-\d.]+)" y="([-\d.]+)"[^>]*?)/>')
 
 Values: TypeAlias = dict[str, str | dict[tuple[int, int], str]]
-"""Texts of tooltips by SVG group: one text for a bar, or texts by position (0.1 pt) for a line."""
+"""Texts of tooltips by SVG group: one text for a bar,
+or texts by position (0.1 pt) for a line."""
 
 
 def values_of(figure: Figure) -> Values:
-    """Set SVG ids of all bars and of all lines with markers. Return the texts of their tooltips."""
+    """Set SVG ids of all bars and of all lines with markers.
+    Return the texts of their tooltips."""
     values: Values = {}
     height = 72 * figure.get_figheight()
     for axes in figure.axes:
         for line in axes.get_lines():
             data = np.asarray(line.get_xydata(), dtype=np.float64)
-            if line.get_marker() in ("None", "", " ", None) or not 0 < len(data) <= POINTS:
+            if (
+                line.get_marker() in ("None", "", " ", None)
+                or not 0 < len(data) <= POINTS
+            ):
                 continue
             name = f"values-{len(values)}"
             line.set_gid(name)
@@ -112,7 +122,8 @@ def values_of(figure: Figure) -> Values:
 
 
 def value_in_words(axes: Axes, x: float, y: float) -> str:
-    """Describe a point by its coordinates: a tick label that is a name, or axis label and number.
+    """Describe a point by its coordinates: a tick label that is a name,
+    or axis label and number.
 
     >>> axes = Figure().subplots()
     >>> _ = axes.set(xlabel="step", ylabel="loss")

@@ -1,4 +1,5 @@
-"""Pictures of a run, a sweep, many runs and an ensemble, as reproducible SVG and CSV files."""
+"""Pictures of a run, a sweep, many runs and an ensemble,
+as reproducible SVG and CSV files."""
 
 from __future__ import annotations
 
@@ -43,9 +44,8 @@ Draw: TypeAlias = Callable[[Run, Canvas], Figure | None]
 
 
 def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
-    """Yield the pictures of a sweep, which the modules in `together` draw. Power laws come
-    first.
-    """
+    """Yield the pictures of a sweep, which the modules in `together` draw.
+    Power laws come first."""
     with house_style():
         for name in sorted(module_names(together), key=lambda name: name != "laws"):
             module = import_module(f"{together.__name__}.{name}")
@@ -54,14 +54,16 @@ def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture
 
 
 def gallery() -> Iterator[tuple[str, Draw]]:
-    """Yield the name and the function `draw` of each module in `figures`: the pictures of a run."""
+    """Yield the name and the function `draw` of each module in `figures`:
+    the pictures of a run."""
     for name in module_names(figures):
         yield name, import_module(f"{figures.__name__}.{name}").draw
 
 
 @dataclass(frozen=True)
 class RunPlots:
-    """The plots of a run, as methods that return matplotlib axes, or a list if there are several.
+    """The plots of a run, as methods that return matplotlib axes,
+    or a list if there are several.
 
     `dir(run.plot)` lists them. Each method takes:
 
@@ -82,19 +84,28 @@ class RunPlots:
     def __getattr__(self, name: str) -> Plot:
         draw = dict(gallery()).get(name)
         if draw is None:
-            raise AttributeError(f"there is no picture '{name}' of a run{nearest(name, dir(self))}")
+            raise AttributeError(
+                f"there is no picture '{name}' of a run{nearest(name, dir(self))}"
+            )
 
         def plot(
-            *, ax: Axes | None = None, title: str | None = None, style: Style | None = None
+            *,
+            ax: Axes | None = None,
+            title: str | None = None,
+            style: Style | None = None,
         ) -> Axes | list[Axes]:
             canvas = Canvas(ax, title)
             with style_of_user(style, is_house=ax is None):
                 if draw(self.run, canvas) is None:
-                    raise Mistake(f"{self.run.name} has nothing of which '{name}' could be drawn")
+                    raise Mistake(
+                        f"{self.run.name} has nothing of which '{name}' could be drawn"
+                    )
             return canvas.axes
 
         plot.__name__ = name
-        plot.__doc__ = f"{import_module(draw.__module__).__doc__}\n{PLOT_ARGUMENTS.format(name)}"
+        plot.__doc__ = (
+            f"{import_module(draw.__module__).__doc__}\n{PLOT_ARGUMENTS.format(name)}"
+        )
         return plot
 
 
@@ -102,7 +113,11 @@ class Plot(Protocol):
     """A method of `RunPlots`."""
 
     def __call__(
-        self, *, ax: Axes | None = None, title: str | None = None, style: Style | None = None
+        self,
+        *,
+        ax: Axes | None = None,
+        title: str | None = None,
+        style: Style | None = None,
     ) -> Axes | list[Axes]: ...
 
 
@@ -120,7 +135,8 @@ Example:
 
 
 def figure_of(run: Run, draw: Draw) -> Figure | None:
-    """Draw a picture in the style of this package, whatever the settings of the user."""
+    """Draw a picture in the style of this package,
+    whatever the settings of the user."""
     with house_style():
         return draw(run, Canvas())
 
@@ -133,7 +149,10 @@ def files_of(run: Run, name: str, draw: Draw) -> Iterator[tuple[str, str]]:
     figure = figure_of(run, draw)
     if figure is not None:
         yield f"{name}.svg", svg(figure)
-        yield f"{name}.csv", format_csv(import_module(f"{figures.__name__}.{name}").table(run))
+        yield (
+            f"{name}.csv",
+            format_csv(import_module(f"{figures.__name__}.{name}").table(run)),
+        )
 
 
 def all_files_of(run: Run) -> Iterator[tuple[str, str]]:
@@ -151,10 +170,11 @@ def save(run: Run, folder: Path) -> tuple[Path, ...]:
     return tuple(written)
 
 
-# --- The errors of kernel machines in many runs: a row for each machine, a dot for each run, a bar
-# at the median.
+# --- The errors of kernel machines in many runs: a row for each machine, a dot for each
+# run, a bar at the median.
 #
-# Errors that are not finite have no dot. The text at the end of the row states their number.
+# Errors that are not finite have no dot. The text at the end
+# of the row states their number.
 
 
 def strip(runs: Sequence[Run]) -> Picture | None:
@@ -188,15 +208,20 @@ def draw_strip(table: pd.DataFrame, runs: int, canvas: Canvas) -> Figure:
     panels = ErrorPanels.of(canvas, size, others, has_exact=bool(is_exact.any()))
     for height, name in zip(heights, names, strict=True):
         of_machine = finite[finite["machine"] == name]
-        for error, exact in zip(of_machine["relative_error"], of_machine["exact"], strict=True):
+        for error, exact in zip(
+            of_machine["relative_error"], of_machine["exact"], strict=True
+        ):
             alpha = 1.0 if runs == 1 else 0.4
-            panels.plot(error, height, "o", is_exact=exact, color=colour(name), alpha=alpha)
+            panels.plot(
+                error, height, "o", is_exact=exact, color=colour(name), alpha=alpha
+            )
         if runs > 1 and len(of_machine):
             middle = float(of_machine["relative_error"].median())
             at_rounding = bool(of_machine["exact"].median() > 0.5)
             panels.mark(middle, height, is_exact=at_rounding)
     texts = [
-        errors_in_words(table.loc[table["machine"] == name, "relative_error"]) for name in names
+        errors_in_words(table.loc[table["machine"] == name, "relative_error"])
+        for name in names
     ]
     split = ", ".join(dict.fromkeys(table["split"]))
     panels.name_rows(names, heights, texts, f"{split} error")
@@ -207,7 +232,8 @@ def draw_strip(table: pd.DataFrame, runs: int, canvas: Canvas) -> Figure:
 
 
 def errors_in_words(errors: pd.Series[float]) -> str:
-    """Format the errors of a machine: the median, the largest, and how many are not finite.
+    """Format the errors of a machine: the median, the largest,
+    and how many are not finite.
 
     >>> errors_in_words(pd.Series([1e-15])), errors_in_words(pd.Series([0.01, 0.02, 0.3, float("nan")]))
     ('1e-15', '0.02, worst 0.3; 1 not finite')
@@ -243,7 +269,8 @@ def strip_title(table: pd.DataFrame, runs: int) -> str:
     return brief(title, f"Nearest to the network: {len(first)} machines{where}")
 
 
-# --- Which Gaussian process do trained networks follow? One panel for each kind of networks:
+# --- Which Gaussian process do trained networks follow? One panel
+# for each kind of networks:
 #
 #     faint lines    single networks
 #     band           mean ± 2 standard deviations of the process that theory predicts
@@ -254,7 +281,10 @@ def strip_title(table: pd.DataFrame, runs: int) -> str:
 
 Curve: TypeAlias = NDArray[np.float64]
 LINES = 25  # largest number of drawn networks
-PROCESSES = {"ntk": "frozen_limit", "nngp": "nngp"}  # kernel machines with the same colour
+PROCESSES = {
+    "ntk": "frozen_limit",
+    "nngp": "nngp",
+}  # kernel machines with the same colour
 
 
 @dataclass(frozen=True)
@@ -268,9 +298,8 @@ class Theory:
 
 @dataclass(frozen=True)
 class Panel:
-    """The content of one panel: the networks, the Gaussian process that theory predicts for them,
-    and the other processes.
-    """
+    """The content of one panel: the networks, the Gaussian process that theory predicts
+    for them, and the other processes."""
 
     title: str
     networks: NDArray[np.float64]  # outputs, [network, input]
@@ -279,9 +308,14 @@ class Panel:
 
 
 def draw_ensemble(
-    places: Curve, panels: Sequence[Panel], learned: tuple[Curve, Curve], axis: str, answer: str
+    places: Curve,
+    panels: Sequence[Panel],
+    learned: tuple[Curve, Curve],
+    axis: str,
+    answer: str,
 ) -> Figure:
-    """Draw panels side by side, with a shared y axis. `places` are the inputs on the x axis."""
+    """Draw panels side by side, with a shared y axis.
+    `places` are the inputs on the x axis."""
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
     row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
@@ -300,7 +334,8 @@ def draw_ensemble(
 
 
 def draw_panel(axes: Axes, places: Curve, panel: Panel) -> None:
-    """Draw networks, and the mean ± 2 standard deviations of each process and of the networks."""
+    """Draw networks, and the mean ± 2 standard deviations of each process and
+    of the networks."""
     for network in panel.networks[:LINES]:
         axes.plot(places, network, color=GREY, linewidth=0.4, alpha=0.35, zorder=1)
 
@@ -318,9 +353,14 @@ def draw_panel(axes: Axes, places: Curve, panel: Panel) -> None:
         axes.plot(places, mean - 2 * deviation, **look)
         axes.plot(places, mean + 2 * deviation, **look)
 
-    # draw the other processes as thin lines, and the statistics of the networks as dashed lines
+    # draw the other processes as thin lines,
+    # and the statistics of the networks as dashed lines
     for other in panel.others:
-        thin = {"color": colour(PROCESSES[other.process]), "linewidth": 0.9, "zorder": 3.5}
+        thin = {
+            "color": colour(PROCESSES[other.process]),
+            "linewidth": 0.9,
+            "zorder": 3.5,
+        }
         three_lines(other.mean, other.deviation, thin)
     networks = panel.networks
     broken = {"color": BLACK, "linewidth": 0.8, "linestyle": (0, (4, 2)), "zorder": 4}

@@ -1,4 +1,5 @@
-"""The style of all pictures: print sizes, accessible colours, and labels at line ends."""
+"""The style of all pictures: print sizes, accessible colours,
+and labels at line ends."""
 
 from __future__ import annotations
 
@@ -60,8 +61,11 @@ RC = RcParams(
         "text.parse_math": False,  # names of classes may contain a dollar sign
     }
 )
-HOUSE = {key: value for key, value in (rcParamsDefault | RC).items() if key != "backend"}
-"""All settings of matplotlib except the backend, so that no setting of the user has an effect."""
+HOUSE = {
+    key: value for key, value in (rcParamsDefault | RC).items() if key != "backend"
+}
+"""All settings of matplotlib except the backend,
+so that no setting of the user has an effect."""
 
 ON_DARK, ON_LIGHT = "#fdfdfd", "#020202"
 """Text on coloured areas. A page does not change it with its background."""
@@ -77,17 +81,16 @@ BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE = (
 COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
 """Colours of lines, in the order of their use.
 
-They and grey have a contrast of at least 3 on white and on a dark page. Readers with normal vision,
-protanopia or deuteranopia see a distance of at least 20 in CIELAB between any two, with tritanopia
-of at least 18.
-"""
+They and grey have a contrast of at least 3 on white and on a dark page. Readers with
+normal vision, protanopia or deuteranopia see a distance of at least 20 in CIELAB
+between any two, with tritanopia of at least 18. """
 
 Dashes: TypeAlias = str | tuple[float, tuple[float, ...]]
 SOLID, DASHED, DOTTED = "-", (0, (4, 1.5)), (0, (1, 1.2))
 DASHES: tuple[Dashes, ...] = (SOLID, DASHED, DOTTED, (0, (5, 1, 1, 1)))
 
-# Kernel machines of one family share a colour, and their lines differ in dashes. The network is
-# black.
+# Kernel machines of one family share a colour,
+# and their lines differ in dashes. The network is black.
 COLOUR = {
     "secant": BLUE,
     "gauss": SKY,
@@ -110,8 +113,8 @@ LINE = {
     "rbf_regression": DASHED,
 }
 APART = 0.25
-"""Readers can distinguish two colours with at least this distance in RGB (each channel in [0, 1]).
-"""
+"""Readers can distinguish two colours with at least this distance
+in RGB (each channel in [0, 1]). """
 LUMINANCE = 0.2
 """The luminance of other colours. Their contrast is 4.2 on white and on a dark page."""
 
@@ -145,7 +148,8 @@ SEQUENCE = LinearSegmentedColormap.from_list(
 
 
 def shade(k: int, count: int) -> str:
-    """Return the colour of the k-th of several lines that have an order, from blue to orange.
+    """Return the colour of the k-th of several lines that have an order,
+    from blue to orange.
 
     >>> shade(0, 3), shade(2, 3)
     ('#0060e0', '#d07808')
@@ -154,14 +158,17 @@ def shade(k: int, count: int) -> str:
 
 
 def hashed_colour(name: str) -> str:
-    """Choose a hue from the digest of a name. The colour differs visibly from all fixed colours.
+    """Choose a hue from the digest of a name.
+    The colour differs visibly from all fixed colours.
 
     >>> hashed_colour("my_machine") == hashed_colour("my_machine") != hashed_colour("your_machine")
     True
     """
     taken = [to_rgb(other) for other in (*COLOUR.values(), BLACK, PALE)]
     colours = []
-    for hue, saturation in zip(*[iter(sha256(name.encode()).digest())] * 2, strict=True):
+    for hue, saturation in zip(
+        *[iter(sha256(name.encode()).digest())] * 2, strict=True
+    ):
         colours.append(with_luminance(hue / 256, 0.5 + saturation / 512))
 
     def distance(colour: tuple[float, float, float]) -> float:
@@ -191,7 +198,9 @@ def luminance(rgb: tuple[float, float, float]) -> float:
     linear = []
     for channel in rgb:
         is_dark = channel <= 0.04045
-        linear.append(channel / 12.92 if is_dark else ((channel + 0.055) / 1.055) ** 2.4)
+        linear.append(
+            channel / 12.92 if is_dark else ((channel + 0.055) / 1.055) ** 2.4
+        )
     red, green, blue = linear
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -210,17 +219,19 @@ def house_style() -> Iterator[None]:
 
 
 Style: TypeAlias = str | dict[str, Any] | Sequence[str | Path | dict[str, Any]]
-"""A style as `matplotlib.style.context` takes it: a name, settings, or several of these."""
+"""A style as `matplotlib.style.context` takes it: a name, settings,
+or several of these."""
 
 
 @contextmanager
 def style_of_user(style: Style | None, *, is_house: bool) -> Iterator[None]:
     """Use the settings of the user inside the block, and then those of `style`.
 
-    If `is_house` is True, the style of this package replaces the settings that the user has not
-    changed.
-    """
-    changed = {key: rcParams[key] for key in HOUSE if rcParams[key] != rcParamsDefault[key]}
+    If `is_house` is True, the style of this package replaces the settings
+    that the user has not changed."""
+    changed = {
+        key: rcParams[key] for key in HOUSE if rcParams[key] != rcParamsDefault[key]
+    }
     with ExitStack() as stack:
         if is_house:
             stack.enter_context(house_style())
@@ -233,7 +244,8 @@ def style_of_user(style: Style | None, *, is_house: bool) -> Iterator[None]:
 
 
 class LogLabels(Formatter):
-    """Labels of a log axis: powers of ten, or 1, 2 and 5 times these if fewer than two are in view.
+    """Labels of a log axis: powers of ten, or 1,
+    2 and 5 times these if fewer than two are in view.
 
     >>> labels = LogLabels()
     >>> labels.axis = Figure().subplots().xaxis
@@ -253,7 +265,9 @@ class LogLabels(Formatter):
         exponent = math.floor(math.log10(x) + 1e-9)
         factor = x / 10**exponent
         factors = labelled_factors(low, high)
-        if factors and not any(math.isclose(factor, one, rel_tol=1e-6) for one in factors):
+        if factors and not any(
+            math.isclose(factor, one, rel_tol=1e-6) for one in factors
+        ):
             return ""
         power = f"10{str(exponent).translate(SUPERSCRIPTS)}"
         if factors == (1,):
@@ -264,11 +278,13 @@ class LogLabels(Formatter):
 
 
 PLAIN = 1e-3, 1e4
-"""Labels of numbers in this range have no exponent, if multiples of powers are labelled."""
+"""Labels of numbers in this range have no exponent,
+if multiples of powers are labelled."""
 
 
 def labelled_factors(low: float, high: float) -> tuple[int, ...]:
-    """Return the multiples of powers of ten that get a label. () means that all ticks get one.
+    """Return the multiples of powers of ten that get a label.
+    () means that all ticks get one.
 
     >>> labelled_factors(0.05, 20), labelled_factors(0.3, 3), labelled_factors(0.3, 0.45)
     ((1,), (1, 2, 5), ())
@@ -291,21 +307,28 @@ def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
 LONGEST_TITLE = 60  # letters; numbers and remarks belong into the caption
 CAPTION_MARGIN_INCHES = 0.06
 POINTS_PER_INCH = 72
-BOLD_LETTER, SMALL_LETTER = 0.643, 0.54  # mean width of a letter, relative to the size of the font
+BOLD_LETTER, SMALL_LETTER = (
+    0.643,
+    0.54,
+)  # mean width of a letter, relative to the size of the font
 CAPTION_SPACING = 1.35  # distance of lines, relative to the size of the font
 
 
 def heading(figure: Figure, title: str, caption: str = "") -> None:
-    """Write the title above a picture and the caption below it, wrapped to the width."""
+    """Write the title above a picture and the caption below it,
+    wrapped to the width."""
     letters = letters_per_line(figure, "medium", BOLD_LETTER)
     lines = wrapped(title.rstrip("."), letters)
-    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize="medium", fontweight="bold")
+    figure.suptitle(
+        "\n".join(lines), x=0.01, ha="left", fontsize="medium", fontweight="bold"
+    )
     if caption:
         write_caption(figure, caption)
 
 
 def write_caption(figure: Figure, caption: str) -> None:
-    """Write a text below a picture. The figure becomes higher; its axes keep their sizes."""
+    """Write a text below a picture. The figure becomes higher;
+    its axes keep their sizes."""
     letters = letters_per_line(figure, "small", SMALL_LETTER)
     lines = textwrap.wrap(caption.replace(" %", "\N{NO-BREAK SPACE}%"), letters)
     above = figure.get_figheight()
@@ -321,16 +344,25 @@ def write_caption(figure: Figure, caption: str) -> None:
         for axes in figure.axes:
             place = axes.get_position()
             bottom = (place.y0 * above + below) / height
-            axes.set_position((place.x0, bottom, place.width, place.height * above / height))
+            axes.set_position(
+                (place.x0, bottom, place.width, place.height * above / height)
+            )
     text = "\n".join(lines)
     figure.text(
-        0.01, CAPTION_MARGIN_INCHES / 2 / height, text, fontsize="small", va="bottom", gid=CAPTION
+        0.01,
+        CAPTION_MARGIN_INCHES / 2 / height,
+        text,
+        fontsize="small",
+        va="bottom",
+        gid=CAPTION,
     )
 
 
 def letters_per_line(figure: Figure, size: str, letter: float) -> int:
     """Return the number of letters that fit into the width of a figure."""
-    return int(POINTS_PER_INCH * figure.get_figwidth() / (letter * size_in_points(size)))
+    return int(
+        POINTS_PER_INCH * figure.get_figwidth() / (letter * size_in_points(size))
+    )
 
 
 def size_in_points(size: str) -> float:
@@ -412,9 +444,12 @@ def write_beside(axes: Axes, text: str, height: float, color: str = BLACK) -> No
 
 
 def tick(axes: Axes, positions: list[float]) -> None:
-    """Set ticks at `positions`. If there are more than seven, set ticks at evenly spaced ones."""
+    """Set ticks at `positions`. If there are more than seven,
+    set ticks at evenly spaced ones."""
     every = -(-len(positions) // 7)
-    axes.set_xticks(positions[::every], [short(position) for position in positions[::every]])
+    axes.set_xticks(
+        positions[::every], [short(position) for position in positions[::every]]
+    )
     axes.xaxis.set_minor_locator(NullLocator())
 
 
@@ -422,7 +457,8 @@ def tick(axes: Axes, positions: list[float]) -> None:
 
 
 class End(NamedTuple):
-    """The label at the end of a line. `height` is the last value of the line, in data units."""
+    """The label at the end of a line. `height` is the last value of the line,
+    in data units."""
 
     text: str
     height: float
@@ -452,7 +488,8 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
 END_LABEL = "end-label"
 LINE_SPACING = 1.25
 LAYOUT_SHARE = 0.8
-"""Axes are at least this fraction of their default height, after titles and labels have a place."""
+"""Axes are at least this fraction of their default height,
+after titles and labels have a place."""
 
 
 def gap_of_labels(axes: Axes) -> float:
@@ -464,17 +501,18 @@ def gap_of_labels(axes: Axes) -> float:
 
 
 def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
-    """Move heights as little as possible, so that they lie in [0, 1] and differ by at least `gap`.
+    """Move heights as little as possible, so that they lie in [0,
+    1] and differ by at least `gap`.
 
-    The order of the heights is kept, and the sum of squared changes is minimal. If there are too
-    many heights for the gap, they may exceed 1.
+    The order of the heights is kept, and the sum of squared changes is minimal. If
+    there are too many heights for the gap, they may exceed 1.
 
     >>> spread(np.array([0.5, 0.5, 0.0]), 0.2).tolist()
     [0.4, 0.6, 0.0]
     """
     order = np.argsort(heights, kind="stable")
-    # Let z_k = height_k − k·gap. The gaps are kept if z is non-decreasing, so z is an isotonic
-    # regression.
+    # Let z_k = height_k − k·gap. The gaps are kept if z is non-decreasing,
+    # so z is an isotonic regression.
     steps = gap * np.arange(len(heights))
     room = max(0.0, 1 - gap * (len(heights) - 1))
     fit = np.clip(isotonic(heights[order] - steps), 0, room)
@@ -484,7 +522,8 @@ def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
 
 
 def isotonic(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the least-squares fit by a non-decreasing sequence (pool adjacent violators).
+    """Return the least-squares fit by a non-decreasing sequence (pool adjacent
+    violators).
 
     >>> isotonic(np.array([1.0, 3.0, 2.0])).tolist()
     [1.0, 2.5, 2.5]

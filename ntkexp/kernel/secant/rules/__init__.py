@@ -1,6 +1,5 @@
-"""Difference rules, in tables by the ATen name of the operation. A rule returns the exact change of
-the operation's result in a step. Each rule is one short function.
-"""
+"""Difference rules, in tables by the ATen name of the operation. A rule returns the
+exact change of the operation's result in a step. Each rule is one short function."""
 
 from ntkexp.kernel.secant.call import Rule
 from ntkexp.kernel.secant.rules.bilinear import BILINEAR

@@ -1,5 +1,5 @@
-"""Difference rules for products of numbers, of matrices, or of images and filters. Both factors may
-change.
+"""Difference rules for products of numbers, of matrices,
+or of images and filters. Both factors may change.
 
     Δ(AB) = ΔA·B̄ + Ā·ΔB        a bar is the mean over start and end of the step
 
@@ -7,8 +7,8 @@ This is exact for every bilinear operation:
 
     (A₁ − A₀)(B₀ + B₁)/2 + (A₀ + A₁)(B₁ − B₀)/2 = A₁B₁ − A₀B₀
 
-A product of weights with a value that depends on the inputs is a use of the weights (call.py).
-"""
+A product of weights with a value that depends on the inputs is a use
+of the weights (call.py)."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ from ntkexp.kernel.secant.call import (
 from ntkexp.kernel.secant.rules.elementwise import sigmoid
 
 
-def multiply(call: Call, left: Ends | float, right: Ends | float, shape: torch.Size) -> Tensor:
-    """Return Δ(ab) = Δa·b̄ + ā·Δb for two values with broadcasting, or for a value and a number."""
+def multiply(
+    call: Call, left: Ends | float, right: Ends | float, shape: torch.Size
+) -> Tensor:
+    """Return Δ(ab) = Δa·b̄ + ā·Δb for two values with broadcasting,
+    or for a value and a number."""
     terms = []
     for value, other in ((left, right), (right, left)):
         if isinstance(value, Ends) and value.delta is not None:
@@ -57,9 +60,9 @@ def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
 
 
 def prod(call: Call) -> Tensor:
-    """Return the difference of the product of all elements, or of the elements along an axis. Apply
-    the product rule to pairs of elements, then to pairs of products. Elements may be zero.
-    """
+    """Return the difference of the product of all elements, or of the elements along an
+    axis. Apply the product rule to pairs of elements, then to pairs of products.
+    Elements may be zero."""
 
     def pair(left: Ends, right: Ends) -> Ends:
         delta = multiply(call, left, right, left.start.shape)
@@ -72,9 +75,8 @@ def prod(call: Call) -> Tensor:
 
 
 def cumprod(call: Call) -> Tensor:
-    """Return the difference of running products. Compute them in rounds k = 1, 2, 4, …, by the
-    product rule for pₙ ← pₙ₋ₖ pₙ. Elements may be zero.
-    """
+    """Return the difference of running products. Compute them in rounds k = 1, 2, 4, …,
+    by the product rule for pₙ ← pₙ₋ₖ pₙ. Elements may be zero."""
     value = call.expanded(call.args[0])
     dim = call.arguments["dim"]
     if value.start.dim() == 0:
@@ -91,7 +93,11 @@ def cumprod(call: Call) -> Tensor:
             multiply(call, early, late, late.start.shape),
         )
         first = products[..., :distance]
-        parts = (first.start, made.start), (first.end, made.end), (first.change, made.change)
+        parts = (
+            (first.start, made.start),
+            (first.end, made.end),
+            (first.change, made.change),
+        )
         start, end, delta = (torch.cat(pair, -1) for pair in parts)
         products = Ends(start, end, delta)
         distance *= 2
@@ -99,9 +105,8 @@ def cumprod(call: Call) -> Tensor:
 
 
 def glu(call: Call) -> Tensor:
-    """Return Δ(a·s(b)) = Δa·s̄ + ā·Δs, where a and b are the halves of the input, s is the sigmoid,
-    and Δs = D_sigmoid Δb.
-    """
+    """Return Δ(a·s(b)) = Δa·s̄ + ā·Δs, where a and b are the halves of the input, s is
+    the sigmoid, and Δs = D_sigmoid Δb."""
     value = call.expanded(call.args[0])
     dim = call.arguments["dim"]
     left, right = (value.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
@@ -133,10 +138,11 @@ def div(call: Call) -> Tensor:
     return divide(call, above, below, call.start.shape)
 
 
-def divide(call: Call, above: Ends | float, below: Ends | float, shape: torch.Size) -> Tensor:
-    """Return Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁). This is the product rule for a and 1/b; the slope
-    of 1/b is −1/(b₀b₁).
-    """
+def divide(
+    call: Call, above: Ends | float, below: Ends | float, shape: torch.Size
+) -> Tensor:
+    """Return Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁). This is the product rule for a and
+    1/b; the slope of 1/b is −1/(b₀b₁)."""
     if not isinstance(below, Ends) or below.delta is None:
         divisor = call.mean(below) if isinstance(below, Ends) else below
         assert isinstance(above, Ends)
@@ -144,11 +150,13 @@ def divide(call: Call, above: Ends | float, below: Ends | float, shape: torch.Si
     terms = []
     if isinstance(above, Ends) and above.delta is not None:
         terms.append(
-            call.delta(above, shape) * call.slope(below, lambda b0, b1: (1 / b0 + 1 / b1) / 2)
+            call.delta(above, shape)
+            * call.slope(below, lambda b0, b1: (1 / b0 + 1 / b1) / 2)
         )
     factor = call.mean(above) if isinstance(above, Ends) else above
     terms.append(
-        call.delta(below, shape) * (factor * call.slope(below, lambda b0, b1: -1 / (b0 * b1)))
+        call.delta(below, shape)
+        * (factor * call.slope(below, lambda b0, b1: -1 / (b0 * b1)))
     )
     return sum_terms(terms, shape)
 
@@ -168,7 +176,9 @@ NUMBER_PRODUCTS: dict[str, Rule] = {
 def addmm(call: Call) -> Tensor:
     """Return the difference of βx + αAB, β Δx + α (ΔA B̄ + Ā ΔB)."""
     bias, left, right = call.args
-    return call.product(left, right, call.arguments["alpha"], bias, call.arguments["beta"])
+    return call.product(
+        left, right, call.arguments["alpha"], bias, call.arguments["beta"]
+    )
 
 
 def terms_of(
@@ -184,8 +194,8 @@ def terms_of(
 
 
 def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
-    """Return Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for a batch of matrices. If B is one weight that was
-    copied along the batch, it has one use, otherwise one for each k.
+    """Return Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for a batch of matrices. If B is one
+    weight that was copied along the batch, it has one use, otherwise one for each k.
     """
 
     def is_copied(value: Tensor) -> bool:
@@ -195,7 +205,9 @@ def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Ten
         return sum_terms(terms_of(torch.bmm, call, left, right), shape)
     batch, rows, columns = shape
     if call.is_use(right) and is_copied(right.start):
-        folded = call.product(left.view(lambda v: v.reshape(batch * rows, -1)), right[0])
+        folded = call.product(
+            left.view(lambda v: v.reshape(batch * rows, -1)), right[0]
+        )
         return folded.view(batch, rows, columns)
     if call.is_use(left) and is_copied(left.start):
         turned = right.view(lambda v: v.transpose(1, 2).reshape(batch * columns, -1))
@@ -215,17 +227,19 @@ def baddbmm(call: Call) -> Tensor:
     if added.delta is not None:
         terms.append(shift * call.delta(added, call.start.shape))
     return sum_terms(
-        terms + [gain * term for term in terms_of(torch.bmm, call, left, right)], call.start.shape
+        terms + [gain * term for term in terms_of(torch.bmm, call, left, right)],
+        call.start.shape,
     )
 
 
 def trilinear(call: Call) -> Tensor:
-    """Return the difference of Σ_ij a_i W_oij c_j (`nn.Bilinear`), a product of the pairs a_i c_j
-    with W as a matrix.
-    """
+    """Return the difference of Σ_ij a_i W_oij c_j (`nn.Bilinear`), a product of the
+    pairs a_i c_j with W as a matrix."""
     left, weight, right, *layout = call.args
     if layout[:4] != [[1, 3], [0], [1, 2], [2, 3]]:
-        raise NoRule("a sum of products of three tensors that is not that of nn.Bilinear")
+        raise NoRule(
+            "a sum of products of three tensors that is not that of nn.Bilinear"
+        )
     a = left[:, :, None]
     c = right[:, None, :]
     start = a.start * c.start
@@ -233,7 +247,10 @@ def trilinear(call: Call) -> Tensor:
     varies = a.delta is not None or c.delta is not None
     delta = multiply(call, a, c, start.shape).flatten(1) if varies else None
     pairs = Ends(
-        start.flatten(1), end.flatten(1), delta, from_inputs=a.from_inputs or c.from_inputs
+        start.flatten(1),
+        end.flatten(1),
+        delta,
+        from_inputs=a.from_inputs or c.from_inputs,
     )
     return call.product(pairs, weight.view(lambda v: v.reshape(len(v), -1).t()))
 
@@ -243,24 +260,29 @@ MATRICES: dict[str, Rule] = {
     "mm": lambda call: call.product(*call.args),
     "mv": lambda call: call.product(call.args[0], call.args[1][:, None])[:, 0],
     **dict.fromkeys(
-        ("dot", "vdot"), lambda call: call.product(call.args[0][None], call.args[1][:, None])[0, 0]
+        ("dot", "vdot"),
+        lambda call: call.product(call.args[0][None], call.args[1][:, None])[0, 0],
     ),
     "addmm": addmm,
-    "bmm": lambda call: batch_product(call, call.args[0], call.args[1], call.start.shape),
+    "bmm": lambda call: batch_product(
+        call, call.args[0], call.args[1], call.start.shape
+    ),
     "baddbmm": baddbmm,
 }
 
 
-# Convolutions with any number of dimensions, stride, padding, dilation and groups. As a function of
-# its weight, a convolution is a matrix product of patches (one row for each output position) with
-# the kernel. So each position is a use of the weight.
+# Convolutions with any number of dimensions, stride, padding, dilation and groups. As a
+# function of its weight, a convolution is a matrix product of patches (one row for each
+# output position) with the kernel. So each position is a use of the weight.
 
 
 def convolution(call: Call) -> Tensor:
     """Return the difference of a convolution x ∗ W + b, Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
-    if x.delta is not None:  # the backward pass handles all vectors as one batch of images
+    if (
+        x.delta is not None
+    ):  # the backward pass handles all vectors as one batch of images
         delta = call.delta(x)
         mean = call.mean(kernel)
         lead = 1 - delta.dim()
@@ -276,7 +298,9 @@ def convolution(call: Call) -> Tensor:
 
         nothing = call.start.shape if call.state.pullback_only else None
         terms.append(
-            apply_linear(delta, linear, on_shared_vector(transpose, -delta.dim()), nothing)
+            apply_linear(
+                delta, linear, on_shared_vector(transpose, -delta.dim()), nothing
+            )
         )
     if call.is_use(kernel):
         added = bias if bias is not None and call.is_use(bias) else None
@@ -290,18 +314,25 @@ def convolution(call: Call) -> Tensor:
     return sum_terms(terms, call.start.shape)
 
 
-def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: list[Any]) -> Tensor:
-    """Return x̄ ∗ ΔW + Δb, as a product of patches with the kernel W, or one product for each
-    group. Record it as a use of W.
-    """
+def convolution_use(
+    call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: list[Any]
+) -> Tensor:
+    """Return x̄ ∗ ΔW + Δb, as a product of patches with the kernel W, or one product
+    for each group. Record it as a use of W."""
     stride, padding, dilation, transposed, extra, groups = how
     image = call.mean(x)
     size = kernel.start.shape[2:]
-    # convert to a plain convolution: exchange input and output channels, and reverse the window
+    # convert to a plain convolution: exchange input and output channels,
+    # and reverse the window
     if transposed:
         window = tuple(range(2, kernel.start.dim()))
         kernel = kernel.view(
-            lambda v: v.view(groups, -1, *v.shape[1:]).transpose(1, 2).flatten(0, 1).flip(window)
+            lambda v: (
+                v.view(groups, -1, *v.shape[1:])
+                .transpose(1, 2)
+                .flatten(0, 1)
+                .flip(window)
+            )
         )
         # insert zeros between and around the elements of the input
         apart = [(n - 1) * s + 1 for n, s in zip(image.shape[2:], stride, strict=True)]

@@ -1,10 +1,12 @@
-"""Difference rules for elementwise functions f(a, b) of two numbers, by averaged slopes.
+"""Difference rules for elementwise functions f(a, b) of two numbers,
+by averaged slopes.
 
     Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb
 
-D_a(b) is the slope of a ↦ f(a, b) between a₀ and a₁, and D_b(a) the slope of b ↦ f(a, b) between b₀
-and b₁. The rule is exact. It averages two paths from (a₀, b₀) to (a₁, b₁), along the sides of a
-rectangle, and every slope is exact along its side. Some functions have a closed form instead:
+D_a(b) is the slope of a ↦ f(a, b) between a₀ and a₁, and D_b(a) the slope of b ↦ f(a,
+b) between b₀ and b₁. The rule is exact. It averages two paths from (a₀, b₀) to (a₁,
+b₁), along the sides of a rectangle, and every slope is exact along its side. Some
+functions have a closed form instead:
 
     √(a² + b²)       ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁)
     log(eᵃ + eᵇ)     Δb + s (Δa − Δb), s the slope of log(1 + eᵘ) at u = a − b
@@ -49,14 +51,17 @@ def of_two(by_left: Side, by_right: Side, call: Call) -> Tensor:
     """Return Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb."""
     left, right = call.expanded_pair()
     sides = ((left, right, by_left), (right, left, by_right))
-    terms = [average(call, *side) * side[0].delta for side in sides if side[0].delta is not None]
+    terms = [
+        average(call, *side) * side[0].delta
+        for side in sides
+        if side[0].delta is not None
+    ]
     return sum_terms(terms, call.start.shape)
 
 
 def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
-    """Return ½[D_a(b₀) + D_a(b₁)], the mean of the slopes at the start and the end value of the
-    other argument.
-    """
+    """Return ½[D_a(b₀) + D_a(b₁)], the mean of the slopes at the start and the end
+    value of the other argument."""
     if other.delta is None:
         return call.slope(value, lambda z0, z1: side(z0, z1, other.start))
     return call.slope(
@@ -65,24 +70,40 @@ def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
 
 
 def angle_by_height(y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
-    """Return the slope of atan2(y, x) in y, by the angle between (x, y₀) and (x, y₁)."""
-    return turn(x * (y1 - y0), x * x + y0 * y1, torch.atan2(y1, x) - torch.atan2(y0, x), y1 - y0, x)
-
-
-def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
-    """Return the slope of atan2(y, x) in x, by the angle between (x₀, y) and (x₁, y)."""
+    """Return the slope of atan2(y, x) in y, by the angle between (x,
+    y₀) and (x, y₁)."""
     return turn(
-        -y * (x1 - x0), x0 * x1 + y * y, torch.atan2(y, x1) - torch.atan2(y, x0), x1 - x0, -y
+        x * (y1 - y0),
+        x * x + y0 * y1,
+        torch.atan2(y1, x) - torch.atan2(y0, x),
+        y1 - y0,
+        x,
     )
 
 
-def turn(cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor) -> Tensor:
-    """Return the angle between two vectors, divided by d. The angle is the atan2 of their cross and
-    dot products, which avoids cancellation. Across the branch cut of atan2 it differs by 2π from
-    `change`, the difference of the two atan2 values. Then use `change`.
-    """
+def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
+    """Return the slope of atan2(y, x) in x, by the angle between (x₀,
+    y) and (x₁, y)."""
+    return turn(
+        -y * (x1 - x0),
+        x0 * x1 + y * y,
+        torch.atan2(y, x1) - torch.atan2(y, x0),
+        x1 - x0,
+        -y,
+    )
+
+
+def turn(
+    cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor
+) -> Tensor:
+    """Return the angle between two vectors, divided by d. The angle is the atan2 of
+    their cross and dot products, which avoids cancellation. Across the branch cut of
+    atan2 it differs by 2π from `change`, the difference of the two atan2 values. Then
+    use `change`."""
     angle = torch.atan2(cross, dot)
-    return quotient(torch.where((angle - change).abs() < 1, angle, change), d, lever / dot)
+    return quotient(
+        torch.where((angle - change).abs() < 1, angle, change), d, lever / dot
+    )
 
 
 def length(call: Call) -> Tensor:
@@ -101,13 +122,16 @@ def length(call: Call) -> Tensor:
 
 
 def log_sum(base: float, call: Call) -> Tensor:
-    """Return the difference of log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), s Δa + (1 − s) Δb.
+    """Return the difference of log(eᵃ + eᵇ) = b + log(1 + e^(a − b)),
+    s Δa + (1 − s) Δb.
 
     s is the slope of the softplus at a − b. The base may also be 2.
     """
     left, right = call.expanded_pair()
     ahead = Ends(left.start - right.start, left.end - right.end, None)
-    share = call.slope(ahead, lambda u0, u1: softplus_slope(ln(base) * u0, ln(base) * u1))
+    share = call.slope(
+        ahead, lambda u0, u1: softplus_slope(ln(base) * u0, ln(base) * u1)
+    )
     terms = []
     if left.delta is not None:
         terms.append(share * left.delta)
@@ -121,11 +145,15 @@ def lerp(call: Call) -> Tensor:
     weight = call.args[2]
     left, right = call.expanded_pair()
     gap = Ends(right.start - left.start, right.end - left.end, gap_delta(left, right))
-    moves = gap.delta is not None or (isinstance(weight, Ends) and weight.delta is not None)
+    moves = gap.delta is not None or (
+        isinstance(weight, Ends) and weight.delta is not None
+    )
     terms = []
     if left.delta is not None:
         terms.append(left.delta)
-    return sum_terms(terms + ([multiply(call, weight, gap, shape)] if moves else []), shape)
+    return sum_terms(
+        terms + ([multiply(call, weight, gap, shape)] if moves else []), shape
+    )
 
 
 def gap_delta(left: Ends, right: Ends) -> Tensor | None:
@@ -157,10 +185,11 @@ def raised(call: Call) -> Tensor:
 
 
 def loss_of_gap(call: Call) -> Tensor:
-    """Return D_ℓ (Δa − Δb) for a loss ℓ(a − b), such as the squared or the Huber loss. The
-    reduction may be none, mean or sum.
-    """
-    left, right = (call.expanded(value, call.args[0].start.shape) for value in call.args[:2])
+    """Return D_ℓ (Δa − Δb) for a loss ℓ(a − b), such as the squared or the Huber loss.
+    The reduction may be none, mean or sum."""
+    left, right = (
+        call.expanded(value, call.args[0].start.shape) for value in call.args[:2]
+    )
     gap = Ends(left.start - right.start, left.end - right.end, gap_delta(right, left))
     how = call.arguments["reduction"]
     kind = call.entry.op.overloadpacket
@@ -171,48 +200,54 @@ def loss_of_gap(call: Call) -> Tensor:
         return value
 
     delta = (
-        call.slope(gap, partial(slope_between, each, (*numbers, *(-n for n in numbers))))
+        call.slope(
+            gap, partial(slope_between, each, (*numbers, *(-n for n in numbers)))
+        )
         * gap.change
     )
     return (delta, delta.mean(), delta.sum())[how]
 
 
 def log_times(shift: float) -> Rule:
-    """Return a rule for a log(c + b) with c = `shift`, by averaged slopes. For a = 0, it is
-    zero.
-    """
+    """Return a rule for a log(c + b) with c = `shift`, by averaged slopes.
+    For a = 0, it is zero."""
 
     return partial(
         of_two,
         lambda z0, z1, b: torch.log1p(b) if shift else torch.log(b),
-        lambda z0, z1, a: torch.where(a == 0, 0.0, a * log_slope(shift + z0, shift + z1, z1 - z0)),
+        lambda z0, z1, a: torch.where(
+            a == 0, 0.0, a * log_slope(shift + z0, shift + z1, z1 - z0)
+        ),
     )
 
 
-# Binary cross-entropy, of logits or of probabilities: products of labels and logarithms, without
-# cancellation.
+# Binary cross-entropy, of logits or of probabilities: products of labels and
+# logarithms, without cancellation.
 
 
 LOWEST = -100.0  # torch's lower bound for logarithms in the cross-entropy
 
 
 def cross_entropy_of_logits(call: Call) -> Tensor:
-    """Return the difference of w [(1 − y) log(1 + eᶻ) + p y log(1 + e⁻ᶻ)]. The labels y and the
-    weights w and p may change too.
-    """
+    """Return the difference of w [(1 − y) log(1 + eᶻ) + p y log(1 + e⁻ᶻ)]. The labels y
+    and the weights w and p may change too."""
     z = call.expanded(call.args[0], call.args[0].start.shape)
     if_zero = of_numbers(call, z, lambda v: -logsigmoid(-v), softplus_slope)
-    if_one = of_numbers(call, z, lambda v: -logsigmoid(v), lambda z0, z1: -softplus_slope(-z0, -z1))
+    if_one = of_numbers(
+        call, z, lambda v: -logsigmoid(v), lambda z0, z1: -softplus_slope(-z0, -z1)
+    )
     return weighted_entropy(call, if_zero, if_one, call.arguments["pos_weight"])
 
 
 def cross_entropy_of_probabilities(call: Call) -> Tensor:
-    """Return the difference of −w [(1 − y) log(1 − x) + y log x]. Each logarithm is at least −100,
-    since x may be 0 or 1.
-    """
+    """Return the difference of −w [(1 − y) log(1 − x) + y log x]. Each logarithm is at
+    least −100, since x may be 0 or 1."""
     x = call.expanded(call.args[0], call.args[0].start.shape)
     rest = Ends(
-        1 - x.start, 1 - x.end, None if x.delta is None else -x.delta, from_inputs=x.from_inputs
+        1 - x.start,
+        1 - x.end,
+        None if x.delta is None else -x.delta,
+        from_inputs=x.from_inputs,
     )
     if_zero, if_one = (
         of_numbers(call, v, lambda v: -v.log().clamp(min=LOWEST), bounded_log_slope)
@@ -222,11 +257,14 @@ def cross_entropy_of_probabilities(call: Call) -> Tensor:
 
 
 def bounded_log_slope(x0: Tensor, x1: Tensor) -> Tensor:
-    """Return the slope of −max(log x, −100). It is 0 if x₀ and x₁ are below the bound."""
+    """Return the slope of −max(log x, −100).
+    It is 0 if x₀ and x₁ are below the bound."""
     low = exp(LOWEST)
     above = (x0 > low) & (x1 > low)
     change = x1.log().clamp(min=LOWEST) - x0.log().clamp(min=LOWEST)
-    return -torch.where(above, log_slope(x0, x1, x1 - x0), quotient(change, x1 - x0, 0.0))
+    return -torch.where(
+        above, log_slope(x0, x1, x1 - x0), quotient(change, x1 - x0, 0.0)
+    )
 
 
 def of_numbers(
@@ -235,17 +273,20 @@ def of_numbers(
     function: Callable[[Tensor], Tensor],
     slope: Callable[[Tensor, Tensor], Tensor],
 ) -> Ends:
-    """Return σ(v) at the start and the end, with its difference D · Δv (σ: `function`, D:
-    `slope`)."""
+    """Return σ(v) at the start and the end, with its difference D · Δv (σ:
+    `function`, D: `slope`)."""
     delta = None if value.delta is None else call.slope(value, slope) * value.delta
-    return Ends(function(value.start), function(value.end), delta, from_inputs=value.from_inputs)
+    return Ends(
+        function(value.start), function(value.end), delta, from_inputs=value.from_inputs
+    )
 
 
-def weighted_entropy(call: Call, if_zero: Ends, if_one: Ends, positive: Ends | None) -> Tensor:
-    """Return the difference of w [(1 − y) a + p y b] by the product rule, for labels y and the
-    losses a (`if_zero`) and b (`if_one`) of the labels 0 and 1. w and p (`positive`) are weights.
-    The reduction may be none, mean or sum.
-    """
+def weighted_entropy(
+    call: Call, if_zero: Ends, if_one: Ends, positive: Ends | None
+) -> Tensor:
+    """Return the difference of w [(1 − y) a + p y b] by the product rule, for labels y
+    and the losses a (`if_zero`) and b (`if_one`) of the labels 0 and 1. w and p
+    (`positive`) are weights. The reduction may be none, mean or sum."""
     shape = call.args[0].start.shape
 
     def times(left: Ends, right: Ends) -> Ends:
@@ -256,11 +297,16 @@ def weighted_entropy(call: Call, if_zero: Ends, if_one: Ends, positive: Ends | N
     y = call.expanded(call.args[1], shape)
     weight = call.arguments["weight"]
     other = Ends(
-        1 - y.start, 1 - y.end, None if y.delta is None else -y.delta, from_inputs=y.from_inputs
+        1 - y.start,
+        1 - y.end,
+        None if y.delta is None else -y.delta,
+        from_inputs=y.from_inputs,
     )
     y = y if positive is None else times(y, call.expanded(positive, shape))
     terms = [times(other, if_zero), times(y, if_one)]
-    delta = sum_terms([term.delta for term in terms if term.delta is not None], y.start.shape)
+    delta = sum_terms(
+        [term.delta for term in terms if term.delta is not None], y.start.shape
+    )
     if weight is not None:
         loss = Ends(terms[0].start + terms[1].start, terms[0].end + terms[1].end, delta)
         delta = times(loss, call.expanded(weight, shape)).change
@@ -273,13 +319,17 @@ BINARY: dict[str, Rule] = {
     "binary_cross_entropy_with_logits": cross_entropy_of_logits,
     "copysign": partial(  # |a|·sign b
         of_two,
-        lambda z0, z1, sign: absolute(z0, z1) * torch.copysign(torch.ones_like(sign), sign),
+        lambda z0, z1, sign: (
+            absolute(z0, z1) * torch.copysign(torch.ones_like(sign), sign)
+        ),
         lambda z0, z1, size: quotient(
             torch.copysign(size, z1) - torch.copysign(size, z0), z1 - z0, 0.0
         ),
     ),
     "hypot": length,
-    "ldexp": partial(of_two, lambda z0, z1, b: torch.exp2(b), lambda z0, z1, a: a * exp2(z0, z1)),
+    "ldexp": partial(
+        of_two, lambda z0, z1, b: torch.exp2(b), lambda z0, z1, a: a * exp2(z0, z1)
+    ),
     "lerp": lerp,
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), loss_of_gap),
     "logaddexp": partial(log_sum, torch.e),

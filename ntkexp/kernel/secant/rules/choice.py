@@ -1,15 +1,14 @@
-"""Difference rules for operations whose result depends on a comparison, which a step may change:
-maxima, sorting, masks, pooling. Every rule is exact. A bar is the mean over start and end of the
-step.
+"""Difference rules for operations whose result depends on a comparison, which a step
+may change: maxima, sorting, masks, pooling. Every rule is exact. A bar is the mean over
+start and end of the step.
 
     max(a, b) = a + relu(b − a)          Δmax = (1 − w) Δa + w Δb, with w the slope of relu at b − a
     where(m, a, b) = m a + (1 − m) b     m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm
     m = [a < b], a step in d = a − b     Δm = (m₁ − m₀)/(d₁ − d₀) Δd, 0 if m does not change
 
-The maximum of many values is computed by a tournament: a fixed sequence of maxima of pairs.
-Operations that depend on an order (sort, top-k, argmax) have a difference if the step does not
-change the order. Otherwise their rules raise ChoiceChanged.
-"""
+The maximum of many values is computed by a tournament: a fixed sequence of maxima of
+pairs. Operations that depend on an order (sort, top-k, argmax) have a difference if the
+step does not change the order. Otherwise their rules raise ChoiceChanged."""
 
 from __future__ import annotations
 
@@ -36,9 +35,9 @@ from ntkexp.kernel.secant.rules.linear import constant, join
 
 
 def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
-    """Return max(a, b) with its difference (1 − w) Δa + w Δb, or the minimum if `sign` is −1. w is
-    the slope of relu at b − a, or `tied` where a = b at the start and at the end.
-    """
+    """Return max(a, b) with its difference (1 − w) Δa + w Δb, or the minimum if `sign`
+    is −1. w is the slope of relu at b − a, or `tied` where a = b at the start and at
+    the end."""
 
     def share(d0: Tensor, d1: Tensor) -> Tensor:
         return torch.where((d0 == 0) & (d1 == 0), tied, relu(d0, d1))
@@ -62,9 +61,8 @@ def of_two(sign: int, tied: float, call: Call) -> Tensor:
 
 
 def clamp(call: Call) -> Tensor:
-    """Return the difference of a clamped value. The bounds may change too: take the maximum with
-    the lower bound, and then the minimum with the upper bound.
-    """
+    """Return the difference of a clamped value. The bounds may change too: take the
+    maximum with the lower bound, and then the minimum with the upper bound."""
     if not any(isinstance(bound, Ends) for bound in call.args[1:]):
         return analytic(None, call)
     shape = call.start.shape
@@ -76,16 +74,20 @@ def clamp(call: Call) -> Tensor:
 
 
 def extremes(signs: tuple[int, ...], call: Call) -> Result:
-    """Return the difference of the maximum, the minimum or both, along some or all axes by a
-    tournament. If the operation takes two tensors, compare them element by element.
-    """
+    """Return the difference of the maximum, the minimum or both, along some or all axes
+    by a tournament. If the operation takes two tensors, compare them element by
+    element."""
     if "other" in call.arguments:
         return of_two(signs[0], 0.5, call)
     dims = call.arguments.get("dim")
     results = []
     for sign in signs:
         value = merge_axes(call.expanded(call.args[0]), [] if dims is None else dims)
-        best = tree_reduce(value, lambda left, right, sign=sign: pairwise(call, left, right, sign))  # type: ignore[misc]
+
+        def larger(left: Ends, right: Ends, sign: int = sign) -> Ends:
+            return pairwise(call, left, right, sign)
+
+        best = tree_reduce(value, larger)
         results.append(best.change.reshape(call.start.shape))
     if len(results) == 1:
         return results[0]
@@ -93,9 +95,8 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
 
 
 def follow_order(call: Call) -> Result:
-    """Return Δv in the order of sort, topk and similar operations. Their second result is the
-    order. Raise ChoiceChanged if the step changes it.
-    """
+    """Return Δv in the order of sort, topk and similar operations. Their second result
+    is the order. Raise ChoiceChanged if the step changes it."""
     (_, _), (first, last) = call.ends
     if not torch.equal(first, last):
         raise ChoiceChanged(
@@ -125,16 +126,19 @@ ORDER_OPERATIONS: dict[str, Rule] = {
 }
 
 
-# Scattered maxima. Let a be the mean of the values that are largest at the start, and b the mean of
-# those that are largest at the end. At both ends, max(a, b) is the maximum m of all values, so
+# Scattered maxima. Let a be the mean of the values that are largest at the start, and b
+# the mean of those that are largest at the end. At both ends, max(a, b) is the maximum
+# m of all values, so
 #
 #     Δm = (1 − w) Δa + w Δb        w = the slope of relu at b − a
 #
-# The shares of tied values are equal, as in torch. m − a and b − m are sums of terms of one sign.
+# The shares of tied values are equal, as in torch. m − a and b − m are sums of terms of
+# one sign.
 
 
 def scatter_reduce(call: Call) -> Result:
-    """Return the difference of `scatter_reduce`, which reduces values into a tensor by index."""
+    """Return the difference of `scatter_reduce`, which reduces values into a tensor by
+    index."""
     how = call.args[4]
     if how in ("sum", "mean"):
         return join(call)
@@ -148,17 +152,20 @@ def scatter_reduce(call: Call) -> Result:
         return v.gather(dim, indices)
 
     def scatter(v: Tensor) -> Tensor:
-        return torch.zeros_like(target.start, dtype=v.dtype).scatter_add(dim, indices, v)
+        return torch.zeros_like(target.start, dtype=v.dtype).scatter_add(
+            dim, indices, v
+        )
 
-    # 1 where the target takes part in the maximum. With include_self=False, it does so only where
-    # nothing is written
+    # 1 where the target takes part in the maximum. With include_self=False, it does so
+    # only where nothing is written
     kind = target.start.dtype
     counts = torch.ones_like(target.start)
     if not call.arguments["include_self"]:
         counts = (scatter(torch.ones_like(written.start)) == 0).to(kind)
 
     def shares(result: Tensor, own: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weight of each value of the target, and of each value of the source, in the
+        """Return the weight of each value of the target, and of each value of the
+        source, in the
         maximum: 1/k for each of the k values that are equal to the maximum, 0 for others.
         """
         of_target = (own == result) * counts
@@ -170,9 +177,14 @@ def scatter_reduce(call: Call) -> Result:
     target0, source0 = shares(m0, target.start, written.start)
     target1, source1 = shares(m1, target.end, written.end)
 
-    def missed(result: Tensor, own: Tensor, values: Tensor, share: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the mean distance between the largest value and the values with these shares."""
-        return share[0] * (result - own).abs() + scatter(share[1] * (gather(result) - values).abs())
+    def missed(
+        result: Tensor, own: Tensor, values: Tensor, share: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Return the mean distance between the largest value and the values with these
+        shares."""
+        return share[0] * (result - own).abs() + scatter(
+            share[1] * (gather(result) - values).abs()
+        )
 
     # b − a at both ends
     behind = -missed(m0, target.start, written.start, (target1, source1))
@@ -180,7 +192,9 @@ def scatter_reduce(call: Call) -> Result:
     w = torch.where((behind == 0) & (ahead == 0), 0.5, relu(behind, ahead))
     terms = []
     if target.delta is not None:
-        terms.append(call.delta(target, gain=call.coefficient(torch.lerp(target0, target1, w))))
+        terms.append(
+            call.delta(target, gain=call.coefficient(torch.lerp(target0, target1, w)))
+        )
     if written.delta is not None:
         share = call.coefficient(torch.lerp(source0, source1, gather(w)))
         terms.append(scatter(call.delta(written, gain=share)))
@@ -188,15 +202,16 @@ def scatter_reduce(call: Call) -> Result:
 
 
 def index_put(call: Call) -> Result:
-    """Return the difference of writing a value where a mask is true, as in h[h < 0] = 0. Writing at
-    integer indices is linear.
-    """
+    """Return the difference of writing a value where a mask is true, as in h[h < 0] =
+    0. Writing at integer indices is linear."""
     target, indices, value, *accumulate = call.args
-    axis, mask = next((k, index) for k, index in enumerate(indices) if index is not None)
+    axis, mask = next(
+        (k, index) for k, index in enumerate(indices) if index is not None
+    )
     inner = target.start.dim() - axis - mask.start.dim()
     alone = len(indices) == axis + 1 and mask.start.dtype == torch.bool
-    # The mask must be the same at both ends if each row of the written value belongs to an example,
-    # because the mask decides which row is written where
+    # The mask must be the same at both ends if each row of the written value belongs to
+    # an example, because the mask decides which row is written where
     rows = value.delta is not None and not call.is_use(value)
     if rows and mask.delta is not None:
         raise ChoiceChanged(
@@ -204,14 +219,15 @@ def index_put(call: Call) -> Result:
         )
     if any(accumulate) or not alone or value.start.dim() > inner or rows:
         return join(call)
-    return select(call, mask.view(lambda m: m.reshape(*m.shape, *[1] * inner)), value, target)
+    return select(
+        call, mask.view(lambda m: m.reshape(*m.shape, *[1] * inner)), value, target
+    )
 
 
 def combine(constant: float, factor: float, call: Call) -> Tensor:
-    """Return Δa (c + k b̄) + Δb (c + k ā), with c = `constant` and k = `factor`. This is the
-    difference of the logical operations a and b = ab, a or b = a + b − ab, and a xor b = a + b −
-    2ab.
-    """
+    """Return Δa (c + k b̄) + Δb (c + k ā), with c = `constant` and k = `factor`. This
+    is the difference of the logical operations a and b = ab, a or b = a + b − ab, and a
+    xor b = a + b − 2ab."""
     shape, kind = (
         call.start.shape,
         next(value.delta.dtype for value in call.args if value.delta is not None),
@@ -219,7 +235,8 @@ def combine(constant: float, factor: float, call: Call) -> Tensor:
     if call.start.dtype != torch.bool:
         raise ChoiceChanged("bits of whole numbers change between the ends of a step")
     terms = [
-        (constant + factor * call.mean(as_numbers(other, shape, kind))) * call.delta(value, shape)
+        (constant + factor * call.mean(as_numbers(other, shape, kind)))
+        * call.delta(value, shape)
         for value, other in (call.args, call.args[::-1])
         if value.delta is not None
     ]
@@ -234,8 +251,15 @@ def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
     chosen = as_numbers(mask, shape, call.start.dtype.to_real())
     zero = call.start.new_zeros(())
     terms = [
-        torch.where(part > 0, part * value.delta, zero if value.delta.dtype == zero.dtype else 0.0)
-        for part, value in ((call.mean(chosen), yes), (call.mean(chosen.view(lambda m: 1 - m)), no))
+        torch.where(
+            part > 0,
+            part * value.delta,
+            zero if value.delta.dtype == zero.dtype else 0.0,
+        )
+        for part, value in (
+            (call.mean(chosen), yes),
+            (call.mean(chosen.view(lambda m: 1 - m)), no),
+        )
         if value.delta is not None
     ]
     if mask.delta is not None:
@@ -250,13 +274,15 @@ def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
 
 
 def as_numbers(mask: Ends, shape: torch.Size, dtype: torch.dtype) -> Ends:
-    """Convert a mask to zeros and ones, so that the mean over start and end can be ½."""
+    """Convert a mask to zeros and ones, so that the mean over start and end can be
+    ½."""
     start, end = (value.expand(shape).to(dtype) for value in (mask.start, mask.end))
     return Ends(start, end, mask.delta, mask.from_weights, mask.from_inputs)
 
 
 def compare(call: Call) -> Tensor:
-    """Return Δm = (m₁ − m₀)/(d₁ − d₀) (Δa − Δb) for a comparison m = [a < b], with d = a − b."""
+    """Return Δm = (m₁ − m₀)/(d₁ − d₀) (Δa − Δb) for a comparison m = [a < b], with d =
+    a − b."""
     left, right = call.args
     sides = [value for value in (left, right) if isinstance(value, Ends)]
     kind = next(value.delta.dtype for value in sides if value.delta is not None)
@@ -284,19 +310,29 @@ MASKS: dict[str, Rule] = {
     **dict.fromkeys(("logical_xor", "bitwise_xor"), partial(combine, 1, -2)),
     **dict.fromkeys(("gt", "lt", "ge", "le", "eq", "ne"), compare),
     # not m = 1 − m
-    **dict.fromkeys(("logical_not", "bitwise_not"), lambda call: -call.delta(call.args[0])),
+    **dict.fromkeys(
+        ("logical_not", "bitwise_not"), lambda call: -call.delta(call.args[0])
+    ),
 }
 
 
 def max_pool(call: Call) -> Result:
-    """Return the difference of the maximum of each window, by a tournament of shifted copies."""
+    """Return the difference of the maximum of each window, by a tournament of shifted
+    copies."""
     value = call.expanded(call.args[0])
     window = call.args[1]
     how = call.arguments
     space = value.start.dim() - 2
     window, stride, padding, dilation = (
-        numbers * space if len(numbers) == 1 else numbers  # one number for each dimension
-        for numbers in (window, how["stride"] or window, how["padding"], how["dilation"])
+        numbers * space
+        if len(numbers) == 1
+        else numbers  # one number for each dimension
+        for numbers in (
+            window,
+            how["stride"] or window,
+            how["padding"],
+            how["dilation"],
+        )
     )
     count = call.start.shape[2:]
     reach = [
@@ -306,7 +342,9 @@ def max_pool(call: Call) -> Result:
     # pad if the last window crosses the border; otherwise cut off the unused rest
     borders = [
         width
-        for p, far, n in reversed(list(zip(padding, reach, value.start.shape[2:], strict=True)))
+        for p, far, n in reversed(
+            list(zip(padding, reach, value.start.shape[2:], strict=True))
+        )
         for width in (p, far - n - p)
     ]
 
@@ -324,21 +362,31 @@ def max_pool(call: Call) -> Result:
     lowest = (
         torch.finfo(value.start.dtype).min / 4
     )  # pad with a finite number: the difference of two infinities would be nan
-    windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(value.change, 0.0))
-    return tree_reduce(windows, lambda left, right: pairwise(call, left, right, 1)).change
+    windows = Ends(
+        shown(value.start, lowest), shown(value.end, lowest), shown(value.change, 0.0)
+    )
+    return tree_reduce(
+        windows, lambda left, right: pairwise(call, left, right, 1)
+    ).change
 
 
 def adaptive_max_pool(call: Call) -> Result:
-    """Return the difference of the maximum of each window, axis by axis. Windows may differ in
+    """Return the difference of the maximum of each window, axis by axis. Windows may
+    differ in
     length: shorter ones repeat their last element.
     """
     best = call.expanded(call.args[0])
-    for axis, count in enumerate(call.args[1], start=best.start.dim() - len(call.args[1])):
-        # Compute the indices of the elements in each window; shorter windows repeat the last one
+    for axis, count in enumerate(
+        call.args[1], start=best.start.dim() - len(call.args[1])
+    ):
+        # Compute the indices of the elements in each window; shorter windows repeat the
+        # last one
         size = best.start.shape[axis]
         ends = [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
         longest = max(stop - start for start, stop in ends)
-        shown = [[min(start + k, stop - 1) for k in range(longest)] for start, stop in ends]
+        shown = [
+            [min(start + k, stop - 1) for k in range(longest)] for start, stop in ends
+        ]
         places = torch.tensor(shown).to(best.start.device)
         # Windows replace the axis, and their elements form the last axis
         shape = (*best.start.shape[:axis], *places.shape, *best.start.shape[axis + 1 :])

@@ -1,8 +1,8 @@
 """Difference rules for complex numbers, as pairs of real numbers.
 
-A linear map, such as a Fourier transform, is applied to Δ. Products, quotients and integer powers
-have the rules of real numbers. A product of complex matrices is written as one of real matrices, so
-that it is a use of real weights:
+A linear map, such as a Fourier transform, is applied to Δ. Products, quotients and
+integer powers have the rules of real numbers. A product of complex matrices is written
+as one of real matrices, so that it is a use of real weights:
 
     A B = [Re A, Im A] times [[Re B, Im B], [−Im B, Re B]]
 """
@@ -40,22 +40,26 @@ def complex_of_parts(call: Call) -> Tensor:
 
 
 def polar(call: Call) -> Tensor:
-    """Return the difference of r e^{iφ}, Δ(r cos φ) + iΔ(r sin φ), by the product rule."""
+    """Return the difference of r e^{iφ}, Δ(r cos φ) + iΔ(r sin φ),
+    by the product rule."""
     size, angle = call.expanded_pair()
     terms = []
     for slope, function in ((cos, torch.cos), (sin, torch.sin)):
         delta = None if angle.delta is None else call.slope(angle, slope) * angle.delta
         turned = Ends(
-            function(angle.start), function(angle.end), delta, from_inputs=angle.from_inputs
+            function(angle.start),
+            function(angle.end),
+            delta,
+            from_inputs=angle.from_inputs,
         )
         terms.append(bilinear.multiply(call, size, turned, call.start.shape))
     return torch.complex(*terms)
 
 
 def written(call: Call) -> Tensor:
-    """Write the difference of one complex tensor into the difference of another. Take real and
-    imaginary parts separately, since torch cannot differentiate this operation for complex numbers.
-    """
+    """Write the difference of one complex tensor into the difference of another. Take
+    real and imaginary parts separately, since torch cannot differentiate this operation
+    for complex numbers."""
 
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):
@@ -67,38 +71,45 @@ def written(call: Call) -> Tensor:
     deltas = tree_map(difference, call.args)
     parts = []
     for k in (0, 1):
-        of_part = tree_map(lambda v, k=k: real_part(v, k) if isinstance(v, Tensor) else v, deltas)
+        of_part = tree_map(
+            lambda v, k=k: real_part(v, k) if isinstance(v, Tensor) else v, deltas
+        )
         parts.append(call.entry.op(*of_part, **call.kwargs))
     return torch.complex(*parts)
 
 
 def length(call: Call) -> Tensor:
-    """Return Δ|z| = Re((z₀ + z₁)* Δz)/(|z₀| + |z₁|), since Δ|z|² = (|z₀| + |z₁|) Δ|z|. Return 0
-    where z₀ = z₁ = 0.
-    """
+    """Return Δ|z| = Re((z₀ + z₁)* Δz)/(|z₀| + |z₁|), since Δ|z|² = (|z₀| + |z₁|) Δ|z|.
+    Return 0 where z₀ = z₁ = 0."""
     value: Ends = call.args[0]
-    direction = call.slope(value, lambda z0, z1: quotient(z0 + z1, z0.abs() + z1.abs(), 0.0))
+    direction = call.slope(
+        value, lambda z0, z1: quotient(z0 + z1, z0.abs() + z1.abs(), 0.0)
+    )
     delta = call.delta(value)
     return (
-        torch.view_as_real(direction.resolve_conj()) * torch.view_as_real(delta.resolve_conj())
+        torch.view_as_real(direction.resolve_conj())
+        * torch.view_as_real(delta.resolve_conj())
     ).sum(-1)
 
 
 def angle(call: Call) -> Tensor:
-    """Return Δ arg z for arg z = atan2(Im z, Re z), by the averaged slopes in Im z and Re z."""
+    """Return Δ arg z for arg z = atan2(Im z, Re z),
+    by the averaged slopes in Im z and Re z."""
     value = call.expanded(call.args[0])
     width, height = (value.view(partial(real_part, part=k)) for k in (0, 1))
     terms = [
         average(call, *sides, slope) * sides[0].change
-        for sides, slope in (((height, width), angle_by_height), ((width, height), angle_by_width))
+        for sides, slope in (
+            ((height, width), angle_by_height),
+            ((width, height), angle_by_width),
+        )
     ]
     return sum_terms(terms, call.start.shape)
 
 
 def direction(call: Call) -> Tensor:
-    """Return the difference of z/|z|, Δz·mean(1/|z|) − z̄ Δ|z|/(|z₀||z₁|). Raise NoRule if z is
-    zero at the start or the end.
-    """
+    """Return the difference of z/|z|, Δz·mean(1/|z|) − z̄ Δ|z|/(|z₀||z₁|). Raise NoRule
+    if z is zero at the start or the end."""
     value: Ends = call.args[0]
     size = Ends(value.start.abs(), value.end.abs(), length(call))
     if not bool((size.start > 0).all() and (size.end > 0).all()):
@@ -107,9 +118,8 @@ def direction(call: Call) -> Tensor:
 
 
 def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of eᶻ, e^z₊ (1 − e^−d)/d with d = z₊ − z₋. z₊ is z₀ or z₁, whichever has the
-    larger real part, so that e^−d does not overflow.
-    """
+    """Return the slope of eᶻ, e^z₊ (1 − e^−d)/d with d = z₊ − z₋. z₊ is z₀ or z₁,
+    whichever has the larger real part, so that e^−d does not overflow."""
     ahead = real_part(z1 - z0, 0) >= 0
     high = torch.where(ahead, z1, z0)
     d = torch.where(ahead, z1 - z0, z0 - z1)
@@ -117,7 +127,8 @@ def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of zⁿ, Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ, for an integer n ≥ 1. Raise NoRule for other n."""
+    """Return the slope of zⁿ, Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ, for an integer n ≥ 1.
+    Raise NoRule for other n."""
     n = call.args[1]
     if isinstance(n, Ends) or n != int(n) or n < 1:
         raise NoRule("a power of a complex number that is not whole and positive")
@@ -181,9 +192,11 @@ VIEWS = "view_as_complex view_as_real"
 COMPLEX: dict[str, Rule] = {
     **{name: linear.LINEAR[name] for name in SAME_FOR_COMPLEX.split()},
     **dict.fromkeys((*FOURIER.split(), *VIEWS.split()), linear.first),
-    # use conj_physical, since vmap cannot back-propagate through torch's lazily conjugated view
+    # use conj_physical, since vmap cannot back-propagate through torch's lazily
+    # conjugated view
     **dict.fromkeys(
-        ("_conj", "_conj_physical"), lambda call: call.delta(call.args[0]).conj_physical()
+        ("_conj", "_conj_physical"),
+        lambda call: call.delta(call.args[0]).conj_physical(),
     ),
     "_to_copy": linear.convert,
     **{name: bilinear.BILINEAR[name] for name in ("mul", "addcmul", "div", "addcdiv")},

@@ -2,11 +2,10 @@
 
     Δσ(z) = D · Δz        D = (σ(z₁) − σ(z₀))/(z₁ − z₀), and σ′(z) if z₁ = z₀
 
-The rule is exact by the definition of the slope D. But if d = z₁ − z₀ is tiny, the quotient loses
-the digits of the slope. So each function has a closed form of D without cancellation. Below, m is
-the mean (z₀ + z₁)/2. Functions that are linear on both sides of a kink use a quotient, which is
-exact on each side.
-"""
+The rule is exact by the definition of the slope D. But if d = z₁ − z₀ is tiny, the
+quotient loses the digits of the slope. So each function has a closed form of D without
+cancellation. Below, m is the mean (z₀ + z₁)/2. Functions that are linear on both sides
+of a kink use a quotient, which is exact on each side."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ Function: TypeAlias = Callable[[Tensor], Tensor]
 
 # (n_k, w_k): three Gauss nodes on [−1, 1], with weights that sum to one
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
-# Use Gauss nodes if d = |z₁ − z₀| is at most this. The error, d⁷/2e6 × the sixth derivative of the
-# integrand, is then less than rounding.
+# Use Gauss nodes if d = |z₁ − z₀| is at most this. The error, d⁷/2e6 × the sixth
+# derivative of the integrand, is then less than rounding.
 GAUSS_RANGE = 0.02
 
 
@@ -40,7 +39,8 @@ def quotient(above: Tensor, below: Tensor, limit: Tensor | float) -> Tensor:
 
 
 def gauss(derivative: Function, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the mean of σ′ between z₀ and z₁ by Gauss nodes, Σ_k w_k σ′(m + ½ n_k d)."""
+    """Return the mean of σ′ between z₀ and z₁ by Gauss nodes,
+    Σ_k w_k σ′(m + ½ n_k d)."""
     m = (z0 + z1) / 2
     d = z1 - z0
     mean = torch.zeros_like(m)
@@ -52,20 +52,22 @@ def gauss(derivative: Function, z0: Tensor, z1: Tensor) -> Tensor:
 def relu(z0: Tensor, z1: Tensor) -> Tensor:
     """Return the slope (relu z₀ + relu z₁)/(|z₀| + |z₁|), and 0 if z₀ = z₁ = 0.
 
-    |z| is computed as 2 relu(z) − z. On one side of the kink, the slope is 0 or 1. Across the kink,
-    it is
+    |z| is computed as 2 relu(z) − z. On one side of the kink,
+    the slope is 0 or 1. Across the kink, it is
 
         relu z₁/(z₁ + |z₀|) = (relu z₁ − relu z₀)/(z₁ − z₀).
     """
     mean = torch.lerp(torch.relu(z0), torch.relu(z1), 0.5)
     size = torch.lerp(torch.lerp(z0, z1, 0.5), mean, 2.0)
     kind = torch.finfo(size.dtype)
-    # clamp at the smallest positive number, so that z₀ = z₁ = 0 gives 0/size = 0 and not nan
+    # clamp at the smallest positive number, so
+    # that z₀ = z₁ = 0 gives 0/size = 0 and not nan
     return mean / size.clamp_min(kind.tiny * kind.eps)
 
 
 def absolute(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of |z|, (|z₁| − |z₀|)/d: exactly ±1 if z₀ and z₁ have the same sign."""
+    """Return the slope of |z|, (|z₁| − |z₀|)/d:
+    exactly ±1 if z₀ and z₁ have the same sign."""
     return quotient(z1.abs() - z0.abs(), z1 - z0, z0.sign())
 
 
@@ -95,9 +97,8 @@ def sigmoid(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def erf(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of erf, which has no closed form. It is the quotient, or the mean of erf′ =
-    2/√π · e^(−z²) by Gauss nodes if z₀ and z₁ are close.
-    """
+    """Return the slope of erf, which has no closed form. It is the quotient, or the
+    mean of erf′ = 2/√π · e^(−z²) by Gauss nodes if z₀ and z₁ are close."""
     near = gauss(lambda z: 2 / sqrt(pi) * torch.exp(-z * z), z0, z1)
     d = z1 - z0
     return torch.where(
@@ -106,17 +107,19 @@ def erf(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of zΦ(z), Φ̄ + m · D_Φ by the product rule, with Φ(z) = ½(1 + erf(z/√2)).
+    """Return the slope of zΦ(z), Φ̄ + m · D_Φ by the product rule,
+    with Φ(z) = ½(1 + erf(z/√2)).
 
-    For approximate="tanh", return ½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, the slope of
-    ½z(1 + tanh u), with u = c(z + 0.044715 z³), c = √(2/π), and
-    D_u = c(1 + 0.044715 (z₀² + z₀z₁ + z₁²)).
-    """
+    For approximate="tanh", return ½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, the slope
+    of ½z(1 + tanh u), with u = c(z + 0.044715 z³), c = √(2/π), and D_u = c(1 + 0.044715
+    (z₀² + z₀z₁ + z₁²))."""
     if call.arguments["approximate"] == "tanh":
         c = sqrt(2 / pi)
         u0, u1 = (c * (z + 0.044715 * z**3) for z in (z0, z1))
         inner = c * (1 + 0.044715 * (z0 * z0 + z0 * z1 + z1 * z1))
-        return (2 + torch.tanh(u0) + torch.tanh(u1)) / 4 + (z0 + z1) / 4 * tanh(u0, u1) * inner
+        return (2 + torch.tanh(u0) + torch.tanh(u1)) / 4 + (z0 + z1) / 4 * tanh(
+            u0, u1
+        ) * inner
     r = sqrt(0.5)
     normal = (2 + torch.erf(z0 * r) + torch.erf(z1 * r)) / 4
     return normal + (z0 + z1) / 2 * (r / 2) * erf(z0 * r, z1 * r)
@@ -133,9 +136,9 @@ def cos(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
-    """Return the slope of exp, (e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|, with max the
-    larger of l₀ and l₁. It is the logarithmic mean of e^l₀ and e^l₁, and zero if both l are −∞.
-    """
+    """Return the slope of exp, (e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|, with
+    max the larger of l₀ and l₁. It is the logarithmic mean of e^l₀ and e^l₁, and zero
+    if both l are −∞."""
     d = torch.where(l0 == l1, 0.0, (l1 - l0).abs())
     return torch.maximum(l0, l1).exp() * quotient(-torch.expm1(-d), d, 1.0).nan_to_num(
         0.0, posinf=0.0
@@ -158,12 +161,13 @@ def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
-    """Return the slope of log, log(z₁/z₀)/d. If z₀ and z₁ are close, compute it as log1p(d/z₀)/d,
-    otherwise as 2 log(√z₁/√z₀)/d, which does not overflow.
-    """
+    """Return the slope of log, log(z₁/z₀)/d. If z₀ and z₁ are close, compute it as
+    log1p(d/z₀)/d, otherwise as 2 log(√z₁/√z₀)/d, which does not overflow."""
     relative = d / z0
     near = quotient(torch.log1p(relative), relative, 1.0) / z0
-    return torch.where(relative.abs() <= 0.5, near, 2 * (z1.sqrt() / z0.sqrt()).log() / d)
+    return torch.where(
+        relative.abs() <= 0.5, near, 2 * (z1.sqrt() / z0.sqrt()).log() / d
+    )
 
 
 def whole_power(n: int, z0: Tensor, z1: Tensor) -> Tensor:
@@ -184,9 +188,8 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     """Return the slope of zᵖ. For positive numbers and any p, it is
     sign(p) · max(z₀ᵖ, z₁ᵖ) · (1 − exp(−|p log(z₁/z₀)|))/|d|.
 
-    Negative numbers have only integer powers, whose slope is the one at |z| up to its sign. If z₀
-    and z₁ have different signs, the quotient is accurate.
-    """
+    Negative numbers have only integer powers, whose slope is the one at |z| up to its
+    sign. If z₀ and z₁ have different signs, the quotient is accurate."""
     low = torch.minimum(z0.abs(), z1.abs())
     high = torch.maximum(z0.abs(), z1.abs())
     d = high - low
@@ -197,13 +200,14 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     across = quotient(z1**p - z0**p, z1 - z0, 0.0)
     # z⁰ has the slope 0. A root has an infinite slope at zero; use 0
     still = (p == 0) | (high == 0) & (p < 1)
-    return torch.where(still, 0.0, torch.where((z0 < 0) == (z1 < 0), turned * one_side, across))
+    return torch.where(
+        still, 0.0, torch.where((z0 < 0) == (z1 < 0), turned * one_side, across)
+    )
 
 
 def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of zᵖ for a number p: `whole_power` for integers p ≥ 1, otherwise
-    `real_power`.
-    """
+    """Return the slope of zᵖ for a number p: `whole_power` for integers p ≥ 1,
+    otherwise `real_power`."""
     p = call.args[1]
     if p == int(p) and p >= 1:
         return whole_power(int(p), z0, z1)
@@ -218,7 +222,9 @@ def exponential(base: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     rate = base.log()
     distance = ((z1 - z0) * rate).abs()
     closed = (
-        rate * torch.maximum(base**z0, base**z1) * quotient(-torch.expm1(-distance), distance, 1.0)
+        rate
+        * torch.maximum(base**z0, base**z1)
+        * quotient(-torch.expm1(-distance), distance, 1.0)
     )
     return torch.where(base > 0, closed, quotient(base**z1 - base**z0, z1 - z0, 0.0))
 
@@ -227,8 +233,11 @@ def exp2(z0: Tensor, z1: Tensor) -> Tensor:
     return exponential(torch.full_like(z0, 2.0), z0, z1)
 
 
-def exponential_below(z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: float) -> Tensor:
-    """Return the slope of a function that is scale·z above zero and scale·α(e^{rate·z} − 1) below:
+def exponential_below(
+    z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: float
+) -> Tensor:
+    """Return the slope of a function that is scale·z above zero
+    and scale·α(e^{rate·z} − 1) below:
 
         scale·[D + (1 − D) α·rate·D_exp(rate·min(z, 0))],   D = D_relu,
 
@@ -236,27 +245,30 @@ def exponential_below(z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: 
     """
     on = relu(z0, z1)
     return scale * (
-        on + (1 - on) * alpha * rate * log_mean(*(rate * z.clamp(max=0) for z in (z0, z1)))
+        on
+        + (1 - on) * alpha * rate * log_mean(*(rate * z.clamp(max=0) for z in (z0, z1)))
     )
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
-    """Return the slope of log(1 + eᵘ), L₊/(L₊ + L₋). L₊ and L₋ are the logarithmic means over both
-    ends of eᵘ/(1 + eᵘ) and 1/(1 + eᵘ), as in softmax.
-    """
-    above, below = (log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1))
+    """Return the slope of log(1 + eᵘ), L₊/(L₊ + L₋). L₊ and L₋ are the logarithmic
+    means over both ends of eᵘ/(1 + eᵘ) and 1/(1 + eᵘ), as in softmax."""
+    above, below = (
+        log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1)
+    )
     return above / (above + below)
 
 
 def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of a function that is log(1 + e^βz)/β, and z if βz exceeds a threshold. If
-    only one of z₀ and z₁ exceeds it, return the quotient.
-    """
+    """Return the slope of a function that is log(1 + e^βz)/β, and z if βz exceeds a
+    threshold. If only one of z₀ and z₁ exceeds it, return the quotient."""
     beta = call.arguments["beta"]
     threshold = call.arguments["threshold"]
     beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))
     jump = quotient(
-        plain_softplus(z1, beta, threshold) - plain_softplus(z0, beta, threshold), z1 - z0, 1.0
+        plain_softplus(z1, beta, threshold) - plain_softplus(z0, beta, threshold),
+        z1 - z0,
+        1.0,
     )
     inside = torch.where(beyond0 & beyond1, 1.0, softplus_slope(beta * z0, beta * z1))
     return torch.where(beyond0 == beyond1, inside, jump)
@@ -282,7 +294,8 @@ SLOPES: dict[str, Slope] = {
     "gelu": gelu,
     # a + (1 − a) D_relu, since the function is a z + (1 − a) relu(z)
     "leaky_relu": lambda call, z0, z1: (
-        call.arguments["negative_slope"] + (1 - call.arguments["negative_slope"]) * relu(z0, z1)
+        call.arguments["negative_slope"]
+        + (1 - call.arguments["negative_slope"]) * relu(z0, z1)
     ),
     "log": lambda _, z0, z1: log_slope(z0, z1, z1 - z0),
     "log10": lambda _, z0, z1: log_slope(z0, z1, z1 - z0) / ln(10),
@@ -300,7 +313,8 @@ SLOPES: dict[str, Slope] = {
     ),
     "sin": lambda _, z0, z1: sin(z0, z1),
     "softplus": softplus,
-    # 1/(√z₀ + √z₁); 0 if z₀ = z₁ = 0, since nothing changes; autograd gives infinity there
+    # 1/(√z₀ + √z₁); 0 if z₀ = z₁ = 0, since nothing changes;
+    # autograd gives infinity there
     "sqrt": lambda _, z0, z1: quotient(torch.ones_like(z0), z0.sqrt() + z1.sqrt(), 0.0),
     "tanh": lambda _, z0, z1: tanh(z0, z1),
 }
@@ -321,21 +335,23 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def elementwise(slope: Slope, call: Call) -> Tensor:
-    """Return Δσ = D · Δz. On a segment of length zero, use σ′, computed from σ(z) on the tape if
-    that is cheaper.
-    """
+    """Return Δσ = D · Δz. On a segment of length zero, use σ′, computed from σ(z) on
+    the tape if that is cheaper."""
     value = call.args[0]
     derivative = DERIVATIVES.get(call.entry.name)
     if call.is_point and derivative is not None:
-        return call.slope(value, lambda z, _: derivative(z, call.start)) * call.delta(value)
+        return call.slope(value, lambda z, _: derivative(z, call.start)) * call.delta(
+            value
+        )
     return call.slope(value, partial(slope, call)) * call.delta(value)
 
 
-# Functions without a closed form for their slope. A break is a kink or a singularity of the
-# function. If |d| is at most `GAUSS_RANGE` times the distance to the nearest break, D is computed
-# by three Gauss nodes of the derivative, where the quotient would lose the digits of the slope.
-# Otherwise D is the quotient Δσ/Δz. If a function is linear between its breaks, D is the derivative
-# if no break lies between z₀ and z₁, and the quotient otherwise.
+# Functions without a closed form for their slope. A break is a kink or a singularity of
+# the function. If |d| is at most `GAUSS_RANGE` times the distance to the nearest break,
+# D is computed by three Gauss nodes of the derivative, where the quotient would lose
+# the digits of the slope. Otherwise D is the quotient Δσ/Δz. If a function is linear
+# between its breaks, D is the derivative if no break lies between z₀ and z₁, and the
+# quotient otherwise.
 
 
 def derivative_of(function: Function, z: Tensor) -> Tensor:
@@ -349,10 +365,12 @@ def derivative_of(function: Function, z: Tensor) -> Tensor:
     return found
 
 
-def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of a function that is analytic between its breaks (kinks and singularities):
-    the mean derivative by Gauss nodes if z₀ and z₁ are close, else (σ(z₁) − σ(z₀))/d.
-    """
+def slope_between(
+    function: Function, breaks: tuple[float, ...], z0: Tensor, z1: Tensor
+) -> Tensor:
+    """Return the slope of a function that is analytic between its breaks (kinks and
+    singularities): the mean derivative by Gauss nodes if z₀ and z₁ are close, else
+    (σ(z₁) − σ(z₀))/d."""
     middle = (z0 + z1) / 2
     d = z1 - z0
     apart = torch.full_like(middle, inf)
@@ -366,7 +384,8 @@ def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1:
 
 
 def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of a piecewise linear function. It is σ′(z₀) if Δσ = σ′(z₀) Δz up to
+    """Return the slope of a piecewise linear function.
+    It is σ′(z₀) if Δσ = σ′(z₀) Δz up to
     rounding: no kink lies between z₀ and z₁. Otherwise it is the quotient.
     """
     start = function(z0)
@@ -374,14 +393,15 @@ def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
     tangent = derivative_of(function, z0)
     d = z1 - z0
     size = start.abs() + end.abs() + z0.abs() + z1.abs()
-    explained = (end - start - tangent * d).abs() <= 4 * torch.finfo(z0.dtype).eps * size
+    explained = (end - start - tangent * d).abs() <= 4 * torch.finfo(
+        z0.dtype
+    ).eps * size
     return torch.where(explained, tangent, quotient(end - start, d, tangent))
 
 
 def function_of(call: Call) -> Function:
-    """Return the operation as a function of its first argument. Raise NoRule if another argument
-    changes.
-    """
+    """Return the operation as a function of its first argument.
+    Raise NoRule if another argument changes."""
 
     def fixed(value: Any) -> Any:
         if isinstance(value, Ends) and value.delta is not None:
@@ -401,8 +421,8 @@ def function_of(call: Call) -> Function:
 
 
 def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
-    """Return D · Δz for a function that is analytic between its breaks (kinks and singularities).
-    If `breaks` is None, the function is linear between unknown breaks.
+    """Return D · Δz for a function that is analytic between its breaks (kinks and
+    singularities). If `breaks` is None, the function is linear between unknown breaks.
 
     On a segment of length zero, D is σ′.
     """
@@ -420,7 +440,8 @@ def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
 
 
 def polygamma(call: Call) -> Tensor:
-    """Return the difference of ψ⁽ⁿ⁾(z), whose arguments are n and z. Its poles are 0, −1, −2, …"""
+    """Return the difference of ψ⁽ⁿ⁾(z), whose arguments are n and z.
+    Its poles are 0, −1, −2, …"""
     order, value = call.args
 
     def function(z: Tensor) -> Tensor:
@@ -435,15 +456,15 @@ def polygamma(call: Call) -> Tensor:
 
 
 def logit(call: Call) -> Tensor:
-    """Return Δlogit. Logit has singularities at 0 and 1, and kinks at the bounds of the clamp."""
+    """Return Δlogit. Logit has singularities at 0 and 1,
+    and kinks at the bounds of the clamp."""
     eps = call.arguments["eps"]
     return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
 
 
 def nan_to_num(call: Call) -> Tensor:
-    """Return the difference of nan_to_num. Values that are nan at the start and at the end do not
-    change.
-    """
+    """Return the difference of nan_to_num. Values that are nan at the start
+    and at the end do not change."""
     value: Ends = call.args[0]
     both = value.start.isnan() & value.end.isnan()
     slope = call.slope(value, partial(slope_of_pieces, function_of(call)))
@@ -451,7 +472,8 @@ def nan_to_num(call: Call) -> Tensor:
 
 
 def prelu(call: Call) -> Tensor:
-    """Return D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z, 0) with a learned a.
+    """Return D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z,
+    0) with a learned a.
 
     D is the slope of relu.
     """
@@ -462,14 +484,18 @@ def prelu(call: Call) -> Tensor:
         on = call.slope(value, relu)
         terms.append((on + (1 - on) * call.mean(leak)) * call.delta(value))
     if leak.delta is not None:
-        terms.append(call.delta(leak, shape) * call.mean(value.view(lambda v: v.clamp(max=0))))
+        terms.append(
+            call.delta(leak, shape) * call.mean(value.view(lambda v: v.clamp(max=0)))
+        )
     return sum_terms(terms, shape)
 
 
 POLES_OF_GAMMA = tuple(float(-k) for k in range(64))
 ANALYTIC: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), (-1.0, 1.0)),
-    **dict.fromkeys(("asinh", "atan", "cosh", "erfc", "expm1", "i0", "sinc", "sinh"), ()),
+    **dict.fromkeys(
+        ("asinh", "atan", "cosh", "erfc", "expm1", "i0", "sinc", "sinh"), ()
+    ),
     **dict.fromkeys(("special_erfcx", "special_i1", "special_log_ndtr"), ()),
     **dict.fromkeys(("special_i0e", "special_i1e"), (0.0,)),
     "acosh": (1.0,),
@@ -479,11 +505,13 @@ ANALYTIC: dict[str, tuple[float, ...]] = {
     "special_ndtri": (0.0, 1.0),
     "tan": tuple(pi / 2 + k * pi for k in range(-8, 8)),
 }
-PIECEWISE = (
-    "ceil floor frac hardshrink hardsigmoid hardtanh round sgn sign softshrink threshold trunc"
-)
+PIECEWISE = "ceil floor frac hardshrink hardsigmoid hardtanh round sgn sign softshrink threshold trunc"
 ELEMENTWISE: dict[str, Rule] = {
-    **{name: partial(elementwise, slope) for name, slope in SLOPES.items() if name != "pow"},
+    **{
+        name: partial(elementwise, slope)
+        for name, slope in SLOPES.items()
+        if name != "pow"
+    },
     **{name: partial(analytic, breaks) for name, breaks in ANALYTIC.items()},
     **dict.fromkeys(PIECEWISE.split(), partial(analytic, None)),
     "logit": logit,

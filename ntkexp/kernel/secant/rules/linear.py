@@ -2,11 +2,10 @@
 
     Δ(Av) = A Δv
 
-An operation that is linear in its first argument alone is applied to the difference of this
-argument (`first`). An operation that is linear in several arguments together, such as `cat`, is
-applied to all their differences at once, with zeros for arguments that do not change (`join`). Both
-are exact.
-"""
+An operation that is linear in its first argument alone is applied to the difference of
+this argument (`first`). An operation that is linear in several arguments together, such
+as `cat`, is applied to all their differences at once, with zeros for arguments that do
+not change (`join`). Both are exact."""
 
 from __future__ import annotations
 
@@ -19,19 +18,30 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.tape import is_integer
-from ntkexp.kernel.secant.call import Call, ChoiceChanged, Ends, NoRule, Result, Rule, sum_terms
+from ntkexp.kernel.secant.call import (
+    Call,
+    ChoiceChanged,
+    Ends,
+    NoRule,
+    Result,
+    Rule,
+    sum_terms,
+)
 from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
 def first(call: Call) -> Result:
-    """Return op(Δv, …), for example for rearrangements, sums, padding, or average pooling."""
+    """Return op(Δv, …), for example for rearrangements, sums, padding,
+    or average pooling."""
     value, *rest = call.args
     constants = tree_map(constant, (rest, call.kwargs))
 
     def arranged(source: Tensor) -> Any:
         return call.entry.op(source, *constants[0], **constants[1])
 
-    if call.is_use(value):  # the indices depend on the inputs, so this is a use of a weight
+    if call.is_use(
+        value
+    ):  # the indices depend on the inputs, so this is a use of a weight
         return call.element_use(value, arranged)
     result: Result = arranged(call.delta(value))
     if isinstance(result, list):
@@ -50,9 +60,8 @@ def select(call: Call) -> Result:
 
 
 def constant(value: Any) -> Any:
-    """Return an argument that must not change, such as an index. Raise ChoiceChanged if it
-    changes.
-    """
+    """Return an argument that must not change, such as an index.
+    Raise ChoiceChanged if it changes."""
     if not isinstance(value, Ends):
         return value
     if value.delta is not None:
@@ -66,35 +75,37 @@ def constant(value: Any) -> Any:
 def reshape(call: Call) -> Tensor:
     """Return Δv in the shape of the result, for `view`, `reshape` and `detach`.
 
-    `detach` needs this rule because it only stops gradients: the value still changes in the step.
-    Call `reshape`, not `view`, because Δv and v may have different memory layouts.
-    """
+    `detach` needs this rule because it only stops gradients: the value still changes in
+    the step. Call `reshape`, not `view`, because Δv and v may have different memory
+    layouts."""
     return call.delta(call.args[0]).reshape(call.start.shape)
 
 
 def restride(call: Call) -> Tensor:
-    """Return the elements of Δv that `as_strided` takes from v. Find them by their memory positions
-    in v, since Δv may have another memory layout.
-    """
+    """Return the elements of Δv that `as_strided` takes from v. Find them by their
+    memory positions in v, since Δv may have another memory layout."""
     value, size, stride = call.args[:3]
     v = value.start
     offset = call.arguments["storage_offset"]
     memory = torch.zeros(
-        v.untyped_storage().nbytes() // v.element_size(), dtype=torch.long, device=v.device
+        v.untyped_storage().nbytes() // v.element_size(),
+        dtype=torch.long,
+        device=v.device,
     )
     memory.as_strided(v.shape, v.stride(), v.storage_offset()).copy_(
         torch.arange(v.numel()).view(v.shape)
     )
-    places = memory.as_strided(size, stride, v.storage_offset() if offset is None else offset)
+    places = memory.as_strided(
+        size, stride, v.storage_offset() if offset is None else offset
+    )
     if call.is_use(value):
         return call.element_use(value, lambda source: source.reshape(-1)[places])
     return call.delta(value).reshape(-1)[places]
 
 
 def convert(call: Call) -> Tensor:
-    """Return Δv in another precision or on another device. Raise ChoiceChanged for a conversion to
-    integers or booleans.
-    """
+    """Return Δv in another precision or on another device. Raise ChoiceChanged for a
+    conversion to integers or booleans."""
     if is_integer(call.start):
         raise ChoiceChanged(
             "a number that is read as a whole one or as a truth value changes between the ends of "
@@ -113,9 +124,8 @@ def replaced(call: Call) -> Tensor:
 
 
 def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
-    """Return the operation's result on the differences of its arguments, op([Δa, Δb, …], …), for
-    concatenating, stacking, or writing into a tensor.
-    """
+    """Return the operation's result on the differences of its arguments, op([Δa, Δb,
+    …], …), for concatenating, stacking, or writing into a tensor."""
 
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):
@@ -128,15 +138,16 @@ def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
             return value.start
         return torch.zeros_like(value.start, dtype=call.start.dtype)
 
-    args, kwargs = tree_map(difference, (call.args if given is None else given, call.kwargs))
+    args, kwargs = tree_map(
+        difference, (call.args if given is None else given, call.kwargs)
+    )
     result: Result = call.entry.op(*args, **kwargs)
     return result
 
 
 def written(call: Call) -> Result:
-    """Return the difference of writing a value into a tensor. The value may be a Python number,
-    which does not change.
-    """
+    """Return the difference of writing a value into a tensor. The value may be a Python
+    number, which does not change."""
     if "reduce" in call.kwargs:
         raise NoRule("what is written is reduced with what was there")
     numbers = [value if isinstance(value, Ends) else 0.0 for value in call.args[3:]]
@@ -144,9 +155,8 @@ def written(call: Call) -> Result:
 
 
 def packed(call: Call) -> Result:
-    """Return the rows of Δv that `pack_padded_sequence` takes. The operation's other result is the
-    number of sequences at each time.
-    """
+    """Return the rows of Δv that `pack_padded_sequence` takes. The operation's other
+    result is the number of sequences at each time."""
     value, lengths, batch_first = call.args
     axes = value.start.shape[:2]
     count = torch.arange(axes.numel(), device=value.start.device).view(axes)
@@ -161,10 +171,13 @@ def packed(call: Call) -> Result:
 
 
 def log_likelihood(call: Call) -> Result:
-    """Return −Δx at the target class. The operation's other result is the total class weight."""
+    """Return −Δx at the target class. The operation's other result is the total class
+    weight."""
     value, *rest = call.args
     # contiguous, as the backward pass of the operation requires
-    delta: Tensor = call.entry.op(call.delta(value).contiguous(), *tree_map(constant, rest))[0]
+    delta: Tensor = call.entry.op(
+        call.delta(value).contiguous(), *tree_map(constant, rest)
+    )[0]
     return delta
 
 
@@ -207,7 +220,9 @@ LINEAR: dict[str, Rule] = {
     "_neg_view": lambda call: -call.delta(call.args[0]),
     "as_strided": restride,
     # the padding is constant, so Δv is padded with zeros
-    "constant_pad_nd": lambda call: torch.constant_pad_nd(call.delta(call.args[0]), call.args[1]),
+    "constant_pad_nd": lambda call: torch.constant_pad_nd(
+        call.delta(call.args[0]), call.args[1]
+    ),
     **dict.fromkeys(("copy", "fill"), replaced),
     "add": lambda call: signed_sum(call, 1, call.arguments["alpha"]),
     "sub": lambda call: signed_sum(call, 1, -call.arguments["alpha"]),
@@ -215,7 +230,8 @@ LINEAR: dict[str, Rule] = {
 }
 
 
-# --- Embedding lookups: single rows of a table, or sums and means of several rows (bags).
+# --- Embedding lookups: single rows of a table,
+# or sums and means of several rows (bags).
 
 
 SUM = 0
@@ -226,9 +242,9 @@ LOG = logging.getLogger("ntkexp")
 def embedding(call: Call) -> Result:
     """Return ΔW[index].
 
-    The padding row has no gradient in autograd, but a tied weight may change its values. Tangent
-    kernels omit the row, as autograd does. Secant kernels include its change, with a warning.
-    """
+    The padding row has no gradient in autograd, but a tied weight may change its
+    values. Tangent kernels omit the row, as autograd does. Secant kernels include its
+    change, with a warning."""
     table, index = call.args[:2]
     indices = constant(index)
     padding = call.arguments["padding_idx"]
@@ -243,14 +259,16 @@ def embedding(call: Call) -> Result:
         return delta
     result = Ends(call.start, call.start, None)
     trained = call.slope(
-        result, lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype)
+        result,
+        lambda z0, z1: (indices != padding)[..., None].expand_as(z0).to(z0.dtype),
     )
     return trained * delta
 
 
 @cache
 def warn_of_padding() -> None:
-    """Warn once that secant kernels include the change of the padding row, and gradients do not."""
+    """Warn once that secant kernels include the change of the padding row,
+    and gradients do not."""
     LOG.warning(
         "ntkexp: the row of padding of an embedding moves with a weight that is tied to it: "
         "secants follow its values, tangents leave it out, as autograd's gradients do; without "
@@ -266,9 +284,8 @@ def looked_up(call: Call, table: Ends, indices: Tensor) -> Tensor:
 
 
 def bags(call: Call) -> Result:
-    """Return the difference of Σ_k g_k W[index_k] over each bag, or of its mean. Padding indices
-    are skipped.
-    """
+    """Return the difference of Σ_k g_k W[index_k] over each bag, or of its mean.
+    Padding indices are skipped."""
     given = call.arguments
     mode = given["mode"]
     padding = given["padding_idx"]
@@ -279,7 +296,9 @@ def bags(call: Call) -> Result:
     offsets = constant(given["offsets"])
     counted = (indices != padding).to(call.start.dtype)
     bag = (
-        torch.searchsorted(offsets, torch.arange(len(indices), device=offsets.device), right=True)
+        torch.searchsorted(
+            offsets, torch.arange(len(indices), device=offsets.device), right=True
+        )
         - 1
     )
     gains = given["per_sample_weights"]

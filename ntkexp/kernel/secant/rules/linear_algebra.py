@@ -1,8 +1,7 @@
 """Difference rules for functions of matrices, in closed form.
 
-A bar is the mean over start and end of the step, and V = ΔA = A₁ − A₀. Each rule is exact, and
-symmetric in A₀ and A₁. If A₀ = A₁, it is the derivative.
-"""
+A bar is the mean over start and end of the step, and V = ΔA = A₁ − A₀. Each rule is
+exact, and symmetric in A₀ and A₁. If A₀ = A₁, it is the derivative."""
 
 from __future__ import annotations
 
@@ -14,17 +13,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ntkexp.kernel.secant.call import Call, Ends, LinearFunction, NoRule, Result, Rule, sum_terms
+from ntkexp.kernel.secant.call import (
+    Call,
+    Ends,
+    LinearFunction,
+    NoRule,
+    Result,
+    Rule,
+    sum_terms,
+)
 from ntkexp.kernel.secant.rules.bilinear import terms_of
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
-# nodes for ∫ e^{sA₁} V e^{(1−s)A₀} ds; if the norms of A₀ and A₁ are at most 1, the error relative
-# to V is about 2¹⁶ (8!)⁴/(17 (16!)³) = 1e-18
+# nodes for ∫ e^{sA₁} V e^{(1−s)A₀} ds; if the norms of A₀ and A₁ are at most 1, the
+# error relative to V is about 2¹⁶ (8!)⁴/(17 (16!)³) = 1e-18
 GAUSS_NODES = 8
-ROUNDING_MULTIPLE = 100  # eps: if a formula misses a difference by more than this, it is corrected
+ROUNDING_MULTIPLE = (
+    100  # eps: if a formula misses a difference by more than this, it is corrected
+)
 UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
 BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
-OVERLAP = 0.5  # eigenvectors at start and end with at least this overlap count as the same
+OVERLAP = (
+    0.5  # eigenvectors at start and end with at least this overlap count as the same
+)
 
 
 def matmul(call: Call, left: Ends, right: Ends) -> Ends:
@@ -42,16 +53,16 @@ def identity(like: Tensor, size: int) -> Tensor:
 
 
 def symmetric(value: Ends) -> Ends:
-    """Build a symmetric matrix from its lower triangle. Torch reads only this triangle."""
+    """Build a symmetric matrix from its lower triangle.
+    Torch reads only this triangle."""
     return value.view(lambda a: a.tril() + a.tril(-1).mT)
 
 
 def inverse(call: Call) -> Tensor:
     """Return the difference of A⁻¹, −½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹).
 
-    Both terms are exact, since A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁) A₀⁻¹. The mean of both is symmetric in
-    A₀ and A₁.
-    """
+    Both terms are exact, since A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁) A₀⁻¹. The mean of both is
+    symmetric in A₀ and A₁."""
     p0, p1 = (call.coefficient(v) for v in call.ends[0])
     v = call.delta(call.args[0])
     if call.is_point:
@@ -75,7 +86,8 @@ def solve(call: Call) -> Tensor:
 
 
 def solve_triangular(call: Call) -> Tensor:
-    """Return ΔX for a triangular A. With `unitriangular`, the diagonal counts as ones."""
+    """Return ΔX for a triangular A. With `unitriangular`,
+    the diagonal counts as ones."""
     matrix, right = call.args
     ones = call.arguments["unitriangular"]
 
@@ -89,7 +101,9 @@ def solve_triangular(call: Call) -> Tensor:
         eye = identity(matrix.start, matrix.start.shape[-1])
         matrix = replace(matrix, start=matrix.start + eye, end=matrix.end + eye)
     if not call.arguments["left"]:
-        return solution(call, *(value.view(lambda v: v.mT) for value in (matrix, right))).mT
+        return solution(
+            call, *(value.view(lambda v: v.mT) for value in (matrix, right))
+        ).mT
     return solution(call, matrix, right)
 
 
@@ -98,12 +112,15 @@ def cholesky_solve(call: Call) -> Tensor:
     right, factor = call.args[:2]
     lower = factor.view(lambda f: f.triu().mT if call.arguments["upper"] else f.tril())
     if call.is_use(lower):
-        raise NoRule("a Cholesky factor of weights solves for what depends on the inputs")
+        raise NoRule(
+            "a Cholesky factor of weights solves for what depends on the inputs"
+        )
     return solution(call, matmul(call, lower, lower.view(lambda f: f.mT)), right)
 
 
 def solution(call: Call, matrix: Ends, right: Ends) -> Tensor:
-    """Return ΔX for A X = B: the average of A₁⁻¹(ΔB − V X₀) and A₀⁻¹(ΔB − V X₁), with V = ΔA."""
+    """Return ΔX for A X = B: the average of A₁⁻¹(ΔB − V X₀)
+    and A₀⁻¹(ΔB − V X₁), with V = ΔA."""
     inverses = [torch.linalg.inv_ex(a)[0] for a in (matrix.start, matrix.end)]
     x0, x1 = (p @ b for p, b in zip(inverses, (right.start, right.end), strict=True))
     p0, p1 = (call.coefficient(p) for p in inverses)
@@ -111,30 +128,33 @@ def solution(call: Call, matrix: Ends, right: Ends) -> Tensor:
     if right.delta is not None:
         terms.append((p0 + p1) / 2 @ call.delta(right, x0.shape))
     if matrix.delta is not None:
-        terms += [p1 @ applied(call, matrix, x0) * -0.5, p0 @ applied(call, matrix, x1) * -0.5]
+        terms += [
+            p1 @ applied(call, matrix, x0) * -0.5,
+            p0 @ applied(call, matrix, x1) * -0.5,
+        ]
     return sum_terms(terms, x0.shape)
 
 
 def applied(call: Call, matrix: Ends, x: Tensor) -> Tensor:
-    """Return V x. If A depends on weights alone and x on inputs, V x is a use of the weights: a
-    product if all examples share one matrix, otherwise elementwise.
-    """
+    """Return V x. If A depends on weights alone and x on inputs, V x is a use of the
+    weights: a product if all examples share one matrix, otherwise elementwise."""
     n = matrix.start.shape[-1]
     if call.is_use(matrix) and matrix.start.numel() == n * n:
         columns = x.movedim(-2, 0).reshape(n, -1)
-        product = call.product(matrix.view(lambda a: a.reshape(n, n)), Ends(columns, columns, None))
+        product = call.product(
+            matrix.view(lambda a: a.reshape(n, n)), Ends(columns, columns, None)
+        )
         return product.reshape(n, *x.shape[:-2], x.shape[-1]).movedim(0, -2)
     delta = call.delta(matrix, torch.Size([*x.shape[:-2], n, n]))
     return delta @ call.coefficient(x)
 
 
 def cholesky(call: Call) -> Tensor:
-    """Return ΔL = L̄ Φ(L̄⁻¹ V L̄⁻ᵀ), where Φ(X) is the lower triangle of X with half of its
-    diagonal.
+    """Return ΔL = L̄ Φ(L̄⁻¹ V L̄⁻ᵀ), where Φ(X) is the lower triangle of X
+    with half of its diagonal.
 
-    This follows from V = ΔL L̄ᵀ + L̄ ΔLᵀ, and X = Φ(X) + Φ(X)ᵀ for a symmetric X. L̄ is invertible:
-    it is triangular with a positive diagonal, because both ends are.
-    """
+    This follows from V = ΔL L̄ᵀ + L̄ ΔLᵀ, and X = Φ(X) + Φ(X)ᵀ for a symmetric X. L̄ is
+    invertible: it is triangular with a positive diagonal, because both ends are."""
     (l0, l1) = call.ends[0]
     upper = call.arguments["upper"]
     middle = (l0 + l1).mT / 2 if upper else (l0 + l1) / 2
@@ -149,14 +169,14 @@ def cholesky(call: Call) -> Tensor:
 
 
 def qr(call: Call) -> Result:
-    """Return ΔQ and ΔR, the unique solution of V = ΔQ R̄ + Q̄ ΔR with an antisymmetric Q̄ᵀΔQ and an
-    upper triangular ΔR.
+    """Return ΔQ and ΔR, the unique solution of V = ΔQ R̄ + Q̄ ΔR with an antisymmetric
+    Q̄ᵀΔQ and an upper triangular ΔR.
 
-    Columns must be independent at both ends, and no diagonal element of R may change its sign.
+    Columns must be independent at both ends,
+    and no diagonal element of R may change its sign.
 
-    Let Q̄ᵀQ̄ = CCᵀ and X = (Q̄ᵀQ̄)⁻¹Q̄ᵀ V R̄⁻¹. Split CᵀXC⁻ᵀ = S + U into an antisymmetric S and an
-    upper triangular U. Then ΔR = C⁻ᵀUCᵀR̄.
-    """
+    Let Q̄ᵀQ̄ = CCᵀ and X = (Q̄ᵀQ̄)⁻¹Q̄ᵀ V R̄⁻¹. Split CᵀXC⁻ᵀ = S + U into an
+    antisymmetric S and an upper triangular U. Then ΔR = C⁻ᵀUCᵀR̄."""
     (q0, q1), (r0, r1) = call.ends
     if call.arguments["mode"] != "reduced" or r0.shape[-2] != r0.shape[-1]:
         raise NoRule(
@@ -172,28 +192,36 @@ def qr(call: Call) -> Result:
     x = call.coefficient(back @ q.mT) @ v @ call.coefficient(back.mT).triu()
     antisymmetric = x.tril(-1) - x.tril(-1).mT
     turned = (
-        call.coefficient(back.mT).triu() @ (x - antisymmetric) @ call.coefficient(factor.mT).triu()
+        call.coefficient(back.mT).triu()
+        @ (x - antisymmetric)
+        @ call.coefficient(factor.mT).triu()
     )
     return v - call.coefficient(q) @ turned, turned @ call.coefficient(r).triu()
 
 
 def reflections(call: Call) -> Tensor:
-    """Return the difference of the first columns of H₁H₂…, for reflections H = I − τvvᵀ.
+    """Return the difference of the first columns of H₁H₂…,
+    for reflections H = I − τvvᵀ.
 
-    The vector v of the k-th reflection has zeros, then a one, then column k below the diagonal.
-    Apply one reflection after the other, by the product rule.
-    """
-    vectors, gains = (replace(call.expanded(value), from_inputs=True) for value in call.args)
+    The vector v of the k-th reflection has zeros, then a one, then column k below the
+    diagonal. Apply one reflection after the other, by the product rule."""
+    vectors, gains = (
+        replace(call.expanded(value), from_inputs=True) for value in call.args
+    )
     rows, columns = vectors.start.shape[-2:]
     eye = identity(vectors.start, rows)[:, :columns].expand(vectors.start.shape)
     basis = Ends(eye, eye, None)
     for k in reversed(range(gains.start.shape[-1])):
         below = vectors.view(lambda a, k=k: a[..., k : k + 1].tril(-k - 1))  # type: ignore[misc]
         v = replace(
-            below, start=below.start + eye[..., k : k + 1], end=below.end + eye[..., k : k + 1]
+            below,
+            start=below.start + eye[..., k : k + 1],
+            end=below.end + eye[..., k : k + 1],
         )
         scaled = matmul(call, v, gains[..., k : k + 1, None])
-        turned = matmul(call, scaled, matmul(call, v.view(lambda a: a.mT), basis))  # τ v vᵀ Q
+        turned = matmul(
+            call, scaled, matmul(call, v.view(lambda a: a.mT), basis)
+        )  # τ v vᵀ Q
         delta = None if turned.delta is None else -turned.delta
         if basis.delta is not None:
             delta = basis.delta if delta is None else basis.delta + delta
@@ -206,9 +234,8 @@ def pseudo_inverse(call: Call) -> Tensor:
 
         −A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺
 
-    averaged with the same expression with A₀ and A₁ exchanged. The formula also holds if the rank
-    changes, where the derivative diverges.
-    """
+    averaged with the same expression with A₀ and A₁ exchanged. The formula also holds
+    if the rank changes, where the derivative diverges."""
     value = call.args[0]
     (p0, p1) = call.ends[0]
     delta = call.delta(value)
@@ -226,9 +253,8 @@ def wedin(
 ) -> Tensor:
     """Return Wedin's expression, −q V p + q qᵀ Vᵀ (I − a p) + (I − q b) Vᵀ pᵀ p.
 
-    `this` is a matrix a with its pseudo-inverse p, and `other` a matrix b with its pseudo-inverse
-    q.
-    """
+    `this` is a matrix a with its pseudo-inverse p,
+    and `other` a matrix b with its pseudo-inverse q."""
     (a, p) = this
     (b, q) = other
     rows, columns = (identity(a, n) for n in a.shape[-2:])
@@ -241,13 +267,12 @@ def wedin(
 
 
 def exponential(call: Call) -> Tensor:
-    """Return the difference of e^A. It is ∫₀¹ e^{sA₁} V e^{(1−s)A₀} ds, averaged with the same
-    integral with A₀ and A₁ exchanged.
+    """Return the difference of e^A. It is ∫₀¹ e^{sA₁} V e^{(1−s)A₀} ds, averaged with
+    the same integral with A₀ and A₁ exchanged.
 
-    For a single small matrix, torch truncates the series of e^A so early that values have errors of
-    1e-12. To be exact for these values too, add the missing part of the change as a multiple of
-    ⟨V, ·⟩/⟨V, V⟩.
-    """
+    For a single small matrix, torch truncates the series of e^A so early that values
+    have errors of 1e-12. To be exact for these values too, add the missing part of the
+    change as a multiple of ⟨V, ·⟩/⟨V, V⟩."""
     value = call.args[0]
     delta = call.delta(call.args[0])
     ways = [between(call, value.start, value.end)]
@@ -258,7 +283,9 @@ def exponential(call: Call) -> Tensor:
     step = (value.end - value.start).to(e0)
     missed = e1 - e0 - (ways[0](step) + ways[1](step)) / 2
     size = e0.abs().amax((-2, -1), keepdim=True) + e1.abs().amax((-2, -1), keepdim=True)
-    share = step / step.square().sum((-2, -1), keepdim=True).clamp_min(torch.finfo(step.dtype).tiny)
+    share = step / step.square().sum((-2, -1), keepdim=True).clamp_min(
+        torch.finfo(step.dtype).tiny
+    )
     beyond = (
         missed.abs().amax((-2, -1), keepdim=True)
         > ROUNDING_MULTIPLE * torch.finfo(step.dtype).eps * size
@@ -272,7 +299,8 @@ def exponential(call: Call) -> Tensor:
 def between(call: Call, a: Tensor, b: Tensor) -> LinearFunction:
     """Return the map V ↦ ∫₀¹ e^{sA} V e^{(1−s)B} ds.
 
-    Integrate over a short interval [0, h] by Gauss nodes. Then double the interval until h = 1:
+    Integrate over a short interval [0, h] by Gauss nodes.
+    Then double the interval until h = 1:
 
     I(2h) = e^{hA} I(h) + I(h) e^{hB}
     """
@@ -283,10 +311,16 @@ def between(call: Call, a: Tensor, b: Tensor) -> LinearFunction:
     doublings = int(size.clamp(1, 2**30).log2().ceil())
     h = 0.5**doublings
     nodes, weights = gauss(GAUSS_NODES, a)
-    left, right = (call.coefficient(torch.linalg.matrix_exp(h * nodes * m)) for m in (a, b))
-    left, right = h * weights * left, right.flip(0)  # the nodes 1 − s are in reverse order
+    left, right = (
+        call.coefficient(torch.linalg.matrix_exp(h * nodes * m)) for m in (a, b)
+    )
+    left, right = (
+        h * weights * left,
+        right.flip(0),
+    )  # the nodes 1 − s are in reverse order
     longer = [
-        tuple(torch.linalg.matrix_exp(h * 2.0**k * m) for m in (a, b)) for k in range(doublings)
+        tuple(torch.linalg.matrix_exp(h * 2.0**k * m) for m in (a, b))
+        for k in range(doublings)
     ]
     factors = [tuple(call.coefficient(m) for m in pair) for pair in longer]
 
@@ -300,16 +334,18 @@ def between(call: Call, a: Tensor, b: Tensor) -> LinearFunction:
 
 
 def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Gauss nodes and weights on [0, 1], in a shape that broadcasts with matrices."""
-    nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(count))
+    """Return Gauss nodes and weights on [0, 1],
+    in a shape that broadcasts with matrices."""
+    nodes, weights = (
+        torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(count)
+    )
     beside = (-1, *[1] * like.dim())
     return ((1 + nodes) / 2).to(like).view(beside), (weights / 2).to(like).view(beside)
 
 
 def determinant(call: Call) -> Tensor:
-    """Return the difference of det A, ⟨∫₀¹ adj(A₀ + sV)ᵀ ds, V⟩. The integrand is a polynomial in
-    s, which ⌈n/2⌉ Gauss nodes integrate exactly.
-    """
+    """Return the difference of det A, ⟨∫₀¹ adj(A₀ + sV)ᵀ ds, V⟩. The integrand is a
+    polynomial in s, which ⌈n/2⌉ Gauss nodes integrate exactly."""
     value = call.args[0]
     slope = call.slope(
         value, lambda a0, a1: mean_cofactors(a0, a1, torch.zeros(a0.shape[:-2]).to(a0))
@@ -326,9 +362,13 @@ def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
     u, sizes, vh = torch.linalg.svd(torch.lerp(a0, a1, nodes))
     n = sizes.shape[-1]
     others = sizes.log()[..., None, :].expand(*sizes.shape, n)
-    others = torch.where(torch.eye(n, dtype=torch.bool, device=sizes.device), 0.0, others).sum(-1)
+    others = torch.where(
+        torch.eye(n, dtype=torch.bool, device=sizes.device), 0.0, others
+    ).sum(-1)
     sign = torch.linalg.det(u @ vh).sign()
-    cofactors = (u * ((others - scale[..., None]).exp() * sign[..., None])[..., None, :]) @ vh
+    cofactors = (
+        u * ((others - scale[..., None]).exp() * sign[..., None])[..., None, :]
+    ) @ vh
     mean: Tensor = (weights * cofactors).sum(0)
     return mean
 
@@ -336,10 +376,9 @@ def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
 def log_determinant(call: Call) -> Result:
     """Return the differences of the sign and of log|det|, each as a slope times Δdet.
 
-    The slope of log|det| is the slope of the logarithm between |det A₀| and |det A₁|. The slope of
-    the sign is its jump divided by Δdet. All determinants are divided by the larger one, so that
-    they do not overflow.
-    """
+    The slope of log|det| is the slope of the logarithm between |det A₀| and |det A₁|.
+    The slope of the sign is its jump divided by Δdet. All determinants are divided by
+    the larger one, so that they do not overflow."""
     value = call.args[0]
     ((s0, s1), (l0, l1), *_) = call.ends
     if not bool((l0.isfinite() & l1.isfinite()).all()):
@@ -349,7 +388,9 @@ def log_determinant(call: Call) -> Result:
     change = (slope * call.delta(value)).sum((-2, -1))
     d0 = s0 * (l0 - scale).exp()
     d1 = s1 * (l1 - scale).exp()
-    logs = torch.where(s0 == s1, s0 / log_mean(l0 - scale, l1 - scale), (l1 - l0) / (d1 - d0))
+    logs = torch.where(
+        s0 == s1, s0 / log_mean(l0 - scale, l1 - scale), (l1 - l0) / (d1 - d0)
+    )
     jump = quotient(s1 - s0, d1 - d0, 0.0)
     return call.coefficient(jump) * change, call.coefficient(logs) * change, None, None
 
@@ -357,27 +398,33 @@ def log_determinant(call: Call) -> Result:
 def eigenvalues(call: Call) -> Result:
     """Return Δλ = u₁ᵀVu₀/u₁ᵀu₀ and Δu for a symmetric matrix.
 
-    Δλ follows from u₁ᵀ(A₁ − A₀)u₀ = (λ₁ − λ₀) u₁ᵀu₀; see `values`. For Δu, see `eigenvectors`.
-    """
+    Δλ follows from u₁ᵀ(A₁ − A₀)u₀ = (λ₁ − λ₀) u₁ᵀu₀; see `values`. For Δu,
+    see `eigenvectors`."""
     value = symmetric(call.expanded(call.args[0]))
     (_, u0), (_, u1) = (torch.linalg.eigh(a) for a in (value.start, value.end))
     (l0, l1) = call.ends[0]
     pairs = (u1, u0), (u0, u1)
-    delta = values(call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2))
+    delta = values(
+        call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2)
+    )
     vectors = call.ends[1]
-    return delta, eigenvectors(call, value, (l0, l1), vectors) if vectors[0].numel() else None
+    return delta, eigenvectors(call, value, (l0, l1), vectors) if vectors[
+        0
+    ].numel() else None
 
 
 def eigenvectors(
-    call: Call, value: Ends, sizes: tuple[Tensor, Tensor], vectors: tuple[Tensor, Tensor]
+    call: Call,
+    value: Ends,
+    sizes: tuple[Tensor, Tensor],
+    vectors: tuple[Tensor, Tensor],
 ) -> Tensor | str:
     """Return Δu, from the product rule for Au = λu and a constant uᵀu:
 
         (Ā − λ̄) Δu − Δλ ū = −V ū,   ūᵀΔu = 0
 
-    The solution is unique if λ is far from the other eigenvalues. If half of the digits or more are
-    lost, return the reason as text.
-    """
+    The solution is unique if λ is far from the other eigenvalues. If half of the digits
+    or more are lost, return the reason as text."""
     values = (sizes[0] + sizes[1]) / 2
     (u0, u1) = vectors
     start = value.start.to(u0)
@@ -386,7 +433,9 @@ def eigenvectors(
     half = torch.finfo(u0.dtype).eps ** 0.5
     size = values.abs().amax(-1)[..., None, None].clamp(min=torch.finfo(u0.dtype).tiny)
     n = u0.shape[-2]
-    apart = ((start + end) / 2)[..., None, :, :] - values[..., None, None] * identity(u0, n)
+    apart = ((start + end) / 2)[..., None, :, :] - values[..., None, None] * identity(
+        u0, n
+    )
     across = mean.mT[..., None]
     above = torch.cat([apart / size[..., None], -across], dim=-1)
     bordered = torch.cat([above, functional.pad(across.mT, (0, 1))], dim=-2)
@@ -395,7 +444,8 @@ def eigenvectors(
     ):
         return UNDECIDED
     inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
-    # If Δu differs from u₁ − u₀ by more than rounding, add a correction along V, as in `values`
+    # If Δu differs from u₁ − u₀ by more than rounding,
+    # add a correction along V, as in `values`
     step = end - start
     rounding = u1 - u0 - solved(inverses, end - start, mean)
     # The error is also large if torch read the upper triangle
@@ -404,22 +454,30 @@ def eigenvectors(
     beyond = torch.where(
         rounding.abs() > ROUNDING_MULTIPLE * torch.finfo(u0.dtype).eps, rounding, 0.0
     )
-    missing = call.coefficient(quotient(beyond, step.square().sum((-2, -1), keepdim=True), 0.0))
-    brought = missing * (call.coefficient(step) * value.change).sum((-2, -1), keepdim=True)
-    return solved(call.coefficient(inverses), value.change, call.coefficient(mean)) + brought
+    missing = call.coefficient(
+        quotient(beyond, step.square().sum((-2, -1), keepdim=True), 0.0)
+    )
+    brought = missing * (call.coefficient(step) * value.change).sum(
+        (-2, -1), keepdim=True
+    )
+    return (
+        solved(call.coefficient(inverses), value.change, call.coefficient(mean))
+        + brought
+    )
 
 
 def solved(inverses: Tensor, v: Tensor, vectors: Tensor) -> Tensor:
-    """Return −M V u for each vector u with its own matrix M (`inverses`) and V = `v`."""
+    """Return −M V u for each vector u with its own matrix M (`inverses`)
+    and V = `v`."""
     return -(inverses @ (v @ vectors).mT[..., None])[..., 0].mT
 
 
 def singular_values(call: Call) -> Result:
-    """Return the differences of singular values, and of singular vectors if they are determined.
+    """Return the differences of singular values,
+    and of singular vectors if they are determined.
 
-    Δσ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀) follows from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same
-    equation with A₀ and A₁ exchanged.
-    """
+    Δσ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀) follows from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and
+    the same equation with A₀ and A₁ exchanged."""
     value = call.expanded(call.args[0])
     (u0, _, w0), (u1, _, w1) = (
         torch.linalg.svd(a, full_matrices=False) for a in (value.start, value.end)
@@ -439,13 +497,14 @@ def singular_values(call: Call) -> Result:
 
 
 def singular_vectors(call: Call, value: Ends) -> tuple[Tensor | str, Tensor | str]:
-    """Return the differences of the singular vectors (u, v) of A. They are the eigenvectors of
-    [[0, A], [Aᵀ, 0]] with the eigenvalues σ.
-    """
+    """Return the differences of the singular vectors (u, v) of A. They are the
+    eigenvectors of [[0, A], [Aᵀ, 0]] with the eigenvalues σ."""
 
     def twofold(a: Tensor) -> Tensor:
         rows, columns = a.shape[-2:]
-        return torch.cat([functional.pad(a, (rows, 0)), functional.pad(a.mT, (0, columns))], -2)
+        return torch.cat(
+            [functional.pad(a, (rows, 0)), functional.pad(a.mT, (0, columns))], -2
+        )
 
     sides = zip(call.ends[0], call.ends[2], strict=True)
     start, end = (torch.cat([u, w.mT], -2) for u, w in sides)
@@ -464,11 +523,12 @@ def values(
     along: tuple[tuple[Tensor, Tensor], ...],
     overlap: Tensor,
 ) -> Tensor:
-    """Return Δσ = ⟨G, V⟩ for each eigenvalue or singular value σ with its directions u and v.
+    """Return Δσ = ⟨G, V⟩ for each eigenvalue or singular value σ
+    with its directions u and v.
 
-    If u and v change little, G is the mean of u₁v₀ᵀ and u₀v₁ᵀ, divided by the overlap of the
-    directions at start and end. Otherwise, for example if two values cross, the mean Ḡ of u₀v₀ᵀ and
-    u₁v₁ᵀ is corrected along V to be exact (Gonzalez 1996):
+    If u and v change little, G is the mean of u₁v₀ᵀ and u₀v₁ᵀ, divided by the overlap
+    of the directions at start and end. Otherwise, for example if two values cross, the
+    mean Ḡ of u₀v₀ᵀ and u₁v₁ᵀ is corrected along V to be exact (Gonzalez 1996):
 
         G = Ḡ + (σ₁ − σ₀ − ⟨Ḡ, V⟩) V/⟨V, V⟩
     """
@@ -488,7 +548,8 @@ def values(
 def forms(call: Call, v: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
     """Return the mean of uᵀVw over two pairs (u, w) of directions."""
     terms = [
-        (call.coefficient(left) * (v @ call.coefficient(right))).sum(-2) for left, right in pairs
+        (call.coefficient(left) * (v @ call.coefficient(right))).sum(-2)
+        for left, right in pairs
     ]
     return (terms[0] + terms[1]) / 2
 

@@ -1,14 +1,14 @@
 """Difference rules for softmax, normalisations, variances and norms.
 
-A normalisation is a product of c and r. Its difference follows from the product rule and the slope
-of v⁻¹ᐟ²:
+A normalisation is a product of c and r. Its difference follows
+from the product rule and the slope of v⁻¹ᐟ²:
 
     y = r c, c = x − mean x, r = v⁻¹ᐟ², v = mean c² + ε, then a gain g and a bias
     Δv = 2 mean(c̄ Δc)        Δr = −(r₀r₁)²/(r₀ + r₁) Δv        Δy = r̄ Δc + c̄ Δr
 
-So for n numbers that are normalised together, the map from Δx to Δy consists of a diagonal and two
-sums. Its transpose, which maps β = ∂f/∂y back to x, has the same form. With
-k = −(2/n) (r₀r₁)²/(r₀ + r₁):
+So for n numbers that are normalised together, the map from Δx to Δy consists of a
+diagonal and two sums. Its transpose, which maps β = ∂f/∂y back to x, has the same form.
+With k = −(2/n) (r₀r₁)²/(r₀ + r₁):
 
     forward     Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)
     backward    r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, minus its mean
@@ -58,15 +58,15 @@ CACHED_ROW_NUMBERS = 2**18
 #     softmax       L_i (Δz_i − Σ_j w_j Δz_j)
 #     logsumexp     Σ_j w_j Δz_j
 #
-# They are exact. Δlog p_i = Δz_i − c, where c = Δlogsumexp is the same for all i. At both ends, the
-# p sum to one, so Σ L_i Δlog p_i = Σ Δp_i = 0. Therefore c = Σ w_j Δz_j. (A decomposition into exp,
-# sum and division overflows or cancels if logits change a lot.)
+# They are exact. Δlog p_i = Δz_i − c, where c = Δlogsumexp is the same for all i. At
+# both ends, the p sum to one, so Σ L_i Δlog p_i = Σ Δp_i = 0. Therefore c = Σ w_j Δz_j.
+# (A decomposition into exp, sum and division overflows or cancels if logits change a
+# lot.)
 
 
 def mean_shares(call: Call) -> Tensor:
-    """Return the logarithmic mean L_i of each probability p_i at start and end, from log p. Masked
-    logits (−∞) keep p = 0, even if all are masked.
-    """
+    """Return the logarithmic mean L_i of each probability p_i at start and end, from
+    log p. Masked logits (−∞) keep p = 0, even if all are masked."""
     value = call.args[0]
     axis = counted_back(call)
 
@@ -82,16 +82,17 @@ def mean_shares(call: Call) -> Tensor:
 
 
 def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
-    """Return the difference of the log-softmax, Δz_i − Σ_j w_j Δz_j. The weights are w = L/ΣL, with
-    L of `mean_shares`, or 0 if all logits are masked.
-    """
+    """Return the difference of the log-softmax, Δz_i − Σ_j w_j Δz_j. The weights are w
+    = L/ΣL, with L of `mean_shares`, or 0 if all logits are masked."""
     delta = call.delta(call.args[0])
     axis = counted_back(call)
     if not delta.dim():  # the log-softmax of a single number is zero
         return delta * 0.0
     mean = mean_shares(call) if mean is None else mean
     # −w = −L/ΣL: changing the sign here is cheaper than in the sum
-    minus = row_by_row(lambda m: quotient(m, -m.sum(axis, keepdim=True), 0.0), axis, mean)
+    minus = row_by_row(
+        lambda m: quotient(m, -m.sum(axis, keepdim=True), 0.0), axis, mean
+    )
 
     def linear(v: Tensor) -> Tensor:
         return v + (minus * v).sum(axis, keepdim=True)
@@ -99,7 +100,9 @@ def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
     def transpose(w: Tensor) -> Tensor:
         return torch.addcmul(w, minus, w.sum(axis, keepdim=True))
 
-    return apply_linear(delta, linear, transpose, delta.shape if call.state.pullback_only else None)
+    return apply_linear(
+        delta, linear, transpose, delta.shape if call.state.pullback_only else None
+    )
 
 
 def counted_back(call: Call) -> int:
@@ -110,9 +113,8 @@ def counted_back(call: Call) -> int:
 
 
 def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> Tensor:
-    """Apply a function to rows along an axis. If it is the last axis of many numbers, take a few
-    rows at a time, so that intermediate results stay in the cache.
-    """
+    """Apply a function to rows along an axis. If it is the last axis of many numbers,
+    take a few rows at a time, so that intermediate results stay in the cache."""
     first = arrays[0]
     if first.numel() <= CACHED_ROW_NUMBERS or axis != -1:
         return function(*arrays)
@@ -125,29 +127,33 @@ def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> T
 
 
 def softmax(call: Call) -> Tensor:
-    """Return the difference of the softmax, L_i (Δz_i − Σ_j w_j Δz_j), with L of `mean_shares` and
-    w = L/ΣL.
-    """
-    mean = call.slope(call.args[0], lambda *_: call.start) if call.is_point else mean_shares(call)
+    """Return the difference of the softmax, L_i (Δz_i − Σ_j w_j Δz_j), with L of
+    `mean_shares` and w = L/ΣL."""
+    mean = (
+        call.slope(call.args[0], lambda *_: call.start)
+        if call.is_point
+        else mean_shares(call)
+    )
     return mean * log_softmax(call, mean)
 
 
 def logsumexp(call: Call) -> Tensor:
-    """Return the difference of logsumexp, Σ_j w_j Δz_j. w_j is the logarithmic mean of the softmax
-    before and after the step, normalised to Σ_j w_j = 1.
-    """
+    """Return the difference of logsumexp, Σ_j w_j Δz_j. w_j is the logarithmic mean of
+    the softmax before and after the step, normalised to Σ_j w_j = 1."""
     value, dim = call.args[:2]
     mean = call.slope(
-        value, lambda *ends: log_mean(*(z - torch.logsumexp(z, dim, keepdim=True) for z in ends))
+        value,
+        lambda *ends: log_mean(
+            *(z - torch.logsumexp(z, dim, keepdim=True) for z in ends)
+        ),
     )
     weights = mean / mean.sum(dim, keepdim=True)
     return (weights * call.delta(value)).sum(dim, keepdim=call.arguments["keepdim"])
 
 
 def logcumsumexp(call: Call) -> Tensor:
-    """Return Δyₙ = sₙ Δyₙ₋₁ + (1 − sₙ) Δzₙ for yₙ = log(e^yₙ₋₁ + e^zₙ). sₙ is the slope of the
-    softplus at yₙ₋₁ − zₙ.
-    """
+    """Return Δyₙ = sₙ Δyₙ₋₁ + (1 − sₙ) Δzₙ for yₙ = log(e^yₙ₋₁ + e^zₙ). sₙ is the slope
+    of the softplus at yₙ₋₁ − zₙ."""
     value, dim = call.args
     if value.start.dim() == 0:
         return call.delta(value)
@@ -155,7 +161,11 @@ def logcumsumexp(call: Call) -> Tensor:
     # yₙ₋₁ − zₙ; −∞ if yₙ₋₁ = −∞, so that the slope sₙ is 0
     def ahead(y: Tensor, z: Tensor) -> Tensor:
         before = torch.cat(
-            [torch.full_like(y.narrow(dim, 0, 1), -inf), y.narrow(dim, 0, y.shape[dim] - 1)], dim
+            [
+                torch.full_like(y.narrow(dim, 0, 1), -inf),
+                y.narrow(dim, 0, y.shape[dim] - 1),
+            ],
+            dim,
         )
         return torch.where(before == -inf, -inf, before - z)
 
@@ -197,7 +207,11 @@ def norm_of_examples(call: Call) -> Result:
         shape = (examples, groups, 1)
     # the operation also returns mean x and r = v⁻¹ᐟ²
     mean, r = (
-        Ends(v0.reshape(shape).to(call.start.dtype), v1.reshape(shape).to(call.start.dtype), None)
+        Ends(
+            v0.reshape(shape).to(call.start.dtype),
+            v1.reshape(shape).to(call.start.dtype),
+            None,
+        )
         for v0, v1 in call.ends[1:]
     )
     return affine(call, *normalise(call, x, gain, mean, r), gain, bias)
@@ -206,24 +220,30 @@ def norm_of_examples(call: Call) -> Result:
 def batch_norm(call: Call) -> Result:
     """Return the difference of a batch norm.
 
-    In evaluation mode, it is an affine map of each channel, Δy = ḡ r Δx + … by the product rule. In
-    training mode, each channel is normalised by its own statistics. This couples examples, so it is
-    allowed only for a single example, or if the input depends on weights alone.
-    """
+    In evaluation mode, it is an affine map of each channel, Δy = ḡ r Δx + … by the
+    product rule. In training mode, each channel is normalised by its own statistics.
+    This couples examples, so it is allowed only for a single example, or if the input
+    depends on weights alone."""
     x, gain, bias, mean, variance, training, _, eps = call.args
     if training or mean is None:
-        # For an instance norm, len(x) is 1, since torch merges examples into the channels
+        # For an instance norm, len(x) is 1, since torch merges examples into the
+        # channels
         if x.from_inputs and len(x.start) > 1:
             raise NoRule("batch norm in training mode couples the examples of a batch")
         x = x.view(lambda v: v.transpose(0, 1))
         gain, bias = (along(p, 0, x) for p in (gain, bias))
         # mean x and r = v⁻¹ᐟ² of each channel, over examples and pixels
-        rows = Ends(x.start.flatten(1), x.end.flatten(1), None, x.from_weights, x.from_inputs)
+        rows = Ends(
+            x.start.flatten(1), x.end.flatten(1), None, x.from_weights, x.from_inputs
+        )
         r = rows.view(lambda v: (v.var(1, correction=0, keepdim=True) + eps).rsqrt())
         moments = (rows.view(lambda v: v.mean(1, keepdim=True)), r)
-        return affine(call, *normalise(call, x, gain, *moments), gain, bias).transpose(0, 1)
+        return affine(call, *normalise(call, x, gain, *moments), gain, bias).transpose(
+            0, 1
+        )
     scale, centre = (
-        v.view(-1, *[1] * (x.start.dim() - 2)) for v in ((variance.start + eps).rsqrt(), mean.start)
+        v.view(-1, *[1] * (x.start.dim() - 2))
+        for v in ((variance.start + eps).rsqrt(), mean.start)
     )
     gain, bias = (along(p, 1, x) for p in (gain, bias))
     delta = (
@@ -232,13 +252,18 @@ def batch_norm(call: Call) -> Result:
         else call.delta(x) * (scale if gain is None else scale * call.mean(gain))
     )
     normed = Ends(
-        (x.start - centre) * scale, (x.end - centre) * scale, delta, x.from_weights, x.from_inputs
+        (x.start - centre) * scale,
+        (x.end - centre) * scale,
+        delta,
+        x.from_weights,
+        x.from_inputs,
     )
     return affine(call, normed, delta, gain, bias)
 
 
 def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
-    """Reshape one number for each channel, so that it broadcasts with x. Channels are on `axis`."""
+    """Reshape one number for each channel, so that it broadcasts with x.
+    Channels are on `axis`."""
     rest = x.start.dim() - axis - 1
     if value is None:
         return None
@@ -248,13 +273,14 @@ def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
 def normalise(
     call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends
 ) -> tuple[Ends, Tensor | None]:
-    """Return the normalised numbers y = r c at the start and the end, and ḡ Δy with the gain g.
-    `mean` and `scale` (r) have one element for each set of numbers that are normalised together.
-    """
+    """Return the normalised numbers y = r c at the start and the end, and ḡ Δy with the
+    gain g. `mean` and `scale` (r) have one element for each set of numbers that are
+    normalised together."""
     shape = x.start.shape
     outer = mean.start.shape[:-1]
     start, end = (
-        value.reshape(*outer, -1) - m for value, m in ((x.start, mean.start), (x.end, mean.end))
+        value.reshape(*outer, -1) - m
+        for value, m in ((x.start, mean.start), (x.end, mean.end))
     )
     c = Ends(start, end, x.delta, x.from_weights, x.from_inputs)
     normed = Ends(
@@ -281,7 +307,9 @@ def normalise(
 
     def linear(v: Tensor) -> Tensor:
         centred = v - v.mean(-1, keepdim=True)
-        return factor * (r * centred + middle * (k * (middle * centred).sum(-1, keepdim=True)))
+        return factor * (
+            r * centred + middle * (k * (middle * centred).sum(-1, keepdim=True))
+        )
 
     def transpose(w: Tensor) -> Tensor:
         if w.dim() == middle.dim():
@@ -292,11 +320,15 @@ def normalise(
         else:  # compute the terms that are equal for all vectors once
             scaled = w
             diagonal = factor * r
-            gradient_sum, along = inner_products(w, torch.stack((factor, factor * middle)))
-        less_mean = torch.addcmul(r * gradient_sum, k * middle.sum(-1, keepdim=True), along) * (
-            -1 / n
+            gradient_sum, along = inner_products(
+                w, torch.stack((factor, factor * middle))
+            )
+        less_mean = torch.addcmul(
+            r * gradient_sum, k * middle.sum(-1, keepdim=True), along
+        ) * (-1 / n)
+        return torch.addcmul(
+            torch.addcmul(less_mean, scaled, diagonal), middle, k * along
         )
-        return torch.addcmul(torch.addcmul(less_mean, scaled, diagonal), middle, k * along)
 
     return normed, apply_linear(delta, linear, transpose).view(shape)
 
@@ -325,14 +357,16 @@ def axes_of(call: Call) -> list[int]:
 
 
 def variance(call: Call) -> tuple[Tensor, ...]:
-    """Return the difference of the variance Σ c²/(n − correction), with c = x − mean x. The
-    difference is 2 Σ c̄ Δx/(n − correction). For var_mean, also return the difference of the mean.
-    """
+    """Return the difference of the variance Σ c²/(n − correction), with c = x − mean x.
+    The difference is 2 Σ c̄ Δx/(n − correction). For var_mean, also return the
+    difference of the mean."""
     value = call.args[0]
     dims = axes_of(call)
     keep = call.arguments["keepdim"]
     correction = call.arguments["correction"]
-    count = prod(value.start.shape[d] for d in dims) - (1 if correction is None else correction)
+    count = prod(value.start.shape[d] for d in dims) - (
+        1 if correction is None else correction
+    )
     deviation = value.view(lambda v: v - v.mean(dims, keepdim=True))
     delta = call.delta(value)
     spread = 2 * (call.mean(deviation) * delta).sum(dims, keepdim=keep) / count
@@ -342,13 +376,13 @@ def variance(call: Call) -> tuple[Tensor, ...]:
 
 
 def deviation(call: Call) -> Result:
-    """Return the difference of the standard deviation s, Δ(s²)/(s₀ + s₁). For std_mean, also return
-    the difference of the mean.
-    """
+    """Return the difference of the standard deviation s, Δ(s²)/(s₀ + s₁). For std_mean,
+    also return the difference of the mean."""
     delta, *means = variance(call)
     start, end = call.ends[0]
     slope = call.slope(
-        Ends(start, end, None), lambda s0, s1: quotient(torch.ones_like(s0), s0 + s1, 0.0)
+        Ends(start, end, None),
+        lambda s0, s1: quotient(torch.ones_like(s0), s0 + s1, 0.0),
     )
     return slope * delta, *means
 
@@ -360,17 +394,20 @@ def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
     if value.delta is None:
         return length
     inside = 2 * (call.mean(value) * call.delta(value)).sum(dims, keepdim=True)
-    scale = call.slope(length, lambda l0, l1: quotient(torch.ones_like(l0), l0 + l1, 0.0))
+    scale = call.slope(
+        length, lambda l0, l1: quotient(torch.ones_like(l0), l0 + l1, 0.0)
+    )
     return replace(length, delta=inside * scale)
 
 
 def weight_norm(call: Call) -> Result:
-    """Return Δ(v · g/‖v‖) by the rules of products and quotients, and Δ‖v‖. The norm ‖v‖ runs over
-    all axes but one.
-    """
+    """Return Δ(v · g/‖v‖) by the rules of products and quotients, and Δ‖v‖. The norm
+    ‖v‖ runs over all axes but one."""
     direction, gain = call.args[:2]
     axes = range(direction.start.dim())
-    length = lengths(call, direction, [d for d in axes if d != axes[call.arguments["dim"]]])
+    length = lengths(
+        call, direction, [d for d in axes if d != axes[call.arguments["dim"]]]
+    )
     scale = Ends(gain.start / length.start, gain.end / length.end, None)
     if gain.delta is not None or length.delta is not None:
         scale = replace(scale, delta=divide(call, gain, length, scale.start.shape))
@@ -381,7 +418,10 @@ def vector_norm(call: Call) -> Tensor:
     """Return the difference of a vector norm of any order."""
     order = call.arguments.get("ord", call.arguments.get("p"))
     return norm_difference(
-        call, call.expanded(call.args[0]), axes_of(call), 2.0 if order is None else float(order)
+        call,
+        call.expanded(call.args[0]),
+        axes_of(call),
+        2.0 if order is None else float(order),
     )
 
 
@@ -396,31 +436,38 @@ def distances(call: Call) -> Tensor:
         terms.append(call.delta(rows, shape))
     if right.delta is not None:
         terms.append(-call.delta(columns, shape))
-    gap = Ends(rows.start - columns.start, rows.end - columns.end, sum_terms(terms, shape))
+    gap = Ends(
+        rows.start - columns.start, rows.end - columns.end, sum_terms(terms, shape)
+    )
     return norm_difference(call, gap, [-1], float(order))
 
 
 def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> Tensor:
-    """Return Δ(Σ|x|ᵖ)^{1/p}, by the slopes of |x|, of powers and of a root. For infinite p, return
-    the difference of the largest or smallest |x|.
-    """
+    """Return Δ(Σ|x|ᵖ)^{1/p}, by the slopes of |x|, of powers and of a root. For
+    infinite p, return the difference of the largest or smallest |x|."""
 
     def power(value: Ends, p: float) -> Ends:
-        slope = call.slope(value, lambda z0, z1: real_power(torch.full_like(z0, p), z0, z1))
+        slope = call.slope(
+            value, lambda z0, z1: real_power(torch.full_like(z0, p), z0, z1)
+        )
         return Ends(value.start**p, value.end**p, slope * value.change)
 
     if order == 0:
         raise NoRule("the 0-norm counts numbers")
     if order == 2:
         return lengths(call, value, dims).change.reshape(call.start.shape)
-    size = Ends(value.start.abs(), value.end.abs(), call.slope(value, absolute) * value.change)
+    size = Ends(
+        value.start.abs(), value.end.abs(), call.slope(value, absolute) * value.change
+    )
     if isinf(order):
         norm = tree_reduce(
             merge_axes(size, dims),
             lambda left, right: pairwise(call, left, right, 1 if order > 0 else -1),
         )
     else:
-        norm = power(power(size, order).view(lambda v: v.sum(dims, keepdim=True)), 1 / order)
+        norm = power(
+            power(size, order).view(lambda v: v.sum(dims, keepdim=True)), 1 / order
+        )
     return norm.change.reshape(call.start.shape)
 
 

@@ -1,7 +1,7 @@
 """Difference rules for sampling pictures at the places of a grid, which may change too.
 
-With linear interpolation, the sampled number is a sum over pixels j, with one hat function for each
-axis k of the place p:
+With linear interpolation, the sampled number is a sum over pixels j, with one hat
+function for each axis k of the place p:
 
     y = Σ_j Π_k h(p_k − j_k) x_j        h(u) = max(0, 1 − |u|)
 
@@ -23,7 +23,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.kernel.secant.call import Call, ChoiceChanged, Ends, NoRule, Result, Rule, sum_terms
+from ntkexp.kernel.secant.call import (
+    Call,
+    ChoiceChanged,
+    Ends,
+    NoRule,
+    Result,
+    Rule,
+    sum_terms,
+)
 from ntkexp.kernel.secant.rules.elementwise import quotient, relu
 
 LINEAR_MODE = 0
@@ -58,7 +66,8 @@ def sampled(call: Call) -> Result:
 
 
 def cubic(call: Call) -> Result:
-    """Return the difference of a picture that is sampled at fixed places by cubic interpolation."""
+    """Return the difference of a picture that is sampled at fixed places
+    by cubic interpolation."""
     picture, grid, *how = call.args
     if grid.delta is not None:
         raise NoRule(
@@ -71,7 +80,8 @@ def cubic(call: Call) -> Result:
 
 @dataclass(frozen=True)
 class PixelScale:
-    """The map from a coordinate in [−1, 1] to a place in pixels, along one axis of a picture."""
+    """The map from a coordinate in [−1, 1] to a place in pixels,
+    along one axis of a picture."""
 
     call: Call
     size: int
@@ -79,7 +89,8 @@ class PixelScale:
     corners: bool  # whether ±1 are the centres of the outer pixels, not their edges
 
     def pixel(self, z: Tensor) -> Tensor:
-        """Return the place of a coordinate, inside the picture unless the padding is zero."""
+        """Return the place of a coordinate, inside the picture unless the padding is
+        zero."""
         p = self.unpadded(z)
         if self.padding == REFLECTION_PADDING:
             p = self.reflected(p)[0]
@@ -109,10 +120,11 @@ class PixelScale:
         return scale * (relu(p0, p1) - right(p0 - last, p1 - last))
 
     def unpadded(self, z: Tensor) -> Tensor:
-        """Return the place of a coordinate, rounded as torch rounds it: at the centre of a pixel,
-        rounding decides the side of the kink.
-        """
-        is_vectorized = z.device.type == "cpu" and self.call.entry.name == "grid_sampler_2d"
+        """Return the place of a coordinate, rounded as torch rounds it: at the centre
+        of a pixel, rounding decides the side of the kink."""
+        is_vectorized = (
+            z.device.type == "cpu" and self.call.entry.name == "grid_sampler_2d"
+        )
         if self.corners:
             factor = (self.size - 1) / 2
             return (z + 1) * factor if is_vectorized else (z + 1) / 2 * (self.size - 1)
@@ -121,9 +133,8 @@ class PixelScale:
         return ((z + 1) * self.size - 1) / 2
 
     def reflected(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a coordinate, reflected at the borders of the picture. Also return the derivative
-        ±1 of this reflection, and the index of its linear piece.
-        """
+        """Return a coordinate, reflected at the borders of the picture. Also return the
+        derivative ±1 of this reflection, and the index of its linear piece."""
         low = 0.0 if self.corners else -0.5
         span = float(self.size - 1 if self.corners else self.size)
         if span == 0:
@@ -145,9 +156,12 @@ def right(z0: Tensor, z1: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PixelWeight:
-    """The weight of a pixel at both ends, a product of hat functions, and its slope in each place."""
+    """The weight of a pixel at both ends, a product of hat functions,
+    and its slope in each place."""
 
-    pixels: tuple[Int[Tensor, "example *places"], ...]  # the index of the pixel along each axis
+    pixels: tuple[
+        Int[Tensor, "example *places"], ...
+    ]  # the index of the pixel along each axis
     start: Float[Tensor, "example *places"]
     end: Float[Tensor, "example *places"]
     slopes: tuple[Float[Tensor, "example *places"], ...]
@@ -168,7 +182,8 @@ class PixelWeight:
 
 
 def hats(place: Ends) -> list[PixelWeight]:
-    """Return the pixels around a place at both ends, along one axis, and their weights."""
+    """Return the pixels around a place at both ends, along one axis,
+    and their weights."""
     p0 = place.start
     p1 = place.end
     before = p0.floor()
@@ -187,13 +202,16 @@ def hats(place: Ends) -> list[PixelWeight]:
         slope = right(u0 + 1, u1 + 1) - 2 * right(u0, u1) + right(u0 - 1, u1 - 1)
         start, end = (torch.relu(1 - u.abs()) for u in (u0, u1))
         weights.append(
-            PixelWeight((pixel.long(),), start * is_new, end * is_new, (slope * is_new,))
+            PixelWeight(
+                (pixel.long(),), start * is_new, end * is_new, (slope * is_new,)
+            )
         )
     return weights
 
 
 def nearest(place: Ends) -> PixelWeight:
-    """Return the pixel nearest to a place, along one axis. Raise ChoiceChanged if it changes."""
+    """Return the pixel nearest to a place, along one axis.
+    Raise ChoiceChanged if it changes."""
     pixel = place.start.round()
     if not torch.equal(pixel, place.end.round()):
         raise ChoiceChanged("the nearest pixel changes between the ends of a step")
@@ -201,10 +219,11 @@ def nearest(place: Ends) -> PixelWeight:
     return PixelWeight((pixel.long(),), whole, whole, ())
 
 
-def interpolated(call: Call, axes: list[list[PixelWeight]], changes: list[Tensor]) -> Tensor:
-    """Return Σ_j w̄_j Δx_j + Σ_j x̄_j Δw_j, where `changes` are the differences of the place along
-    each axis, or empty if places do not change.
-    """
+def interpolated(
+    call: Call, axes: list[list[PixelWeight]], changes: list[Tensor]
+) -> Tensor:
+    """Return Σ_j w̄_j Δx_j + Σ_j x̄_j Δw_j, where `changes` are the differences of the
+    place along each axis, or empty if places do not change."""
     picture = call.args[0]
     sizes = picture.start.shape[2:]
     shape = call.start.shape
@@ -227,9 +246,12 @@ def interpolated(call: Call, axes: list[list[PixelWeight]], changes: list[Tensor
         places = index.flatten(1)[:, None].expand(-1, shape[1], -1)
         if delta is not None:
             share = call.slope(
-                Ends(weight.start, weight.end, None), lambda w0, w1: torch.lerp(w0, w1, 0.5)
+                Ends(weight.start, weight.end, None),
+                lambda w0, w1: torch.lerp(w0, w1, 0.5),
             )
-            terms.append((share * inside)[:, None] * delta.gather(2, places).view(shape))
+            terms.append(
+                (share * inside)[:, None] * delta.gather(2, places).view(shape)
+            )
         for axis in range(len(changes)):
             slope = (weight.slopes[axis] * inside)[:, None]
             gains[axis] = gains[axis] + slope * mean.gather(2, places).view(shape)
@@ -238,4 +260,6 @@ def interpolated(call: Call, axes: list[list[PixelWeight]], changes: list[Tensor
     return sum_terms(terms, shape) if terms else torch.zeros_like(call.start)
 
 
-SAMPLING: dict[str, Rule] = dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), sampled)
+SAMPLING: dict[str, Rule] = dict.fromkeys(
+    ("grid_sampler_2d", "grid_sampler_3d"), sampled
+)

@@ -1,7 +1,8 @@
-"""The examples with the largest |𝒮(x, xᵢ)| for three queries: surest, typical, least sure.
+"""The examples with the largest |𝒮(x, xᵢ)| for three queries: surest, typical,
+least sure.
 
-If there are several outputs, the picture shows contributions to the largest output at the query.
-"""
+If there are several outputs, the picture shows contributions
+to the largest output at the query."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class SplitParts(NamedTuple):
 
 
 def read(run: Run) -> SplitParts | None:
-    """Read the contributions to the main split. Return None if the run has no contributions."""
+    """Read the contributions to the main split.
+    Return None if the run has no contributions."""
     rule = explained_rule(run.rules)
     splits = [split for split in ("query", "test", "train") if split in run.points]
     splits = [split for split in splits if len(run.data[f"{split}_index"])]
@@ -51,7 +53,9 @@ def read(run: Run) -> SplitParts | None:
         return None
     split = splits[0]
     parts = run.parts(rule).isel(query=run.points[split])
-    outputs = run.predictions.sel(machine="f_T").isel(query=run.points[split]).to_numpy()
+    outputs = (
+        run.predictions.sel(machine="f_T").isel(query=run.points[split]).to_numpy()
+    )
     known = np.flatnonzero(attributed_in_blocks(parts).any(axis=1))
     if not known.size or not np.isfinite(outputs).all() or not parts.size:
         return None
@@ -84,9 +88,8 @@ def table(run: Run) -> pd.DataFrame:
 def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
     """Explain the surest, the median and the least sure query.
 
-    Sureness is the margin between the two largest outputs, or |f| if there is one output. If the
-    run attributes a measure, sureness is the measure.
-    """
+    Sureness is the margin between the two largest outputs, or |f| if there is one
+    output. If the run attributes a measure, sureness is the measure."""
     split = read_parts.split
     outputs = read_parts.outputs
     is_measure = OUT_NAME in run.data and outputs.shape[1] == 1
@@ -123,7 +126,8 @@ def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
 
 
 def labelled(run: Run, split: str, k: int) -> Example:
-    """Return an example with a name that fits below its picture, with typographic minus signs."""
+    """Return an example with a name that fits below its picture,
+    with typographic minus signs."""
     shown = example(run, split, k)
     name = shown.name
     if not len(run.data["classes"]):

@@ -1,10 +1,11 @@
 """The relative error of each kernel machine against the seconds that it takes.
 
-The line is the Pareto front: no other kernel machine is both nearer to the network and faster. The
-seconds are those of the prediction alone, with kernels that training has already accumulated.
+The line is the Pareto front: no other kernel machine is both nearer to the network and
+faster. The seconds are those of the prediction alone, with kernels that training has
+already accumulated.
 
-A run has no timings before it is finished, so this picture is not among the files of a run.
-"""
+A run has no timings before it is finished, so this picture is not among the files of a
+run."""
 
 from __future__ import annotations
 
@@ -50,14 +51,18 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
         draw_machines(axes, machines)
     else:
         ratios = [1, STRIP_HEIGHT]
-        axes, strip = canvas.panels((NARROW, 3.2), 2, 1, sharex=True, height_ratios=ratios)[:, 0]
+        axes, strip = canvas.panels(
+            (NARROW, 3.2), 2, 1, sharex=True, height_ratios=ratios
+        )[:, 0]
         draw_machines(axes, others)
         axes.spines["bottom"].set_visible(False)
         axes.tick_params(bottom=False, which="both")
         draw_strip(strip, exact)
     log_axis(axes, "x")
     front = others[others["on_front"]].sort_values("seconds")
-    axes.plot(front["seconds"], front["relative_error"], color=GREY, linewidth=0.8, zorder=1)
+    axes.plot(
+        front["seconds"], front["relative_error"], color=GREY, linewidth=0.8, zorder=1
+    )
     split = main_split(run.ladder)
     axes.set_ylabel(f"relative error ({split})")
     canvas.grid[-1, 0].set_xlabel("seconds of prediction")
@@ -71,7 +76,9 @@ def draw_machines(axes: Axes, machines: pd.DataFrame) -> None:
     for machine, seconds, height in zip(
         machines["machine"], machines["seconds"], heights, strict=True
     ):
-        axes.plot([seconds], [height], "o", color=colour(machine), markersize=4, zorder=3)
+        axes.plot(
+            [seconds], [height], "o", color=colour(machine), markersize=4, zorder=3
+        )
         ends.append(End(spoken(machine), float(height), colour(machine), seconds))
     log_axis(axes, "y")
     name_ends(axes, ends)
@@ -94,7 +101,9 @@ def table(run: Run) -> pd.DataFrame:
     """Return the seconds and the error of each kernel machine on the main split."""
     seconds = dict[str, float]()
     if run.finished:
-        with suppress(Mistake):  # timings are optional, and DONE.json has no checksum of them
+        with suppress(
+            Mistake
+        ):  # timings are optional, and DONE.json has no checksum of them
             seconds = of_machines(read_timings(run.path / "timings.csv"))
     split = main_split(run.ladder)
     rows = []
@@ -104,7 +113,9 @@ def table(run: Run) -> pd.DataFrame:
             continue
         if row.machine in seconds and seconds[row.machine] > 0:
             is_exact = likeness(row) is Likeness.EXACT
-            rows.append([row.machine, seconds[row.machine], error, is_exact, row.control])
+            rows.append(
+                [row.machine, seconds[row.machine], error, is_exact, row.control]
+            )
     machines = pd.DataFrame(rows, columns=COLUMNS[:-1])
     machines[["exact", "control"]] = machines[["exact", "control"]].astype(bool)
     ranked = machines["relative_error"].mask(machines["exact"], 0.0)
@@ -120,7 +131,11 @@ def answer(machines: pd.DataFrame) -> str:
     if own.empty:
         return "Error and time of the kernel machines"
     fastest = own.sort_values("seconds").iloc[0]
-    error = "exact" if fastest["exact"] else f"error {short(float(fastest['relative_error']))}"
+    error = (
+        "exact"
+        if fastest["exact"]
+        else f"error {short(float(fastest['relative_error']))}"
+    )
     title = f"The fastest machine is {spoken(fastest['machine'])}: {error}"
     return brief(title, "Error and time of the kernel machines")
 

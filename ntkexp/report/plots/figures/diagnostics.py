@@ -1,8 +1,7 @@
 """The numbers that diagnostics measured during training. Each panel shows one quantity.
 
-If a diagnostic measures a quantity for each layer, the panel has one line for each layer, from blue
-for the first layer to orange for the last.
-"""
+If a diagnostic measures a quantity for each layer, the panel has one line for each
+layer, from blue for the first layer to orange for the last."""
 
 from __future__ import annotations
 
@@ -59,4 +58,6 @@ def draw_quantity(axes: Axes, run: Run, quantity: str, columns: list[str]) -> No
         ends.append(End(name, float(series[column].iloc[-1]), ink))
     if len(ends) > 1:
         name_ends(axes, ends)
-    axes.set_title(quantity.replace(".", ": ").replace("_", " "), loc="left", fontsize="medium")
+    axes.set_title(
+        quantity.replace(".", ": ").replace("_", " "), loc="left", fontsize="medium"
+    )

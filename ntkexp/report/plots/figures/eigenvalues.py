@@ -1,8 +1,8 @@
-"""How does the whole spectrum of the kernel change? The eigenvalues of K(X, X) at a few steps.
+"""How does the whole spectrum of the kernel change? The eigenvalues of K(X,
+X) at a few steps.
 
-If there are several outputs and many examples, these are the eigenvalues of the kernel traced over
-outputs. Eigenvalues that are only rounding are not drawn.
-"""
+If there are several outputs and many examples, these are the eigenvalues of the kernel
+traced over outputs. Eigenvalues that are only rounding are not drawn."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def eigenvalues_of(kernel: Array) -> list[float]:
-    """Return the eigenvalues of a kernel [query, out, train, out] that are larger than rounding."""
+    """Return the eigenvalues of a kernel [query, out, train,
+    out] that are larger than rounding."""
     examples, outputs, *_ = kernel.shape
     side = examples * outputs
     if side <= MAX_SIDE:
@@ -80,12 +81,17 @@ def answer(run: Run) -> str:
     ranks = run.series("effective_rank")["effective_rank"].to_numpy(dtype=float)
     if len(ranks) < 2:
         return "The spectrum of the kernel over the steps"
-    return brief(f"The effective rank {moved(ranks)}", "The spectrum of the kernel over the steps")
+    return brief(
+        f"The effective rank {moved(ranks)}",
+        "The spectrum of the kernel over the steps",
+    )
 
 
 def caption(run: Run) -> str:
     kernel = run.kernels["tangent"]
-    words = "All eigenvalues of the kernel between training examples that exceed rounding"
+    words = (
+        "All eigenvalues of the kernel between training examples that exceed rounding"
+    )
     is_stored_as_trace = kernel.sizes["out"] < run.outputs
     is_too_large = kernel.sizes["train"] * kernel.sizes["out"] > MAX_SIDE
     if run.outputs > 1 and (is_stored_as_trace or is_too_large):

@@ -4,11 +4,10 @@ Figure 1 of Domingos (2020), for a run.
 
     K_s(x, x′) = ⟨∇f(x), ∇f(x′)⟩ = ‖∇f(x)‖ ‖∇f(x′)‖ cos(angle)        at the weights θ_s
 
-The two training examples are the pair with the largest path kernel |𝒦(x, x′)|. Lengths and angles
-are computed from the stored kernels, or from their traces over outputs if there are several.
-Kernels do not contain the directions of gradients, so each pair is drawn symmetrically in the plane
-of the picture.
-"""
+The two training examples are the pair with the largest path kernel |𝒦(x, x′)|. Lengths
+and angles are computed from the stored kernels, or from their traces over outputs if
+there are several. Kernels do not contain the directions of gradients, so each pair is
+drawn symmetrically in the plane of the picture."""
 
 from __future__ import annotations
 
@@ -37,7 +36,8 @@ Array = NDArray[np.float64]
 
 
 class Course(NamedTuple):
-    """The lengths and inner products of the gradients at two training examples, along the path."""
+    """The lengths and inner products of the gradients at two training examples,
+    along the path."""
 
     pair: tuple[int, int]
     moved: Array  # relative change of the weights, ‖θ_s − θ_0‖/‖θ_0‖
@@ -95,7 +95,9 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     course = read(run)
     if course is None:
         return None
-    names = [fitting(name_of(run, place), MAX_PARAMETER_LETTERS) for place in course.pair]
+    names = [
+        fitting(name_of(run, place), MAX_PARAMETER_LETTERS) for place in course.pair
+    ]
     size = (NARROW, 3.0)
     above, below = canvas.panels(size, 2, 1, sharex=True, height_ratios=(3, 2))[:, 0]
     draw_pairs(above, course, names)
@@ -106,16 +108,19 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
 
 
 def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
-    """Draw both gradients as arrows at some steps of the path, symmetrically about the vertical."""
+    """Draw both gradients as arrows at some steps of the path,
+    symmetrically about the vertical."""
     end = course.moved.max()
     stations = stations_of(course.moved / end)
     moved = course.moved[stations]
     baseline = np.zeros_like(moved)
-    axes.plot(course.moved, np.zeros_like(course.moved), "-", color=BLACK, linewidth=0.8)
+    axes.plot(
+        course.moved, np.zeros_like(course.moved), "-", color=BLACK, linewidth=0.8
+    )
     axes.plot(moved, baseline, "o", color=BLACK, markersize=2.5)
 
-    # scale the longest gradient to the height of the panel, or shorter, so that neighbours do not
-    # cross
+    # scale the longest gradient to the height of the panel, or shorter, so that
+    # neighbours do not cross
     turn = np.radians(course.angles[stations]) / 2
     half_spacing = WIDTH_INCHES / (MAX_STATIONS - 1) / 2
     inches = min(HEIGHT_INCHES, half_spacing / max(np.sin(turn).max(), 1e-9))
@@ -128,15 +133,16 @@ def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
             angles="uv", scale_units="inches", scale=1, width=0.006, clip_on=False,
         )  # fmt: skip
         arrows.set_in_layout(False)  # exclude the arrows from the layout
-    axes.set(xlim=(-0.2 * end, 1.2 * end), ylim=(-0.1, 1), yticks=[], ylabel="∇f(x), ∇f(x′)")
+    axes.set(
+        xlim=(-0.2 * end, 1.2 * end), ylim=(-0.1, 1), yticks=[], ylabel="∇f(x), ∇f(x′)"
+    )
     axes.spines["left"].set_visible(False)
     name_ends(axes, [End(names[0], 0.85, BLUE), End(names[1], 0.6, ORANGE)])
 
 
 def stations_of(places: Array) -> list[int]:
-    """Choose snapshots that are far enough apart on the path to be drawn side by side. Return their
-    indices.
-    """
+    """Choose snapshots that are far enough apart on the path to be drawn side by side.
+    Return their indices."""
     stations = [0]
     for k in range(1, len(places)):
         if places[k] - places[stations[-1]] >= 0.9 / (MAX_STATIONS - 1):

@@ -24,11 +24,15 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     rows = [row for row in rows if math.isfinite(row.relative_error or 0.0)]
     if not rows:
         return None
-    rows.sort(key=lambda row: row.control)  # controls last; a stable sort keeps the other order
+    rows.sort(
+        key=lambda row: row.control
+    )  # controls last; a stable sort keeps the other order
     names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
     exact = {id(row): likeness(row) is Likeness.EXACT for row in rows}
     controls = {row.machine for row in rows if row.control}
-    heights = dict(zip(names, rows_of([machine in controls for machine, _ in names]), strict=True))
+    heights = dict(
+        zip(names, rows_of([machine in controls for machine, _ in names]), strict=True)
+    )
     size = (NARROW, 1.55 + 0.19 * len(names))
     others = [row.relative_error or 0.0 for row in rows if not exact[id(row)]]
     panels = ErrorPanels.of(canvas, size, others, has_exact=any(exact.values()))
@@ -45,7 +49,11 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
 
     # the errors on the main split, to the right of the axes
     main = main_split(rows)
-    on_main = {(row.machine, row.detail): row.relative_error for row in rows if row.split == main}
+    on_main = {
+        (row.machine, row.detail): row.relative_error
+        for row in rows
+        if row.split == main
+    }
     numbers = [short(on_main.get(name)) for name in names]
     machines = [machine for machine, _ in names]
     panels.name_rows(machines, list(heights.values()), numbers, f"{main} error")
@@ -56,9 +64,13 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     splits = [split for split in MARKER if any(row.split == split for row in rows)]
     if not canvas.is_new:  # the caption of a new figure explains the markers
         for split in splits:
-            panels.axes.plot([], [], MARKER[split], color=GREY, markersize=4, label=split)
+            panels.axes.plot(
+                [], [], MARKER[split], color=GREY, markersize=4, label=split
+            )
         panels.axes.legend()
-    return canvas.finish(title(run.ladder), caption(splits, main, has_controls=bool(controls)))
+    return canvas.finish(
+        title(run.ladder), caption(splits, main, has_controls=bool(controls))
+    )
 
 
 def note_exact_control(panels: ErrorPanels, row: int) -> None:

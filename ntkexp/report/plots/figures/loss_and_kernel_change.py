@@ -1,8 +1,7 @@
 """How much does the kernel change while the network learns?
 
-Draw the loss, and the relative changes of weights and kernel over the steps s: ‖θ_s − θ_0‖/‖θ_0‖
-and ‖K_s − K_0‖/‖K_0‖.
-"""
+Draw the loss, and the relative changes of weights and kernel over the steps s: ‖θ_s −
+θ_0‖/‖θ_0‖ and ‖K_s − K_0‖/‖K_0‖."""
 
 from __future__ import annotations
 
@@ -34,13 +33,17 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     if len(loss) < 2:
         return None
     above, below = canvas.panels((NARROW, 3.3), 2, 1, sharex=True)[:, 0]
-    losses = lines(above, run, {"loss": ("train", BLACK), "loss_query": ("query", GREY)})
+    losses = lines(
+        above, run, {"loss": ("train", BLACK), "loss_query": ("query", GREY)}
+    )
     above.set(ylabel="loss")
     if (loss["loss"] > 0).all():
         log_axis(above, "y")
     name_ends(above, losses)
     changes = lines(
-        below, run, {"weights_moved": ("weights", ORANGE), "kernel_change": ("kernel", BLUE)}
+        below,
+        run,
+        {"weights_moved": ("weights", ORANGE), "kernel_change": ("kernel", BLUE)},
     )
     below.set(ylabel="relative change", ylim=(0, None))
     name_ends(below, changes)
@@ -72,7 +75,9 @@ def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End
 def answer(run: Run) -> str:
     broken = run.metrics.loc[~np.isfinite(run.metrics["loss"]), "step"]
     if len(broken):
-        return f"Training diverges: the loss is not a number at step {int(broken.iloc[0])}"
+        return (
+            f"Training diverges: the loss is not a number at step {int(broken.iloc[0])}"
+        )
     first, last = run.metrics["loss"].iloc[[0, -1]]
     fall = change(float(first), float(last))
     changes = run.series("kernel_change")
@@ -86,7 +91,8 @@ def answer(run: Run) -> str:
 
 
 def caption(run: Run) -> str:
-    """Name the quantities, and the last step of the kernel change if it is not the last step."""
+    """Name the quantities, and the last step of the kernel change
+    if it is not the last step."""
     words = "Relative changes ‖θ_s − θ_0‖/‖θ_0‖ of the weights and ‖K_s − K_0‖/‖K_0‖ of the kernel."
     if "phase" in run.metrics:
         words += " The loss is that of one task after another."

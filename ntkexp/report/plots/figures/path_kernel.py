@@ -1,8 +1,8 @@
 """The path kernel between training examples, 𝒦(X, X), ordered by class or by target.
 
-If there are several outputs, draw the trace over the attributed outputs. 𝒦 can be asymmetric: its
-left factor is averaged along each step, and its right factor is evaluated at the start of the step.
-"""
+If there are several outputs, draw the trace over the attributed outputs. 𝒦 can be
+asymmetric: its left factor is averaged along each step, and its right factor is
+evaluated at the start of the step."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ MAX_PIXELS = 256  # pixels per axis; more examples are averaged in blocks
 
 
 def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:
-    """Return the path kernel between training examples, and their order by class or target."""
+    """Return the path kernel between training examples,
+    and their order by class or target."""
     rule = explained_rule(
-        name.removeprefix("path_") for name in map(str, run.kernels) if name.startswith("path_")
+        name.removeprefix("path_")
+        for name in map(str, run.kernels)
+        if name.startswith("path_")
     )
     if rule is None or "train" not in run.points:
         return None
@@ -77,10 +80,13 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def heat(figure: Figure, axes: Axes, kernel: Array) -> None:
-    """Draw the kernel as an image. If signs differ, use a diverging colour map centred on zero."""
+    """Draw the kernel as an image. If signs differ,
+    use a diverging colour map centred on zero."""
     examples = len(kernel)
     extent = (0, examples, examples, 0)
-    image = axes.imshow(coarse(kernel), cmap="viridis", extent=extent, interpolation="nearest")
+    image = axes.imshow(
+        coarse(kernel), cmap="viridis", extent=extent, interpolation="nearest"
+    )
     if (kernel < 0).any() and (kernel > 0).any():
         top = float(np.abs(kernel).max())
         image.set(cmap="RdBu_r", clim=(-top, top))
@@ -103,7 +109,8 @@ def coarse(kernel: Array) -> Array:
 
 
 def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
-    """Draw lines between classes, and label each class at the middle of its examples."""
+    """Draw lines between classes, and label each class at the middle
+    of its examples."""
     ends = np.searchsorted(labels, np.arange(len(classes)), side="right")
     middles = (np.concatenate([[0], ends[:-1]]) + ends) / 2
     for end in ends[:-1]:
@@ -120,7 +127,8 @@ def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
 
 
 def answer(kernel: Array) -> tuple[str, str]:
-    """Return the title, and the mean path kernel of an example with itself and with others."""
+    """Return the title, and the mean path kernel of an example with itself and
+    with others."""
     apart = ~np.eye(len(kernel), dtype=bool)
     itself = short(mean(kernel[~apart]))
     other = short(mean(kernel[apart]))
@@ -140,7 +148,9 @@ def answer_by_class(kernel: Array, labels: NDArray[Any]) -> tuple[str, str]:
     title = "The path kernel within and between classes"
     if within > 0 and between > 0:
         ratio = short(within / between)
-        title = brief(f"The path kernel is {ratio} times as large within a class", title)
+        title = brief(
+            f"The path kernel is {ratio} times as large within a class", title
+        )
     return title, means
 
 

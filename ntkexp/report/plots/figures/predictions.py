@@ -36,17 +36,23 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     size = (WIDE, 0.6 + (WIDE / across) * down)
     panels = canvas.panels(size, down, across, sharex=True, sharey=True).ravel()
     split = main_split(run.ladder)
-    errors = {row.machine: row.relative_error for row in run.ladder if row.split == split}
+    errors = {
+        row.machine: row.relative_error for row in run.ladder if row.split == split
+    }
     learned = run.points.get("train", slice(0, 0))
     for axes, (name, outputs) in zip(panels, machines.items(), strict=False):
         scatter(axes, network, outputs, learned, colour(name))
         axes.set_title(spoken(name), color=colour(name))
         error = short(errors.get(name))
-        axes.text(0.04, 0.97, error, transform=axes.transAxes, va="top", fontsize="small")
+        axes.text(
+            0.04, 0.97, error, transform=axes.transAxes, va="top", fontsize="small"
+        )
     for axes in panels[len(machines) :]:
         axes.set_axis_off()
     for axes in panels[len(machines) - across : len(machines)]:
-        axes.tick_params(labelbottom=True)  # the lowest panel of each column has tick labels
+        axes.tick_params(
+            labelbottom=True
+        )  # the lowest panel of each column has tick labels
     names = [str(name).replace("_", "-") for name in run.data.get(OUT_NAME, ["output"])]
     what = names[0] if len(names) == 1 else "measure"
     for axes in panels[len(machines) - across : len(machines)]:
@@ -54,7 +60,9 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     for axes in panels[::across]:
         axes.set_ylabel("kernel machine")
     sentence = ladder_sentence(run.ladder, diverged=run.diverged).rstrip(".")
-    numbers = f"Dots: {what}, training examples in grey. Numbers: relative error, {split}."
+    numbers = (
+        f"Dots: {what}, training examples in grey. Numbers: relative error, {split}."
+    )
     return canvas.finish(title(run.ladder), f"{sentence}. {numbers}")
 
 
@@ -67,7 +75,11 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def scatter(
-    axes: Axes, network: NDArray[np.float64], outputs: NDArray[np.float64], learned: slice, ink: str
+    axes: Axes,
+    network: NDArray[np.float64],
+    outputs: NDArray[np.float64],
+    learned: slice,
+    ink: str,
 ) -> None:
     """Draw queries in the colour of the kernel machine, and training points in grey.
 
@@ -92,9 +104,17 @@ def scatter(
             rasterized=network.size > MAX_VECTOR_POINTS,
         )
     axes.set(xlim=limits, ylim=limits, aspect="equal")
-    outside = (outputs < limits[0]) | (outputs > limits[1])  # False where there is no output
+    outside = (outputs < limits[0]) | (
+        outputs > limits[1]
+    )  # False where there is no output
     if outside.any():
         text = f"{outside.sum()} outside"
         axes.text(
-            0.97, 0.03, text, transform=axes.transAxes, ha="right", fontsize="small", color=GREY
+            0.97,
+            0.03,
+            text,
+            transform=axes.transAxes,
+            ha="right",
+            fontsize="small",
+            color=GREY,
         )

@@ -1,8 +1,7 @@
 """Do the largest kernel eigenvalues grow, and do they reach the edge of stability?
 
-The edge of stability is λ = 2/(η w max ℓ″), with step size η and weight w of an example in the
-loss. Gradient descent diverges along eigenvectors with larger eigenvalues.
-"""
+The edge of stability is λ = 2/(η w max ℓ″), with step size η and weight w of an example
+in the loss. Gradient descent diverges along eigenvectors with larger eigenvalues."""
 
 from __future__ import annotations
 
@@ -59,7 +58,12 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
 
 
 def table(run: Run) -> pd.DataFrame:
-    columns = ["step", *(f"eigenvalue_{k}" for k in range(1, TOP + 1)), "lambda_max", "stability"]
+    columns = [
+        "step",
+        *(f"eigenvalue_{k}" for k in range(1, TOP + 1)),
+        "lambda_max",
+        "stability",
+    ]
     return run.metrics.reindex(columns=columns).dropna(subset=["eigenvalue_1"])
 
 
@@ -74,7 +78,8 @@ def positive(run: Run, *columns: str) -> pd.DataFrame:
 
 def answer(largest: NDArray[np.float64]) -> str:
     return brief(
-        f"The largest eigenvalue {moved(largest)}", "The largest eigenvalues of the kernel"
+        f"The largest eigenvalue {moved(largest)}",
+        "The largest eigenvalues of the kernel",
     )
 
 
@@ -89,8 +94,8 @@ def caption(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str
 
 
 def moved(values: NDArray[np.float64]) -> str:
-    """Describe how a number changed: its first and last value, and its extremes if they lie outside
-    of these two.
+    """Describe how a number changed: its first and last value, and its extremes if they
+    lie outside of these two.
 
     >>> moved(np.array([1.0, 2.0])), moved(np.array([1.0, 3.0, 1.0])), moved(np.array([1.0, 1.001]))
     ('grows from 1 to 2', 'goes from 1 to 1, through 3', 'stays at 1')
@@ -99,7 +104,9 @@ def moved(values: NDArray[np.float64]) -> str:
     last = float(values[-1])
     low, high = sorted((first, last))
     extremes = [float(values.min()), float(values.max())]
-    beyond = [short(value) for value in extremes if not 0.995 * low <= value <= 1.005 * high]
+    beyond = [
+        short(value) for value in extremes if not 0.995 * low <= value <= 1.005 * high
+    ]
     ends = f"from {short(first)} to {short(last)}"
     if beyond:
         return f"goes {ends}, through {' and '.join(beyond)}"

@@ -1,4 +1,5 @@
-"""The loss and accuracy on each task during training. Dotted lines mark switches between tasks.
+"""The loss and accuracy on each task during training.
+Dotted lines mark switches between tasks.
 
 The curves are evaluated on queries, or on training examples if the run has no queries.
 """
@@ -13,7 +14,15 @@ from matplotlib.ticker import MaxNLocator
 
 from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.examples import fitting
-from ntkexp.report.plots.style import GREY, NARROW, End, brief, line_look, log_axis, name_ends
+from ntkexp.report.plots.style import (
+    GREY,
+    NARROW,
+    End,
+    brief,
+    line_look,
+    log_axis,
+    name_ends,
+)
 from ntkexp.report.run import Run
 from ntkexp.text import percent, short
 
@@ -38,12 +47,15 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
 
 
 def table(run: Run) -> pd.DataFrame:
-    columns = [column for measure in ("accuracy", "loss") for column in tasks(run, measure)]
+    columns = [
+        column for measure in ("accuracy", "loss") for column in tasks(run, measure)
+    ]
     return run.metrics[["step", "phase", *columns]]
 
 
 def tasks(run: Run, measure: str) -> list[str]:
-    """Return the metrics columns of "accuracy" or "loss", one for each task; [] if missing."""
+    """Return the metrics columns of "accuracy" or "loss", one for each task;
+    [] if missing."""
     count = len(run.data["phases"])
     for kind in (f"{measure}_query", measure):
         columns = [f"{kind}_{number}" for number in range(1, count + 1)]
@@ -53,7 +65,8 @@ def tasks(run: Run, measure: str) -> list[str]:
 
 
 def lines(axes: Axes, run: Run, measure: str, columns: list[str]) -> None:
-    """Draw a curve for each task, and a vertical line at each switch to the next task."""
+    """Draw a curve for each task, and a vertical line at each switch
+    to the next task."""
     for switch in switches(run):
         axes.axvline(switch, color=GREY, linewidth=0.6, linestyle=":")
     unit, scale = {"accuracy": ("accuracy (%)", 100), "loss": ("loss", 1)}[measure]
@@ -85,7 +98,8 @@ def begins_phase(run: Run) -> pd.Series[bool]:
 
 
 def answer(run: Run) -> tuple[str, str]:
-    """Return the title and a sentence: the task that is forgotten most after its phase."""
+    """Return the title and a sentence: the task
+    that is forgotten most after its phase."""
     names = run.data["phases"]
     columns = tasks(run, "accuracy") or tasks(run, "loss")
     is_accuracy = columns[0].startswith("accuracy")
@@ -100,14 +114,18 @@ def answer(run: Run) -> tuple[str, str]:
             amount = had - now if is_accuracy else now - had
             lost.append((amount, str(names[number - 1]), had, now))
     if not lost or not all(np.isfinite(amount) for amount, *_ in lost):
-        reached = f"{len(set(run.metrics['phase']))} of {len(names)} phases were reached"
+        reached = (
+            f"{len(set(run.metrics['phase']))} of {len(names)} phases were reached"
+        )
         return reached, reached
     amount, name, had, now = max(lost)
     if is_accuracy:
         if amount <= 0:
             return "No task is forgotten", "No task loses accuracy after its phase"
         change = f"falls from {percent(had)} to {percent(now)}"
-        title = brief(f"The accuracy on {name} {change}", f"The accuracy on a task {change}")
+        title = brief(
+            f"The accuracy on {name} {change}", f"The accuracy on a task {change}"
+        )
         return title, f"After its phase, the accuracy on {name} {change}"
     if amount <= 0:
         return "No task is forgotten", "No task's loss rises after its phase"

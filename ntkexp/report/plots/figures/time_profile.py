@@ -1,9 +1,9 @@
-"""The magnitude (mass) of contributions Σ|Δ𝒮| and of the kernel η‖K‖ in each tenth of the path
-time.
+"""The magnitude (mass) of contributions Σ|Δ𝒮| and of the kernel η‖K‖
+in each tenth of the path time.
 
-Path time is Σ η_s. A step that crosses the border between two tenths is divided between them in
-proportion. The net change Σ|Σᵢ Δ𝒮ᵢ| is smaller, because contributions of different examples cancel.
-"""
+Path time is Σ η_s. A step that crosses the border between two tenths is divided between
+them in proportion. The net change Σ|Σᵢ Δ𝒮ᵢ| is smaller, because contributions of
+different examples cancel."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def table(run: Run) -> pd.DataFrame:
     return run.series("step_size", *SHOWN)
 
 
-def profile(length: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.float64]:
+def profile(
+    length: NDArray[np.float64], mass: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the share of the mass in each tenth of the path time.
 
     `length` and `mass` have an entry per step.
@@ -75,6 +77,4 @@ def caption(shares: dict[str, NDArray[np.float64]]) -> str:
     words = "Tenths of path time Σ η_s. Parts: sum of |contributions|. Net: their sum."
     if "kernel_mass" not in shares:
         return words
-    return (
-        f"{words} Kernel: η‖K‖, of which the first tenth makes {percent(shares['kernel_mass'][0])}."
-    )
+    return f"{words} Kernel: η‖K‖, of which the first tenth makes {percent(shares['kernel_mass'][0])}."

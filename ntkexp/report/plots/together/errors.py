@@ -1,9 +1,10 @@
-"""The errors of kernel machines along an axis of a sweep: dots, and lines of arithmetic means.
+"""The errors of kernel machines along an axis of a sweep: dots,
+and lines of arithmetic means.
 
-Means are taken over the runs at each value of the axis, as in the tables of the sweep. Runs without
-an error, because they diverged or the kernel machine does not apply, have no dot. Machines that are
-exact to rounding in every run are listed in the caption: they would stretch the axis by ten decades.
-"""
+Means are taken over the runs at each value of the axis, as in the tables of the sweep.
+Runs without an error, because they diverged or the kernel machine does not apply, have
+no dot. Machines that are exact to rounding in every run are listed in the caption: they
+would stretch the axis by ten decades."""
 
 from __future__ import annotations
 
@@ -43,16 +44,25 @@ def draw(
             if name.endswith(f".{split}")
         }
         if columns and analysis.sweep.axes:
-            axis = max(analysis.sweep.axes, key=lambda key: len(analysis.sweep.axes[key]))
-            table = analysis.runs[["run", *analysis.sweep.axes, "seed", *columns.values()]]
+            axis = max(
+                analysis.sweep.axes, key=lambda key: len(analysis.sweep.axes[key])
+            )
+            table = analysis.runs[
+                ["run", *analysis.sweep.axes, "seed", *columns.values()]
+            ]
             levels = list(analysis.sweep.axes[axis])
             exact = exact_in_all(runs.values(), split)
-            yield f"-{split}", draw_errors(table, axis, levels, columns, split, exact), table
+            yield (
+                f"-{split}",
+                draw_errors(table, axis, levels, columns, split, exact),
+                table,
+            )
             return
 
 
 def exact_in_all(runs: Iterable[Run], split: str) -> list[str]:
-    """Return the kernel machines whose error on a split is only rounding in every run."""
+    """Return the kernel machines whose error on a split is only rounding
+    in every run."""
     is_exact: dict[str, bool] = {}
     for run in runs:
         for row in run.ladder:
@@ -86,7 +96,9 @@ def draw_errors(
         heights = np.maximum(errors[column].to_numpy(dtype=float), LEAST)
         x = np.array([positions[levels.index(value)] for value in errors[axis]])
         ink = colour(machine)
-        axes.plot(x, heights, "o", color=ink, alpha=0.35, markersize=2.2, markeredgewidth=0)
+        axes.plot(
+            x, heights, "o", color=ink, alpha=0.35, markersize=2.2, markeredgewidth=0
+        )
         means = pd.Series(heights).groupby(x).mean()
         axes.plot(means.index, means, color=ink, linestyle=dashes(machine))
         if len(means):
@@ -104,10 +116,12 @@ def draw_errors(
 def level_positions(axes: Axes, levels: Sequence[object]) -> list[float]:
     """Set up the x axis, and return the positions of the axis values `levels`.
 
-    Numbers are drawn to scale. The scale is logarithmic if they are positive and vary more than
-    5-fold. Other values are evenly spaced.
-    """
-    if any(isinstance(level, bool) or not isinstance(level, int | float) for level in levels):
+    Numbers are drawn to scale. The scale is logarithmic if they are positive and vary
+    more than 5-fold. Other values are evenly spaced."""
+    if any(
+        isinstance(level, bool) or not isinstance(level, int | float)
+        for level in levels
+    ):
         axes.set_xticks(range(len(levels)), [str(level) for level in levels])
         return [float(k) for k in range(len(levels))]
     numbers = [float(str(level)) for level in levels]
@@ -124,9 +138,8 @@ def level_positions(axes: Axes, levels: Sequence[object]) -> list[float]:
 def errors_title(
     table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: Sequence[object]
 ) -> tuple[str, str]:
-    """Return the title, about the frozen kernel or else the machine with the largest error, and the
-    caption.
-    """
+    """Return the title, about the frozen kernel or else the machine with the largest
+    error, and the caption."""
     name = (
         "frozen_start"
         if "frozen_start" in columns
@@ -146,13 +159,18 @@ def errors_title(
         return "The errors of the kernel machines", caption
     (first, start), *_, (last, end) = means.items()
     change = f"from {short(start)} to {short(end)}"
-    title = brief(f"The error of {spoken(name)} goes {change}", f"An error goes {change}")
+    title = brief(
+        f"The error of {spoken(name)} goes {change}", f"An error goes {change}"
+    )
     where = f"{spoken(name)} from {axis}={first} to {last} ({runs})"
     return title, f"Title: {where}. {caption}"
 
 
-def arithmetic_mean(table: pd.DataFrame, axis: str, level: object, column: str) -> float | None:
-    """Return the mean of a column at the value `level` of an axis; None without numbers.
+def arithmetic_mean(
+    table: pd.DataFrame, axis: str, level: object, column: str
+) -> float | None:
+    """Return the mean of a column at the value `level` of an axis;
+    None without numbers.
 
     >>> table = pd.DataFrame({"width": [1, 1, 2, 3], "error": [1.0, 2.0, 0.0, float("nan")]})
     >>> [arithmetic_mean(table, "width", level, "error") for level in (1, 2, 3)]

@@ -1,8 +1,9 @@
-"""The kernel change and the error of the frozen kernel in a sweep over two keys, as heat maps.
+"""The kernel change and the error of the frozen kernel
+in a sweep over two keys, as heat maps.
 
-Each cell is the arithmetic mean over the runs at both values. A cross marks cells with runs that did
-not train: their loss is not half as large at the end as at the start, or they have no result.
-"""
+Each cell is the arithmetic mean over the runs at both values. A cross marks cells with
+runs that did not train: their loss is not half as large at the end as at the start, or
+they have no result."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ DARK = 0.178  # text on colours with a smaller luminance is white
 def draw(
     analysis: Analysis, runs: Mapping[Path, Run]
 ) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    axes = sorted(analysis.sweep.axes, key=lambda key: -len(analysis.sweep.axes[key]))[:2]
+    axes = sorted(analysis.sweep.axes, key=lambda key: -len(analysis.sweep.axes[key]))[
+        :2
+    ]
     if len(axes) < 2 or len(analysis.sweep.axes[axes[1]]) < 2:
         return
     names = [*[name for name in ERROR_SPLITS if name in analysis.quantities][:1]]
@@ -57,10 +60,17 @@ def draw(
 
 
 def cells_of(
-    analysis: Analysis, runs: Mapping[Path, Run], axes: Sequence[str], names: Sequence[str]
+    analysis: Analysis,
+    runs: Mapping[Path, Run],
+    axes: Sequence[str],
+    names: Sequence[str],
 ) -> pd.DataFrame:
-    """Return a row for each pair of values: the mean of each quantity, and the numbers of runs."""
-    trained = [run.folder in runs and has_trained(runs[run.folder]) for run in analysis.sweep.runs]
+    """Return a row for each pair of values: the mean of each quantity,
+    and the numbers of runs."""
+    trained = [
+        run.folder in runs and has_trained(runs[run.folder])
+        for run in analysis.sweep.runs
+    ]
     table = analysis.runs.assign(untrained=np.logical_not(trained))
     groups = table.groupby(list(axes), sort=False, dropna=False)
     cells = groups[list(names)].mean()
@@ -120,13 +130,21 @@ def draw_panel(
     norm = LogNorm(positive.min(), positive.max() * (1 + 1e-9))
     colours = colormaps["viridis"].with_extremes(bad=PALE)
     panel.imshow(
-        np.ma.masked_invalid(values), cmap=colours, norm=norm, aspect="auto", origin="lower"
+        np.ma.masked_invalid(values),
+        cmap=colours,
+        norm=norm,
+        aspect="auto",
+        origin="lower",
     )
     for (row, column), value in np.ndenumerate(values):
         text = f"{short(value)}" if np.isfinite(value) else ""
         mark = f"{text} ×".strip() if crosses[row, column] else text
-        ink = ink_on(to_rgb(colours(norm(value))[:3])) if np.isfinite(value) else ON_LIGHT
-        panel.text(column, row, mark, ha="center", va="center", fontsize="small", color=ink)
+        ink = (
+            ink_on(to_rgb(colours(norm(value))[:3])) if np.isfinite(value) else ON_LIGHT
+        )
+        panel.text(
+            column, row, mark, ha="center", va="center", fontsize="small", color=ink
+        )
     panel.set_xticks(range(shape[1]), [name_of(level) for level in levels[0]])
     panel.set_yticks(range(shape[0]), [name_of(level) for level in levels[1]])
     panel.tick_params(length=0)

@@ -1,9 +1,8 @@
 """Power laws along an axis of a sweep, in log–log plots, with the exponents of theory.
 
-Faint lines are single seeds, and dots are arithmetic means over seeds, as in the tables. The fit of
-the logarithms is a line, with a wedge for the 95 % interval of its exponent. Where seeds scatter, it
-lies below the dots.
-"""
+Faint lines are single seeds, and dots are arithmetic means over seeds, as in the
+tables. The fit of the logarithms is a line, with a wedge for the 95 % interval of its
+exponent. Where seeds scatter, it lies below the dots."""
 
 from __future__ import annotations
 
@@ -44,7 +43,9 @@ def draw(
                 here = here[here[key] == value]
             axis, quantity = fitted.fit.axis, fitted.fit.quantity
             table = here[["run", axis, "seed", quantity]]
-            table = table[(table[quantity] > 0) & (table[axis] > 0)].reset_index(drop=True)
+            table = table[(table[quantity] > 0) & (table[axis] > 0)].reset_index(
+                drop=True
+            )
             yield f"-{rank}", draw_law(fitted, fitted.law, table), table
 
 
@@ -71,7 +72,8 @@ def draw_law(fitted: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     axes.plot(x, law.at(x), color=BLUE, zorder=2)
     if law.exponent.known:
         low, high = (
-            middle[0] * (x / pivot) ** end for end in (law.exponent.low, law.exponent.high)
+            middle[0] * (x / pivot) ** end
+            for end in (law.exponent.low, law.exponent.high)
         )
         axes.fill_between(x, low, high, color=BLUE, alpha=0.15, linewidth=0, zorder=0)
     ends = [End(f"fit {number(law.exponent.value)}", float(law.at(x)[-1]), BLUE)]
@@ -96,4 +98,6 @@ def title(fitted: Fitted, law: PowerLaw) -> str:
     axis = fitted.fit.axis.rpartition(".")[2].replace("_", " ")
     exponent = f"exponent {number(law.exponent.value)} in {axis}"
     words = describe(fitted.fit.quantity)
-    return brief(f"{words[0].upper()}{words[1:]}: {exponent}", f"A power law: {exponent}")
+    return brief(
+        f"{words[0].upper()}{words[1:]}: {exponent}", f"A power law: {exponent}"
+    )

@@ -1,4 +1,5 @@
-"""Loss, kernel change and largest eigenvalue over the steps, for one seed per point of a sweep."""
+"""Loss, kernel change and largest eigenvalue over the steps,
+for one seed per point of a sweep."""
 
 from __future__ import annotations
 
@@ -10,11 +11,23 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ntkexp.report.analysis.tables import Analysis
-from ntkexp.report.plots.style import WIDE, End, heading, log_axis, name_ends, shade, step_axis
+from ntkexp.report.plots.style import (
+    WIDE,
+    End,
+    heading,
+    log_axis,
+    name_ends,
+    shade,
+    step_axis,
+)
 from ntkexp.report.run import Run
 from ntkexp.text import percent
 
-COURSES = {"loss": "loss", "kernel_change": "kernel change", "lambda_max": "largest eigenvalue"}
+COURSES = {
+    "loss": "loss",
+    "kernel_change": "kernel change",
+    "lambda_max": "largest eigenvalue",
+}
 MOST_NAMES = 8  # maximum number of labelled lines
 MOST = 24  # maximum number of lines; readers could not distinguish more
 
@@ -22,15 +35,20 @@ MOST = 24  # maximum number of lines; readers could not distinguish more
 def draw(
     analysis: Analysis, runs: Mapping[Path, Run]
 ) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    # select the first readable run at each point, and evenly spaced points if there are too many
+    # select the first readable run at each point,
+    # and evenly spaced points if there are too many
     first: dict[str, Run] = {}
     for run in analysis.sweep.runs:
-        name = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in run.axes.items())
+        name = ", ".join(
+            f"{key.rpartition('.')[2]} {value}" for key, value in run.axes.items()
+        )
         if run.folder in runs and name not in first:
             first[name] = runs[run.folder]
     lines = dict(list(first.items())[:: -(-len(first) // MOST) or 1])
     shown = [
-        column for column in COURSES if any(len(run.series(column)) > 1 for run in lines.values())
+        column
+        for column in COURSES
+        if any(len(run.series(column)) > 1 for run in lines.values())
     ]
     if len(lines) > 1 and shown:
         parts = {
@@ -50,7 +68,9 @@ def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
     If there are more than `MOST_NAMES` lines, label only the first and the last.
     """
     figure = Figure(figsize=(WIDE, 2.5), layout="constrained")
-    for axes, column in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+    for axes, column in zip(
+        figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True
+    ):
         ends = []
         for k, (name, run) in enumerate(lines.items()):
             series = run.series(column)
@@ -61,9 +81,13 @@ def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
         axes.set(ylabel=COURSES[column])
         if column == "kernel_change":
             axes.set_ylim(0, None)
-        elif all((run.series(column)[column].iloc[1:] > 0).all() for run in lines.values()):
+        elif all(
+            (run.series(column)[column].iloc[1:] > 0).all() for run in lines.values()
+        ):
             log_axis(axes, "y")
-        step_axis(axes, max(int(run.metrics["step"].iloc[-1]) for run in lines.values()))
+        step_axis(
+            axes, max(int(run.metrics["step"].iloc[-1]) for run in lines.values())
+        )
         if column == shown[-1]:
             name_ends(axes, ends if len(ends) <= MOST_NAMES else [ends[0], ends[-1]])
     heading(figure, *courses_title(lines))
@@ -71,9 +95,12 @@ def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
 
 
 def courses_title(lines: Mapping[str, Run]) -> tuple[str, str]:
-    """Return the title, the kernel change at the first and at the last point, and the caption."""
+    """Return the title, the kernel change at the first and at the last point,
+    and the caption."""
     ends = {
-        name: float(run.metrics.reindex(columns=["kernel_change"])["kernel_change"].iloc[-1])
+        name: float(
+            run.metrics.reindex(columns=["kernel_change"])["kernel_change"].iloc[-1]
+        )
         for name, run in lines.items()
     }
     known = [(name, end) for name, end in ends.items() if np.isfinite(end)]
