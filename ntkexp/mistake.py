@@ -167,12 +167,8 @@ def as_float(value: object) -> float:
         return nan
     try:
         return float(value)  # type: ignore[arg-type]  # checked here
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-        RuntimeError,
-    ):  # tensors raise RuntimeError
+    # tensors raise RuntimeError
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         return nan
 
 

@@ -28,7 +28,8 @@ Purpose: TypeAlias = Literal[
     "ownership",  # numbers that reveal which example owns a row of a tensor
     "sketch",  # positions and signs of a parameter's elements in a sketch
     "sketch error",  # vectors for measuring the error of a sketch
-    "independence",  # orders and subsets of a batch, for checking that its examples are independent
+    # orders and subsets of a batch, for checking that its examples are independent
+    "independence",
     "loss",  # outputs for comparing a loss with finite differences
     "half",  # the random group of examples whose weight is halved and then set to 0
     "random kernel",  # a kernel machine with a random kernel, as a control
@@ -37,7 +38,8 @@ Purpose: TypeAlias = Literal[
     "signature",  # numbers that identify a tensor
     "signs",  # signs of weight perturbations as small as rounding errors
     "rounding",  # noise and random factors for measuring rounding errors of gradients
-    "shares",  # random weights for comparing gradients of examples with those of their batch
+    # random weights for comparing gradients of examples with those of their batch
+    "shares",
     "terms",  # random factors for measuring the terms of a gradient
     "outputs",  # random sums of outputs, and noise in inputs, for checking a replay
     "removals",  # examples whose removal is measured

@@ -197,9 +197,8 @@ class RunSubject(AbstractSubject):
     @cached_property
     def experiment(self) -> Experiment:
         experiment = rebuild_experiment(RunFolder(self.path), self.trusted)
-        fix_circumstances(
-            experiment, 1
-        )  # one thread, for bitwise equal results in every process
+        # one thread, for bitwise equal results in every process
+        fix_circumstances(experiment, 1)
         return experiment
 
     @cached_property

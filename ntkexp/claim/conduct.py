@@ -484,9 +484,8 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         rows += [{"runs": "trial", **row, "seed": job.seed} for row in job.rows]
     if rows:
         trials = pd.DataFrame(rows)
-        frames.append(
-            trials.assign(seed=trials.pop("seed"))
-        )  # make the seed the last column
+        # make the seed the last column
+        frames.append(trials.assign(seed=trials.pop("seed")))
     plans = planned.plans.values()
     axes = tuple(dict.fromkeys(key for plan in plans for key in plan.sweep.axes))
     experiments = [run.experiment for plan in plans for run in plan.runs]

@@ -217,9 +217,8 @@ def draw_interpolation_peak(
     )
     # With fewer parameters, the kernel is singular.
     full = rows[rows["parameters"] >= threshold]
-    middle = full.groupby("parameters")[
-        "condition"
-    ].median()  # near the threshold, no mean exists
+    # near the threshold, no mean exists
+    middle = full.groupby("parameters")["condition"].median()
     right.plot(
         full["parameters"],
         full["condition"],

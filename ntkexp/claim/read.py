@@ -287,9 +287,8 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
-        changed.pop(
-            "looks", None
-        )  # the planned stages do not match the new number of seeds
+        # the planned stages do not match the new number of seeds
+        changed.pop("looks", None)
     for key in ("looks", "null", "margins"):
         if key in change:
             changed[key] = change[key]

@@ -201,12 +201,10 @@ def set_up_process() -> None:
     standard streams and warnings."""
     # waiting threads sleep instead of spinning, which would slow down other processes
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ[SAFE_PATH] = (
-        "1"  # child processes must not import files of the working folder
-    )
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # treat SIGTERM like Ctrl-C
+    # child processes must not import files of the working folder
+    os.environ[SAFE_PATH] = "1"
+    # treat SIGTERM like Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Open file descriptors 0 to 2 if they are closed, else the next opened file would
     # get one of them. Escape characters that the encoding of stdout lacks.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -323,7 +321,8 @@ FORMER_OPTIONS = {
 def main() -> None:
     set_up_process()
     status = run(sys.argv[1:])
-    gc.freeze()  # skip the final garbage collection, which takes 0.5 s after importing torch
+    # skip the final garbage collection, which takes 0.5 s after importing torch
+    gc.freeze()
     sys.exit(status)
 
 

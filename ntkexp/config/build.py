@@ -174,9 +174,8 @@ def admit_package(name: str) -> str:
 def admit_file(file: Path) -> str:
     """Import a file as a module named after the file.
     Errors name the line in the file."""
-    file = Path(
-        os.path.realpath(file.expanduser())
-    )  # Path.resolve fails for a link to itself
+    # Path.resolve fails for a link to itself
+    file = Path(os.path.realpath(file.expanduser()))
     argument = f"trust={file}"
     if not file.is_file():
         raise WrongArgument(

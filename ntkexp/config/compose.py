@@ -395,13 +395,11 @@ def follow_references(
     try:
         with warnings.catch_warnings():
             refuse_reference_growth(plain_data(config, resolve=False))
-            warnings.simplefilter(
-                "ignore"
-            )  # ${oc.deprecated:…} would print the library's own text
+            # ${oc.deprecated:…} would print the library's own text
+            warnings.simplefilter("ignore")
             return plain_data(config, resolve=True)
-    except (
-        MissingMandatoryValue
-    ) as error:  # a value is still OmegaConf's placeholder `???`
+    # a value is still OmegaConf's placeholder `???`
+    except MissingMandatoryValue as error:
         key = str(error.full_key)
         field = known_keys(config, builder).get(key)
         kind = f": it takes {accepted_values(field)}" if field else ""

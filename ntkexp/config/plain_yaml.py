@@ -37,9 +37,8 @@ from ntkexp.mistake import Mistake, refuse_special
 
 MAX_NESTING = 50
 MAX_YAML_ENTRIES = 100_000  # entries of one file, including copies by anchors
-ENTRIES_PER_LETTER = (
-    10  # each letter of a text with ${…} counts as 10: Hydra parses it slowly
-)
+# each letter of a text with ${…} counts as 10: Hydra parses it slowly
+ENTRIES_PER_LETTER = 10
 
 DATE = "tag:yaml.org,2002:timestamp"
 PLAIN_TAGS = {
@@ -63,9 +62,8 @@ class Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
-        if (
-            self.depth > MAX_NESTING
-        ):  # the base class is recursive and would overflow the stack
+        # the base class is recursive and would overflow the stack
+        if self.depth > MAX_NESTING:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             problem = f"more than {MAX_NESTING} lists and mappings are nested"
             raise ComposerError(None, None, problem, mark)
@@ -137,9 +135,8 @@ def refuse_large_expansion(root: yaml.Node) -> None:
 # exponentially. The functions below count the copies before OmegaConf makes them.
 
 
-MAX_REFERENCE_ENTRIES = (
-    1000  # maximum number of copied entries; OmegaConf takes 1 ms for each
-)
+# maximum number of copied entries; OmegaConf takes 1 ms for each
+MAX_REFERENCE_ENTRIES = 1000
 LETTERS_PER_ENTRY = 1000  # a long text counts as an additional entry per 1000 letters
 
 NodePath: TypeAlias = tuple[Any, ...]
@@ -207,9 +204,8 @@ def reference_targets(
     in this string may point to."""
     text = nodes[path]
     for reference in INTERPOLATION.finditer(text):
-        if (
-            reference[2] == "$"
-        ):  # a nested reference, ${${…}}: any text is a possible target
+        # a nested reference, ${${…}}: any text is a possible target
+        if reference[2] == "$":
             yield from (other for other, node in nodes.items() if has_references(node))
         keys = [reference[1].strip()]
         if reference[2] == ":":  # a resolver, such as ${oc.select: a.b}

@@ -425,9 +425,8 @@ def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
     """
     after = pairs_after(taps, pairs)
     for axis, one in enumerate(taps):
-        dim = values.dim() - 2 * (
-            len(taps) - axis
-        )  # axis of the offsets; pixels follow
+        # axis of the offsets; pixels follow
+        dim = values.dim() - 2 * (len(taps) - axis)
         lead = values.shape[:dim]
         rest = values.shape[dim + 2 :]
         # Append a zero, which is the value of pairs outside the image.
@@ -475,14 +474,12 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
     axis by axis."""
     after = pairs_after(coarse, pairs)
     for axis, one in enumerate(coarse):
-        dim = values.dim() - 2 * (
-            len(coarse) - axis
-        )  # axis of the offsets; pixels follow
+        # axis of the offsets; pixels follow
+        dim = values.dim() - 2 * (len(coarse) - axis)
         lead = values.shape[:dim]
         rest = values.shape[dim + 2 :]
-        if not after.offsets[
-            axis
-        ]:  # no later layer needs a pair of pixels on this axis
+        # no later layer needs a pair of pixels on this axis
+        if not after.offsets[axis]:
             values = values.new_empty(*lead, 0, len(one.members), *rest)
             continue
         if one.is_identity(pairs.pixels[axis]):

@@ -161,12 +161,12 @@ class Sequence(AbstractSource):
 
         ntkexp train data=sequence data.phases=[[0,1],[2,3],[4,5]]
 
-    A phase is a list of classes of `source`, or another source,
-    from which only the examples are
-    used: the sequence sets their number, noise and scale. All phases share one network. With
-    `outputs=shared`, the k-th classes of all phases share one output ("domain-incremental"
-    learning); with `outputs=own`, every class has its own output ("class-incremental"; G. van de
-    Ven, T. Tuytelaars & A. Tolias, "Three types of incremental learning", 2022).
+    A phase is a list of classes of `source`, or another source, from which only the
+    examples are used: the sequence sets their number, noise and scale. All phases share
+    one network. With `outputs=shared`, the k-th classes of all phases share one output
+    ("domain-incremental" learning); with `outputs=own`, every class has its own output
+    ("class-incremental"; G. van de Ven, T. Tuytelaars & A. Tolias, "Three types of
+    incremental learning", 2022).
 
     >>> data = Sequence(train=40, query=20, test=0).split()
     >>> data.phases, data.classes, data.train.phase.bincount().tolist()

@@ -64,9 +64,8 @@ def batched_map(
         mapped: Mapped = vmap(function, chunk_size=chunk_size, randomness="same")(
             *arguments
         )
-    except (
-        RuntimeError
-    ):  # if the function itself is wrong, `one_by_one` raises the error again
+    # if the function itself is wrong, `one_by_one` raises the error again
+    except RuntimeError:
         return one_by_one(function, *arguments)
     return mapped
 
@@ -160,10 +159,8 @@ def load_forward_mode() -> None:
     """Load torch's forward-mode rules without the warnings that they raise
     on import."""
     with warnings.catch_warnings():
-        for kind in (
-            DeprecationWarning,
-            FutureWarning,
-        ):  # FutureWarning since torch 2.15
+        # FutureWarning since torch 2.15
+        for kind in (DeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", kind)
         jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
 

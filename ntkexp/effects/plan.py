@@ -34,7 +34,8 @@ class SweepMemory:
     parameters: int
     train: int
     rows: int  # examples per batch
-    adjoints: int  # adjoints per output: of the weights, and of each part of the optimizer's state
+    # adjoints per output: of the weights, and of each part of the optimizer's state
+    adjoints: int
     tape_bytes: float  # bytes on the tape per example
     number_bytes: int
     single_rows: int = 0  # number of rows whose gradients are formed one by one
@@ -125,9 +126,8 @@ class Caveats:
 
     # growth of the adjoint a of the weights, from the last step back: max_s ‖a_s‖/‖a_T‖
     growth: float
-    agreement: float | None = (
-        None  # of the two halves of a removal; None if not measured
-    )
+    # of the two halves of a removal; None if not measured
+    agreement: float | None = None
     kinks: Sequence[str] = ()  # operations and losses with a discontinuous derivative
     eps: float | None = None  # ε of an adaptive optimizer
 

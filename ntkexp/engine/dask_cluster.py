@@ -112,9 +112,8 @@ def connect_client(address: str, timeout: float) -> Any:
         raise WrongEngine(
             f"dask:{address}: there is no such file; `dask scheduler --scheduler-file` writes one"
         )
-    logging.getLogger("distributed").setLevel(
-        logging.CRITICAL
-    )  # errors are reported in one line
+    # errors are reported in one line
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
     try:
         scheduler = address
         if by_file:
@@ -158,9 +157,8 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     limits[SAFE_PATH] = "1"  # applies also to processes that the child starts
-    with blocked(
-        signal.SIGINT
-    ):  # the new process unblocks SIGINT when it can report its end
+    # the new process unblocks SIGINT when it can report its end
+    with blocked(signal.SIGINT):
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ntkexp.engine.child"],
             stdin=subprocess.PIPE,
@@ -172,9 +170,8 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
     children[token].append(process)
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(
-        BrokenPipeError
-    ):  # the process has died; its empty answer is handled below
+    # the process has died; its empty answer is handled below
+    with suppress(BrokenPipeError):
         process.stdin.write(to_line(pickled, threads))
         process.stdin.flush()
     answer = process.stdout.read()

@@ -36,9 +36,8 @@ from ntkexp.engine.base import (
 FORKS = multiprocessing.get_context("forkserver")
 WATCH = "ntkexp.engine.orphan"
 PRELOADED = ["ntkexp.engine.local"]
-REPEAT_SECONDS = (
-    1.0  # interval between repeated interrupts, for processes that were still starting
-)
+# interval between repeated interrupts, for processes that were still starting
+REPEAT_SECONDS = 1.0
 
 
 def cores() -> int:
@@ -88,9 +87,8 @@ class LocalWorkers(AbstractWorkers):
         ours, theirs = FORKS.Pipe(duplex=False)
         arguments = (replace(task, threads=self.threads), theirs)
         process = FORKS.Process(target=serve, args=arguments, daemon=True)
-        with blocked(
-            signal.SIGINT
-        ):  # no interrupt between the start of process and of listener
+        # no interrupt between the start of process and of listener
+        with blocked(signal.SIGINT):
             with self.lock:
                 process.start()
                 self.running.add(process)

@@ -12,7 +12,8 @@ import sys
 from types import FrameType
 
 CHECK_SECONDS = 0.1  # interval between checks that the parent process still runs
-LAST = "ntkexp.engine.local"  # the last module that the server imports; the checks then end
+# the last module that the server imports; the checks then end
+LAST = "ntkexp.engine.local"
 
 COMMAND = os.getppid()
 

@@ -42,7 +42,8 @@ from ntkexp.text import duration
 MAX_QUEUED_JOBS = 100  # default number of jobs in the queue at once
 QUEUE_POLL_SECONDS = 1.0  # interval between checks of the queue
 CANCEL_SECONDS = 60.0  # time to wait until cancelled jobs end
-REQUEUES = 1000  # how often a job may be queued again after its time limit; each time, it continues
+# how often a job may be queued again after its time limit; each time, it continues
+REQUEUES = 1000
 RESOURCES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "partition": ("slurm_partition", str),
     "account": ("slurm_account", str),

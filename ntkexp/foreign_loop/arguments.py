@@ -471,7 +471,9 @@ def refuse_without_rules(
     try:
         reader.checks.faithful_owners(tape)
     except Unfaithful:
-        return  # allowed: the secant explains the outputs, although their gradients are surrogates
+        # allowed: the secant explains the outputs,
+        # although their gradients are surrogates
+        return
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error
 

@@ -56,18 +56,15 @@ class LoopBackward:
     reader: Reader
     calls: CallReaders
     queries: Inputs
-    later: (
-        Tape  # recorded forward pass of the queries, at the end of the next step to add
-    )
+    # recorded forward pass of the queries, at the end of the next step to add
+    later: Tape
     example_rows: Mapping[str, int]  # index of each example
     added: LoopSums  # sums over the steps so far
     steps: Sequence[int]  # indices of the steps
-    sum: BackwardSum = field(
-        default_factory=BackwardSum
-    )  # recursion, after the steps so far
-    multiplied: Factors = field(
-        default_factory=Factors
-    )  # proof (a): factors c of the steps so far
+    # recursion, after the steps so far
+    sum: BackwardSum = field(default_factory=BackwardSum)
+    # proof (a): factors c of the steps so far
+    multiplied: Factors = field(default_factory=Factors)
     # parameters whose gradient a step so far divides by a denominator, as Adam does
     divided: set[str] = field(default_factory=set)
     jumping: dict[int, str] = field(default_factory=dict)  # reason for a jump, by step

@@ -42,9 +42,8 @@ from ntkexp.text import short
 
 MAX_COTANGENTS = 64  # number of cotangents in one backward pass; more are no faster
 SPLIT_ROWS = 32  # number of rows in one part of a batch of independent examples
-TERM_SUM_TOLERANCE = (
-    1e3  # eps: largest relative distance of Σᵢ gᵢ from the batch gradient
-)
+# eps: largest relative distance of Σᵢ gᵢ from the batch gradient
+TERM_SUM_TOLERANCE = 1e3
 
 
 # --- The gradient of each example's term, through the whole batch.
@@ -274,9 +273,8 @@ class SplitGradients(TermGradients):
                         gap[block.name]
                     )
                     square += float(terms.square().sum())
-        except (
-            Exception
-        ) as error:  # the user's function may fail if it receives only some rows
+        # the user's function may fail if it receives only some rows
+        except Exception as error:
             if is_out_of_memory(error):
                 raise
             return False

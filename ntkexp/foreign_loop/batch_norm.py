@@ -210,9 +210,8 @@ class RunningStatistics:
 # --- The update of the statistics in a replayed call.
 
 
-BATCH_STATISTICS_TOLERANCE = (
-    1e3  # eps: relative rounding error of sums in a different order
-)
+# eps: relative rounding error of sums in a different order
+BATCH_STATISTICS_TOLERANCE = 1e3
 # eps of the lower precision: rounding error
 # if torch computes the same sums differently under casts
 BATCH_CAST_TOLERANCE = 8

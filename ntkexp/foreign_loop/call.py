@@ -123,12 +123,10 @@ class Autocast:
 
     device: str
     kind: str  # dtype of the products
-    cached: (
-        bool  # True if each weight is cast once in the context, instead of at every use
-    )
-    whole: bool = (
-        True  # True if the context encloses the model, False if the model enters it
-    )
+    # True if each weight is cast once in the context, instead of at every use
+    cached: bool
+    # True if the context encloses the model, False if the model enters it
+    whole: bool = True
 
     @classmethod
     def now(cls, device: str, *, whole: bool = True) -> Autocast | None:
@@ -319,9 +317,8 @@ class SeveralOutputs:
     shapes: dict[str, tuple[int, ...]]
     signatures: dict[str, Float[Tensor, "example row"]]
     gradients: dict[str, Float[Tensor, "example number"]] = field(default_factory=dict)
-    has_inner_loss: bool = (
-        False  # a gradient reached a tensor without a row for each example
-    )
+    # a gradient reached a tensor without a row for each example
+    has_inner_loss: bool = False
 
     def add_gradient(self, name: str, gradient: Tensor) -> None:
         """Add the gradient that an alias received in one backward pass."""
@@ -348,12 +345,10 @@ class ModelCall:
     # if several outputs have a gradient
     joined: dict[str, tuple[int, ...]] = field(default_factory=dict)
     backward: int = -1  # the id of the latest backward pass that reached the outputs
-    passes: int = (
-        0  # number of backward passes so far, even if their gradients were dropped
-    )
-    signed: Float[Tensor, "example row"] | None = (
-        None  # signature (random projection) of f
-    )
+    # number of backward passes so far, even if their gradients were dropped
+    passes: int = 0
+    # signature (random projection) of f
+    signed: Float[Tensor, "example row"] | None = None
     shape: tuple[int, ...] = ()  # shape of the followed output
     # BatchNorm's running statistics, before and after the call
     statistics: tuple[Weights, Weights] | None = None
@@ -361,9 +356,8 @@ class ModelCall:
     sums_of_loss: tuple[Tensor, Tensor] | None = None
     # outputs with a gradient, but without a row for each example
     other_outputs: list[str] = field(default_factory=list)
-    several: SeveralOutputs | None = (
-        None  # all outputs of the call, while the loop runs
-    )
+    # all outputs of the call, while the loop runs
+    several: SeveralOutputs | None = None
     losses: LossFunction | None = None  # the function of `trace.losses`
     is_differentiated: bool = False  # a backward pass of its step had create_graph=True
     # the weights that the loop perturbed before the call (as SAM does), or None

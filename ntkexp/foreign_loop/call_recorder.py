@@ -61,9 +61,8 @@ from ntkexp.shapes import Inputs, Weights
 class LatestCall:
     """The circumstances of the latest call, recorded before its first layer runs."""
 
-    generators: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # random states before the call
+    # random states before the call
+    generators: Mapping[str, Tensor] = field(default_factory=dict)
     forbidden: frozenset[str] = frozenset()  # see `Circumstances`
     autocast: Autocast | None = None
     is_at_first_layer: bool = True
@@ -79,13 +78,11 @@ class CallRecorder:
     ids: Ids
     log: StepLog | None = None
     count: int = 0  # number of recorded calls
-    under_way: list[int] = field(
-        default_factory=list
-    )  # `count` at the start of each nested call
+    # `count` at the start of each nested call
+    under_way: list[int] = field(default_factory=list)
     latest_call: LatestCall = field(default_factory=LatestCall)
-    in_losses: bool = (
-        False  # True inside `losses`, where calls of the model are not recorded
-    )
+    # True inside `losses`, where calls of the model are not recorded
+    in_losses: bool = False
 
     def on_begin(self, *_: object) -> None:
         """Record the circumstances of a call, before its first layer runs."""
@@ -128,9 +125,8 @@ class CallRecorder:
         Otherwise return None, which leaves the model's answer unchanged."""
         if self.in_losses or is_transformed():
             return None
-        contains_calls = (
-            self.under_way.pop() < self.count
-        )  # for example a library's outer wrapper
+        # for example a library's outer wrapper
+        contains_calls = self.under_way.pop() < self.count
         if not self.loop.store.takes_next:
             return None
         statistics = self.loop.statistics.end_call()

@@ -33,20 +33,17 @@ from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 from ntkexp.text import counted
 
-SUM_EPS = (
-    1e3  # eps: relative rounding error of a batch gradient summed in another order
-)
+# eps: relative rounding error of a batch gradient summed in another order
+SUM_EPS = 1e3
 # rounding may change a gradient by this multiple of the effect of one eps
 # of noise in weights and inputs
 NOISE_MULTIPLE = 64
-CAST_EPS = (
-    8  # eps of the lower precision: rounding error if torch computes sums differently
-)
+# eps of the lower precision: rounding error if torch computes sums differently
+CAST_EPS = 8
 # two factors or norms count as equal if they differ by at most this many error bounds
 EQUAL_BOUNDS = 4
-MAX_MEAN = (
-    1000  # a factor 2^k/n counts as a scale (a mean of n terms) if n is at most this
-)
+# a factor 2^k/n counts as a scale (a mean of n terms) if n is at most this
+MAX_MEAN = 1000
 # two bounds of clipping by value, or two norms of gradients with a single nonzero
 # element, count as equal if they differ by at most this many error bounds
 RESOLVED_BOUNDS = 0.05
@@ -103,9 +100,8 @@ class FactorFit:
     # gradient: for all parameters together, or for the worst one
     missed: float
     failing: tuple[str, ...] = ()  # parameters that no factor explains, the worst first
-    moved: Weights = field(
-        default_factory=dict
-    )  # rounding error of the replayed g, if measured
+    # rounding error of the replayed g, if measured
+    moved: Weights = field(default_factory=dict)
 
     @property
     def explains(self) -> bool:
@@ -280,9 +276,8 @@ class Multiplied:
     step: int
     names: tuple[str, ...]
     factor: float
-    squares: array[
-        float
-    ]  # squared norm of each parameter's gradient after multiplication
+    # squared norm of each parameter's gradient after multiplication
+    squares: array[float]
     single: bool  # True if at most one element of all gradients is not zero
     bound: float  # relative rounding error of `factor` and of the norm
 

@@ -36,14 +36,12 @@ from ntkexp.text import short
 if TYPE_CHECKING:
     import xarray as xr
 
-WEIGHT_ROUNDING_FACTOR = (
-    4  # safety factor on the effect of rounded weights in a random direction
-)
+# safety factor on the effect of rounded weights in a random direction
+WEIGHT_ROUNDING_FACTOR = 4
 PART_EPS = 64  # eps: rounding error of the parts, relative to Σ|parts|
 MAX_PART_SHARE = 0.01  # upper limit of this rounding error, relative to the change
-MIN_CANCELLATION = (
-    1e3  # Σ|parts| / |Σ parts| above which the responsible parameter is named
-)
+# Σ|parts| / |Σ parts| above which the responsible parameter is named
+MIN_CANCELLATION = 1e3
 MAGNITUDES_AT_ONCE = 2**18  # elements whose absolute values are stored at once (2 MB)
 
 

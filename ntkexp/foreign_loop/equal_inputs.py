@@ -43,17 +43,14 @@ FEWEST_EXAMPLES = 10  # with fewer examples, the number of uses is not examined
 class RepeatedInputs:
     """Digests that show one of the four signs."""
 
-    used: Counter[str] = field(
-        default_factory=Counter
-    )  # number of uses of every digest
-    together: set[str] = field(
-        default_factory=set
-    )  # digests that occur repeatedly in one call
+    # number of uses of every digest
+    used: Counter[str] = field(default_factory=Counter)
+    # digests that occur repeatedly in one call
+    together: set[str] = field(default_factory=set)
     # digests that occur repeatedly in one call, with different ∂L/∂f
     differing: set[str] = field(default_factory=set)
-    classes: dict[str, int] = field(
-        default_factory=dict
-    )  # the first label that ∂L/∂f shows
+    # the first label that ∂L/∂f shows
+    classes: dict[str, int] = field(default_factory=dict)
     # digests whose ∂L/∂f showed two or more different class labels
     other_classes: set[str] = field(default_factory=set)
 

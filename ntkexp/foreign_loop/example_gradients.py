@@ -41,9 +41,8 @@ class CallReaders:
     trained: frozenset[str]
     batch_norm: BatchNormMode = "exact"
     buffer_bytes: float = 1e9  # memory for gradients of examples
-    positions: Positions | None = (
-        None  # if given, also compute the gradients of positions
-    )
+    # if given, also compute the gradients of positions
+    positions: Positions | None = None
     readers: dict[tuple[LayerModes, Output], Reader] = field(default_factory=dict)
     # ids of functions of `trace.losses` whose examples depend on one another
     coupling: set[int] = field(default_factory=set)

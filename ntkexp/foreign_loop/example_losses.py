@@ -199,9 +199,8 @@ class LossModule(nn.Module):
     def __init__(self, model: nn.Module, function: LossFunction) -> None:
         super().__init__()
         self.model = model
-        self.function = partial(
-            function
-        )  # if it is a module, it is not registered as a layer
+        # if it is a module, it is not registered as a layer
+        self.function = partial(function)
 
     def forward(self, *batch: object) -> Tensor:
         return self.function(self.model, *batch)

@@ -164,9 +164,8 @@ class RecordedLoading:
     batches: deque[RecordedBatch] = field(
         default_factory=lambda: deque(maxlen=RECENT_BATCHES)
     )
-    reason: str = (
-        "no DataLoader was read while it was followed"  # why no batch is recorded
-    )
+    # why no batch is recorded
+    reason: str = "no DataLoader was read while it was followed"
 
     def names(self, call: SeenCall) -> list[str]:
         """Return the indices of the rows of a call.
@@ -257,9 +256,8 @@ def recorded_loading() -> Iterator[RecordedLoading]:
         indices = next_index(iterator)
         if not iterator._num_workers:
             vars(iterator)[REQUESTED] = deque([indices])
-        elif REQUESTED in vars(
-            iterator
-        ):  # else requests were sent before recording began
+        # else requests were sent before recording began
+        elif REQUESTED in vars(iterator):
             vars(iterator)[REQUESTED].append(indices)
         return indices
 

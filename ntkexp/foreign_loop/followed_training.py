@@ -329,9 +329,8 @@ def is_plain(mean: float, tolerance: float) -> bool:
 # several processes trained together, g is the mean of their gradients.
 
 
-SUM_ORDER_EPS = (
-    1e4  # eps: relative rounding error of a gradient that is summed in another order
-)
+# eps: relative rounding error of a gradient that is summed in another order
+SUM_ORDER_EPS = 1e4
 # if c is nearly a power of two, up to this relative distance,
 # measure whether terms of g cancel
 NEAR_POWER = 0.01
@@ -347,16 +346,14 @@ class FollowedTraining(AbstractTrajectory):
     called: CalledModule
     loss: ExampleLoss
     names: dict[str, int]  # index of each example
-    weighing: Weighing = field(
-        default_factory=Weighing
-    )  # weights of the examples in this loop
+    # weights of the examples in this loop
+    weighing: Weighing = field(default_factory=Weighing)
     back: Iterator[tuple[FollowedStep, Weights]] = field(
         default_factory=lambda: iter(())
     )
     next: int = -1  # index of the next step of `back`
-    norm: float | None = (
-        None  # clipping norm of the steps so far, None if none was clipped
-    )
+    # clipping norm of the steps so far, None if none was clipped
+    norm: float | None = None
     mean_check: MeanCheck = field(default_factory=MeanCheck)
 
     def __post_init__(self) -> None:

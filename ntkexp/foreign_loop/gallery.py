@@ -29,10 +29,8 @@ MAX_SHOWN_BYTES = 500e6  # largest memory for copies of examples during the attr
 # if all queries and examples take more bytes,
 # copy only the strongest examples and their queries
 MAX_COPIED_BYTES = 50e6
-PREFERRED = (
-    "input_ids",
-    "pixel_values",
-)  # inputs of Hugging Face models that are shown if present
+# inputs of Hugging Face models that are shown if present
+PREFERRED = ("input_ids", "pixel_values")
 FILLER = -1  # pads short texts to the length of the longest one
 
 

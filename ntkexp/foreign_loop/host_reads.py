@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-MAX_JOINED_NUMBERS = (
-    2**16
-)  # elements; concatenating a larger tensor would double its memory
+# elements; concatenating a larger tensor would double its memory
+MAX_JOINED_NUMBERS = 2**16
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:

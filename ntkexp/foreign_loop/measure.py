@@ -1,5 +1,5 @@
-"""The user's measure g of the outputs at the queries, which is attributed instead of
-the outputs.
+"""The user's measure g of the outputs at the queries,
+which is attributed instead of the outputs.
 
     m(θ) = g(f(θ; x), x)            m_T − m_0 = Σ contributions + decay + rounding + outside
 
@@ -49,8 +49,8 @@ MEASURE_FORMS = "give a tensor [queries], or [queries, numbers], or a dict of na
 
 
 class NamedValues(NamedTuple):
-    """The values of a measure at some queries, and the names or indices of their
-    columns."""
+    """The values of a measure at some queries,
+    and the names or indices of their columns."""
 
     names: Sequence[str | int]
     values: Float[Tensor, "query out"]
@@ -96,8 +96,8 @@ class MeasuredQueries:
 
     @property
     def described(self) -> str:
-        """The name of the measure and a digest of its code, as stored in
-        config.json."""
+        """The name of the measure and a digest of its code,
+        as stored in config.json."""
         return described(self.measure)
 
     @property
@@ -114,8 +114,8 @@ class MeasuredQueries:
         return measured
 
     def values(self, outputs: Tensor, inputs: Inputs) -> Float[Tensor, "query out"]:
-        """Return the values of all queries, in the dtype of the outputs, but at least
-        float32."""
+        """Return the values of all queries, in the dtype of the outputs,
+        but at least float32."""
         outputs = at_least_float(outputs)
         if len(self.calls.sizes) == 1:
             return self.of_call(outputs, inputs, self.calls.ids).values
@@ -131,8 +131,8 @@ class MeasuredQueries:
     def of_call(
         self, outputs: Tensor, inputs: Inputs, ids: tuple[str, ...]
     ) -> NamedValues:
-        """Return the values at the queries of one call. Raise if the result has a wrong
-        form."""
+        """Return the values at the queries of one call.
+        Raise if the result has a wrong form."""
         result = self.measure(outputs, SeenCall.of(inputs, ids))
         if isinstance(result, Mapping):
             names = list(result)
@@ -260,8 +260,8 @@ def at_least_float(outputs: Tensor) -> Tensor:
 
 
 def refuse_form(values: object, shape: tuple[int, ...], name: str = "") -> None:
-    """Raise unless `values` is a floating-point tensor of this shape, with a row for
-    each query."""
+    """Raise unless `values` is a floating-point tensor of this shape,
+    with a row for each query."""
     if not isinstance(values, Tensor):
         raise Mistake(
             f"measure=: it gives a {type(values).__name__}{name}; {MEASURE_FORMS}"
@@ -310,8 +310,8 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
 
 
 def refuse_bare_graph(queries: object) -> None:
-    """Raise if tensors of the queries have different lengths, as the nodes and edges of
-    a graph.
+    """Raise if tensors of the queries have different lengths,
+    as the nodes and edges of a graph.
 
     >>> refuse_bare_graph((torch.ones(3, 2), torch.ones(2, 7)))
     Traceback (most recent call last):
@@ -357,8 +357,8 @@ def joined(batches: list[Inputs]) -> Inputs:
 
 
 def joined_leaves(leaves: list[Any]) -> Any:
-    """Concatenate tensors. Raise if values other than tensors differ between
-    batches."""
+    """Concatenate tensors. Raise if values other
+    than tensors differ between batches."""
     if all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
         return torch.cat(leaves)
     if any(isinstance(leaf, Tensor) or leaf != leaves[0] for leaf in leaves):
@@ -367,8 +367,8 @@ def joined_leaves(leaves: list[Any]) -> Any:
 
 
 def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str, ...]:
-    """Return the names of the queries for a measure: from `ids`, or their indices by
-    default."""
+    """Return the names of the queries for a measure: from `ids`,
+    or their indices by default."""
     if ids is None or ids == DATASET:
         return tuple(map(str, range(sum(sizes))))
     names = list[str]()

@@ -213,18 +213,15 @@ class LatestWeights:
     """Copies of the weights after the latest step."""
 
     weights: Weights = field(default_factory=dict)
-    writes: dict[str, int] = field(
-        default_factory=dict
-    )  # `_version` after the latest step
-    spare: Weights = field(
-        default_factory=dict
-    )  # buffers to reuse, because allocation is slow
+    # `_version` after the latest step
+    writes: dict[str, int] = field(default_factory=dict)
+    # buffers to reuse, because allocation is slow
+    spare: Weights = field(default_factory=dict)
     # the largest change of a weight by rounding if the loop moves it
     # and back between steps
     rounding_of_swaps: Callable[[str], Tensor | None] = lambda _: None
-    strangers: dict[str, str] = field(
-        default_factory=dict
-    )  # unfollowed optimizer, by parameter
+    # unfollowed optimizer, by parameter
+    strangers: dict[str, str] = field(default_factory=dict)
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
         """Copy the present values of some weights into this object."""
@@ -344,13 +341,10 @@ LARGE_MODEL_BYTES = 1e8  # size of the weights of a large model
 KEPT_BYTES = 2**28  # the process keeps freed memory of allocations up to this size
 MMAP_THRESHOLD = -3  # option of mallopt
 TRIM_THRESHOLD = -1  # option of mallopt
-GLIBC_MAXIMA = {
-    MMAP_THRESHOLD: 2**25,
-    TRIM_THRESHOLD: 2**26,
-}  # limits of glibc's dynamic values
-KEEPING: list[
-    int
-] = []  # not empty inside `memory_kept`, so that nested uses do nothing
+# limits of glibc's dynamic values
+GLIBC_MAXIMA = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}
+# not empty inside `memory_kept`, so that nested uses do nothing
+KEEPING: list[int] = []
 
 
 @contextmanager
@@ -400,9 +394,8 @@ class Outside:
     """The changes of the model after the last step."""
 
     names: tuple[str, ...] = ()  # names of changed tensors and attributes
-    tensors: Weights = field(
-        default_factory=dict
-    )  # changed tensors, at the end of the loop
+    # changed tensors, at the end of the loop
+    tensors: Weights = field(default_factory=dict)
 
     def change(
         self,

@@ -25,12 +25,10 @@ class PendingCalls:
     loop: RunningLoop
     weighing: Weighing | None = None  # weights of examples in a loop that runs again
     calls: list[ModelCall] = field(default_factory=list)
-    is_differentiated: bool = (
-        False  # a backward pass since the latest step had create_graph=True
-    )
-    consumed_calls: list[ModelCall] = field(
-        default_factory=list
-    )  # calls used by the latest step
+    # a backward pass since the latest step had create_graph=True
+    is_differentiated: bool = False
+    # calls used by the latest step
+    consumed_calls: list[ModelCall] = field(default_factory=list)
     # `grad` tensors used by the latest step
     consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)
 
@@ -68,9 +66,8 @@ class PendingCalls:
 
         In a loop that runs again, return the gradient times the weights of the
         examples. Otherwise return None, which leaves the gradient unchanged."""
-        if (
-            gradient is None
-        ):  # one part of a split tensor, if the loss uses only the other parts
+        # one part of a split tensor, if the loss uses only the other parts
+        if gradient is None:
             return None
         backward = self.begin_backward(call)
         weighed = None

@@ -42,12 +42,10 @@ class StepInput(NamedTuple):
     gradient: Tensor  # g
     weight: Tensor  # θ before the step
     times: int  # number of earlier steps of this parameter
-    state: Mapping[
-        str, Any
-    ]  # optimizer state before the step; only entries in the rule's `needs`
-    gradient_norm: float = (
-        nan  # ‖g‖ of all parameters of the optimizer, if the rule `reads_norm`
-    )
+    # optimizer state before the step; only entries in the rule's `needs`
+    state: Mapping[str, Any]
+    # ‖g‖ of all parameters of the optimizer, if the rule `reads_norm`
+    gradient_norm: float = nan
 
 
 class AbstractOptimizerRule(ABC):
@@ -275,9 +273,8 @@ class Signatures:
         width, rest = divmod(count, parts)
         values = tensor.detach()
         signature = values.new_zeros(parts + 1)
-        if (
-            not rest and width <= MAX_SUMMED
-        ):  # the most frequent case, with the fewest calls
+        # the most frequent case, with the fewest calls
+        if not rest and width <= MAX_SUMMED:
             torch.mv(
                 values.reshape(parts, width),
                 self.drawn(width, values),
@@ -289,7 +286,9 @@ class Signatures:
         rows, drawn = rows.view(parts, width), self.drawn(width, flat)
         if width <= MAX_SUMMED:
             torch.mv(rows, drawn, out=signature[:parts])
-        else:  # rounding errors grow with the length of a sum: add short sums in double precision
+        # rounding errors grow with the length of a sum:
+        # add short sums in double precision
+        else:
             sums = (
                 torch.mv(rows[:, at : at + MAX_SUMMED], drawn[at : at + MAX_SUMMED])
                 for at in range(0, width, MAX_SUMMED)
@@ -359,7 +358,8 @@ def in_doubles(signatures: Sequence[Tensor]) -> list[Numbers]:
 # changes that no step made.
 
 
-STEP_EPS = 64  # eps: rounding error of the operations of a step, fused or not, and of short sums
+# eps: rounding error of the operations of a step, fused or not, and of short sums
+STEP_EPS = 64
 LONG_SUM_DIVISOR = 4  # the rounding error of a long sum is √length/4 eps
 
 
@@ -395,15 +395,12 @@ class RuleProof:
     by parameter."""
 
     signatures: Signatures = field(default_factory=Signatures)
-    weights: dict[str, Numbers] = field(
-        default_factory=dict
-    )  # signature σ(θ) of the weight
-    memory: dict[str, Numbers] = field(
-        default_factory=dict
-    )  # signature σ(m) of the momentum
-    made: dict[str, float] = field(
-        default_factory=dict
-    )  # sum of the norms of the terms of m
+    # signature σ(θ) of the weight
+    weights: dict[str, Numbers] = field(default_factory=dict)
+    # signature σ(m) of the momentum
+    memory: dict[str, Numbers] = field(default_factory=dict)
+    # sum of the norms of the terms of m
+    made: dict[str, float] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)  # number of steps
 
     def begin(self, name: str, weight: Tensor) -> None:

@@ -276,9 +276,8 @@ def identity_of(files: TraceFolder) -> str:
     for file in (files.path / START, files.shard / "steps.log"):
         with file.open("rb") as stream:
             stream.seek(-WIDTH, os.SEEK_END)
-            sealing.update(
-                stream.read()
-            )  # the file ends with a digest of the whole file
+            # the file ends with a digest of the whole file
+            sealing.update(stream.read())
     return sealing.digest.hex()
 
 

@@ -30,9 +30,8 @@ from ntkexp.model.functional import as_rows
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
-OUTPUT_TOLERANCE = (
-    1e3  # eps: relative rounding error of outputs that torch computes differently
-)
+# eps: relative rounding error of outputs that torch computes differently
+OUTPUT_TOLERANCE = 1e3
 CAST_TOLERANCE = 8  # eps of the lower precision, under casts
 # rounding may change outputs by this multiple of the effect of one eps
 # of noise in weights and inputs
@@ -111,9 +110,8 @@ class Replayed:
     inputs: Inputs
     outputs: Float[Tensor, "example ..."]
     cast_eps: float = 0.0  # eps of the lower precision, under casts
-    joined: Sequence[
-        tuple[int, ...]
-    ] = ()  # shapes of the outputs, if several are concatenated
+    # shapes of the outputs, if several are concatenated
+    joined: Sequence[tuple[int, ...]] = ()
 
     def other(self, signed: Float[Tensor, "example row"]) -> float:
         """Compare these outputs with the signature of the loop's outputs.

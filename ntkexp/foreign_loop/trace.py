@@ -97,9 +97,8 @@ class Trace:
     by: By | None = None  # components that split the contributions
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
-    measured: MeasuredQueries | None = (
-        None  # measure to attribute instead of the outputs
-    )
+    # measure to attribute instead of the outputs
+    measured: MeasuredQueries | None = None
     watch: Watch | None = None  # the hooks on the loop, while it is followed
 
     def __repr__(self) -> str:
@@ -369,9 +368,8 @@ class Trace:
         if effects:
             self.refuse_effects(mean)
         gallery = Gallery()
-        if (
-            decode is not None
-        ):  # call it once, so that an error occurs before the work begins
+        # call it once, so that an error occurs before the work begins
+        if decode is not None:
             texts(shown(self.queries)[:1], decode)
 
         progress = in_place(quiet)
@@ -527,9 +525,8 @@ class Trace:
             tape,
             rows=self.steps.most_examples(),
             parameters=sum(weight.numel() for weight in self.steps.end.values()),
-            adjoints=3
-            if forms_v
-            else 1,  # for SGD and Adam, the adjoint V is a multiple of U
+            # for SGD and Adam, the adjoint V is a multiple of U
+            adjoints=3 if forms_v else 1,
         )
         examples = len(self.examples)
         return sums_at_zero(

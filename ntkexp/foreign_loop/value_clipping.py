@@ -84,15 +84,13 @@ class ValueClip:
 
 @dataclass(frozen=True)
 class GradientFactors:
-    """The factors between the gradient of the recorded examples
-    and the gradient that the optimizer
-    used: c of each parameter, and e of each element of the parameters
-        that were clipped by value."""
+    """The factors between the gradient of the recorded examples and the gradient that
+    the optimizer used: c of each parameter, and e of each element of the parameters
+    that were clipped by value."""
 
     factors: Mapping[str, float]
-    missed: (
-        float  # relative distance of c e g from the gradient that the optimizer used
-    )
+    # relative distance of c e g from the gradient that the optimizer used
+    missed: float
     elements: Weights = field(default_factory=dict)
     clipped: ValueBound | None = None
 

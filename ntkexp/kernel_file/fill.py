@@ -112,9 +112,8 @@ def fill(
                     progress.step(tiles - len(remaining) + count)
         finally:
             progress.stop()
-        drop_half_written(
-            path.rglob("*")
-        )  # killed processes may have left temporary files
+        # killed processes may have left temporary files
+        drop_half_written(path.rglob("*"))
         if kernel.remark:
             progress.say(kernel.remark)
     return matrix
@@ -235,9 +234,8 @@ def fill_tiles(
         return
     waiting = iter(tiles)
     written = 0
-    torch.set_num_threads(
-        1
-    )  # also if `kernel.threads` is 1, so that the bytes are the same
+    # also if `kernel.threads` is 1, so that the bytes are the same
+    torch.set_num_threads(1)
     with ThreadPoolExecutor(kernel.threads) as pool:
         running: dict[Future[tuple[Arrays, Arrays]], Tile] = {}
         try:
@@ -521,9 +519,8 @@ def time_pair(kernel: AbstractKernel) -> float:
         points = train[:count]
         kernel.cross_block(points, points)  # warm up: the first call loads libraries
         start = time.process_time()
-        to_arrays(
-            kernel.cross_block(points, points)
-        )  # conversion to NumPy waits for a GPU
+        # conversion to NumPy waits for a GPU
+        to_arrays(kernel.cross_block(points, points))
         elapsed = time.process_time() - start
         if elapsed >= MIN_TIMED_SECONDS or 2 * count > min(
             MAX_TIMED_POINTS, len(train)

@@ -320,7 +320,8 @@ class EmpiricalKernel(AbstractKernel):
 
     @property
     def concurrent(self) -> bool:
-        return False  # `functional_call` replaces a module's weights in place while it runs
+        # `functional_call` replaces a module's weights in place while it runs
+        return False
 
     @property
     def seconds(self) -> float:

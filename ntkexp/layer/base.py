@@ -154,9 +154,8 @@ class AbstractLayer(Component):
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         """Apply this layer to covariances and tangent kernels."""
-        raise NotImplementedError(
-            type(self).__name__
-        )  # not reached, because `carry` raises
+        # not reached, because `carry` raises
+        raise NotImplementedError(type(self).__name__)
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
         """Return `push` as operations on tiles in `register`, for the fused engine.

@@ -250,9 +250,8 @@ class AbstractBent(AbstractPointwise):
         acute = near <= far
         squared_sine = torch.where(acute, near, far) / torch.where(R > 0, 4 * R, 1.0)
         sine = safe_root(squared_sine).clamp_max(0.5**0.5)
-        angle = torch.where(
-            R > 0, 2 * sine.asin(), pi / 2
-        )  # a right angle if u or v is zero
+        # a right angle if u or v is zero
+        angle = torch.where(R > 0, 2 * sine.asin(), pi / 2)
         G = k * R * sine_gap(angle)
 
         slope = torch.where(acute, h - k * angle, a * b + k * angle)

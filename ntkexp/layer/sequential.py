@@ -113,10 +113,8 @@ def leaves(module: nn.Sequential, place: str) -> Iterator[tuple[str, nn.Module]]
         raise Mistake(
             f"{place} has a hook, by which it may be another function{LIST_ADVICE}"
         )
-    for (
-        name,
-        child,
-    ) in module._modules.items():  # `children()` would skip repeated modules
+    # `children()` would skip repeated modules
+    for name, child in module._modules.items():
         assert child is not None
         child_place = f"{place}[{name}]"
         if type(child) is nn.Sequential:

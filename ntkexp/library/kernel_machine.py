@@ -36,9 +36,8 @@ matrix per output; or [n1, C, n2, C], a block per pair of examples. """
 
 PRECOMPUTED = "precomputed"
 COPIES_FOR_MODES = 6  # copies of a matrix that its eigendecomposition needs
-MAX_ASYMMETRY = (
-    1e-4  # size of |K − Kᵀ| relative to the largest |K|; allows float32 rounding
-)
+# size of |K − Kᵀ| relative to the largest |K|; allows float32 rounding
+MAX_ASYMMETRY = 1e-4
 
 Form = Literal["matrix", "diagonal", "blocks"]
 

@@ -58,9 +58,8 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
         module = arguments["module"]
         refuse_uncallable(module)
         hook = next(hooked_parameters(module), None)
-        if (
-            hook is not None
-        ):  # hooks on weights act only in `backward`, which kernels do not call
+        # hooks on weights act only in `backward`, which kernels do not call
+        if hook is not None:
             warn(
                 f"the parameter '{hook}' has a hook, which kernels ignore: they use the "
                 "derivative, and training uses the gradient that the hook returns",
@@ -265,9 +264,8 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
     first_names = {parameter: name for name, parameter in module.named_parameters()}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    tied_names: dict[
-        str, str
-    ] = {}  # first name of a parameter ↦ the name that the user gave
+    # first name of a parameter ↦ the name that the user gave
+    tied_names: dict[str, str] = {}
     for name, weight in weights.items():
         if name not in parameters:
             if name not in buffers:

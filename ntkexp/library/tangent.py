@@ -124,9 +124,8 @@ def kernel(
 
     def jacobians(
         chosen: Sequence[int],
-    ) -> tuple[
-        Jacobian, Jacobian
-    ]:  # compute the Jacobian once if left and right are equal
+        # compute the Jacobian once if left and right are equal
+    ) -> tuple[Jacobian, Jacobian]:
         left_jacobian = with_merged_uses(left.read(chosen))
         return left_jacobian, left_jacobian if left is right else with_merged_uses(
             right.read(chosen)
@@ -404,9 +403,8 @@ def tangent_kernel(
                 return kernel_in_chunks
         return kernel(left, right, part_of_outputs)
 
-    if (
-        outputs == "diagonal"
-    ):  # one output at a time, so that no other entries are computed
+    # one output at a time, so that no other entries are computed
+    if outputs == "diagonal":
         return finite(
             torch.stack(
                 [read([c])[:, 0, :, 0] for c in range(left.tape.outputs.shape[1])], 2

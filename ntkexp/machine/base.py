@@ -24,9 +24,8 @@ class Repeated(NamedTuple):
     X) a + (ρ − 1) J·θ_0."""
 
     coefficients: Float[Tensor, "train out"]  # a
-    remaining: Float[
-        Tensor, ""
-    ]  # ρ: decay multiplies the initial weights by this factor
+    # ρ: decay multiplies the initial weights by this factor
+    remaining: Float[Tensor, ""]
 
 
 Repeat: TypeAlias = Callable[
@@ -49,13 +48,12 @@ class Training:
     """Properties of a run's training, which kernel machines need to repeat it."""
 
     time: float  # Σ_s η_s, the sum of the step sizes
-    weight: float  # wᵢℓ″ for full-batch training, if it is constant (weight wᵢ of example i)
-    is_quadratic: (
-        bool  # the loss is quadratic in the outputs, with minimum at the targets
-    )
-    is_plain: (
-        bool  # full-batch gradient descent or flow with one step size for all weights
-    )
+    # wᵢℓ″ for full-batch training, if it is constant (weight wᵢ of example i)
+    weight: float
+    # the loss is quadratic in the outputs, with minimum at the targets
+    is_quadratic: bool
+    # full-batch gradient descent or flow with one step size for all weights
+    is_plain: bool
     is_flow: bool  # gradient flow
     mean_coefficients: Float[Tensor, "train out"] | None
     """−Σ_s η_s ℓ′(s)/Σ_s η_s: the gradients ℓ′ of the loss at the training outputs,
@@ -133,10 +131,10 @@ class RunMatrices:
     paths: Mapping[str, PathKernel]
     kernel_start: Float[Tensor, "query out kept out_"]
     kernel_end: Float[Tensor, "query out kept out_"]
-    initial_weight_term: Float[
-        Tensor, "query out"
-    ]  # J(θ_0)·θ_0 if there is weight decay
-    read: slice  # the points for which 𝒦 and 𝒮 have rows: all, or all but the training examples
+    # J(θ_0)·θ_0 if there is weight decay
+    initial_weight_term: Float[Tensor, "query out"]
+    # the points for which 𝒦 and 𝒮 have rows: all, or all but the training examples
+    read: slice
     # the points with a path kernel 𝒦 and contributions 𝒮
     attributed: Bool[Tensor, " query"]
     integrated: Sequence[int]  # outputs for which 𝒦 and 𝒮 were computed
@@ -220,9 +218,8 @@ class AbstractMachine(Component):
     explain the network, so reports never name it as the nearest kernel machine."""
 
     control: ClassVar[bool] = False
-    needs_limit: ClassVar[bool] = (
-        False  # True if the machine uses the kernels at infinite width
-    )
+    # True if the machine uses the kernels at infinite width
+    needs_limit: ClassVar[bool] = False
 
     @abstractmethod
     def predict(self, matrices: RunMatrices) -> Prediction:

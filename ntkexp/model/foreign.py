@@ -325,9 +325,8 @@ def import_library(package: str, extra: str) -> Any:
         one_line(f"model={extra}: {package} is installed, and cannot be imported"),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter(
-            "ignore"
-        )  # warnings during imports do not concern the user
+        # warnings during imports do not concern the user
+        warnings.simplefilter("ignore")
         load_torchvision()
         return import_module(package)
 

@@ -50,9 +50,8 @@ def load_tensors(
     """Load tensors that `torch.save` wrote. Raise `Damaged` if the file holds other
     objects; no code in it is run."""
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # the error below contains the reason
+        # the error below contains the reason
+        with warnings.catch_warnings(action="ignore"):
             content: dict[str, Any] = torch.load(
                 path, map_location=device, weights_only=True, mmap=mmap
             )
@@ -209,9 +208,8 @@ def copy_module(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.
                 replacements[id(value)] = value.detach().clone()
     try:
         return deepcopy(module, replacements)
-    except (
-        Exception
-    ) as error:  # a module may hold any object, e.g. a lock or an open file
+    # a module may hold any object, e.g. a lock or an open file
+    except Exception as error:
         if is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"

@@ -132,9 +132,8 @@ class AbstractAdaptive(AbstractBatched):
 
     step_size: PositiveFloat
 
-    remembers: ClassVar[bool] = (
-        True  # the forward sum needs one step size for all weights
-    )
+    # the forward sum needs one step size for all weights
+    remembers: ClassVar[bool] = True
     records: ClassVar[tuple[str, ...]] = ("square",)
     elementwise: ClassVar[bool] = True
 
@@ -179,10 +178,8 @@ class Rmsprop(AbstractAdaptive):
             after[name] = torch.addcdiv(
                 weight, gradient[name], divisor, value=-sizes[name]
             )
-        return after, {
-            "mean": gradient,
-            "square": square,
-        }  # without momentum, m is the gradient
+        # without momentum, m is the gradient
+        return after, {"mean": gradient, "square": square}
 
     def spread_at(self, step: int) -> Spread:
         return Spread(self.smoothing, 1.0, self.eps, largest=False)

@@ -251,9 +251,8 @@ class FlowIntegral(AbstractAccumulator):
             finer = Integrals(self.rule.substeps, *zeros)
             self.integrate(finer, step, self.points + 1)
             error = finer.contributions - (self.rule.contributions - before)
-            bar.add(
-                slice(None), error.nan_to_num()
-            )  # NaN at points that are not attributed
+            # NaN at points that are not attributed
+            bar.add(slice(None), error.nan_to_num())
         return {}
 
     def integrate(self, integrals: Integrals, step: Step, points: int) -> None:

@@ -64,13 +64,11 @@ class Step:
     # factor of each parameter's step size; 1 if missing
     factors: Mapping[str, float] = field(default_factory=dict)
     weight_decay: float = 0.0
-    memory: Memory = field(
-        default_factory=dict
-    )  # state of the optimizer, after the step
+    # state of the optimizer, after the step
+    memory: Memory = field(default_factory=dict)
     clipping: float = 1.0
-    curve: Curve | None = (
-        None  # arcs of a gradient flow; None: the step is a straight line
-    )
+    # arcs of a gradient flow; None: the step is a straight line
+    curve: Curve | None = None
 
     @cached_property
     def segment(self) -> Segment:
@@ -219,9 +217,8 @@ class Descent(TrainingRecipe):
     """A training run. `points` holds the network and the training examples."""
 
     points: Points
-    phases: tuple[
-        Phase, ...
-    ] = ()  # training phases; empty: one phase with all examples
+    # training phases; empty: one phase with all examples
+    phases: tuple[Phase, ...] = ()
 
     def steps_from(
         self, weights: Weights, memory: Memory | None = None, done: int = 0

@@ -64,9 +64,8 @@ def being_written(path: Path) -> Iterator[BinaryIO]:
         with opening as file:
             yield file
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # else a power cut after the renaming could leave an empty file
+            # else a power cut after the renaming could leave an empty file
+            os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:  # also if the user interrupts or the disk is full
         partial.unlink(missing_ok=True)
@@ -170,9 +169,8 @@ def waited_for(lock: Path) -> Iterator[None]:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if is_at(
-                descriptor, lock
-            ):  # else another process removed the file: try again
+            # else another process removed the file: try again
+            if is_at(descriptor, lock):
                 yield
                 return
         finally:
@@ -427,9 +425,8 @@ def sealed_text(value: Mapping[str, Json], context: str) -> str:
 def read_sealed(path: Path, context: str) -> dict[str, Any]:
     """Read an object from a JSON file, compare the text with its digest (seal), and
     return the object without the seal."""
-    content = read_bytes(
-        path
-    )  # read once, so that the checked bytes are the parsed bytes
+    # read once, so that the checked bytes are the parsed bytes
+    content = read_bytes(path)
     value = as_object(content, path)
     digest = value.pop(SEAL, None)
     if digest is None:

@@ -281,9 +281,8 @@ def write_contributions(
         if by_rule.by_component is not None:
             store.attrs[COMPONENT] = list(by_rule.by_component.names)
         if by_rule.by_step is not None and edges is None:
-            edges = np.array(
-                by_rule.by_step.edges, dtype=np.int64
-            )  # edges are equal for all rules
+            # edges are equal for all rules
+            edges = np.array(by_rule.by_step.edges, dtype=np.int64)
         for kind, array in by_rule.arrays.items():
             if array is None:
                 continue
@@ -509,10 +508,10 @@ class Removal:
     shares: NDArray[np.float64]
     by_step: NDArray[np.float64]
     growth: float  # growth of the adjoint in the backward pass
-    repeated: (
-        float  # difference of an exact repetition from the run, relative to `actual`
-    )
-    emptied: int  # number of steps with an empty batch, because all its examples are left out
+    # difference of an exact repetition from the run, relative to `actual`
+    repeated: float
+    # number of steps with an empty batch, because all its examples are left out
+    emptied: int
 
     @property
     def closure(self) -> float:

@@ -50,9 +50,8 @@ def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
 
     Raise if the file is damaged, or if reading it would run code.
     """
-    read_headers(
-        path
-    )  # check the headers first: a damaged one may describe a huge array
+    # check the headers first: a damaged one may describe a huge array
+    read_headers(path)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}

@@ -208,10 +208,8 @@ def create(
         store,
         DONE_ARRAY,
         tiling.shape,
-        chunks=(
-            1,
-            1,
-        ),  # one file per tile, so that several processes can mark tiles as finished
+        # one file per tile, so that several processes can mark tiles as finished
+        chunks=(1, 1),
         dims=("row", "column"),
         fill=MARK.type(0),
     )
@@ -389,9 +387,8 @@ class KernelMatrix:
             array = get_array(self.store, name)
             array[tiling.rows(row), :, tiling.columns(column), :] = block
             if tiling.mirrored(row, column):
-                train = tiling.columns(
-                    row
-                )  # the points of the row that are training examples
+                # the points of the row that are training examples
+                train = tiling.columns(row)
                 mirrored = block[: train.stop - train.start].transpose(2, 3, 0, 1)
                 array[tiling.rows(column), :, train, :] = mirrored
         for name, block in diagonal.items():

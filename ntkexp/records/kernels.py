@@ -174,9 +174,8 @@ KERNEL_KINDS: Mapping[str, Dims] = {
 }
 """The axes of each kind of array."""
 NOT_YET = -1  # the step of a snapshot that is not written yet
-SPARSE_CHUNK_POINTS = (
-    16  # points per chunk of a path kernel, if not all points are integrated
-)
+# points per chunk of a path kernel, if not all points are integrated
+SPARSE_CHUNK_POINTS = 16
 
 
 def create_kernels(

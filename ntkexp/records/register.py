@@ -59,12 +59,10 @@ REGISTER, REGISTER_SEAL = "register.jsonl", "register.seal"
 FIRST_REASON = "first version that was registered"
 """The default reason of a claim's first entry."""
 MIN_REASON_WORDS = 4
-MAX_UNSEALED_LINES = (
-    1  # number of complete lines that a killed process may leave unsealed
-)
-SAME_FIGURE_TOLERANCE = (
-    1e-6  # relative tolerance: repetitions of a test differ by rounding
-)
+# number of complete lines that a killed process may leave unsealed
+MAX_UNSEALED_LINES = 1
+# relative tolerance: repetitions of a test differ by rounding
+SAME_FIGURE_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,8 @@ def at_points(measured: int, points: int) -> str:
     return f"at {measured} of {points} points"
 
 
-FLOOR_EPS = (
-    100  # bound on the rounding error of a sum over a path, in units of machine epsilon
-)
+# bound on the rounding error of a sum over a path, in units of machine epsilon
+FLOOR_EPS = 100
 
 
 def rounding_floor(

@@ -244,9 +244,8 @@ class Bar(AbstractProgress):
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         ]
-        if (
-            unit == "step"
-        ):  # runs take unequal times, so their note states the time left
+        # runs take unequal times, so their note states the time left
+        if unit == "step":
             columns.append(TimeRemainingColumn())
         console = Console(stderr=True)
         self.bars = Progress(*columns, console=console, transient=unit == "run")
@@ -259,9 +258,8 @@ class Bar(AbstractProgress):
 
     def after_steps(self, note: str) -> None:
         if self.bars is not None and self.task is not None:
-            self.bars.columns = self.bars.columns[
-                :STEP_COLUMNS
-            ]  # no time left is known
+            # no time left is known
+            self.bars.columns = self.bars.columns[:STEP_COLUMNS]
             self.bars.update(self.task, note=note)
 
     def show_part(self, name: str, done: int | None, steps: int | None) -> None:

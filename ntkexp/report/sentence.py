@@ -190,7 +190,11 @@ class Likeness(StrEnum):
     MISSES = "misses"  # the error is larger than the bound on the rounding error
     BROKEN = "broken"  # outputs of the kernel machine are not finite
     LOST = "lost"  # outputs of the network are not finite
-    STILL = "still"  # training changed the network by no more than rounding error: nothing to compare
+    STILL = (
+        # training changed the network by no more than rounding error:
+        # nothing to compare
+        "still"
+    )
     SILENT = "silent"  # the kernel machine was not compared
 
 

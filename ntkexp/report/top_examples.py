@@ -56,9 +56,8 @@ def top_examples_of(arrays: xr.Dataset) -> list[TopExamples]:
     parts = arrays[CONTRIBUTION].transpose(*DIMS)
     names = output_names(arrays)
     for point in range(parts.sizes["query"]):
-        by_output = parts[
-            point
-        ].to_numpy()  # [out, example]; one query at a time, to save memory
+        # [out, example]; one query at a time, to save memory
+        by_output = parts[point].to_numpy()
         if not np.isfinite(by_output).all():
             continue
         column = int(np.abs(by_output.sum(1)).argmax())

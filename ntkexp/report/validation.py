@@ -260,11 +260,8 @@ def checked_scores(scores: object, shape: tuple[int, int, int], where: str) -> S
     in error messages."""
     try:
         array = np.asarray(scores)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # rows of unequal length, or a tensor
+    # rows of unequal length, or a tensor
+    except (TypeError, ValueError, RuntimeError) as error:
         raise Mistake(f"{where}: not an array: {first_line(error)}") from error
     points, outs, examples = shape
     if array.dtype.kind not in "fiu":

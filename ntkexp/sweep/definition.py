@@ -228,9 +228,8 @@ class Definition:
     base: tuple[str, ...]
     fits: tuple[Fit, ...]
     arguments: tuple[str, ...] = ()  # the arguments of its command line
-    options: tuple[
-        str, ...
-    ] = ()  # options for commands that repeat the sweep or one of its runs
+    # options for commands that repeat the sweep or one of its runs
+    options: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
@@ -286,9 +285,8 @@ def define(arguments: Sequence[str], choices: Choices) -> Definition:
             f"there is nothing to sweep; name one of {', '.join(names)}, or write, for example, "
             "model.width=64,128"
         )
-    if (
-        "=" in arguments[0]
-    ):  # without the name of a file, the sweep is named after its axes
+    # without the name of a file, the sweep is named after its axes
+    if "=" in arguments[0]:
         sweep = with_overrides(Definition("", {}, (0,), (), ()), arguments)
         axes = list(sweep.axes)
         if len(sweep.seeds) > 1:

@@ -596,9 +596,8 @@ class KernelTimes(AbstractTrial):
             )
             matrix = infinite_kernel(layers, x, engine="torch", threads=1)[1]
             ones = torch.ones(size, least).to(x)
-            matrix.diagonal().add_(
-                matrix.diagonal().mean()
-            )  # a ridge makes it nonsingular
+            # a ridge makes it nonsingular
+            matrix.diagonal().add_(matrix.diagonal().mean())
             works: dict[str, Callable[[], object]] = {
                 "kernel_seconds": partial(
                     infinite_kernel, layers, x, others, engine="torch", threads=1

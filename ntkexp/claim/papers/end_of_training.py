@@ -355,7 +355,8 @@ class Operations(AbstractTrial):
         for _ in range(self.steps + 1):
             with torch.no_grad():
                 outputs = module(new)
-            yield outputs  # not inside no_grad, which would then apply to the caller, too
+            # not inside no_grad, which would then apply to the caller, too
+            yield outputs
             optimizer.zero_grad()
             torch.autograd.backward((module(x) - y).square().sum() / (2 * len(x)))
             optimizer.step()

@@ -30,9 +30,8 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
-CACHED_NUMBERS = (
-    2**18
-)  # elements of an intermediate result that stay in the processor's cache
+# elements of an intermediate result that stay in the processor's cache
+CACHED_NUMBERS = 2**18
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,8 @@ class Adjoint:
         if not jacobian.uses.keys() <= self.parts.keys():
             raise ValueError("Jacobians of different functions have no common adjoint")
         for name, part in self.parts.items():
-            if (
-                name not in jacobian.uses
-            ):  # the network did not use this parameter at the step
+            # the network did not use this parameter at the step
+            if name not in jacobian.uses:
                 part.mul_(carry)
                 continue
             factor = scale[name].reshape(-1)
@@ -159,9 +157,8 @@ class Adjoint:
         train, outputs, uses, features = right.outputs.shape
         assert right.weight is not None
         inputs = right.inputs.flatten(0, 1)  # [train·use, in]
-        beta = right.outputs.reshape(
-            train, outputs, -1
-        ).mT  # [train, use·features, out_]
+        # [train, use·features, out_]
+        beta = right.outputs.reshape(train, outputs, -1).mT
         # no example reached the layer, for example an expert in a mixture of experts
         if not beta.numel():
             return beta.new_zeros(queries, out, train, outputs)

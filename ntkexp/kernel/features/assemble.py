@@ -420,9 +420,8 @@ def factors(
         return by_round.transpose(0, 1), outputs.permute(2, 0, 1, 3)
     index = row_index(owner, examples)
     if index is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
-        outputs = cotangent.flatten(
-            3
-        ).mT  # each pixel is one use of the weight (a view, no copy)
+        # each pixel is one use of the weight (a view, no copy)
+        outputs = cotangent.flatten(3).mT
     elif index is None:
         rows = rows_of(cotangent, batch=1)
         outputs = rows.reshape(len(rows), examples, rounds, rows.shape[-1])

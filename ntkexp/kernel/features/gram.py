@@ -76,9 +76,8 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
 
 def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "query 1 train 1"]:
     """Return Σ_c K[x, c, x′, c], without computing the blocks [out, out_] of K."""
-    if set(left.keys) != set(
-        right.keys
-    ):  # the left and right blocks have different formats
+    # the left and right blocks have different formats
+    if set(left.keys) != set(right.keys):
         both = shared_extents(left, right)
         left = left.as_rows(both)
         right = right.as_rows(both)
@@ -129,9 +128,8 @@ blocks with the same key, or a chunk."""
 MAX_COLUMNS = 2**11  # columns of one matrix product; more do not make it faster
 MAX_ROWS_BYTES = 2**29  # bytes of gradients that are multiplied out at once
 PIECE_BYTES = 2**23  # bytes of the gradients of one chunk of a parameter
-PIECE_ELEMENTS = (
-    2**11
-)  # least elements of a chunk; matrix products are slower for fewer
+# least elements of a chunk; matrix products are slower for fewer
+PIECE_ELEMENTS = 2**11
 
 
 @dataclass(frozen=True)
@@ -504,9 +502,8 @@ class Total:
             features = buffer[: len(rows) * len(columns)].view(len(rows), len(columns))
             outputs = narrow(layer.outputs, 0, rows)
             torch.mm(outputs, narrow(layer.outputs_, 1, columns), out=features)
-        if (
-            out * out_ > 1
-        ):  # all outputs share ⟨a, a′⟩: repeat it for columns, broadcast for rows
+        # all outputs share ⟨a, a′⟩: repeat it for columns, broadcast for rows
+        if out * out_ > 1:
             block = block.view(len(rows) // out, out, len(columns))
             features = features.view(block.shape)
             repeated = inputs[:, None, :, None].expand(-1, 1, -1, out_)
@@ -556,9 +553,8 @@ class Layer:
     outputs: Float[Tensor, "query_out features"]
     outputs_: Float[Tensor, "features train_out"]
     shift: float  # s s′, which biases add to each ⟨a, a′⟩
-    same: (
-        Float[Tensor, "1 1"] | None
-    )  # ⟨β, β′⟩ if all examples share one β, as in a readout
+    # ⟨β, β′⟩ if all examples share one β, as in a readout
+    same: Float[Tensor, "1 1"] | None
 
 
 def matrices(left: Factored, right: Factored) -> Layer:

@@ -273,9 +273,8 @@ def merge_uses(block: Factored) -> Factored:
     examples, uses, _ = block.inputs.shape
     if uses < 2 or not examples:
         return block
-    if (
-        use_weights(block.outputs[:1]) is None
-    ):  # a quick test, which rules out most blocks
+    # a quick test, which rules out most blocks
+    if use_weights(block.outputs[:1]) is None:
         return block
     weights = use_weights(block.outputs)
     if weights is None:

@@ -238,10 +238,8 @@ def is_faithful(
             repeats_random=bool(tape.drawn),
             whole_batch=tape.whole_batch,
         )
-    except (
-        RuntimeError,
-        Mistake,
-    ) as error:  # for example, a buffer stays in single precision
+    # for example, a buffer stays in single precision
+    except (RuntimeError, Mistake) as error:
         if is_out_of_memory(error):
             raise
         return False

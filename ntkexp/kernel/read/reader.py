@@ -304,10 +304,9 @@ def jacobian_one_by_one(
     """Return the Jacobian at a point for weighted sums of outputs.
     This works for any module, and is slow.
 
-    Every example runs alone. If its outputs differ from those in the batch,
-    the module couples
-    examples: raise Mistake. A module that draws random numbers for a whole batch runs on all
-    examples each time.
+    Every example runs alone. If its outputs differ from those in the batch, the module
+    couples examples: raise Mistake. A module that draws random numbers for a whole
+    batch runs on all examples each time.
     """
     weights = {
         name: tape[slot].detach().requires_grad_(name in trained)

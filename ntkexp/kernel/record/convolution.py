@@ -28,9 +28,8 @@ from torch import Tensor, nn
 
 # bytes of patches or copies that one thread makes at a time: about half of its cache
 CACHED_PATCH_BYTES = 2**20
-PRODUCT_PATCH_BYTES = (
-    2**22
-)  # bytes of patches that are copied for a product with a weight
+# bytes of patches that are copied for a product with a weight
+PRODUCT_PATCH_BYTES = 2**22
 
 
 def convolve(
@@ -105,9 +104,8 @@ def convolve_back(
         for d, size, p in zip(dilation, kernel.shape[2:], padding, strict=True)
     ]
     if set(stride) == {1} and groups == 1 and not transposed and len(w):
-        if prod(kernel.shape[2:]) == 1 and not any(
-            padding
-        ):  # a window of one pixel: kᵀ w
+        # a window of one pixel: kᵀ w
+        if prod(kernel.shape[2:]) == 1 and not any(padding):
             pixels = torch.bmm(
                 kernel.flatten(1).t().expand(len(w), -1, -1), w.flatten(2)
             )

@@ -357,9 +357,8 @@ class Source:
     ) -> None:
         self.over = over or {}
         self.known: dict[str, Any] = {}  # operations and constants, by name
-        self.read: dict[
-            str, Any
-        ] = {}  # numbers that operations give to Python, by name
+        # numbers that operations give to Python, by name
+        self.read: dict[str, Any] = {}
         # Free the values that no later operation needs
         needed = set(results)
         forgotten = []

@@ -218,9 +218,8 @@ class Recorder(DispatchMode):
         self.entries: list[Entry] = []
         self.values: list[Tensor] = []
         self.slots: dict[int, Slot] = {}
-        self.seen: dict[
-            int, Tensor
-        ] = {}  # kept alive, so that no other tensor gets its id
+        # kept alive, so that no other tensor gets its id
+        self.seen: dict[int, Tensor] = {}
         # the content, as one flat tensor, of each storage that was written to
         self.flats: dict[int, Tensor] = {}
 
@@ -238,7 +237,8 @@ class Recorder(DispatchMode):
         if flat is None:
             slot = Slot(len(self.values))
             self.values.append(value)
-        else:  # a view of a storage that was written to: read its elements from the flat value
+        # a view of a storage that was written to: read its elements from the flat value
+        else:
             if flat.is_complex() and value.dtype == flat.dtype.to_real():
                 flat = self.apply(
                     aten.view.default, self.apply(aten.view_as_real.default, flat), [-1]
@@ -367,9 +367,8 @@ class Recorder(DispatchMode):
         flat = self.flats[home] if home in self.flats else self.flat_content(target)
         for slot, value in enumerate(self.values):
             if storage(value) == home:
-                self.values[slot] = (
-                    value.clone()
-                )  # the content of the argument before the write
+                # the content of the argument before the write
+                self.values[slot] = value.clone()
         func(*args, **kwargs)
         # Views that overlap with the written elements lose their slot, so that `slot`
         # reads them from the flat value

@@ -168,9 +168,8 @@ class Ends:
     start: Tensor
     end: Tensor
     delta: Tensor | None
-    from_weights: bool = (
-        False  # True if the tensor depends on trained weights and not on inputs
-    )
+    # True if the tensor depends on trained weights and not on inputs
+    from_weights: bool = False
     from_inputs: bool = True
 
     @property
@@ -325,9 +324,8 @@ class Call:
             return state.random_like(value.start)
         if value.delta is None or self.is_point:
             return state.to_double(value.start)
-        if is_integer(
-            value.start
-        ):  # convert masks to numbers: as booleans, true + true is true
+        # convert masks to numbers: as booleans, true + true is true
+        if is_integer(value.start):
             return (
                 value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)
             ) / 2

@@ -64,9 +64,8 @@ class Replay:
             coefficient_noise,
             pullback_only,
         )
-        self.unknown: dict[
-            Slot, NoRule
-        ] = {}  # results without a difference, each with the reason
+        # results without a difference, each with the reason
+        self.unknown: dict[Slot, NoRule] = {}
         # Set Δθ, then Δv for every operation that depends on it, in order
         self.seed_deltas(direction)
         with torch.enable_grad():
@@ -160,9 +159,8 @@ class Replay:
             located = type(error)(f"{error.reason} (at {entry.op})")
             self.unknown |= dict.fromkeys(entry.results, located)
             return
-        except (
-            Exception
-        ) as error:  # the rule does not support these arguments: no secant
+        # the rule does not support these arguments: no secant
+        except Exception as error:
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)
@@ -270,9 +268,8 @@ class GradientScale:
         self.scale: float | None = None
 
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        if (
-            gradient is None or gradient.numel() == 0
-        ):  # the output does not depend on the tensor
+        # the output does not depend on the tensor
+        if gradient is None or gradient.numel() == 0:
             return gradient
         if self.scale is None:
             largest = float(gradient.abs().amax())

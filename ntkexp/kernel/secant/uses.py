@@ -140,9 +140,8 @@ class Element:
 
     tap: Float[Tensor, "..."]
     source: Source
-    positions: Int[
-        Tensor, "..."
-    ]  # for each element of the tap, its flat index in the weight
+    # for each element of the tap, its flat index in the weight
+    positions: Int[Tensor, "..."]
     gain: Float[Tensor, "..."] | float = 1.0
 
 
@@ -242,7 +241,8 @@ def plain_uses(trained: Trained) -> list[Use] | None:
         ):
             continue
         if entry.name not in PLAIN_USES or trained.tape[entry.results[0]].is_complex():
-            return None  # the table READINGS lacks this operation, or the result is complex
+            # the table READINGS lacks this operation, or the result is complex
+            return None
         try:
             uses += PLAIN_USES[entry.name](WeightedOperation(trained, entry))
         except NotPlain:

@@ -337,9 +337,8 @@ def images(
     pixels = (left.reshape(left.size), right.reshape(right.size), mask)
     bands = empty(counts, sizes[0] * sizes[1] * stride, left)
     tiles = empty(counts, size, left)
-    is_flat = (
-        sizes[0] == 1 and reach[0] == 0
-    )  # with one plane, a sheet is the whole tile
+    # with one plane, a sheet is the whole tile
+    is_flat = sizes[0] == 1 and reach[0] == 0
     sheets, pitch = (
         (tiles, size) if is_flat else (empty(counts, sizes[0] * plane, left), plane)
     )

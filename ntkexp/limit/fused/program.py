@@ -1,5 +1,5 @@
-"""Translation of layers into operations on tiles, and into the tables that compiled
-loops read.
+"""Translation of layers into operations on tiles,
+and into the tables that compiled loops read.
 
 A tile holds both kernels, K (NNGP) and Θ (tangent), of two examples at all pixels for
 one offset. A register is a buffer for one tile. A field is a function of the variance
@@ -166,8 +166,8 @@ NO_SLOT = -1
 
 @dataclass(frozen=True)
 class Coarsenings:
-    """The registers that a level averages for the next one, as arrays for compiled
-    loops."""
+    """The registers that a level averages for the next one,
+    as arrays for compiled loops."""
 
     registers: Array
     shares: Array
@@ -180,8 +180,8 @@ class Coarsenings:
 
 
 def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
-    """Compute the arrays for all coarsenings of a level; `after` are the coarse pixel
-    pairs."""
+    """Compute the arrays for all coarsenings of a level;
+    `after` are the coarse pixel pairs."""
     registers = [step.register for step in level.coarsenings]
     shares = [
         1 / prod(len(coarse.members[0]) ** 2 for coarse in step.coarse)
@@ -215,8 +215,8 @@ def slots_along(level: Level, after: Pairs, axis: int) -> Array:
 
 
 def addition_order(level: Level) -> Array:
-    """Order the pixels of a row: first members of all coarse pixels, then second
-    members, and so on."""
+    """Order the pixels of a row: first members of all coarse pixels,
+    then second members, and so on."""
     columns = level.sizes[2]
     orders = []
     for step in level.coarsenings:
@@ -237,8 +237,8 @@ def slots(
     tile: int,
     unit: int,
 ) -> Array:
-    """Return each pixel's term, along an axis, of its index in the array of coarse
-    tiles, [offset, pixel].
+    """Return each pixel's term, along an axis,
+    of its index in the array of coarse tiles, [offset, pixel].
 
     `fine` are the offsets between fine pixels, and `coarse_offsets` those between
     coarse pixels. In the array of coarse tiles, successive offsets are `tile` numbers
@@ -247,23 +247,23 @@ def slots(
     >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), tile=10, unit=1).tolist()
     [[0, 0, 1, 1], [0, 10, 1, 11], [10, 10, 11, 11], [10, 0, 11, 1]]
     """
-    # The coarse pixel p′ that contains each pixel p, and the index of each coarse
-    # offset
+    # The coarse pixel p′ that contains each pixel p,
+    # and the index of each coarse offset
     coarse_pixel = np.full(pixels, NO_SLOT)
     for number, members in enumerate(coarse.members):
         coarse_pixel[list(members)] = number
     offset_index = np.full(len(coarse.members), NO_SLOT)
     offset_index[list(coarse_offsets)] = np.arange(len(coarse_offsets))
-    # The coarse pixel q′ that contains pixel p + o, and the index of the coarse offset
-    # q′ − p′
+    # The coarse pixel q′ that contains pixel p + o,
+    # and the index of the coarse offset q′ − p′
     second = coarse_pixel[(np.arange(pixels) + np.array(fine)[:, None]) % pixels]
     index = offset_index[(second - coarse_pixel) % len(offset_index)]
     has_slot = (coarse_pixel != NO_SLOT) & (second != NO_SLOT) & (index != NO_SLOT)
     return np.where(has_slot, index * tile + coarse_pixel * unit, NO_SLOT)
 
 
-# --- Tables: operations and fields as arrays for compiled loops. A field is a function
-# of a variance.
+# --- Tables: operations and fields as arrays for compiled loops.
+# A field is a function of a variance.
 
 
 WORDS_PER_OPERATION = 8
@@ -272,8 +272,8 @@ WEIGHTS_PER_OPERATION = 8
 
 @dataclass(frozen=True)
 class Tables:
-    """The operations of a level, one row each, and the fields of the left and right
-    examples."""
+    """The operations of a level, one row each,
+    and the fields of the left and right examples."""
 
     operations: Array
     """Kind, register, other register, reach along columns, rows and planes, first
@@ -286,16 +286,16 @@ class Tables:
     the inputs of images come before the fields. """
     right: Array
     spread: Array
-    """Fields of a left vector that are copied to every column; the others are used as
-    single numbers. """
+    """Fields of a left vector that are copied to every column;
+    the others are used as single numbers. """
     rounding: Any
     """A correlation within this distance of 1 counts as 1."""
 
 
 def tables(level: Level, left: Side, right: Side) -> Tables:
     """Compute the tables of a level for the examples of both sides."""
-    # Compute the fields of each nonlinear operation (with `ends`), for both sides at
-    # once.
+    # Compute the fields of each nonlinear operation (with `ends`),
+    # for both sides at once.
     sides = [left] if left is right else [left, right]
     ends = [(step.ends, step.variance_index) for step in level.operations if step.ends]
     fields = [
@@ -341,8 +341,8 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
 def fields_of_side(
     level: Level, side: Side, fields: Sequence[Sequence[torch.Tensor]], rows: slice
 ) -> Array:
-    """Return the table of one side: the inputs, if the level starts with them, and the
-    fields in `rows`."""
+    """Return the table of one side: the inputs, if the level starts with them,
+    and the fields in `rows`."""
     x = side.x
     is_vector = x.dim() == 2
     pixels = prod(level.sizes)
@@ -387,8 +387,8 @@ class TileProgram:
 
     @property
     def coarse_pairs(self) -> tuple[Pairs, ...]:
-        """For each level, the pixel pairs of the next level; for the last level, its
-        own pairs."""
+        """For each level, the pixel pairs of the next level;
+        for the last level, its own pairs."""
         return (*(level.pairs for level in self.levels[1:]), self.levels[-1].pairs)
 
 
@@ -421,8 +421,8 @@ def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
     except NoFusedForm:
         if len(shape) == 1 or layers[fused_layers].shape(rest_shape)[1:] == shape[1:]:
             raise
-    # Number the nonlinear operations (with `ends`): `variance_index` is an index into
-    # `Side.variances`.
+    # Number the nonlinear operations (with `ends`):
+    # `variance_index` is an index into `Side.variances`.
     numbers = count()
     operations = tuple(
         replace(operation, variance_index=next(numbers))

@@ -49,8 +49,8 @@ from ntkexp.limit.network import (
 
 Array = np.ndarray[Any, Any]
 PIECE = 512
-"""Columns of a tile for vectors. The intermediate values of this many columns fit into
-the L1 cache. """
+"""Columns of a tile for vectors. The intermediate values
+of this many columns fit into the L1 cache. """
 MARGIN = 64
 
 
@@ -72,8 +72,8 @@ class VectorSides(NamedTuple):
 
 
 class KernelRows(NamedTuple):
-    """Rows of three matrices: the covariances of the inputs, the NNGP kernel and the
-    tangent kernel."""
+    """Rows of three matrices: the covariances of the inputs,
+    the NNGP kernel and the tangent kernel."""
 
     inputs: Array
     nngp: Array
@@ -136,8 +136,8 @@ def apply_to_piece(
     size: int,
     rows: KernelRows,
 ) -> Any:
-    """Apply all layers to `size` columns of a row. Return the largest biased exponent
-    in both kernels."""
+    """Apply all layers to `size` columns of a row.
+    Return the largest biased exponent in both kernels."""
     margin: Any = np.intp(MARGIN)
     neighbour: Any = np.intp(1)
     start = fields.right_start
@@ -175,8 +175,8 @@ Result = TypeVar("Result")
 
 
 def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
-    """Return all sub-blocks. If left and right examples are the same, omit sub-blocks
-    below the diagonal."""
+    """Return all sub-blocks. If left and right examples are the same,
+    omit sub-blocks below the diagonal."""
     return [
         (row, column)
         for row in slices_of(len(left.x), size)
@@ -191,8 +191,8 @@ def in_threads(
     threads: int,
     ahead: int,
 ) -> Iterator[Result]:
-    """Yield the results of `work` on all parts in order; submit `ahead` parts at a time
-    to the threads.
+    """Yield the results of `work` on all parts in order;
+    submit `ahead` parts at a time to the threads.
 
     With one thread or one part, use the calling thread: starting a thread may take
     longer than the work."""
@@ -218,8 +218,8 @@ STRIP_ROWS = 128
 def kernels_of_vectors(
     program: TileProgram, left: Side, right: Side, same: bool, threads: int
 ) -> Kernels:
-    """Compute the NNGP kernel and the tangent kernel of a block, for examples that are
-    vectors."""
+    """Compute the NNGP kernel and the tangent kernel of a block,
+    for examples that are vectors."""
     shape = (len(left.x), len(right.x))
     kernels = left.x.new_empty(shape), left.x.new_empty(shape)
     nngp = kernels[0].numpy()
@@ -399,8 +399,8 @@ def kernels_of_images(
 def sub_block_size(
     program: TileProgram, levels: Sequence[Tables], budget: MemoryBudget
 ) -> int:
-    """Return the largest number of images on each side of a sub-block that fits into
-    the memory.
+    """Return the largest number of images on each side of a sub-block
+    that fits into the memory.
 
     Laying out the tiles needs three copies of the fields of each side. Two levels store
     coarse tiles at a time."""

@@ -362,9 +362,8 @@ def points_of_run(run: Run, anchor: str) -> list[View]:
 
 def run_view(run: Run, anchor: str, folder: Path) -> View:
     seconds = dict[str, float]()
-    with suppress(
-        Mistake
-    ):  # timings are optional, and DONE.json has no checksum of them
+    # timings are optional, and DONE.json has no checksum of them
+    with suppress(Mistake):
         seconds = of_machines(read_timings(run.path / "timings.csv"))
     ladder = tabulate_ladder(run.ladder, seconds)
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
@@ -629,7 +628,8 @@ def claim_view(
             "main.csv",
         )
     except (Mistake, OSError, UnicodeDecodeError):
-        pass  # no picture: the file is missing, or contains elements that are not allowed
+        # no picture: the file is missing, or contains elements that are not allowed
+        pass
 
     files = [*sorted(path.name for path in record.path.glob("*.csv")), VERDICT]
     return {

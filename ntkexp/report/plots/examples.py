@@ -65,7 +65,8 @@ EXAMPLE_SPACING = 147
 class Explained:
     """A query, and the examples with the largest contributions to its output."""
 
-    role: str  # the reason for showing the query, such as "surest", or its name, such as "query 3"
+    # the reason for showing the query, such as "surest", or its name, such as "query 3"
+    role: str
     prediction: str  # name and value of the explained output, as text
     point: Example
     top: tuple[Example, ...]

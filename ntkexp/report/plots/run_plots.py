@@ -281,10 +281,8 @@ def strip_title(table: pd.DataFrame, runs: int) -> str:
 
 Curve: TypeAlias = NDArray[np.float64]
 LINES = 25  # largest number of drawn networks
-PROCESSES = {
-    "ntk": "frozen_limit",
-    "nngp": "nngp",
-}  # kernel machines with the same colour
+# kernel machines with the same colour
+PROCESSES = {"ntk": "frozen_limit", "nngp": "nngp"}
 
 
 @dataclass(frozen=True)

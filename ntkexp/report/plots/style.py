@@ -35,7 +35,8 @@ LEAST = 1e-17  # smaller errors, also 0, are drawn here on a log axis
 
 RC = RcParams(
     {
-        "font.family": "DejaVu Sans",  # comes with matplotlib, so files are reproducible
+        # comes with matplotlib, so files are reproducible
+        "font.family": "DejaVu Sans",
         "font.size": 8,
         "axes.titlesize": "medium",
         "axes.titlelocation": "left",
@@ -307,10 +308,8 @@ def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
 LONGEST_TITLE = 60  # letters; numbers and remarks belong into the caption
 CAPTION_MARGIN_INCHES = 0.06
 POINTS_PER_INCH = 72
-BOLD_LETTER, SMALL_LETTER = (
-    0.643,
-    0.54,
-)  # mean width of a letter, relative to the size of the font
+# mean width of a letter, relative to the size of the font
+BOLD_LETTER, SMALL_LETTER = 0.643, 0.54
 CAPTION_SPACING = 1.35  # distance of lines, relative to the size of the font
 
 

@@ -132,13 +132,13 @@ ORDER_OPERATIONS: dict[str, Rule] = {
 #
 #     Δm = (1 − w) Δa + w Δb        w = the slope of relu at b − a
 #
-# The shares of tied values are equal, as in torch. m − a and b − m are sums of terms of
-# one sign.
+# The shares of tied values are equal, as in torch.
+# m − a and b − m are sums of terms of one sign.
 
 
 def scatter_reduce(call: Call) -> Result:
-    """Return the difference of `scatter_reduce`, which reduces values into a tensor by
-    index."""
+    """Return the difference of `scatter_reduce`,
+    which reduces values into a tensor by index."""
     how = call.args[4]
     if how in ("sum", "mean"):
         return join(call)
@@ -164,9 +164,9 @@ def scatter_reduce(call: Call) -> Result:
         counts = (scatter(torch.ones_like(written.start)) == 0).to(kind)
 
     def shares(result: Tensor, own: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weight of each value of the target, and of each value of the
-        source, in the
-        maximum: 1/k for each of the k values that are equal to the maximum, 0 for others.
+        """Return the weights of the values of the target and of the source.
+
+        Each of the k values that equal the maximum has the weight 1/k, others 0.
         """
         of_target = (own == result) * counts
         of_source = (values == gather(result)).to(kind)
@@ -180,8 +180,8 @@ def scatter_reduce(call: Call) -> Result:
     def missed(
         result: Tensor, own: Tensor, values: Tensor, share: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Return the mean distance between the largest value and the values with these
-        shares."""
+        """Return the mean distance between the largest value and the values
+        with these shares."""
         return share[0] * (result - own).abs() + scatter(
             share[1] * (gather(result) - values).abs()
         )
@@ -274,15 +274,15 @@ def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
 
 
 def as_numbers(mask: Ends, shape: torch.Size, dtype: torch.dtype) -> Ends:
-    """Convert a mask to zeros and ones, so that the mean over start and end can be
-    ½."""
+    """Convert a mask to zeros and ones, so that the mean over start
+    and end can be ½."""
     start, end = (value.expand(shape).to(dtype) for value in (mask.start, mask.end))
     return Ends(start, end, mask.delta, mask.from_weights, mask.from_inputs)
 
 
 def compare(call: Call) -> Tensor:
-    """Return Δm = (m₁ − m₀)/(d₁ − d₀) (Δa − Δb) for a comparison m = [a < b], with d =
-    a − b."""
+    """Return Δm = (m₁ − m₀)/(d₁ − d₀) (Δa − Δb) for a comparison m = [a < b],
+    with d = a − b."""
     left, right = call.args
     sides = [value for value in (left, right) if isinstance(value, Ends)]
     kind = next(value.delta.dtype for value in sides if value.delta is not None)
@@ -317,16 +317,15 @@ MASKS: dict[str, Rule] = {
 
 
 def max_pool(call: Call) -> Result:
-    """Return the difference of the maximum of each window, by a tournament of shifted
-    copies."""
+    """Return the difference of the maximum of each window,
+    by a tournament of shifted copies."""
     value = call.expanded(call.args[0])
     window = call.args[1]
     how = call.arguments
     space = value.start.dim() - 2
     window, stride, padding, dilation = (
-        numbers * space
-        if len(numbers) == 1
-        else numbers  # one number for each dimension
+        # one number for each dimension
+        numbers * space if len(numbers) == 1 else numbers
         for numbers in (
             window,
             how["stride"] or window,
@@ -371,16 +370,16 @@ def max_pool(call: Call) -> Result:
 
 
 def adaptive_max_pool(call: Call) -> Result:
-    """Return the difference of the maximum of each window, axis by axis. Windows may
-    differ in
-    length: shorter ones repeat their last element.
+    """Return the difference of the maximum of each window, axis by axis.
+
+    Windows may differ in length: shorter ones repeat their last element.
     """
     best = call.expanded(call.args[0])
     for axis, count in enumerate(
         call.args[1], start=best.start.dim() - len(call.args[1])
     ):
-        # Compute the indices of the elements in each window; shorter windows repeat the
-        # last one
+        # Compute the indices of the elements in each window;
+        # shorter windows repeat the last one
         size = best.start.shape[axis]
         ends = [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
         longest = max(stop - start for start, stop in ends)

@@ -384,9 +384,10 @@ def slope_between(
 
 
 def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of a piecewise linear function.
-    It is σ′(z₀) if Δσ = σ′(z₀) Δz up to
-    rounding: no kink lies between z₀ and z₁. Otherwise it is the quotient.
+    """Return the slope of a piecewise linear function between z₀ and z₁.
+
+    It is σ′(z₀) if Δσ = σ′(z₀) Δz up to rounding: no kink lies between z₀ and z₁.
+    Otherwise it is the quotient.
     """
     start = function(z0)
     end = function(z1)

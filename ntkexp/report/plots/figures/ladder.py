@@ -24,9 +24,8 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     rows = [row for row in rows if math.isfinite(row.relative_error or 0.0)]
     if not rows:
         return None
-    rows.sort(
-        key=lambda row: row.control
-    )  # controls last; a stable sort keeps the other order
+    # controls last; a stable sort keeps the other order
+    rows.sort(key=lambda row: row.control)
     names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
     exact = {id(row): likeness(row) is Likeness.EXACT for row in rows}
     controls = {row.machine for row in rows if row.control}

@@ -50,9 +50,8 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     for axes in panels[len(machines) :]:
         axes.set_axis_off()
     for axes in panels[len(machines) - across : len(machines)]:
-        axes.tick_params(
-            labelbottom=True
-        )  # the lowest panel of each column has tick labels
+        # the lowest panel of each column has tick labels
+        axes.tick_params(labelbottom=True)
     names = [str(name).replace("_", "-") for name in run.data.get(OUT_NAME, ["output"])]
     what = names[0] if len(names) == 1 else "measure"
     for axes in panels[len(machines) - across : len(machines)]:
@@ -104,9 +103,8 @@ def scatter(
             rasterized=network.size > MAX_VECTOR_POINTS,
         )
     axes.set(xlim=limits, ylim=limits, aspect="equal")
-    outside = (outputs < limits[0]) | (
-        outputs > limits[1]
-    )  # False where there is no output
+    # False where there is no output
+    outside = (outputs < limits[0]) | (outputs > limits[1])
     if outside.any():
         text = f"{outside.sum()} outside"
         axes.text(
