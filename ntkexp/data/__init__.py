@@ -4,6 +4,7 @@ Each module imports only from the modules listed before it:
 
     base        examples, splits, and the abstract source
     synthetic   generated data
+    arrays      a user's arrays
     table       a user's table, and small data sets in the package
     images      sets of labelled images
     sequence    sentences of tokens, and tasks one after another
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from ntkexp.naming import classes_of
 
 if TYPE_CHECKING:
+    from ntkexp.data.arrays import Arrays as Arrays
     from ntkexp.data.base import AbstractSource as AbstractSource
     from ntkexp.data.base import Examples as Examples
     from ntkexp.data.images import CIFAR10 as CIFAR10

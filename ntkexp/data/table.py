@@ -444,9 +444,10 @@ class Table(AbstractSource):
     def examples(self, generator: torch.Generator) -> Examples:
         suffix = require_file(self.path).suffix.lower()
         if suffix not in self.readers:
+            hint = "; data=arrays reads NPZ files" if suffix == ".npz" else ""
             raise Mistake(
                 f"{quoted(self.path)} ends in {suffix!r}; a table ends in "
-                f"{' or '.join(self.readers)}"
+                f"{' or '.join(self.readers)}{hint}"
             )
         grid = self.readers[suffix](self.path)
         grid.check(self.target)
