@@ -29,6 +29,7 @@ Each map takes one vector, or many along leading axes.
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -140,6 +141,11 @@ class LinearMap(torch.autograd.Function):
         zero_shape: Sequence[int] | None,
     ) -> tuple[Tensor, int]:
         return apply_linear(delta.movedim(in_dims[0], 0), linear, transpose), 0
+
+
+# torch inspects the signature of `forward` at every call, which takes longer than small
+# products. `inspect.signature` returns this attribute at once.
+LinearMap.forward.__signature__ = inspect.signature(LinearMap.forward)  # type: ignore[attr-defined]
 
 
 class NoRule(Mistake):
