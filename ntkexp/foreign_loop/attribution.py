@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ntkexp.allocator import is_large, release_memory
 from ntkexp.foreign_loop.batch_gradients import TermGradients
 from ntkexp.foreign_loop.batch_norm import numbers_of
 from ntkexp.foreign_loop.call import ModelCall, facts_of, weights_of_calls
@@ -28,7 +29,6 @@ from ntkexp.foreign_loop.clipping import ASK_SAME_LOSSES, Factors, bound_of, mul
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs, StepSummands
-from ntkexp.foreign_loop.outside import is_large, release_memory
 from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.value_clipping import GradientFactors, gradient_factors

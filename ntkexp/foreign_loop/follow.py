@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ntkexp.allocator import memory_kept, release_memory
 from ntkexp.foreign_loop.again import AlteredLoop, altered_loop
 from ntkexp.foreign_loop.arguments import (
     FollowOptions,
@@ -35,12 +36,7 @@ from ntkexp.foreign_loop.first_step import FirstStepProof
 from ntkexp.foreign_loop.known_optimizers import known_optimizer
 from ntkexp.foreign_loop.measure import Measure, gathered_queries
 from ntkexp.foreign_loop.model_function import CalledModule, evaluate_at_queries
-from ntkexp.foreign_loop.outside import (
-    memory_kept,
-    named_tensors,
-    release_memory,
-    same_values,
-)
+from ntkexp.foreign_loop.outside import named_tensors, same_values
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.running_loop import FollowedLoop, RunningLoop
 from ntkexp.foreign_loop.step import AbstractStore

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ntkexp.allocator import release_memory
 from ntkexp.foreign_loop.first_step import FirstStepProof
-from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.pending_calls import PendingCalls
 from ntkexp.foreign_loop.rule import (
     AbstractOptimizerRule,

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.allocator import memory_kept, release_memory
 from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
@@ -47,7 +48,7 @@ from ntkexp.foreign_loop.loop_sums import (
 )
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.model_function import CalledModule
-from ntkexp.foreign_loop.outside import memory_kept, outside_sentence, release_memory
+from ntkexp.foreign_loop.outside import outside_sentence
 from ntkexp.foreign_loop.positions import Positions, positions_of
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.run_folder import write_run

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from ntkexp.allocator import memory_kept
 from ntkexp.config.build import build
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import canonical, files_of, identity
@@ -148,6 +149,7 @@ def train_and_write(
     with live_log(request, saved) as log:
         with (
             clock.times("run"),
+            memory_kept(problem.weights.values()),
             listen(request, setting, saved, threads, clock, log) as listener,
         ):
             outcome = run(setting, listener, saved["run"] if saved else None)

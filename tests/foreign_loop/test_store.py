@@ -562,7 +562,7 @@ KEPT = """
 import torch
 from ctypes import CDLL, Structure, c_size_t
 from ntkexp import follow
-from ntkexp.foreign_loop.outside import memory_kept
+from ntkexp.allocator import memory_kept
 
 class Mallinfo(Structure):  # `mapped` are the bytes that go back when they are freed
     _fields_ = [(name, c_size_t) for name in ("a", "b", "c", "d", "mapped", "f", "g", "h", "i", "j")]

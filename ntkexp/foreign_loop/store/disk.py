@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ntkexp.allocator import release_memory
 from ntkexp.capacity import MemoryBudget, require_disk
 from ntkexp.foreign_loop.call import Autocast, Circumstances, ModelCall
 from ntkexp.foreign_loop.example_losses import (
@@ -28,7 +29,7 @@ from ntkexp.foreign_loop.example_losses import (
 )
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.known_optimizers import KnownOptimizer
-from ntkexp.foreign_loop.outside import Outside, release_memory
+from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signatures, Signed, distance
 from ntkexp.foreign_loop.step import (
     AbstractSteps,
