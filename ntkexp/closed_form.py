@@ -222,9 +222,8 @@ def held_out(
     >>> [round(float(value), 12) for value in held_out(modes_of(theta), 0.0, y, folds(2, 2))]
     [2.0, 1.0]
     """
-    inverse_root = modes.vectors * FOREVER(
-        modes.values + ridge
-    )  # R⁻¹ = inverse_root Vᵀ
+    # R⁻¹ = inverse_root Vᵀ
+    inverse_root = modes.vectors * FOREVER(modes.values + ridge)
     coefficients = modes.at(FOREVER, ridge)(targets)  # R⁻¹ y
     predicted = torch.empty_like(targets)
     for fold in folds:

@@ -42,9 +42,8 @@ class EnsembleProblem:
     points sorted by position."""
 
     inputs: Float[Tensor, "point *shape"]
-    places: Float[
-        Tensor, " point"
-    ]  # position of each point on the line, or angle on the circle
+    # position of each point on the line, or angle on the circle
+    places: Float[Tensor, " point"]
     targets: Float[Tensor, "point out"]
     train: int  # number of training examples
     axis: str  # label of the positions: input or angle
@@ -181,9 +180,8 @@ def stacked(modules: Sequence[nn.Module]) -> StackedNetworks:
 # in all layers or only in the readout.
 
 
-WEIGHTS_AT_ONCE = (
-    1 << 22
-)  # maximum number of weights of networks that are trained together
+# maximum number of weights of networks that are trained together
+WEIGHTS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -278,15 +276,13 @@ class EnsembleTraining:
 # vanishes, so any effect of finite width would be many standard errors.
 
 
-LEAST_DEVIATION = (
-    0.1  # minimum deviation σ at a compared point, relative to σ before training
-)
+# minimum deviation σ at a compared point, relative to σ before training
+LEAST_DEVIATION = 0.1
 SIMULATED_ENSEMBLES = 999  # so the resolution of p-values is 0.001
 REJECTION_LEVEL = 0.05  # smaller p-values reject the process
 NUMBERS_AT_ONCE = 1 << 21  # numbers in one batch of simulated ensembles
-SMALL_EIGENVALUE = (
-    1e-5  # axes with a smaller share of the total variance are not simulated
-)
+# axes with a smaller share of the total variance are not simulated
+SMALL_EIGENVALUE = 1e-5
 
 
 @dataclass(frozen=True)

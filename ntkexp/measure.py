@@ -172,9 +172,8 @@ class Margin(AbstractNumber):
     ) -> Float[Tensor, " example"]:
         if outputs.shape[1] == 1:
             return (outputs * targets.sign())[:, 0]
-        order = targets.argsort(
-            1
-        )  # the query's class comes last: its target is the largest
+        # the query's class comes last: its target is the largest
+        order = targets.argsort(1)
         output_of_class = outputs.gather(1, order[:, -1:])
         largest_other = outputs.gather(1, order[:, :-1]).amax(1, keepdim=True)
         return (output_of_class - largest_other)[:, 0]

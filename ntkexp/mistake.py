@@ -172,7 +172,8 @@ def as_float(value: object) -> float:
         ValueError,
         OverflowError,
         RuntimeError,
-    ):  # tensors raise RuntimeError
+    ):
+        # tensors raise RuntimeError
         return nan
 
 

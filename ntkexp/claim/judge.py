@@ -331,9 +331,8 @@ def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
     finding = judge_table(look, table)
     if "state" not in measured.table:
         return table, finding
-    states = measured.table["state"].fillna(
-        "done"
-    )  # rows of a trial have no column `state`
+    # rows of a trial have no column `state`
+    states = measured.table["state"].fillna("done")
     failed = measured.table[states != "done"]
     if len(failed):
         reason = next(filter(None, map(str, failed["reason"])), "they are not finished")
@@ -356,9 +355,8 @@ def judge_table(look: Look, table: pd.DataFrame) -> Finding:
     seeds = f"judged with {len(look.seeds_now)} of {len(look.seeds)} seeds"
     interval = f"{100 * (1 - look.level):.3g} % intervals"
     if look.after("undecided") is not look:
-        finding = replace(
-            finding, more=None
-        )  # the next stage already plans further seeds
+        # the next stage already plans further seeds
+        finding = replace(finding, more=None)
     return finding.noting(f"{seeds}, {interval}", finding.note)
 
 

@@ -64,9 +64,8 @@ def batched_map(
         mapped: Mapped = vmap(function, chunk_size=chunk_size, randomness="same")(
             *arguments
         )
-    except (
-        RuntimeError
-    ):  # if the function itself is wrong, `one_by_one` raises the error again
+    except RuntimeError:
+        # if the function itself is wrong, `one_by_one` raises the error again
         return one_by_one(function, *arguments)
     return mapped
 

@@ -125,9 +125,8 @@ class Caveats:
 
     # growth of the adjoint a of the weights, from the last step back: max_s ‖a_s‖/‖a_T‖
     growth: float
-    agreement: float | None = (
-        None  # of the two halves of a removal; None if not measured
-    )
+    # of the two halves of a removal; None if not measured
+    agreement: float | None = None
     kinks: Sequence[str] = ()  # operations and losses with a discontinuous derivative
     eps: float | None = None  # ε of an adaptive optimizer
 

@@ -81,9 +81,8 @@ class StateAdjoint:
 
     weights: Float[Tensor, "vector weight"]  # a = ∂F/∂θ, for the weights θ
     memory: Tensor | None = None  # b = −∂F/∂m, for the momentum m
-    latest: Tensor | None = (
-        None  # d = ∂F/∂u, for u = √v of adaptive optimizers such as Adam
-    )
+    # d = ∂F/∂u, for u = √v of adaptive optimizers such as Adam
+    latest: Tensor | None = None
     largest: Tensor | None = None  # e = ∂F/∂t, for AMSGrad's running maximum t
 
     def pull_back(
@@ -357,9 +356,8 @@ class Change:
     examples: Int[Tensor, " left"]
     weight_slice: slice
     weights: Float[Tensor, "left part"]
-    memory: Float[
-        Tensor, "left part"
-    ]  # −(m⁻ⁱ − m) for the momentum m, as its adjoint is −b
+    # −(m⁻ⁱ − m) for the momentum m, as its adjoint is −b
+    memory: Float[Tensor, "left part"]
     latest: Float[Tensor, "left part"] | None
     largest: Float[Tensor, "left part"] | None
 
@@ -652,9 +650,8 @@ class ChunkedSweep:
     norms: Float[Tensor, " moment"] | None = None
     done: int = 0  # number of completed chunks
     sweep: AdjointSweep | None = None  # the sweep of the current chunk
-    saved: Mapping[str, Any] | None = (
-        None  # state of the current sweep, from a checkpoint
-    )
+    # state of the current sweep, from a checkpoint
+    saved: Mapping[str, Any] | None = None
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
         """Run the remaining steps. After each,

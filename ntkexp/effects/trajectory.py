@@ -100,14 +100,12 @@ class TakenBatch:
     """
 
     examples: Int[Tensor, " row"]  # the index of the example of each row
-    shares: Float[
-        Tensor, " row"
-    ]  # κ, the shares in the loss: 1/|B| in a mean over a batch B
+    # κ, the shares in the loss: 1/|B| in a mean over a batch B
+    shares: Float[Tensor, " row"]
     # θ ↦ ℓᵢ(θ), twice differentiable
     losses: Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]
-    is_mean: bool = (
-        True  # True for a mean: without an example, the shares of the others grow
-    )
+    # True for a mean: without an example, the shares of the others grow
+    is_mean: bool = True
     # κ/w, the shares divided by the weights w of the examples; None: w = 1
     per_weight: Float[Tensor, " row"] | None = None
     # the count of each row in the mean: 1, a class weight or a number of tokens
@@ -145,13 +143,11 @@ class Denominator:
     mean: Tensor  # m, the momentum
     second_moment: Tensor  # u² after the step
     second_moment_before: Tensor
-    max_second_moment: Tensor | None = (
-        None  # t², the largest u² so far (AMSGrad); None: t = u
-    )
+    # t², the largest u² so far (AMSGrad); None: t = u
+    max_second_moment: Tensor | None = None
     max_second_moment_before: Tensor | None = None
-    max_slope: Tensor | None = (
-        None  # ∂t/∂u; None: 1 where u exceeds the earlier t, else 0
-    )
+    # ∂t/∂u; None: 1 where u exceeds the earlier t, else 0
+    max_slope: Tensor | None = None
 
     @property
     def t(self) -> Tensor:

@@ -36,9 +36,8 @@ from ntkexp.engine.base import (
 FORKS = multiprocessing.get_context("forkserver")
 WATCH = "ntkexp.engine.orphan"
 PRELOADED = ["ntkexp.engine.local"]
-REPEAT_SECONDS = (
-    1.0  # interval between repeated interrupts, for processes that were still starting
-)
+# interval between repeated interrupts, for processes that were still starting
+REPEAT_SECONDS = 1.0
 
 
 def cores() -> int:

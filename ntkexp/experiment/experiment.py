@@ -214,7 +214,6 @@ def memory_limit(device: str) -> float:
         return GPU_MEMORY_SHARE * torch.mps.recommended_max_memory() / 1e9
     if not hasattr(module, "mem_get_info"):
         return DEFAULT_MEMORY_GB
-    _, total = module.mem_get_info(
-        kind.index
-    )  # an index of None means the current device
+    # an index of None means the current device
+    _, total = module.mem_get_info(kind.index)
     return GPU_MEMORY_SHARE * float(total) / 1e9

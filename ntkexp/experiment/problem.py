@@ -152,9 +152,8 @@ def draw_network(
 # half a minute on two cores.
 MAX_LIMIT_WORK = 2 * 10**9
 NUMBERS_PER_PAIR = 4  # numbers in memory for each pair of points
-LIMIT_MEMORY_PARTS = (
-    4  # the kernels at infinite width may take this part (1/4) of the memory
-)
+# the kernels at infinite width may take this part (1/4) of the memory
+LIMIT_MEMORY_PARTS = 4
 
 
 def limit_kernels(

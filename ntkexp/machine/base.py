@@ -24,9 +24,8 @@ class Repeated(NamedTuple):
     X) a + (ρ − 1) J·θ_0."""
 
     coefficients: Float[Tensor, "train out"]  # a
-    remaining: Float[
-        Tensor, ""
-    ]  # ρ: decay multiplies the initial weights by this factor
+    # ρ: decay multiplies the initial weights by this factor
+    remaining: Float[Tensor, ""]
 
 
 Repeat: TypeAlias = Callable[
@@ -133,9 +132,8 @@ class RunMatrices:
     paths: Mapping[str, PathKernel]
     kernel_start: Float[Tensor, "query out kept out_"]
     kernel_end: Float[Tensor, "query out kept out_"]
-    initial_weight_term: Float[
-        Tensor, "query out"
-    ]  # J(θ_0)·θ_0 if there is weight decay
+    # J(θ_0)·θ_0 if there is weight decay
+    initial_weight_term: Float[Tensor, "query out"]
     read: slice  # the points for which 𝒦 and 𝒮 have rows: all, or all but the training examples
     # the points with a path kernel 𝒦 and contributions 𝒮
     attributed: Bool[Tensor, " query"]
@@ -220,9 +218,8 @@ class AbstractMachine(Component):
     explain the network, so reports never name it as the nearest kernel machine."""
 
     control: ClassVar[bool] = False
-    needs_limit: ClassVar[bool] = (
-        False  # True if the machine uses the kernels at infinite width
-    )
+    # True if the machine uses the kernels at infinite width
+    needs_limit: ClassVar[bool] = False
 
     @abstractmethod
     def predict(self, matrices: RunMatrices) -> Prediction:

@@ -66,9 +66,8 @@ class Region:
     """A split: its points, and the norms that determine the size of rounding errors."""
 
     points: slice
-    norms: Float[
-        Tensor, "term point"
-    ]  # norms of the terms that add up to f, at each point
+    # norms of the terms that add up to f, at each point
+    norms: Float[Tensor, "term point"]
 
 
 def try_machine(

@@ -189,9 +189,8 @@ def fitted_coefficients(matrices: RunMatrices) -> Float[Tensor, "train out"]:
     parts = matrices.path.contributions[points].flatten(0, 1).t()[..., None]
     if not (kernel.isfinite().all() and parts.isfinite().all()):
         raise DoesNotApply("the path kernel among the training examples is not finite")
-    fitted: Tensor = torch.linalg.pinv(kernel) @ parts.to(
-        kernel.dtype
-    )  # 𝒮 is in float64
+    # 𝒮 is in float64
+    fitted: Tensor = torch.linalg.pinv(kernel) @ parts.to(kernel.dtype)
     return fitted[..., 0]
 
 

@@ -132,9 +132,8 @@ class AbstractAdaptive(AbstractBatched):
 
     step_size: PositiveFloat
 
-    remembers: ClassVar[bool] = (
-        True  # the forward sum needs one step size for all weights
-    )
+    # the forward sum needs one step size for all weights
+    remembers: ClassVar[bool] = True
     records: ClassVar[tuple[str, ...]] = ("square",)
     elementwise: ClassVar[bool] = True
 

@@ -49,9 +49,8 @@ class BackwardStep:
 
     start: Weights  # θ_s, the weights before the step
     difference: Weights  # θ_{s+1} − θ_s
-    linear: Mapping[
-        str, LinearStep
-    ]  # the optimizer's linear step for each parameter that changed
+    # the optimizer's linear step for each parameter that changed
+    linear: Mapping[str, LinearStep]
     # Jᵢ at the weights of the model call, or Jᵢᵀℓ′ᵢ as the Jacobian of one output
     right: Sequence[Jacobian]
     factor: Mapping[str, float] | None = None  # c, by parameter; None: 1
@@ -88,9 +87,8 @@ class BackwardSum:
     adjoint: Adjoint | None = None  # U; None before the first step is added
     # β of the step that was added last
     momentum_decay: Mapping[str, float] = field(default_factory=dict)
-    mixed: set[str] = field(
-        default_factory=set
-    )  # parameters with a map M in any step so far
+    # parameters with a map M in any step so far
+    mixed: set[str] = field(default_factory=set)
     saved: Sequence[Tensor] = ()  # the tensors of U from a checkpoint
     components: Sequence[Collection[str]] = ()
 

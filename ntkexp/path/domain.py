@@ -43,9 +43,8 @@ class Domain:
     # the components by which contributions are split
     components: Components = field(default_factory=dict)
     spills: bool = False  # True if the contributions do not fit into memory
-    scratch: Path | None = (
-        None  # the folder for contributions that do not fit into memory
-    )
+    # the folder for contributions that do not fit into memory
+    scratch: Path | None = None
 
     @property
     def summed_points(self) -> slice:

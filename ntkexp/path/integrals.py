@@ -50,9 +50,8 @@ class Tally:
     outputs: float = 0.0  # ‖f(θ_{s+1})‖², at the weights after the step
     contribution_mass: float = 0.0  # Σ|Δ𝒮ᵢ|, over examples i and points
     contribution_sum: float = 0.0  # Σ|Σᵢ Δ𝒮ᵢ|, over points
-    kernel_squares: float = (
-        0.0  # ‖ηK_s‖², for the step size η and the kernel K_s of the step
-    )
+    # ‖ηK_s‖², for the step size η and the kernel K_s of the step
+    kernel_squares: float = 0.0
     kernels: bool = True  # False if only contributions are computed
 
     def add(
@@ -314,9 +313,8 @@ class StepTotals(Resumable):
     ((0, 2, 3), [3.0, 3.0])
     """
 
-    zero: Float[
-        Tensor, "query out *component"
-    ]  # zeros, and NaN at points without contributions
+    # zeros, and NaN at points without contributions
+    zero: Float[Tensor, "query out *component"]
     max_stretches: (
         int  # maximum number of stretches; even, so that all can be merged in pairs
     )

@@ -47,9 +47,8 @@ class AbstractIntegration(ABC):
     """
 
     path: Path
-    passes: ClassVar[int] = (
-        1  # number of passes over the path; if 1, additional points are cheap
-    )
+    # number of passes over the path; if 1, additional points are cheap
+    passes: ClassVar[int] = 1
 
     @property
     @abstractmethod

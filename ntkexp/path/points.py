@@ -41,17 +41,15 @@ class Points:
 
     reader: Reader
     inputs: Float[Tensor, "point *shape"]
-    targets: Float[Tensor, "point out"] | None = (
-        None  # set if the explained measure needs targets
-    )
+    # set if the explained measure needs targets
+    targets: Float[Tensor, "point out"] | None = None
     train: int
     block: int
     keeps_tapes: (
         bool  # True: cache the tapes at the start and the end of the latest step
     )
-    chosen: tuple[int, ...] | None = (
-        None  # outputs with path kernels and contributions; None: all
-    )
+    # outputs with path kernels and contributions; None: all
+    chosen: tuple[int, ...] | None = None
     kernels: Kernels = "all"
     cache: list[tuple[Weights, dict[int, Tape]]] = field(
         default_factory=list, repr=False
@@ -273,13 +271,11 @@ class NetworkView:
         def times_kernel(
             vector: Float[Tensor, "train out"],
         ) -> Float[Tensor, "train out"]:
-            gradient = total_gradient(
-                self.loss_gradients(vector), self.weights
-            )  # v → Jᵀv
+            # v → Jᵀv
+            gradient = total_gradient(self.loss_gradients(vector), self.weights)
             tapes = self.tapes(self.points.train_blocks)
-            rows = [
-                self.points.reader.applied(tape, gradient) for tape in tapes
-            ]  # → JJᵀv
+            # → JJᵀv
+            rows = [self.points.reader.applied(tape, gradient) for tape in tapes]
             return torch.cat(rows) * inside
 
         vectors = random_vectors(self.train_outputs.shape, 0, self.train_outputs)

@@ -136,9 +136,8 @@ class Adaptive(AbstractTimetable):
         self.taken += 1
         wanted = step + 1
         if self.latest is not None:
-            changed = float(
-                (kernel - self.latest).norm() / self.latest.norm()
-            )  # relative change δ
+            # relative change δ
+            changed = float((kernel - self.latest).norm() / self.latest.norm())
             growth = 1 / MAX_WAIT_GROWTH
             if changed == 0:
                 growth = MAX_WAIT_GROWTH

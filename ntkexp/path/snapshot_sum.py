@@ -104,9 +104,8 @@ class SnapshotInterval(NamedTuple):
 
     first: Weight
     second: Weight
-    middle: (
-        Float[Tensor, "train out_"] | None
-    )  # Σ_s φ_k(s) η_s ℓ′(s), for e; None if k is even
+    # Σ_s φ_k(s) η_s ℓ′(s), for e; None if k is even
+    middle: Float[Tensor, "train out_"] | None
     position: float  # time of K_k, on a scale from 0 at K_{k−1} to 1 at K_{k+1}
     end: int  # the step after the last step of the interval
 
@@ -119,9 +118,8 @@ class Track(Resumable):
     integrals: Integrals
     totals: StepTotals  # one sum per interval between snapshots
     latest: Float[Tensor, "query out train out_"]  # K_k, the latest snapshot
-    pulled: Float[
-        Tensor, "query out"
-    ]  # λJ·θ, the term of weight decay, at the snapshot K_k
+    # λJ·θ, the term of weight decay, at the snapshot K_k
+    pulled: Float[Tensor, "query out"]
     before: Float[Tensor, "query out train out_"]  # K_{k−1}
     error: Float[Tensor, "query out train"]  # e, the estimated error
 

@@ -64,13 +64,11 @@ class Step:
     # factor of each parameter's step size; 1 if missing
     factors: Mapping[str, float] = field(default_factory=dict)
     weight_decay: float = 0.0
-    memory: Memory = field(
-        default_factory=dict
-    )  # state of the optimizer, after the step
+    # state of the optimizer, after the step
+    memory: Memory = field(default_factory=dict)
     clipping: float = 1.0
-    curve: Curve | None = (
-        None  # arcs of a gradient flow; None: the step is a straight line
-    )
+    # arcs of a gradient flow; None: the step is a straight line
+    curve: Curve | None = None
 
     @cached_property
     def segment(self) -> Segment:

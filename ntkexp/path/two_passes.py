@@ -113,9 +113,8 @@ class FinerPass:
     integrals: Integrals
     sample: Int[Tensor, " sample"]  # indices into the list of attributed points
     richardson_factor: float  # the error divided by 𝒮_2n − 𝒮_n: 4/3
-    rows: Int[Tensor, " chosen"] | None = (
-        None  # indices into `sample`, of the chunk's points
-    )
+    # indices into `sample`, of the chunk's points
+    rows: Int[Tensor, " chosen"] | None = None
     points: Points | None = None  # the points at `rows`
     sum: BackwardSum = field(default_factory=BackwardSum)
 
@@ -335,9 +334,8 @@ class TwoPasses(AbstractAccumulator):
     domain: Domain
     recording: Recording
     second: SecondPass | None = None
-    saved: Mapping[str, Any] | None = (
-        None  # state of the backward pass from a checkpoint
-    )
+    # state of the backward pass from a checkpoint
+    saved: Mapping[str, Any] | None = None
     finished_phases: list[PhaseEnd] = field(default_factory=list)
 
     @property

@@ -361,14 +361,12 @@ class Breakdown:
     """The shares of examples and steps in the actual change of chosen outputs."""
 
     before: Float[Tensor, " chosen"]  # the outputs after the first training run
-    actual: Float[
-        Tensor, " chosen"
-    ]  # the change from the first to the second training run
+    # the change from the first to the second training run
+    actual: Float[Tensor, " chosen"]
     shares: Float[Tensor, "chosen train"]
     by_step: Float[Tensor, "chosen step"]
-    magnitude: Float[
-        Tensor, " chosen"
-    ]  # M, the summed magnitudes of all terms (see above)
+    # M, the summed magnitudes of all terms (see above)
+    magnitude: Float[Tensor, " chosen"]
     growth: float  # largest norm of the adjoint, relative to its norm at the end of training
     emptied: int  # number of steps with an empty batch, because all its examples are left out
 

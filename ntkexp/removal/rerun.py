@@ -55,9 +55,8 @@ from ntkexp.text import short
 # makes the gradient smaller.
 
 
-VECTORS_PER_DIRECTION = (
-    12  # weight vectors in memory during the backward pass of one output
-)
+# weight vectors in memory during the backward pass of one output
+VECTORS_PER_DIRECTION = 12
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,8 @@ class Rerun(TrainingRecipe):
     inputs: Float[Tensor, "train *shape"]
     length: int
     budget: MemoryBudget = DEFAULT_MEMORY
-    renormalises: bool = (
-        True  # True: the mean is over the remaining examples of the batch
-    )
+    # True: the mean is over the remaining examples of the batch
+    renormalises: bool = True
 
     def __post_init__(self) -> None:
         if self.optimizer.flows:
@@ -359,9 +357,8 @@ class RerunAt(AbstractRetraining):
     rerun: Rerun
     inputs: Float[Tensor, "point *shape"]
     outs: Sequence[int] | None = None  # None: all
-    end: Float[Tensor, " weight"] | None = (
-        None  # final weights of the original run, if available
-    )
+    # final weights of the original run, if available
+    end: Float[Tensor, " weight"] | None = None
 
     @property
     def unit_weights(self) -> Float[Tensor, " example"]:

@@ -49,9 +49,8 @@ class BreakdownEntry:
     out: int
     output: str
     before: float
-    predicted: (
-        float | None
-    )  # change of the output, as the sum of single-example leave-out effects
+    # change of the output, as the sum of single-example leave-out effects
+    predicted: float | None
     actual: float
     places: tuple[int, ...]
     names: tuple[str, ...]

@@ -93,9 +93,8 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
         figure = figure_of(run, draw)
         if figure is not None:
             content = png(figure)
-            width, height = struct.unpack(
-                ">II", content[16:24]
-            )  # IHDR, the first chunk of a PNG
+            # IHDR, the first chunk of a PNG
+            width, height = struct.unpack(">II", content[16:24])
             image = Summary.Image(
                 width=width, height=height, encoded_image_string=content
             )

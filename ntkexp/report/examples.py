@@ -26,9 +26,8 @@ class Example:
     shown: NDArray[np.generic]  # pixels, tokens or features
     # for an example of a followed loop, its words or first features; else None
     text: str | None = None
-    phase: int | None = (
-        None  # training phase, counted from 1; None if data come in no phases
-    )
+    # training phase, counted from 1; None if data come in no phases
+    phase: int | None = None
 
     @property
     def label(self) -> str:

@@ -90,14 +90,12 @@ class Explanation:
     prediction: float
     start: float
     sum: float
-    no_example: Mapping[
-        str, float
-    ]  # parts that no example caused, by the keys of `NO_EXAMPLE`
+    # parts that no example caused, by the keys of `NO_EXAMPLE`
+    no_example: Mapping[str, float]
     rest: float
     parts: tuple[Part, ...]  # the strongest first
-    left_out_is_actual: bool = (
-        False  # True if retraining measured `left_out`, False if predicted
-    )
+    # True if retraining measured `left_out`, False if predicted
+    left_out_is_actual: bool = False
     warning: str = ""  # reason to withhold the leave-out effects
     movement: Movement | None = None
     predicted: str = ""  # the predicted class; empty without classes

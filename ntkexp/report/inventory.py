@@ -113,9 +113,8 @@ def list_runs(folder: Path) -> list[ListedRun]:
             runs.append(ListedRun(path, state, flatten_config(run.config), outcome))
         except Mistake as mistake:
             runs.append(ListedRun(path, state, {}, str(mistake)))
-        except (
-            Exception
-        ) as error:  # one broken folder must not prevent listing the others
+        except Exception as error:
+            # one broken folder must not prevent listing the others
             reason = (
                 f"{path} cannot be read ({type(error).__name__}: {first_line(error)})"
             )

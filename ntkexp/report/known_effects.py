@@ -40,9 +40,8 @@ class KnownEffects:
     outs: tuple[int, ...]  # labels of the axis `out`
     check: LeaveOut | None
     agreement: Agreement | None
-    is_actual: bool = (
-        False  # True if `predicted` was measured by retraining without each example
-    )
+    # True if `predicted` was measured by retraining without each example
+    is_actual: bool = False
 
     def at(self, query: int, out: int) -> tuple[Array, bool] | None:
         """Return the effects on one output, [example],
@@ -90,9 +89,8 @@ def known_effects(run: Run) -> KnownEffects | None:
     path = run.sealed(STORE)
     refuse_odd_leave_out(path, run.axes.lengths, len(run.outs))
     check = read_leave_out(path)
-    growth = (
-        1.0 if is_actual else float(facts.get("growth") or inf)
-    )  # JSON has no infinity
+    # JSON has no infinity
+    growth = 1.0 if is_actual else float(facts.get("growth") or inf)
     return KnownEffects(
         predicted, run.outs, check, agreement_of(check, growth), is_actual
     )

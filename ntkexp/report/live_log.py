@@ -28,9 +28,8 @@ from ntkexp.records.results import Result
 
 PLACE = Path("tensorboard")
 NAME = "events.out.tfevents."  # TensorBoard needs `tfevents` in the name; a suffix distinguishes files
-EVENT_VERSION = (
-    "brain.Event:2"  # the version of the file format, written in the first event
-)
+# the version of the file format, written in the first event
+EVENT_VERSION = "brain.Event:2"
 
 PROJECT = "ntkexp"
 """The default project (Weights & Biases) or experiment (MLflow)."""
@@ -221,9 +220,8 @@ class TensorBoard(AbstractLog):
         if key is None:  # a new log replaces the logs of earlier runs in this folder
             for other in event_files(folder):
                 (folder / other).unlink()
-        path = (
-            place / f"{NAME}{time.time_ns()}"
-        )  # the name sorts after the names of earlier files
+        # the name sorts after the names of earlier files
+        path = place / f"{NAME}{time.time_ns()}"
         self.file = path.open("xb")
         self.records = RecordWriter(self.file)
         self.add(file_version=EVENT_VERSION)

@@ -191,9 +191,8 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     for folder in folders:
         unique.setdefault(Path(os.path.realpath(folder)), folder)
     runs: dict[Path, Run] = {}
-    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(
-        list
-    )  # runs by sweep and state
+    # runs by sweep and state
+    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(list)
     for folder, run in zip(unique.values(), load_runs(unique.values()), strict=True):
         if not isinstance(run, Mistake):
             runs[folder] = run
@@ -211,9 +210,8 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     for sweep in sweeps:
         try:
             analyses.append(analyse(sweep, runs))
-        except (
-            Exception
-        ) as error:  # one broken sweep must not prevent reading the others
+        except Exception as error:
+            # one broken sweep must not prevent reading the others
             left_out.append(str(unreadable(sweep.path, error)))
     return Material(tuple(runs.values()), tuple(analyses), tuple(left_out))
 

@@ -345,9 +345,8 @@ def tabulate_components(components: tuple[ComponentPart, ...]) -> Table:
 
 # --- By token position of a training text: contributions of the loss at each position.
 
-STRONGEST_COLOR_PERCENT = (
-    60  # colour saturation of the position with the largest contribution
-)
+# colour saturation of the position with the largest contribution
+STRONGEST_COLOR_PERCENT = 60
 
 
 @dataclass(frozen=True)

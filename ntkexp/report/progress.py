@@ -259,9 +259,8 @@ class Bar(AbstractProgress):
 
     def after_steps(self, note: str) -> None:
         if self.bars is not None and self.task is not None:
-            self.bars.columns = self.bars.columns[
-                :STEP_COLUMNS
-            ]  # no time left is known
+            # no time left is known
+            self.bars.columns = self.bars.columns[:STEP_COLUMNS]
             self.bars.update(self.task, note=note)
 
     def show_part(self, name: str, done: int | None, steps: int | None) -> None:

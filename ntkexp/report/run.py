@@ -335,9 +335,8 @@ def load_runs(folders: Iterable[Path | str]) -> list[Run | Mistake]:
             return load_tables(folder)
         except Mistake as mistake:
             return mistake
-        except (
-            Exception
-        ) as error:  # one broken folder must not prevent reading the others
+        except Exception as error:
+            # one broken folder must not prevent reading the others
             return unreadable(Path(folder), error)
 
     with ThreadPoolExecutor(2) as pool:

@@ -45,9 +45,8 @@ LAYOUTS: dict[str, tuple[str, str]] = {
 }
 """The axes of each layout, in order."""
 
-SMALLEST_SHARE = (
-    1e-6  # the summary omits parts that are a smaller fraction of the change
-)
+# the summary omits parts that are a smaller fraction of the change
+SMALLEST_SHARE = 1e-6
 
 RAISED = "positive: the example raised the output"
 LOWER_WITHOUT = "positive: the output would be lower without the example"

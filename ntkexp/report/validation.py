@@ -264,7 +264,8 @@ def checked_scores(scores: object, shape: tuple[int, int, int], where: str) -> S
         TypeError,
         ValueError,
         RuntimeError,
-    ) as error:  # rows of unequal length, or a tensor
+    ) as error:
+        # rows of unequal length, or a tensor
         raise Mistake(f"{where}: not an array: {first_line(error)}") from error
     points, outs, examples = shape
     if array.dtype.kind not in "fiu":

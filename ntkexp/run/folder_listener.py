@@ -80,12 +80,10 @@ class RunRequest:
     repeat: str  # the command that repeats the run
     progress: AbstractProgress
     pictures: bool = True
-    most_threads: int | None = (
-        None  # largest number of threads; None: the number of cores
-    )
-    log: str | None = (
-        None  # name of the logger in `LOGS` that receives metrics during the run
-    )
+    # largest number of threads; None: the number of cores
+    most_threads: int | None = None
+    # name of the logger in `LOGS` that receives metrics during the run
+    log: str | None = None
 
 
 # --- Ctrl-C or SIGTERM: the first signal ends the run after the current step and a
@@ -97,9 +95,8 @@ class Interrupt:
     """The Ctrl-C and SIGTERM signals that were received."""
 
     is_requested: bool = False  # True after the first signal was received
-    is_disabled: bool = (
-        False  # True after the last step, when signals are no longer deferred
-    )
+    # True after the last step, when signals are no longer deferred
+    is_disabled: bool = False
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. The first signal requests a stop after the current step, the
@@ -328,9 +325,8 @@ class FolderListener(AbstractListener):
     rows: Trajectory | None = None
     backward_pass: BackwardPass | None = None  # the current backward pass
     kernel_change: float | None = None
-    saved_at: float = field(
-        default_factory=time.monotonic
-    )  # time of the last checkpoint
+    # time of the last checkpoint
+    saved_at: float = field(default_factory=time.monotonic)
     save_seconds: float = 0.0  # time to write the last checkpoint
     progress_written_at: float = 0.0  # time when progress.json was last written
 

@@ -75,9 +75,8 @@ def ending_before(
     `loss` is the loss before the step, and `first` the loss before training.
     """
     target = setting.experiment.stop_at_loss
-    raw = (
-        loss / setting.descent.scale
-    )  # `stop_at_loss` refers to the loss before division by α²
+    # `stop_at_loss` refers to the loss before division by α²
+    raw = loss / setting.descent.scale
     if target is not None and raw <= target:
         note = (
             " (before the division by init.alpha²)"
@@ -319,9 +318,8 @@ class Outcome:
     sentence: str
     effects: EffectsResult | None
     phases: ChangesByPhase | None
-    by_step: Mapping[
-        str, StepTotals
-    ]  # changes of the outputs by step, for each quadrature rule
+    # changes of the outputs by step, for each quadrature rule
+    by_step: Mapping[str, StepTotals]
     # sums split by component, for each quadrature rule; empty without components
     by_component: Mapping[str, ComponentSums]
 

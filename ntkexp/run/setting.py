@@ -247,9 +247,8 @@ class SweepSetting:
     plan: SweepMemory
     kinks: tuple[str, ...]  # operations that are not differentiable everywhere
     retrains: bool = False  # True: retrain without each example instead
-    differentiated: bool = (
-        True  # True if the derivative of the optimizer's update is available
-    )
+    # True if the derivative of the optimizer's update is available
+    differentiated: bool = True
 
     @property
     def costs_more(self) -> bool:
@@ -358,9 +357,8 @@ class Setting:
     descent: Descent
     domain: Domain  # the points and outputs of the path integrals
     rounding: Rounding
-    measured: MeasuredPoints | None = (
-        None  # the explained measure, if it is not the outputs
-    )
+    # the explained measure, if it is not the outputs
+    measured: MeasuredPoints | None = None
     sweep: SweepSetting | None = None  # the plan of the leave-out effects
     remarks: tuple[str, ...] = ()  # caveats for readers of the results
 

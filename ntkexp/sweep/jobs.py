@@ -46,9 +46,8 @@ from ntkexp.text import counted, duration
 # If the unit of the costs is unknown, there is no estimate before the first progress.
 
 
-TRAINING_SHARE = (
-    0.9  # training's share of a run's time; the rest is for files and pictures
-)
+# training's share of a run's time; the rest is for files and pictures
+TRAINING_SHARE = 0.9
 # weight of the initial estimate of the speed (1:
 # jobs take as long as their costs say), in worker seconds
 PRIOR_SECONDS = 20.0
@@ -63,12 +62,10 @@ class RemainingTime:
     workers: int
     # weight of the initial speed 1 (see `PRIOR_SECONDS`); 0 if costs have no known unit
     prior_seconds: float = PRIOR_SECONDS
-    shares: dict[str, float] = field(
-        default_factory=dict
-    )  # the completed share of each begun job
-    start_times: dict[str, float] = field(
-        default_factory=dict
-    )  # start times of the running jobs
+    # the completed share of each begun job
+    shares: dict[str, float] = field(default_factory=dict)
+    # start times of the running jobs
+    start_times: dict[str, float] = field(default_factory=dict)
     worker_seconds: float = 0.0  # worker seconds of ended jobs
 
     def update(self, event: Event) -> None:
@@ -267,9 +264,8 @@ class Conductor:
     fail_fast: bool = False
     pictures: bool = True
     log: str | None = None
-    ended: dict[str, Ended] = field(
-        default_factory=dict
-    )  # the runs that this command ended
+    # the runs that this command ended
+    ended: dict[str, Ended] = field(default_factory=dict)
 
     def conduct(self, runs: list[PlannedRun]) -> None:
         """Carry out these runs, longest first."""

@@ -297,9 +297,8 @@ class FirstKernels(AbstractTrial):
                 for _ in range(self.networks)
             ]
             kernels = stacked(networks).tangent_kernels(x)
-            missed = float(
-                (kernels - limit).square().sum((1, 2)).mean()
-            )  # E ‖K_0 − K_∞‖²
+            # E ‖K_0 − K_∞‖²
+            missed = float((kernels - limit).square().sum((1, 2)).mean())
             variance = float(kernels.var(0).sum())  # Σ Var K_0
             rows.append(
                 {

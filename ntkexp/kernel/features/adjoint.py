@@ -30,9 +30,8 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
-CACHED_NUMBERS = (
-    2**18
-)  # elements of an intermediate result that stay in the processor's cache
+# elements of an intermediate result that stay in the processor's cache
+CACHED_NUMBERS = 2**18
 
 
 @dataclass(frozen=True)

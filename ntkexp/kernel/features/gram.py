@@ -129,9 +129,8 @@ blocks with the same key, or a chunk."""
 MAX_COLUMNS = 2**11  # columns of one matrix product; more do not make it faster
 MAX_ROWS_BYTES = 2**29  # bytes of gradients that are multiplied out at once
 PIECE_BYTES = 2**23  # bytes of the gradients of one chunk of a parameter
-PIECE_ELEMENTS = (
-    2**11
-)  # least elements of a chunk; matrix products are slower for fewer
+# least elements of a chunk; matrix products are slower for fewer
+PIECE_ELEMENTS = 2**11
 
 
 @dataclass(frozen=True)
@@ -556,9 +555,8 @@ class Layer:
     outputs: Float[Tensor, "query_out features"]
     outputs_: Float[Tensor, "features train_out"]
     shift: float  # s s′, which biases add to each ⟨a, a′⟩
-    same: (
-        Float[Tensor, "1 1"] | None
-    )  # ⟨β, β′⟩ if all examples share one β, as in a readout
+    # ⟨β, β′⟩ if all examples share one β, as in a readout
+    same: Float[Tensor, "1 1"] | None
 
 
 def matrices(left: Factored, right: Factored) -> Layer:

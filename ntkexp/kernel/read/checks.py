@@ -241,7 +241,8 @@ def is_faithful(
     except (
         RuntimeError,
         Mistake,
-    ) as error:  # for example, a buffer stays in single precision
+    ) as error:
+        # for example, a buffer stays in single precision
         if is_out_of_memory(error):
             raise
         return False

@@ -29,9 +29,8 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.mistake import Mistake, in_short
 
-OUTPUT_GRADIENT_BYTES = (
-    0.5e9  # bytes of gradients that are computed together; more are not faster
-)
+# bytes of gradients that are computed together; more are not faster
+OUTPUT_GRADIENT_BYTES = 0.5e9
 
 Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
 

@@ -82,9 +82,8 @@ class Request:
     trained: frozenset[str]
     owned: Owners
     mixtures: Mixtures
-    as_copies: bool = (
-        False  # allow `Copies` blocks for lookup tables; programs ignore it
-    )
+    # allow `Copies` blocks for lookup tables; programs ignore it
+    as_copies: bool = False
 
     def read(self, *, at_once: bool) -> Jacobian:
         """Read the Jacobian without a program, for all outputs (or mixtures of outputs)
@@ -148,9 +147,8 @@ class CachedProgram(Generic[T]):
 
     program: Program
     template: T
-    trials: int = (
-        TRIALS  # number of remaining comparisons with the ordinary computation
-    )
+    # number of remaining comparisons with the ordinary computation
+    trials: int = TRIALS
 
     def run(self, arguments: Sequence[Tensor]) -> T | None:
         """Return the result of the program for these values, or None if it fails."""
@@ -161,9 +159,8 @@ class CachedProgram(Generic[T]):
                 )
         except AssumptionFailed:
             return None
-        except (
-            RuntimeError
-        ) as error:  # a recorded view may be impossible for other strides
+        except RuntimeError as error:
+            # a recorded view may be impossible for other strides
             if is_out_of_memory(error):
                 raise
             return None
@@ -242,9 +239,8 @@ class ProgramCache:
         mixtures = request.mixtures
         if is_large(start, mixtures.count):
             return request.read(at_once=False)
-        request = replace(
-            request, as_copies=False
-        )  # a program returns rows, not copies
+        # a program returns rows, not copies
+        request = replace(request, as_copies=False)
         key = (start.program, start is end, mixtures.chosen, request.owned.digest)
         if start.program != end.program:
             return request.read_at_once()

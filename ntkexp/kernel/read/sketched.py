@@ -40,9 +40,8 @@ from ntkexp.shapes import Inputs, Weights
 
 MAX_TAPE_BYTES = 2**26  # bytes of a single tape; longer inputs are cut into batches
 BATCH_TAPE_BYTES = 2**25  # bytes of the tape of one batch
-UNMEASURED_EXAMPLES = (
-    16  # up to this many examples, the size of a tape is not measured first
-)
+# up to this many examples, the size of a tape is not measured first
+UNMEASURED_EXAMPLES = 16
 
 
 @dataclass(frozen=True)
@@ -230,9 +229,8 @@ def kernel_by_groups(
 # others are read again.
 
 
-GRADIENT_CHUNK_BYTES = (
-    2**28
-)  # bytes of V J for one chunk of the weights, over all vectors V
+# bytes of V J for one chunk of the weights, over all vectors V
+GRADIENT_CHUNK_BYTES = 2**28
 
 
 class SketchedKernel(NamedTuple):
@@ -378,9 +376,8 @@ def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
 # of reading the Jacobian is the same for both.
 
 
-LONG_MULTIPLICATIONS = (
-    1e11  # multiplications of a sketch that justify a remark: a second or two
-)
+# multiplications of a sketch that justify a remark: a second or two
+LONG_MULTIPLICATIONS = 1e11
 
 
 def sketch_multiplications(some: Jacobian, query: int, train: int, size: int) -> float:

@@ -28,9 +28,8 @@ from torch import Tensor, nn
 
 # bytes of patches or copies that one thread makes at a time: about half of its cache
 CACHED_PATCH_BYTES = 2**20
-PRODUCT_PATCH_BYTES = (
-    2**22
-)  # bytes of patches that are copied for a product with a weight
+# bytes of patches that are copied for a product with a weight
+PRODUCT_PATCH_BYTES = 2**22
 
 
 def convolve(

@@ -82,9 +82,8 @@ ALLOWED_ROUNDINGS = 100.0
 # differences up to this multiple of the effect of a relative noise
 # of eps may be allowed
 ALLOWED_NOISE = 64.0
-FEW_EXAMPLES = (
-    8  # number of examples that run alone, and in one batch with extreme inputs
-)
+# number of examples that run alone, and in one batch with extreme inputs
+FEW_EXAMPLES = 8
 EXTREME_FACTORS = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
 """For each factor that scales the tested examples, the values of the extreme inputs in
 their batch, in units of the largest input. Infinities and nan are not used, since a
@@ -156,9 +155,8 @@ class Trial:
             outputs = columns(self.function, self.weights, self.selected(rows))
         except Mistake:
             raise
-        except (
-            Exception
-        ) as error:  # raised by the module, which did not expect this batch
+        except Exception as error:
+            # raised by the module, which did not expect this batch
             if is_out_of_memory(error):
                 raise
             in_order = sorted(rows)
@@ -349,9 +347,8 @@ class Trial:
         try:
             with warnings.catch_warnings(action="ignore"):
                 return columns(self.function, self.weights, inputs)
-        except (
-            Exception
-        ) as error:  # raised by the module, which did not expect these inputs
+        except Exception as error:
+            # raised by the module, which did not expect these inputs
             if is_out_of_memory(error):
                 raise
             return None

@@ -367,9 +367,8 @@ class Recorder(DispatchMode):
         flat = self.flats[home] if home in self.flats else self.flat_content(target)
         for slot, value in enumerate(self.values):
             if storage(value) == home:
-                self.values[slot] = (
-                    value.clone()
-                )  # the content of the argument before the write
+                # the content of the argument before the write
+                self.values[slot] = value.clone()
         func(*args, **kwargs)
         # Views that overlap with the written elements lose their slot, so that `slot`
         # reads them from the flat value

@@ -168,9 +168,8 @@ class Ends:
     start: Tensor
     end: Tensor
     delta: Tensor | None
-    from_weights: bool = (
-        False  # True if the tensor depends on trained weights and not on inputs
-    )
+    # True if the tensor depends on trained weights and not on inputs
+    from_weights: bool = False
     from_inputs: bool = True
 
     @property
@@ -204,9 +203,8 @@ class ReplayState:
     start: Tape
     end: Tape
     trained: Trained
-    coefficient_noise: torch.Generator | None = (
-        None  # draws every coefficient, in the search for owners
-    )
+    # draws every coefficient, in the search for owners
+    coefficient_noise: torch.Generator | None = None
     # only gradients at taps are needed, so all differences are set to zero
     pullback_only: bool = False
     deltas: dict[Slot, Tensor] = field(default_factory=dict)

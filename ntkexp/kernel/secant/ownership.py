@@ -45,9 +45,8 @@ LOOKUPS = ("embedding", "_embedding_bag")
 BY_FREQUENCY = "scale_grad_by_freq"
 # rounding after cancellation in the norms of many layers, in eps of the largest element
 CANCELLATION_EPS = 10**6
-BLOCK_ELEMENTS = (
-    2**16
-)  # elements whose owners are computed together, in the cache of a core
+# elements whose owners are computed together, in the cache of a core
+BLOCK_ELEMENTS = 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,9 +193,8 @@ def owners_hold(
     ):
         is_product = not isinstance(use, Element)
         u = rows_of(sums, batch=0) if is_product else sums  # β̄ of u
-        nu = (
-            rows_of(weighted_sums, batch=0) if is_product else weighted_sums
-        )  # β̄ of n·u
+        # β̄ of n·u
+        nu = rows_of(weighted_sums, batch=0) if is_product else weighted_sums
         n = (owner[:, None] if is_product else owner) + 1
         missed = torch.addcmul(nu, u, n.to(u), value=-1).abs_()
         largest = nu.abs()

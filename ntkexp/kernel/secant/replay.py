@@ -160,9 +160,8 @@ class Replay:
             located = type(error)(f"{error.reason} (at {entry.op})")
             self.unknown |= dict.fromkeys(entry.results, located)
             return
-        except (
-            Exception
-        ) as error:  # the rule does not support these arguments: no secant
+        except Exception as error:
+            # the rule does not support these arguments: no secant
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)

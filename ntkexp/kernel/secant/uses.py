@@ -140,9 +140,8 @@ class Element:
 
     tap: Float[Tensor, "..."]
     source: Source
-    positions: Int[
-        Tensor, "..."
-    ]  # for each element of the tap, its flat index in the weight
+    # for each element of the tap, its flat index in the weight
+    positions: Int[Tensor, "..."]
     gain: Float[Tensor, "..."] | float = 1.0
 
 

@@ -30,9 +30,8 @@ class Substep(NamedTuple):
 class AbstractRule(Component):
     """A quadrature rule for the mean Jacobian J̄ of a step."""
 
-    closes: ClassVar[bool] = (
-        False  # True if J̄Δθ equals the change of the outputs, to rounding
-    )
+    # True if J̄Δθ equals the change of the outputs, to rounding
+    closes: ClassVar[bool] = False
 
     @abstractmethod
     def quadrature(

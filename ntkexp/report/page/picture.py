@@ -119,9 +119,8 @@ MARKERS = re.compile(
 )
 NOT_INHERITED = re.compile(r"[\"\s](?:opacity|clip-path)\s*:")
 FONT = "font-family: 'DejaVu Sans'"
-PREFIX_LETTERS = (
-    10  # hexadecimal digits; two of a thousand pictures collide with probability 5e-7
-)
+# hexadecimal digits; two of a thousand pictures collide with probability 5e-7
+PREFIX_LETTERS = 10
 
 PALETTE = frozenset({
     *("000000", "808080", "d9d9d9", "ffffff", "0072b2", "56b4e9", "009e73", "e69f00"),

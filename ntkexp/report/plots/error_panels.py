@@ -28,9 +28,8 @@ from ntkexp.text import spoken
 
 CONTROLS = "controls"  # the label of the empty row above the controls
 STRIP_WIDTH = 0.22  # width of the strip, relative to the log axis
-FEWEST_DECADES = (
-    2  # least length of the log axis, so that at least two ticks have labels
-)
+# least length of the log axis, so that at least two ticks have labels
+FEWEST_DECADES = 2
 
 
 @dataclass(frozen=True)

@@ -307,10 +307,11 @@ def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
 LONGEST_TITLE = 60  # letters; numbers and remarks belong into the caption
 CAPTION_MARGIN_INCHES = 0.06
 POINTS_PER_INCH = 72
+# mean width of a letter, relative to the size of the font
 BOLD_LETTER, SMALL_LETTER = (
     0.643,
     0.54,
-)  # mean width of a letter, relative to the size of the font
+)
 CAPTION_SPACING = 1.35  # distance of lines, relative to the size of the font
 
 

@@ -359,9 +359,8 @@ def max_pool(call: Call) -> Result:
             views.append(v[(slice(None), slice(None), *places)])
         return torch.stack(views, dim=-1)
 
-    lowest = (
-        torch.finfo(value.start.dtype).min / 4
-    )  # pad with a finite number: the difference of two infinities would be nan
+    # pad with a finite number: the difference of two infinities would be nan
+    lowest = torch.finfo(value.start.dtype).min / 4
     windows = Ends(
         shown(value.start, lowest), shown(value.end, lowest), shown(value.change, 0.0)
     )

@@ -28,14 +28,12 @@ from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 # nodes for ∫ e^{sA₁} V e^{(1−s)A₀} ds; if the norms of A₀ and A₁ are at most 1, the
 # error relative to V is about 2¹⁶ (8!)⁴/(17 (16!)³) = 1e-18
 GAUSS_NODES = 8
-ROUNDING_MULTIPLE = (
-    100  # eps: if a formula misses a difference by more than this, it is corrected
-)
+# eps: if a formula misses a difference by more than this, it is corrected
+ROUNDING_MULTIPLE = 100
 UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
 BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
-OVERLAP = (
-    0.5  # eigenvectors at start and end with at least this overlap count as the same
-)
+# eigenvectors at start and end with at least this overlap count as the same
+OVERLAP = 0.5
 
 
 def matmul(call: Call, left: Ends, right: Ends) -> Ends:
@@ -219,9 +217,8 @@ def reflections(call: Call) -> Tensor:
             end=below.end + eye[..., k : k + 1],
         )
         scaled = matmul(call, v, gains[..., k : k + 1, None])
-        turned = matmul(
-            call, scaled, matmul(call, v.view(lambda a: a.mT), basis)
-        )  # τ v vᵀ Q
+        # τ v vᵀ Q
+        turned = matmul(call, scaled, matmul(call, v.view(lambda a: a.mT), basis))
         delta = None if turned.delta is None else -turned.delta
         if basis.delta is not None:
             delta = basis.delta if delta is None else basis.delta + delta
@@ -314,10 +311,11 @@ def between(call: Call, a: Tensor, b: Tensor) -> LinearFunction:
     left, right = (
         call.coefficient(torch.linalg.matrix_exp(h * nodes * m)) for m in (a, b)
     )
+    # the nodes 1 − s are in reverse order
     left, right = (
         h * weights * left,
         right.flip(0),
-    )  # the nodes 1 − s are in reverse order
+    )
     longer = [
         tuple(torch.linalg.matrix_exp(h * 2.0**k * m) for m in (a, b))
         for k in range(doublings)

@@ -159,9 +159,8 @@ class PixelWeight:
     """The weight of a pixel at both ends, a product of hat functions,
     and its slope in each place."""
 
-    pixels: tuple[
-        Int[Tensor, "example *places"], ...
-    ]  # the index of the pixel along each axis
+    # the index of the pixel along each axis
+    pixels: tuple[Int[Tensor, "example *places"], ...]
     start: Float[Tensor, "example *places"]
     end: Float[Tensor, "example *places"]
     slopes: tuple[Float[Tensor, "example *places"], ...]

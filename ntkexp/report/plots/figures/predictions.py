@@ -104,9 +104,8 @@ def scatter(
             rasterized=network.size > MAX_VECTOR_POINTS,
         )
     axes.set(xlim=limits, ylim=limits, aspect="equal")
-    outside = (outputs < limits[0]) | (
-        outputs > limits[1]
-    )  # False where there is no output
+    # False where there is no output
+    outside = (outputs < limits[0]) | (outputs > limits[1])
     if outside.any():
         text = f"{outside.sum()} outside"
         axes.text(
