@@ -1,7 +1,7 @@
-"""The arguments of `follow`: parameters by name, models and optimizers inside the
-wrappers of libraries, and checks.
+"""Check the arguments of `follow`, name the parameters, and unwrap models and
+optimizers.
 
-Unusable arguments raise before the loop begins, not after hours of training.
+Unusable arguments raise an error before the loop begins, not after hours of training.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
 class ParameterGroups:
     """The parameter groups of each optimizer, with the parameters' names in the model.
 
-    Names are looked up again if a group is added, extended or loaded.
+    The names are looked up again after a group was added, extended or loaded.
     """
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
-    # by optimizer: the ids of its groups and parameters, its groups,
-    # and all of its parameters
+    # for each optimizer, by its id: the ids of its groups and parameters, its groups,
+    # and all of its parameters by name
     known: dict[int, tuple[list[int], list[Group], dict[str, nn.Parameter]]] = field(
         default_factory=dict
     )
@@ -159,14 +159,16 @@ def moved_names(
 
 
 def moves(weight: Tensor) -> bool:
-    """Return False for a parameter that `ParameterGroups` leaves out although an
-    optimizer has it: frozen and in half precision, as in a base model with adapters.
+    """Return False for a frozen parameter in half precision that an optimizer holds,
+    such as a weight of a base model with adapters. `ParameterGroups` omits such
+    parameters.
     """
     return weight.requires_grad or not is_short(weight)
 
 
 def refuse_short(name: str, weight: Tensor) -> None:
-    """Raise for trained weights in half precision, which is too coarse to check a step.
+    """Raise if a trained weight is in half precision. Its rounding errors are too large
+    for any proof.
 
     >>> refuse_short("a", torch.ones(1)), refuse_short("b", torch.ones(1, dtype=torch.bfloat16))
     Traceback (most recent call last):
@@ -191,8 +193,8 @@ def unwrapped_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Return the optimizers inside the wrappers of accelerate and Lightning.
 
-    If a wrapper computes a different step, the check
-    of its first step raises (`rule.RuleProof`).
+    If a wrapper changes the step of its optimizer, the proof of the first step
+    (`rule.RuleProof`) raises an error.
 
     >>> from types import SimpleNamespace
     >>> sgd = torch.optim.SGD([torch.ones(1, requires_grad=True)])
@@ -225,8 +227,8 @@ def unwrapped_model(model: nn.Module) -> nn.Module:
 
 
 def runs_as_it_is(model: nn.Module) -> bool:
-    """Return True if all parameters are on the CPU,
-    and no part of the model is compiled.
+    """Return True if all parameters are on the CPU, and the model contains no compiled
+    part.
 
     >>> runs_as_it_is(nn.Linear(1, 1)), runs_as_it_is(nn.Linear(1, 1, device="meta"))
     (True, False)
@@ -289,7 +291,7 @@ NEVER_CALLED = (
 
 @dataclass(frozen=True, kw_only=True)
 class FollowOptions:
-    """The options of `follow`. See there for their meaning."""
+    """The options of `follow`, which documents their meaning."""
 
     output: Output = None
     measure: Measure | None = None
@@ -308,7 +310,7 @@ class FollowOptions:
         return MemoryBudget.of_gb(self.memory_gb)
 
     def refuse_unusable(self) -> None:
-        """Raise for values of the wrong kind."""
+        """Raise if an option has a value of the wrong kind."""
         checked_mode(self.batch_norm)
         if not (self.ids is None or isinstance(self.ids, str) or callable(self.ids)):
             raise Mistake(
@@ -431,7 +433,8 @@ def measured_queries(
     ids: Ids,
     called: CalledModule,
 ) -> MeasuredQueries:
-    """Return the measure of the queries, checked at the module's outputs."""
+    """Return the queries with the user's measure, after calling the measure on the
+    module's outputs as a check."""
     measured = MeasuredQueries(
         measure, QueryCalls(sizes, query_names(queries, sizes, ids))
     )
@@ -447,8 +450,8 @@ def measured_queries(
 def refuse_without_rules(
     called: CalledModule, trained: Collection[str], queries: Inputs
 ) -> None:
-    """Raise if an operation between weights and outputs has no secant rule,
-    or if the model mixes examples.
+    """Raise if an operation between weights and outputs has no secant rule, or if the
+    model computes one example's outputs from several examples.
 
     The check records the model at the first queries.
 
@@ -471,7 +474,9 @@ def refuse_without_rules(
     try:
         reader.checks.faithful_owners(tape)
     except Unfaithful:
-        return  # allowed: the secant explains the outputs, although their gradients are surrogates
+        # allowed: the secant is exact for the outputs, even where autograd's gradient
+        # is a surrogate (as in straight-through estimators)
+        return
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error
 

@@ -1,8 +1,9 @@
 """BatchNorm in training mode: running statistics,
 and their effect on the outputs at the queries.
 
-Queries are evaluated with the running statistics B. Calls of the model update B,
-optimizer steps do not. The change in one step is the sum of two parts:
+Queries are evaluated with the running statistics B. Each call of the model in training
+mode updates B; optimizer steps do not. The change of the outputs f from step to step is
+therefore the sum of two parts:
 
     f(θ₁, B₁) − f(θ₀, B₀) = [f(θ₁, B₀) − f(θ₀, B₀)] + [f(θ₁, B₁) − f(θ₁, B₀)]
                             explained by the secant      `statistics`
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 BatchNormMode: TypeAlias = Literal["exact", "constant"]
-"""Per-example gradients pass through the batch mean and variance ("exact"), or hold
-both constant ("constant")."""
+"""How per-example gradients treat the batch mean and variance: "exact" differentiates
+them, "constant" holds them constant."""
 
 
 BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("exact", "constant")
@@ -122,8 +123,8 @@ def refuse_instance_statistics(step: int, layers: Mapping[str, nn.Module]) -> No
             )
 
 
-# --- Running statistics of a followed loop. Every call
-# of the model updates them, with or without gradients.
+# --- Running statistics of a followed loop. Every call of the model in training mode
+# updates them, with or without gradients.
 
 
 @dataclass
@@ -191,7 +192,8 @@ class RunningStatistics:
                 )
 
     def refuse_kinds(self, step: int) -> None:
-        """Raise if several processes train together, or for SyncBatchNorm."""
+        """Raise if several processes train together,
+        or if the model contains SyncBatchNorm."""
         if self.processes > 1:
             raise Mistake(
                 f"step {step}: BatchNorm in training mode is not followed where {self.processes} "
@@ -210,11 +212,10 @@ class RunningStatistics:
 # --- The update of the statistics in a replayed call.
 
 
-BATCH_STATISTICS_TOLERANCE = (
-    1e3  # eps: relative rounding error of sums in a different order
-)
-# eps of the lower precision: rounding error
-# if torch computes the same sums differently under casts
+# eps: relative rounding error of sums in a different order
+BATCH_STATISTICS_TOLERANCE = 1e3
+# eps of the lower precision: rounding error if torch sums in a different order under
+# casts
 BATCH_CAST_TOLERANCE = 8
 
 
@@ -268,7 +269,7 @@ def refuse_other_update(
         )
 
 
-# --- A sentence on running statistics, for reports.
+# --- A sentence for reports: the effect of running statistics.
 
 
 def batch_norm_sentence(attribution: xr.Dataset) -> str:

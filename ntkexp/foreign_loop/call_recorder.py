@@ -1,14 +1,15 @@
-"""The hooks at the calls of a followed model.
-They record the inputs and circumstances of each call.
+"""The hooks at the calls of a followed model. They record the inputs of each call and
+its circumstances (see `call`).
 
     begin     the circumstances of the call: the states of random number generators, autocast
     layer     autocast, if the model enters it
     end       a copy of the inputs, the index of the step, a signature (random projection) of the
               outputs, and the weights if the loop has moved them since the latest step, as SAM does
 
-`losses` records a call of the user's function of `trace.losses` in the same way. The
-hooks raise an error if anything but the followed optimizers and calls has changed
-weights, buffers or BatchNorm's running statistics."""
+`losses` records a call of the user's function of `trace.losses` in the same way.
+
+Only the followed optimizers may change weights, and only the recorded calls may change
+buffers. The hooks raise an error if anything else has changed them."""
 
 from __future__ import annotations
 
@@ -61,9 +62,8 @@ from ntkexp.shapes import Inputs, Weights
 class LatestCall:
     """The circumstances of the latest call, recorded before its first layer runs."""
 
-    generators: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # random states before the call
+    # random states before the call
+    generators: Mapping[str, Tensor] = field(default_factory=dict)
     forbidden: frozenset[str] = frozenset()  # see `Circumstances`
     autocast: Autocast | None = None
     is_at_first_layer: bool = True
@@ -79,13 +79,11 @@ class CallRecorder:
     ids: Ids
     log: StepLog | None = None
     count: int = 0  # number of recorded calls
-    under_way: list[int] = field(
-        default_factory=list
-    )  # `count` at the start of each nested call
+    # `count` at the start of each call, for calls inside calls
+    under_way: list[int] = field(default_factory=list)
     latest_call: LatestCall = field(default_factory=LatestCall)
-    in_losses: bool = (
-        False  # True inside `losses`, where calls of the model are not recorded
-    )
+    # True inside `losses`, where calls of the model are not recorded
+    in_losses: bool = False
 
     def on_begin(self, *_: object) -> None:
         """Record the circumstances of a call, before its first layer runs."""
@@ -103,11 +101,12 @@ class CallRecorder:
             )
 
     def on_layer(self, layer: nn.Module, *_: object) -> None:
-        """Record the autocast context of a call,
-        which may begin at its first layer or later."""
+        """Record the autocast context of a call. Autocast may
+        begin at the first layer or later."""
         call = self.latest_call
         if torch.is_grad_enabled() and call.autocast is None:
-            # `layer.parameters()` would take most of this hook's time
+            # only the layer's own parameters, because `layer.parameters()` would
+            # dominate the cost of this hook
             own = [
                 weight for weight in layer._parameters.values() if weight is not None
             ]
@@ -124,13 +123,13 @@ class CallRecorder:
     ) -> object:
         """Record a call with gradients enabled.
 
-        If the model returns several tensors, return aliases of them to the loop.
-        Otherwise return None, which leaves the model's answer unchanged."""
+        If the model returns several tensors, return aliases, which the loop receives
+        instead of them. Otherwise return None, so that
+        the loop receives the model's own answer."""
         if self.in_losses or is_transformed():
             return None
-        contains_calls = (
-            self.under_way.pop() < self.count
-        )  # for example a library's outer wrapper
+        # for example an outer wrapper of a library
+        contains_calls = self.under_way.pop() < self.count
         if not self.loop.store.takes_next:
             return None
         statistics = self.loop.statistics.end_call()
@@ -180,8 +179,8 @@ class CallRecorder:
         return with_outputs(answer, aliases) if aliases else None
 
     def losses(self, function: LossFunction, batch: Batch) -> Tensor:
-        """Return the losses `function(model, *batch)`,
-        and record the call if gradients are enabled."""
+        """Return the losses `function(model, *batch)`. Record
+        the call if gradients are enabled."""
         if self.in_losses:
             return function(self.loop.model, *batch)
         refuse_unfollowed_losses(self.loop, weighed=self.pending.weighing is not None)
@@ -283,7 +282,7 @@ class CallRecorder:
         first = args[0] if len(args) == 1 and not kwargs else None
         if (
             isinstance(first, Tensor) and first.dim()
-        ):  # the most frequent case, with the fewest calls
+        ):  # the most frequent case, handled with the fewest Python calls
             inputs = first.detach().clone()
             rows = len(first)
         else:
@@ -297,9 +296,10 @@ class CallRecorder:
         return inputs
 
     def circumstances(self, modes: LayerModes) -> Circumstances:
-        """Return the circumstances of the latest call, with these modes of the layers.
+        """Return the circumstances of the latest call, in which the layers had the
+        modes `modes`.
 
-        They include the random states of those generators that the call used.
+        Only the states of the generators that the call used are included.
         """
         call = self.latest_call
         after = generator_states(self.loop.inner)
@@ -352,13 +352,13 @@ def refuse_unfollowed_losses(loop: RunningLoop, *, weighed: bool) -> None:
 
 
 def is_transformed() -> bool:
-    """Return True inside a transform of torch.func. Its tensors cannot be recorded.
+    """Return True inside a transform of torch.func, whose tensors cannot be recorded.
 
     >>> torch.func.vmap(lambda x: x * is_transformed())(torch.ones(1)), is_transformed()
     (tensor([1.]), False)
     """
-    # torch.compile traces hooks, and the traced call below would always return an
-    # object
+    # torch.compile also traces hooks. In its trace, the call below would always return
+    # an object, so return before it.
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is not None

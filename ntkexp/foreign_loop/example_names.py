@@ -36,7 +36,7 @@ class SeenCall:
 
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
-    ids: tuple[str, ...] = ()  # names of the examples
+    ids: tuple[str, ...] = ()  # names of the examples of the call
 
     @classmethod
     def of(cls, inputs: Inputs, ids: tuple[str, ...] = ()) -> SeenCall:
@@ -55,8 +55,8 @@ name of the model's keyword argument that contains them. """
 
 
 def digests(inputs: Inputs) -> tuple[str, ...]:
-    """Return a digest of the content of each example,
-    independent of its batch and position.
+    """Return a digest of the content of each example. It does not depend on the other
+    examples of the batch.
 
     >>> import torch
     >>> one, other, again = digests(torch.tensor([[1.0], [2.0], [1.0]]))
@@ -117,21 +117,21 @@ def names_of(
 
 # --- ids="dataset": the indices of the examples in the Dataset that a DataLoader reads.
 #
-# While a loop is followed, every batch that a DataLoader loads is recorded: the indices
-# that it requested from its Dataset, and digests of the rows. The rows of a call are
-# found among these batches by their digests, and named by their indices. An error is
-# raised if rows were changed between the DataLoader and the model, if equal rows have
-# several indices, or if the order of the rows is unknown.
+# Every batch that a DataLoader loads during the loop is recorded: the indices that the
+# DataLoader requested from its Dataset, and a digest of each row. The rows of a model
+# call are then found among the recorded batches by their digests, and named by their
+# indices. An error is raised if rows were changed between the DataLoader and the model,
+# if equal rows have several indices, or if the order of the rows is unknown.
 
 
 DATASET = "dataset"  # value of `ids=`: name examples by their index in the data set
-# number of latest batches that are searched:
-# a loop may load several before it calls the model
+# number of recent batches that are searched. A loop may load several batches before it
+# calls the model.
 RECENT_BATCHES = 256
 
 REQUESTED = "_ntkexp_requested"
-"""The attribute of a DataLoader's iterator with the indices
-that were requested, but not loaded yet."""
+"""The attribute of a DataLoader's iterator that holds the requested indices whose
+batches are not loaded yet."""
 
 Indices: TypeAlias = tuple[int, ...]
 """The indices of the rows of a call."""
@@ -147,7 +147,8 @@ class RecordedBatch:
     columns: tuple[tuple[str, ...], ...]
 
     def places(self, rows: tuple[str, ...]) -> set[Indices]:
-        """Return the indices of every run of consecutive rows with these digests."""
+        """Return the indices of all sequences of consecutive rows
+        that have these digests."""
         matches = set[Indices]()
         for column in self.columns:
             for start in range(len(self.indices) - len(rows) + 1):
@@ -164,16 +165,15 @@ class RecordedLoading:
     batches: deque[RecordedBatch] = field(
         default_factory=lambda: deque(maxlen=RECENT_BATCHES)
     )
-    reason: str = (
-        "no DataLoader was read while it was followed"  # why no batch is recorded
-    )
+    # reason why no batch is recorded
+    reason: str = "no DataLoader was read while it was followed"
 
     def names(self, call: SeenCall) -> list[str]:
         """Return the indices of the rows of a call.
         Raise if they are unknown or ambiguous.
 
-        All tensors of the call must lead to the same indices. Tensors whose rows are
-        all equal are ignored if possible."""
+        All tensors of the call must lead to the same indices. A tensor whose rows are
+        all equal is ignored if another tensor gives the indices."""
         leaves = tree_leaves((call.args, dict(call.kwargs)))
         columns = [
             digests(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()
@@ -246,7 +246,7 @@ def recorded_loading() -> Iterator[RecordedLoading]:
     """Patch the iterators of DataLoaders, so that loaded batches are recorded.
 
     Batches may be loaded in this process, or
-    by workers whose batches are requested in advance."""
+    requested in advance from worker processes."""
     recorded = RecordedLoading()
     kind = loading._BaseDataLoaderIter
     next_index: Callable[..., Any] = kind._next_index

@@ -1,5 +1,5 @@
-"""Proof (a) of the first step, directly after it,
-so that a loop that cannot be explained fails early.
+"""Proof (a) of the first step, directly after this step. A loop that cannot be
+explained fails early.
 
 If several processes train together, each process records only its own calls. In this
 case the attribution does the check."""
@@ -27,14 +27,14 @@ from ntkexp.shapes import Inputs
 
 @dataclass(frozen=True)
 class FirstStepProof:
-    """Check of the first step against the recorded model calls and the queries."""
+    """Compares the gradient of the first step with the recorded model calls."""
 
     called: CalledModule
     queries: Inputs
 
     def prove(self, step: FollowedStep, others: Collection[str] = ()) -> None:
-        """Recompute the gradient from the recorded model calls, and compare it with the
-        gradient that the optimizer used. Raise if they differ.
+        """Recompute the gradient of the first step from the recorded model calls. Raise
+        if the optimizer used another gradient.
 
         `others` names the outputs that received a gradient,
         but have no row for each example."""
@@ -59,10 +59,10 @@ class FirstStepProof:
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:
-        """Raise if queries and inputs of the loop differ in their number of axes, and
-        the outputs per example differ in number too. The queries then probably lack the
-        batch axis."""
-        if call.losses is not None:  # its inputs need not be those of the model
+        """Raise if queries probably lack the batch axis: queries and inputs of the loop
+        differ in their number of axes, and so do the outputs per example."""
+        # the inputs of `trace.losses` need not be those of the model
+        if call.losses is not None:
             return
         ours = axes_of(self.queries)
         theirs = axes_of(call.inputs)

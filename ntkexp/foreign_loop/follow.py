@@ -179,7 +179,7 @@ def follow(
     options.refuse_unusable()
     refuse_followed(optimizers)
 
-    # a copy of the model is used for replays, and evaluated at the queries
+    # replays run on a copy of the model, which is also evaluated at the queries
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
     moved = moved_names(inner, optimizers)
@@ -200,9 +200,8 @@ def follow(
             loop, called, inputs, options, current_processes(), altered_loop()
         )
         store = choose_store(setup, chosen)
-        # Replayed casts must have the bits of the loop's casts only if both use the
-        # same kernels. A compiled model, a GPU, or another machine may round
-        # differently
+        # A replay of a call under casts returns the same bits only with the same
+        # kernels. A compiled model, a GPU, or another machine may use other kernels.
         is_alone = setup.processes.world == 1
         same_kernels = is_alone and not store.count and runs_as_it_is(model)
         called = replace(called, same_kernels=same_kernels)
@@ -226,7 +225,7 @@ class FollowSetup:
     queries: Inputs
     options: FollowOptions
     processes: Processes
-    altered: AlteredLoop | None  # weights of examples, if the loop runs again
+    altered: AlteredLoop | None  # weights of the examples, if the loop runs again
 
 
 def watched(setup: FollowSetup, store: AbstractStore) -> Iterator[Trace]:
@@ -296,8 +295,8 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
     yield
     watch.steps.catch_up()
 
-    # f_T, except if tensors were changed after the last step,
-    # because no step explains the change
+    # f_T. If tensors were changed after the last step, use the values before that
+    # change, because no step explains it.
     last = {
         **named_tensors(trace.module),
         **watch.loop.latest.weights,
@@ -376,8 +375,8 @@ def refuse_processes(
 
 
 def disk_store(path: Path | str, setup: FollowSetup) -> DiskStore:
-    """Return a store in a folder. A loop may continue the trace only
-    if its config is equal."""
+    """Return a store in a folder. If the folder already holds a trace, continue it, but
+    only if both loops have the same config."""
     loop = setup.loop
     called = setup.called
     options = setup.options

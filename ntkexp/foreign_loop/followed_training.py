@@ -1,6 +1,7 @@
-"""A followed loop as a differentiable training, for leave-out effects: the batches,
-losses and updates of every step, Adam's moments, and the norm that gradients were
-clipped to."""
+"""A followed loop as a differentiable training, for leave-out effects.
+
+For every step, this file provides the batches, losses and updates, Adam's moments, and
+the norm to which gradients were clipped."""
 
 from __future__ import annotations
 
@@ -61,13 +62,14 @@ class AdamStates:
     """Adam's moments after every step."""
 
     rows: NDArray[Any]  # [step, part, weight], the parts in the order of ADAM_PARTS
-    moved: list[dict[str, int]]  # number of steps of each parameter, after each step
+    # after each step: the number of steps that each parameter has taken
+    moved: list[dict[str, int]]
     flat: FlatWeights
     device: torch.device
 
     def denominator(self, step: FollowedStep, name: str) -> Denominator | None:
-        """Return the denominator in the step of a parameter,
-        or None if Adam does not update it."""
+        """Return the denominator of Adam's step of a parameter, or None if Adam does
+        not update the parameter."""
         settings = step.settings[name]
         weight_slice = self.flat.slices[name]
         if "betas" not in settings:
@@ -108,8 +110,8 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
         for name in step.with_grad:
             times[name] += 1
             if "betas" in step.settings[name]:
-                # If the linear step has no momentum although β₁ > 0, a new optimizer
-                # began here: drop the moments of the earlier one
+                # If the linear step has no momentum although β₁ > 0, the loop created a
+                # new optimizer here. Drop the moments of the earlier one.
                 if (
                     step.settings[name]["betas"][0]
                     and not step.linear[name].momentum_decay
@@ -130,7 +132,7 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
 
 def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
     """Return Adam's moments of a parameter after a step, [part, weight]."""
-    # p = g + λθ
+    # p = g + λθ, the gradient with weight decay λ
     p = step.gradient[name]
     l2 = step.linear[name].l2
     if isinstance(l2, Tensor) or l2:
@@ -147,7 +149,8 @@ def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
 
 
 def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
-    """Memory-map an empty temporary file. Raise if the disk is too small."""
+    """Create an empty temporary file, memory-mapped as an array.
+    Raise if the disk is too small."""
     folder, dtype = Path(gettempdir()), like.cpu().numpy().dtype
     needed = steps * len(ADAM_PARTS) * flat.size * dtype.itemsize
     require_disk(folder, needed, "Adam's moments of every step", "set TMPDIR")
@@ -156,8 +159,8 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 
 
 # --- The mean that a loop computes. Let mᵢ be the count of example i in the mean: 1,
-# its class weight, or its number of tokens. The trace shows only the loss factor κ of
-# each call, with ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ.
+# its class weight, or its number of tokens. The trace does not contain these counts. It
+# shows only the loss factor κ of each call, with ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ.
 #
 # Without example i, a mean divides by Σm − mᵢ instead of Σm. The loss is known to be
 # such a mean only if κ Σm is the same at every call, up to the scale of a GradScaler.
@@ -165,7 +168,8 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 # number of outputs or targets of each.
 
 
-MAX_WHOLE_NUMBER = 1000  # largest integer that a mean may be multiplied or divided by
+# `is_plain` accepts a mean that is an integer, or its inverse, up to this number
+MAX_WHOLE_NUMBER = 1000
 COUNTS = (
     "let loss= also give what each example counts in the loop's mean: 'return losses, "
     "weight[labels]' for "
@@ -178,10 +182,10 @@ COUNTS = (
 def consumed_share(
     share: CallShare, after: TakenBatch, before: TakenBatch
 ) -> CallShare:
-    """Return the share in the gradient that the optimizer used: `share` with κ times
-    the scale of the step, for example 1/scale of a GradScaler.
+    """Multiply the κ of a share by the scale that the gradient received before the
+    optimizer used it, for example 1/scale of a GradScaler.
 
-    κ is 0 if the examples of the call have no weight. `after` and `before` are the
+    If all examples of the call have weight 0, κ is 0. `after` and `before` are the
     batch with and without this scale."""
     scale = (
         after.unweighted_shares[0] / before.unweighted_shares[0]
@@ -193,8 +197,8 @@ def consumed_share(
 
 @dataclass
 class MeanCheck:
-    """The loss factor κ times Σm, for each kind of count m ("examples", "counts", …) on
-    which all calls agree."""
+    """The products κ Σm that all calls so far agree on, by the kind of count m
+    ("examples", "counts", …). See the comment above."""
 
     first: tuple[int, CallShare] | None = None
     means: dict[str, float] = field(default_factory=dict)
@@ -213,8 +217,8 @@ class MeanCheck:
                 self.compare(step, share, agreed)
 
     def agreed(self, step: int, share: CallShare) -> dict[str, float]:
-        """Return κ Σm of a call (see above),
-        for each kind of count that agrees with earlier calls."""
+        """Return κ Σm of a call by kind of count, for the kinds in which it
+        agrees with earlier calls."""
         assert self.first is not None
         means = means_of(share)
         tolerance = share.tolerance + self.first[1].tolerance
@@ -265,7 +269,8 @@ class MeanCheck:
 
 
 def means_of(share: CallShare) -> dict[str, float]:
-    """Return the loss factor κ of a call, times Σm for each kind of count m."""
+    """Return κ Σm of a call, for each kind of count m. κ is
+    the loss factor of the call."""
     means = {"examples": share.factor * share.examples}
     if share.counts is not None:
         return means | {"counts": share.factor * float(share.counts.sum())}
@@ -276,8 +281,8 @@ def means_of(share: CallShare) -> dict[str, float]:
 
 
 def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
-    """Raise if the loss is a sum: its factor κ is 1, or the same in two calls with
-    different total counts."""
+    """Raise if the loss is a sum: κ is 1, or two calls with different
+    total counts have the same κ."""
     sizes = [
         float(share.examples if share.counts is None else share.counts.sum())
         for share in (one, other)
@@ -307,8 +312,8 @@ def same_scale(one: float, other: float, tolerance: float) -> bool:
 def is_plain(mean: float, tolerance: float) -> bool:
     """True if a mean is an integer or the inverse of an integer, times a power of two.
 
-    The integer may be a number of calls or outputs,
-    and the power of two the scale of a GradScaler.
+    The integer can be a number of calls or outputs, and the power of two can be the
+    scale of a GradScaler.
 
     >>> is_plain(1 / 12, 1e-9), is_plain(-5.0, 1e-9), is_plain(24 / 37.1, 1e-9)
     (True, True, False)
@@ -329,34 +334,32 @@ def is_plain(mean: float, tolerance: float) -> bool:
 # several processes trained together, g is the mean of their gradients.
 
 
-SUM_ORDER_EPS = (
-    1e4  # eps: relative rounding error of a gradient that is summed in another order
-)
-# if c is nearly a power of two, up to this relative distance,
-# measure whether terms of g cancel
+# eps: relative rounding error of a gradient that is summed in another order
+SUM_ORDER_EPS = 1e4
+# if c is within this relative distance of a power of two, measure whether terms of g
+# cancel
 NEAR_POWER = 0.01
-SAME_NORM = 1e-3  # relative tolerance for equal clipping norms of all steps, in float32
+# relative tolerance for comparing the clipping norms of two steps, in float32
+SAME_NORM = 1e-3
 
 
 @dataclass(kw_only=True)
 class FollowedTraining(AbstractTrajectory):
-    """The steps of a followed loop. Read them from the last to the first,
-    which is cheapest."""
+    """The steps of a followed loop. Reading them from the last
+    to the first is cheapest."""
 
     steps: AbstractSteps
     called: CalledModule
     loss: ExampleLoss
     names: dict[str, int]  # index of each example
-    weighing: Weighing = field(
-        default_factory=Weighing
-    )  # weights of the examples in this loop
+    # weights of the examples in this loop
+    weighing: Weighing = field(default_factory=Weighing)
     back: Iterator[tuple[FollowedStep, Weights]] = field(
         default_factory=lambda: iter(())
     )
     next: int = -1  # index of the next step of `back`
-    norm: float | None = (
-        None  # clipping norm of the steps so far, None if none was clipped
-    )
+    # clipping norm of the steps so far, None if none was clipped
+    norm: float | None = None
     mean_check: MeanCheck = field(default_factory=MeanCheck)
 
     def __post_init__(self) -> None:
@@ -465,7 +468,8 @@ class FollowedTraining(AbstractTrajectory):
         return batch, share
 
     def update(self, step: FollowedStep, name: str) -> Update:
-        """Return the linear step of a parameter, and its denominator."""
+        """Return the linear step of a parameter, and
+        its denominator if Adam updates it."""
         linear, denominator = step.of(name), None
         if self.memory is not None:
             denominator = self.memory.denominator(step, name)
@@ -486,8 +490,8 @@ class FollowedTraining(AbstractTrajectory):
         )
 
     def clipped(self, followed: FollowedStep, step: TrainedStep) -> TrainedStep:
-        """Return the step with its loss scale or its clipping norm, whichever explains
-        the gradient that the optimizer used.
+        """Return the step with the scale of its loss, or with its clipping norm. Choose
+        the one that explains the gradient that the optimizer used.
 
         The optimizer used c times the replayed gradient. If c is a power of two, it is
         the scale of the loss, and the batches are multiplied by it. Otherwise, the
@@ -523,8 +527,8 @@ class FollowedTraining(AbstractTrajectory):
         """Return the factor c between the replayed gradient g and the gradient that the
         optimizer used, and the relative rounding error of c.
 
-        If terms of g cancel, the rounding error is measured from `replayed`, which
-        returns the gradient of a multiple of the loss."""
+        If terms of g cancel, measure the rounding error: `replayed` returns the
+        gradient of a multiple of the loss."""
         factor, missed = factor_between(g, consumed)
         rounding = SUM_ORDER_EPS * torch.finfo(self.end.dtype).eps
         near_power = is_power_of_two(factor, NEAR_POWER)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-MAX_JOINED_NUMBERS = (
-    2**16
-)  # elements; concatenating a larger tensor would double its memory
+# number of elements; a larger tensor is not concatenated, because that would double its
+# memory
+MAX_JOINED_NUMBERS = 2**16
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:

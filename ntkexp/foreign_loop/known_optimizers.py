@@ -1,9 +1,9 @@
 """The rule of an optimizer: the user's rule,
 or the rule of PyTorch's or another library's class.
 
-The rule of an optimizer is the rule of its class, or of the first base class with a
-rule. If a subclass computes a different step, the check of its first step raises
-(`rule.RuleProof`)."""
+Without a rule of the user, an optimizer has the rule of its class, or of the first base
+class with a rule. If a subclass computes other steps than its base class, the proof of
+its first step (`rule.RuleProof`) raises an error."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.model.foreign import load_torchvision
 
 LIBRARIES = frozenset({"timm", "lion_pytorch", "schedulefree"})
-"""Packages whose optimizers a later process imports by name,
+"""Packages whose optimizers a later process may import by name,
 to replay a trace on disk."""
 
 
 @dataclass(frozen=True)
 class KnownOptimizer:
-    """A rule, and the class of optimizer that it applies to.
-    Replays use an optimizer of this class."""
+    """A rule, and the optimizer class that it applies to.
+    Replays construct this class."""
 
     rule: AbstractOptimizerRule
     kind: type[torch.optim.Optimizer]
 
     @property
     def name(self) -> str:
-        """The name that a trace stores. For a user's rule, it includes the name of the
-        rule. For a rule of another library, it includes the module of the class.
+        """The name that a trace stores. It includes the rule's name for a rule of the
+        user, and the module of the class for a rule of another library.
 
         >>> KnownOptimizer(TORCH_RULES[0], torch.optim.SGD).name
         'SGD'
@@ -60,8 +60,9 @@ class KnownOptimizer:
     def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """Construct an optimizer with these parameter groups.
 
-        Required arguments of the constructor are taken from the first group. Some
-        optimizers read settings that all groups share from their defaults."""
+        Required arguments of the constructor get their values from the first group.
+        Some optimizers read settings that all groups share from
+        `defaults`, so these are set too."""
         shared = groups[0]
         _, *needed = self.required_arguments
         optimizer = self.kind(
@@ -162,8 +163,8 @@ def optimizers_of_libraries(
 ) -> Iterator[KnownOptimizer]:
     """Yield the optimizer whose class has this module and name.
 
-    A rule of the user may name the class, or a module that this process has imported
-    may contain it. Only the packages in `LIBRARIES` are imported for this purpose."""
+    Find the class in a rule of the user, or in a module that this process has already
+    imported. Import only the packages in `LIBRARIES`."""
     module, _, kind_name = name.rpartition(".")
     for rule in rules:
         for kind in rule.kinds:

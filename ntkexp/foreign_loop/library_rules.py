@@ -3,7 +3,7 @@ and schedule-free ones.
 
 These libraries need not be installed. A rule applies to every class with one of its
 names, for example `timm.optim.Lion`. If a class with this name computes other steps,
-the check of its first step raises (`rule.RuleProof`).
+the proof of its first step (`rule.RuleProof`) raises an error.
 
 The docstrings use the symbols of `torch_rules.py`.
 """
@@ -21,11 +21,11 @@ from ntkexp.foreign_loop.torch_rules import AbstractTorchRule, Entries
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import LinearStep
 
-LEAST_CAUTION = 1e-3  # least mean of the mask of a cautious optimizer, as in timm
+LEAST_CAUTION = 1e-3  # smallest mean of the mask of a cautious optimizer, as in timm
 
 
 class AbstractLibraryRule(AbstractTorchRule):
-    """Base class for rules that apply to classes by name."""
+    """Base class for rules that find their optimizer by the name of its class."""
 
     kinds = ()
     class_names: ClassVar[tuple[str, ...]]
@@ -35,12 +35,13 @@ class LionRule(AbstractLibraryRule):
     """Lion: θ ← (1 − ηλ)θ − η sign(c), with c = β₁m₋ + (1 − β₁)g
     and m ← β₂m₋ + (1 − β₂)g.
 
-    With m₋ = (m − (1 − β₂)g)/β₂, c = a m + b g, so that S = aη/|c|, N = bη/|c|,
-    and 0 where c = 0:
+    Here m₋ is the momentum before the step, and m after it. Inserting m₋ = (m − (1 −
+    β₂)g)/β₂ gives c = a m + b g. So S = aη/|c| and N = bη/|c|, and both are 0 where c =
+    0:
 
         a = β₁/β₂,   b = (1 − β₁) − a(1 − β₂),   β = β₂,   α = 1 − β₂
 
-    If the optimizer is cautious, its mask multiplies S and N.
+    A cautious optimizer multiplies S and N by its mask.
     """
 
     class_names = ("Lion",)
@@ -112,8 +113,8 @@ class SignSGDRule(AbstractLibraryRule):
 def sign_denominator(direction: Tensor, rate: float) -> tuple[Tensor, Tensor | None]:
     """Return n and r with direction/n + r = rate · sign(direction).
 
-    n is |direction|/rate, or ∞ where the direction is 0. r is None, unless some
-    elements are so small that 1/n overflows. The movement of these elements is
+    n is |direction|/rate, or ∞ where the direction is 0. r is None unless some elements
+    are so small that 1/n overflows. r is the movement of these elements, which is
     attributed to no example.
 
     >>> sign_denominator(torch.tensor([2.0, 0.0, -4.0]), 0.5)
@@ -133,8 +134,8 @@ def sign_denominator(direction: Tensor, rate: float) -> tuple[Tensor, Tensor | N
 
 
 def caution(update: Tensor, gradient: Tensor) -> Tensor:
-    """Return the factors of a cautious update: 0 where update and gradient differ in
-    sign, and one number elsewhere, so that the mean of the factors is 1."""
+    """Return the mask of a cautious update. It is 0 where update and gradient differ in
+    sign. Elsewhere it is one number, chosen so that the mean of the mask is 1."""
     mask = (update * gradient > 0).to(update.dtype)
     return mask / mask.mean().clamp(min=LEAST_CAUTION)
 
@@ -156,9 +157,9 @@ class LAMBRule(AbstractLibraryRule):
         S = rη/(1 − β₁ᵗ)/n,   d = rηλ,   β = β₁,   α = (1 − β₁)/k
 
     k = max(1, ‖g‖/`max_grad_norm`) clips the gradients of all parameters together. With
-    decoupled decay, d = ηλ, and θ is the weight after the decay. r is 1 if a norm is 0,
-    or without decay unless `always_adapt` is set. As in Adafactor, r and k multiply the
-    gradients of all examples."""
+    decoupled decay, d = ηλ, and θ is the weight after the decay. r is 1 if a norm is 0.
+    Without decay, r is also 1 unless `always_adapt` is set. r and k are treated as
+    constants that multiply the gradients of all examples, as in Adafactor."""
 
     class_names = ("Lamb",)
     remembers = "exp_avg"
@@ -220,7 +221,7 @@ class LAMBRule(AbstractLibraryRule):
 
 
 def trust_ratio(weights: float, update: float) -> float:
-    """Return the ratio of two norms, or 1 if one of them is 0.
+    """Return ‖weights‖/‖update‖, or 1 if one of the norms is 0.
 
     >>> trust_ratio(1.0, 4.0), trust_ratio(0.0, 4.0)
     (0.25, 1.0)

@@ -39,12 +39,10 @@ class StepProofs(NamedTuple):
     in the order of `run_folder.PROOFS`."""
 
     gradient_factor: float  # (a) smallest factor c of all parameters
-    gradient_error: (
-        float  # (a) relative distance of c g from the gradient that the optimizer used
-    )
-    rule_error: (
-        float  # (b) relative distance of the weights from the optimizer's update rule
-    )
+    # (a) relative distance of c g from the gradient that the optimizer used
+    gradient_error: float
+    # (b) relative distance of the weights from the optimizer's update rule
+    rule_error: float
     closure: float  # (c) relative error of the secant, ‖J̄Δθ − Δf‖/‖Δf‖
     casts_error: float  # norm of the gradient error by casts, relative to the optimizer's gradient
 
@@ -56,12 +54,10 @@ class LoopTerms(NamedTuple):
     # with the adjoint V of the step (`attribution`)
     contributions: Float[Tensor, "query out row"]
     decay: Float[Tensor, "query out"]
-    rounding: Float[
-        Tensor, "query out"
-    ]  # effect of rounding errors in gradients, and of casts
-    coupling: Float[
-        Tensor, "query out"
-    ]  # effect of examples on one another in BatchNorm
+    # effect of rounding errors in gradients, and of casts
+    rounding: Float[Tensor, "query out"]
+    # effect of examples on one another in BatchNorm
+    coupling: Float[Tensor, "query out"]
 
 
 @dataclass(frozen=True)

@@ -213,18 +213,15 @@ class LatestWeights:
     """Copies of the weights after the latest step."""
 
     weights: Weights = field(default_factory=dict)
-    writes: dict[str, int] = field(
-        default_factory=dict
-    )  # `_version` after the latest step
-    spare: Weights = field(
-        default_factory=dict
-    )  # buffers to reuse, because allocation is slow
+    # `_version` after the latest step
+    writes: dict[str, int] = field(default_factory=dict)
+    # buffers to reuse, because allocation is slow
+    spare: Weights = field(default_factory=dict)
     # the largest change of a weight by rounding if the loop moves it
     # and back between steps
     rounding_of_swaps: Callable[[str], Tensor | None] = lambda _: None
-    strangers: dict[str, str] = field(
-        default_factory=dict
-    )  # unfollowed optimizer, by parameter
+    # unfollowed optimizer, by parameter
+    strangers: dict[str, str] = field(default_factory=dict)
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
         """Copy the present values of some weights into this object."""
@@ -400,9 +397,8 @@ class Outside:
     """The changes of the model after the last step."""
 
     names: tuple[str, ...] = ()  # names of changed tensors and attributes
-    tensors: Weights = field(
-        default_factory=dict
-    )  # changed tensors, at the end of the loop
+    # changed tensors, at the end of the loop
+    tensors: Weights = field(default_factory=dict)
 
     def change(
         self,

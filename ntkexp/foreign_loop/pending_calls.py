@@ -25,12 +25,10 @@ class PendingCalls:
     loop: RunningLoop
     weighing: Weighing | None = None  # weights of examples in a loop that runs again
     calls: list[ModelCall] = field(default_factory=list)
-    is_differentiated: bool = (
-        False  # a backward pass since the latest step had create_graph=True
-    )
-    consumed_calls: list[ModelCall] = field(
-        default_factory=list
-    )  # calls used by the latest step
+    # a backward pass since the latest step had create_graph=True
+    is_differentiated: bool = False
+    # calls used by the latest step
+    consumed_calls: list[ModelCall] = field(default_factory=list)
     # `grad` tensors used by the latest step
     consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)
 

@@ -226,9 +226,8 @@ class LoopPositions:
         Raise if they do not fit into memory."""
         outputs = prod(parts.shape[:2])
         examples = parts.shape[2]
-        numbers = outputs * (
-            examples * positions.longest + positions.rows
-        )  # the sum, and one step
+        # the sum, and one step
+        numbers = outputs * (examples * positions.longest + positions.rows)
         budget.require(
             numbers * parts.element_size(),
             f"contributions of {counted(positions.longest, 'position')} of {examples} examples "

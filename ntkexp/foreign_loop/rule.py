@@ -42,12 +42,10 @@ class StepInput(NamedTuple):
     gradient: Tensor  # g
     weight: Tensor  # θ before the step
     times: int  # number of earlier steps of this parameter
-    state: Mapping[
-        str, Any
-    ]  # optimizer state before the step; only entries in the rule's `needs`
-    gradient_norm: float = (
-        nan  # ‖g‖ of all parameters of the optimizer, if the rule `reads_norm`
-    )
+    # optimizer state before the step; only entries in the rule's `needs`
+    state: Mapping[str, Any]
+    # ‖g‖ of all parameters of the optimizer, if the rule `reads_norm`
+    gradient_norm: float = nan
 
 
 class AbstractOptimizerRule(ABC):
@@ -395,15 +393,12 @@ class RuleProof:
     by parameter."""
 
     signatures: Signatures = field(default_factory=Signatures)
-    weights: dict[str, Numbers] = field(
-        default_factory=dict
-    )  # signature σ(θ) of the weight
-    memory: dict[str, Numbers] = field(
-        default_factory=dict
-    )  # signature σ(m) of the momentum
-    made: dict[str, float] = field(
-        default_factory=dict
-    )  # sum of the norms of the terms of m
+    # signature σ(θ) of the weight
+    weights: dict[str, Numbers] = field(default_factory=dict)
+    # signature σ(m) of the momentum
+    memory: dict[str, Numbers] = field(default_factory=dict)
+    # sum of the norms of the terms of m
+    made: dict[str, float] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)  # number of steps
 
     def begin(self, name: str, weight: Tensor) -> None:

@@ -58,9 +58,8 @@ class RunningLoop:
     followed: FollowedLoop
     store: AbstractStore
     latest: LatestWeights = field(default_factory=LatestWeights)
-    moved: Weights = field(
-        default_factory=dict
-    )  # weights that the loop moved before a call
+    # weights that the loop moved before a call
+    moved: Weights = field(default_factory=dict)
     moved_at: int = -1  # index of the step after that call
 
     def __post_init__(self) -> None:

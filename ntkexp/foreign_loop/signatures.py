@@ -30,9 +30,8 @@ from ntkexp.model.functional import as_rows
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
-OUTPUT_TOLERANCE = (
-    1e3  # eps: relative rounding error of outputs that torch computes differently
-)
+# eps: relative rounding error of outputs that torch computes differently
+OUTPUT_TOLERANCE = 1e3
 CAST_TOLERANCE = 8  # eps of the lower precision, under casts
 # rounding may change outputs by this multiple of the effect of one eps
 # of noise in weights and inputs

@@ -32,17 +32,14 @@ class FollowedStep:
     gradient: Weights  # gradient that the optimizer used
     linear: Mapping[str, LinearStep]  # step of every parameter that an optimizer moves
     without_grad: frozenset[str]  # parameters that received no gradient
-    settings: Mapping[
-        str, Mapping[str, Any]
-    ]  # group settings after the step, by parameter
-    rule_error: (
-        float  # proof (b): relative distance of the new weights from the update rule
-    )
+    # group settings after the step, by parameter
+    settings: Mapping[str, Mapping[str, Any]]
+    # proof (b): relative distance of the new weights from the update rule
+    rule_error: float
     # BatchNorm's running statistics, before and after the step
     statistics: tuple[Weights, Weights] | None = None
-    remembered: Weights = field(
-        default_factory=dict
-    )  # momentum from before the followed steps
+    # momentum from before the followed steps
+    remembered: Weights = field(default_factory=dict)
     # group settings before the step, by parameter,
     # if a step of the optimizer changes them
     settings_before: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -79,9 +76,8 @@ class FollowedStep:
 class AbstractSteps(ABC):
     """The stored steps of a loop, to be read from the first or from the last step."""
 
-    same_kernels: bool = (
-        False  # True if this process presumably uses the same kernels as the loop
-    )
+    # True if this process presumably uses the same kernels as the loop
+    same_kernels: bool = False
     known: Sequence[KnownOptimizer] = ()  # the optimizers and their rules
 
     def refresh(self) -> None:

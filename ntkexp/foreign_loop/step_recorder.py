@@ -62,13 +62,11 @@ class StepRecorder:
     # parameter last, and the number of steps of each parameter by each optimizer
     movers: dict[str, int] = field(default_factory=dict)
     times_moved: dict[tuple[int, str], int] = field(default_factory=dict)
-    gradients_before: Weights = field(
-        default_factory=dict
-    )  # copies, if steps overwrite gradients
+    # copies, if steps overwrite gradients
+    gradients_before: Weights = field(default_factory=dict)
     settings_before: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    stepping: set[int] = field(
-        default_factory=set
-    )  # ids of optimizers between the two step hooks
+    # ids of optimizers between the two step hooks
+    stepping: set[int] = field(default_factory=set)
     passed: bool = False  # True if the latest step was not stored
 
     def begin(self) -> None:

@@ -97,9 +97,8 @@ class Trace:
     by: By | None = None  # components that split the contributions
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
-    measured: MeasuredQueries | None = (
-        None  # measure to attribute instead of the outputs
-    )
+    # measure to attribute instead of the outputs
+    measured: MeasuredQueries | None = None
     watch: Watch | None = None  # the hooks on the loop, while it is followed
 
     def __repr__(self) -> str:

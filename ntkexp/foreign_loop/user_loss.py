@@ -29,19 +29,18 @@ from ntkexp.kernel import plain_kernels
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Weights
 
-LOSS_TOLERANCE = (
-    1e4  # eps: relative distance of gradients by two formulas of the same loss
-)
+# eps: relative distance of gradients by two formulas of the same loss
+LOSS_TOLERANCE = 1e4
 ROUNDING_FACTOR = 4  # safety factor on the measured rounding error
+# multiples of the loss; their gradients show rounding errors
 MULTIPLES = (
     1 / 3,
     3 / 7,
     1 / 11,
-)  # multiples of the loss; their gradients show rounding errors
-
-FACTOR_PRECISION = (
-    64  # eps: relative error of the factor κ between two nearly equal gradients
 )
+
+# eps: relative error of the factor κ between two nearly equal gradients
+FACTOR_PRECISION = 64
 MEAN_WEIGHT_EPS = 1e-6  # relative rounding error of class weights in float32
 
 
@@ -179,9 +178,8 @@ class CallShare:
     examples: int
     numbers: int  # number of elements of the outputs
     tolerance: float  # relative error of κ
-    counts: Float[Tensor, " row"] | None = (
-        None  # weights in the mean, if `loss=` gives them
-    )
+    # weights in the mean, if `loss=` gives them
+    counts: Float[Tensor, " row"] | None = None
     targets: float | None = None  # total target weight, if the loss calls cross_entropy
 
 

@@ -90,9 +90,8 @@ class GradientFactors:
         that were clipped by value."""
 
     factors: Mapping[str, float]
-    missed: (
-        float  # relative distance of c e g from the gradient that the optimizer used
-    )
+    # relative distance of c e g from the gradient that the optimizer used
+    missed: float
     elements: Weights = field(default_factory=dict)
     clipped: ValueBound | None = None
 

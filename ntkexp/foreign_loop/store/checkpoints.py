@@ -14,12 +14,10 @@ from ntkexp.shapes import Weights
 
 FREE_DISK_SHARE = 0.25  # largest share of the free disk for the checkpoints of a trace
 MAX_TRACE_BYTES = 50e9  # largest size of all checkpoints of a trace
-STEPS_PER_CHECKPOINT = (
-    8  # initial interval: writing a checkpoint takes longer than a small step
-)
-COPIES_PER_STEP = (
-    3  # copies of the weights per replayed step: weights, gradient, denominator
-)
+# initial interval: writing a checkpoint takes longer than a small step
+STEPS_PER_CHECKPOINT = 8
+# copies of the weights per replayed step: weights, gradient, denominator
+COPIES_PER_STEP = 3
 
 
 @dataclass

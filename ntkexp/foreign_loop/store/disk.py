@@ -67,9 +67,8 @@ from ntkexp.records.folder import CONFIG, START_WEIGHTS, TRACE_IDENTITY, RunFold
 from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
-SAME_WEIGHTS_EPS = (
-    16  # eps: rounding error of a signature that is summed in another order
-)
+# eps: rounding error of a signature that is summed in another order
+SAME_WEIGHTS_EPS = 16
 
 
 # --- A resumed loop continues the trace at the step that began with the loop's weights.
@@ -260,9 +259,8 @@ class DiskStore(AbstractStore):
     budget: MemoryBudget
     plan: CheckpointPlan = field(init=False)
     writer: CheckpointWriter = field(init=False)
-    moved: frozenset[str] = (
-        frozenset()
-    )  # parameters that the latest step has moved so far
+    # parameters that the latest step has moved so far
+    moved: frozenset[str] = frozenset()
     steps: int = 0  # number of steps so far
     calls: int = 0  # number of calls so far
     # stored calls of the latest event
@@ -273,9 +271,8 @@ class DiskStore(AbstractStore):
     checkpoints: dict[int, int] = field(default_factory=dict)
     # indices of the optimizers without a step since the latest checkpoint
     waiting: set[int] = field(default_factory=set)
-    functions: dict[str, LossFunction] = field(
-        default_factory=dict
-    )  # of `trace.losses`, by name
+    # of `trace.losses`, by name
+    functions: dict[str, LossFunction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder: RunFolder = self.files.folder

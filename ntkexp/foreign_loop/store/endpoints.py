@@ -26,9 +26,8 @@ from ntkexp.shapes import Weights
 class EndpointSteps(AbstractSteps):
     """The steps of a loop that ran again. They cannot be replayed."""
 
-    examples: list[tuple[str, ...]] = field(
-        default_factory=list
-    )  # examples of each step
+    # examples of each step
+    examples: list[tuple[str, ...]] = field(default_factory=list)
     first: Weights = field(default_factory=dict)
     latest: Weights = field(default_factory=dict)
 
@@ -69,9 +68,8 @@ class EndpointStore(AbstractStore):
 
     known: Sequence[KnownOptimizer]
     steps: EndpointSteps = field(default_factory=EndpointSteps)
-    moved: frozenset[str] = (
-        frozenset()
-    )  # parameters that the latest step has moved so far
+    # parameters that the latest step has moved so far
+    moved: frozenset[str] = frozenset()
 
     @property
     def count(self) -> int:
@@ -87,9 +85,8 @@ class EndpointStore(AbstractStore):
         self.steps.known = self.known
         self.steps.first = copies
         self.steps.latest = copies
-        self.moved = frozenset(
-            weights
-        )  # so that the next optimizer's step begins a new index
+        # so that the next optimizer's step begins a new index
+        self.moved = frozenset(weights)
 
     def add(
         self, step: FollowedStep, which: int, after: Weights, signed: Signed

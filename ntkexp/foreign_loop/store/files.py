@@ -279,9 +279,8 @@ def read(content: bytes | memoryview) -> Any:
     """Return the content that some bytes store. Its tensors share memory with the
     bytes, so do not write to the tensors."""
     view = memoryview(content)
-    view = (
-        memoryview(bytearray(view)) if view.readonly else view
-    )  # torch warns of read-only memory
+    # torch warns of read-only memory
+    view = memoryview(bytearray(view)) if view.readonly else view
     length = int.from_bytes(view[:LENGTH_BYTES], "little")
     data = view[LENGTH_BYTES + length :]
 

@@ -113,9 +113,8 @@ class MemoryStore(AbstractStore):
     budget: MemoryBudget
     before: int = 0  # number of steps before the first stored step
     loop: LoopInMemory = field(default_factory=LoopInMemory)
-    moved: frozenset[str] = (
-        frozenset()
-    )  # parameters that the latest step has moved so far
+    # parameters that the latest step has moved so far
+    moved: frozenset[str] = frozenset()
     latest: Weights = field(default_factory=dict)
     checkpoint_at: int = 0  # number of steps at the latest checkpoint
     # indices of the optimizers without a step since the latest checkpoint

@@ -57,9 +57,8 @@ from ntkexp.model.functional import Output
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
 
-MAX_KNOWN_CLIPS = (
-    4  # number of earlier clippings by value (scale, bound) that a step tries first
-)
+# number of earlier clippings by value (scale, bound) that a step tries first
+MAX_KNOWN_CLIPS = 4
 
 
 # --- Replay of one event (a step of one optimizer) after another.
@@ -77,9 +76,8 @@ class ReplayedLoop:
     signatures: Signatures
     events: int = 0  # number of events replayed since the checkpoint
     exact: bool = True  # True if the weights have the same bits as in the loop
-    clips: list[ValueClip] = field(
-        default_factory=list
-    )  # clipping by value in steps so far
+    # clipping by value in steps so far
+    clips: list[ValueClip] = field(default_factory=list)
 
     def replay(
         self, event: Event, calls: Sequence[ModelCall], start: Weights, then: Any | None
@@ -430,15 +428,13 @@ class ReplayedSteps(AbstractSteps):
     output: Output
     known: Sequence[KnownOptimizer]
     same_kernels: bool = False
-    begins: frozenset[int] = (
-        frozenset()
-    )  # steps that need the momentum before them (`remembered`)
+    # steps that need the momentum before them (`remembered`)
+    begins: frozenset[int] = frozenset()
     # the replayed segment in memory, by its half-open range of events (first, last + 1)
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
-    clips: list[ValueClip] = field(
-        default_factory=list
-    )  # clipping by value in steps so far
+    # clipping by value in steps so far
+    clips: list[ValueClip] = field(default_factory=list)
 
     @cached_property
     def called(self) -> CalledModule:
@@ -592,9 +588,8 @@ class ReplayedSteps(AbstractSteps):
 
         steps = list[FollowedStep]()
         for event in self.loop.events[begin:stop]:
-            joins = (
-                bool(steps) and steps[-1].index == event["step"]
-            )  # another optimizer's part
+            # another optimizer's part
+            joins = bool(steps) and steps[-1].index == event["step"]
             calls = steps[-1].calls if joins else self.loop.calls(event, device)
             start = steps[-1].start if joins else loop.weights
             remembered = loop.remembered(event) if event["step"] in self.begins else {}
