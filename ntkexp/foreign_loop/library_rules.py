@@ -235,9 +235,9 @@ class LARSRule(AbstractLibraryRule):
         timm, Lightning Bolts    r = κ‖θ‖ / (‖g‖ + λ‖θ‖ + ε);   r = 1 and λ = 0 without decay
         MoCo v3, MAE             r = κ‖θ‖ / ‖g + λθ‖ for matrices;   r = 1 and λ = 0 for vectors
 
-    κ is the trust coefficient. r is 1 if a norm is 0. The coefficients are as in SGD,
-    with α times r, and with N = rη for Nesterov momentum. r multiplies the gradients of
-    all examples."""
+    κ is the trust coefficient, and r is 1 if a norm is 0. All coefficients are those of
+    `SGDRule`, except that α is multiplied by r, and N = rη for Nesterov momentum. r
+    multiplies the gradients of all examples."""
 
     class_names = ("Lars", "LARS")
 
@@ -305,7 +305,7 @@ class LARSRule(AbstractLibraryRule):
 
 
 def trust_coefficient(group: Entries) -> float:
-    """Return the trust coefficient κ, which libraries name differently."""
+    """Return the trust coefficient κ. Libraries use different names for it."""
     name = "trust_coeff" if "trust_coeff" in group else "trust_coefficient"
     return float(group[name])
 
@@ -317,8 +317,8 @@ class ScheduleFreeRule(AbstractLibraryRule):
         y ← (1 − c)y + cz + η(β(1 − c) − 1)u,   z ← z − ηu,   u = (g + λny)/n
 
     η is the rate after warmup, and c is the weight of this step in the average. n = 1
-    for SGD, and n = √(v/(1 − β₂ᵗ)) + ε for AdamW. With the memory m = y − z, which is 0
-    at the beginning,
+    for SGD, and n = √(v/(1 − β₂ᵗ)) + ε for AdamW. Let m = y − z, which is 0 before the
+    first step. In terms of y and m,
 
         m ← (1 − c)m + (1 − c)βη/n p,   y ← y − c/(1 − c) m − η(1 − β)/n p,   p = g + λny
 

@@ -3,10 +3,10 @@ the outputs.
 
     m(θ) = g(f(θ; x), x)            m_T − m_0 = Σ contributions + decay + rounding + outside
 
-g may be a loss, a log-probability, a margin, or a projection. The secant is computed
-through g as through any layer, so the parts add up to the change of m up to rounding.
-If g returns one value for each query, one adjoint for each query suffices, instead of
-one for each output.
+g may be a loss, a log-probability, a margin, or a projection. The secant Jacobian is
+computed through g as through any layer. So the parts on the right add up to the change
+of m, up to rounding. If g returns one value for each query, one adjoint per query
+suffices, instead of one per output.
 
 `measure` is called with the outputs at all queries, or at one batch of a DataLoader.
 """
@@ -41,8 +41,8 @@ from ntkexp.records.contributions import MEASURE
 from ntkexp.shapes import Function, Inputs, Weights
 
 Measure: TypeAlias = Callable[[Tensor, SeenCall], Tensor | Mapping[str, Tensor]]
-"""A function (outputs, call) of the queries of a call. It returns values [query], or
-[query, out], or a dict from names to tensors [query]."""
+"""A function (outputs, call) of the queries of one call. It returns values of shape
+[query] or [query, out], or a dict from names to tensors [query]."""
 
 RANDOM = "the module draws random numbers"
 MEASURE_FORMS = "give a tensor [queries], or [queries, numbers], or a dict of names to tensors [queries]"
@@ -58,7 +58,7 @@ class NamedValues(NamedTuple):
 
 @dataclass(frozen=True)
 class QueryCalls:
-    """The calls that evaluate the queries."""
+    """The calls of the model that evaluate the queries."""
 
     sizes: tuple[int, ...]  # number of queries of each call
     ids: tuple[str, ...]  # names of all queries
@@ -96,8 +96,8 @@ class MeasuredQueries:
 
     @property
     def described(self) -> str:
-        """The name of the measure and a digest of its code, as stored in
-        config.json."""
+        """The name of the measure and a digest of its code,
+        as they are stored in config.json."""
         return described(self.measure)
 
     @property
@@ -105,7 +105,7 @@ class MeasuredQueries:
         return self.described.split()[0]
 
     def of(self, function: Function) -> Function:
-        """Return the composition g ∘ f of the measure and the model, as a function of
+        """Return g ∘ f, the composition of the measure and the model, as a function of
         the weights and all queries."""
 
         def measured(weights: Weights, inputs: Inputs) -> Tensor:
@@ -153,8 +153,8 @@ class MeasuredQueries:
         return NamedValues([MEASURE], torch.stack([result], 1).to(outputs.dtype))
 
     def out_names(self, outputs: Tensor, queries: Inputs) -> list[str] | list[int]:
-        """Return the names or indices of the values. Raise if the measure fails or is
-        not finite at these outputs."""
+        """Return the names or indices of the values. Raise if the measure fails or
+        returns values that are not finite."""
         outputs = at_least_float(outputs)
         try:
             with torch.no_grad():
@@ -183,8 +183,8 @@ class MeasuredQueries:
         return [*map(str, first)] if isinstance(first[0], str) else [*map(int, first)]
 
     def refuse_unexplained(self, outputs: Tensor, queries: Inputs) -> None:
-        """Raise if an operation of the measure has no secant rule, or if its values do
-        not have the gradient that autograd computes."""
+        """Raise if an operation of the measure has no secant rule, or if autograd's
+        gradient is not the derivative of its values."""
         with torch.enable_grad():
             values = self.values(outputs.detach().requires_grad_(), queries)
             if not values.requires_grad:
@@ -205,8 +205,8 @@ class MeasuredQueries:
             reader.checks.refuse_dependence(tape)
 
     def recorded(self, outputs: Tensor, queries: Inputs) -> tuple[Reader, Tape]:
-        """Record the measure g alone, as a function of a single weight of value 1 that
-        multiplies these outputs."""
+        """Record the measure g alone. To give it a weight, multiply the outputs by a
+        scalar weight of value 1."""
 
         def scaled_measure(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)
@@ -218,7 +218,7 @@ class MeasuredQueries:
 
     @contextmanager
     def rewording(self) -> Iterator[None]:
-        """Replace an error message about a module by a message about the measure."""
+        """Replace "module" by "measure" in error messages raised inside the block."""
         try:
             yield
         except Mistake as error:
@@ -260,8 +260,8 @@ def at_least_float(outputs: Tensor) -> Tensor:
 
 
 def refuse_form(values: object, shape: tuple[int, ...], name: str = "") -> None:
-    """Raise unless `values` is a floating-point tensor of this shape, with a row for
-    each query."""
+    """Raise unless `values` is a floating-point tensor of shape `shape`, with one row
+    for each query."""
     if not isinstance(values, Tensor):
         raise Mistake(
             f"measure=: it gives a {type(values).__name__}{name}; {MEASURE_FORMS}"
@@ -299,7 +299,8 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
             "queries=: the DataLoader shuffles, or gives a part, so that it is not known which "
             "query is which; give one with shuffle=False"
         )
-    # a DataLoader draws a seed, which must not change the random numbers of the loop
+    # a DataLoader draws a seed; restore the random state, so that the loop draws the
+    # same numbers
     with beginning_at({"cpu": torch.get_rng_state()}):
         batches = [as_inputs(batch) for batch in queries]
     if not batches:
@@ -310,8 +311,8 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
 
 
 def refuse_bare_graph(queries: object) -> None:
-    """Raise if tensors of the queries have different lengths, as the nodes and edges of
-    a graph.
+    """Raise if the tensors of the queries have different lengths, such as the nodes and
+    edges of a graph.
 
     >>> refuse_bare_graph((torch.ones(3, 2), torch.ones(2, 7)))
     Traceback (most recent call last):
@@ -367,8 +368,8 @@ def joined_leaves(leaves: list[Any]) -> Any:
 
 
 def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str, ...]:
-    """Return the names of the queries for a measure: from `ids`, or their indices by
-    default."""
+    """Return the names of the queries that a measure receives: from `ids`, or their
+    indices by default."""
     if ids is None or ids == DATASET:
         return tuple(map(str, range(sum(sizes))))
     names = list[str]()
@@ -386,8 +387,8 @@ def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str,
 
 
 # --- The identity of a measure. A trace continues only with a measure of the same name,
-# code and constants. `signatures.OutputsAtEnds` also compares the measure's values at
-# the queries, for the replayed model and for the user's model.
+# code and constants. Also, `signatures.OutputsAtEnds` compares the values of the
+# measure for the replayed model with those for the user's model.
 
 
 def described(measure: Measure) -> str:

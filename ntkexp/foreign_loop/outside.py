@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 
 # --- Frozen parameters and buffers.
 #
-# The queries are evaluated by a copy of the model, with the frozen tensors from the
-# start. Other code may change a tensor without any effect on gradients, such as the
-# bias of the last layer. The proofs of the steps would not show this.
+# The queries are evaluated by a copy of the model, which holds the frozen tensors from
+# the start. Other code may change some tensors without any effect on gradients, for
+# example the bias of the last layer. The proofs of the steps would not detect such a
+# change.
 
 
 @dataclass
@@ -69,10 +70,11 @@ class FrozenTensors:
         layers: Mapping[str, nn.Module] | None = None,
     ) -> None:
         """Raise if a tensor that no optimizer updates has changed, or if a parameter
-        was replaced by another tensor. `moved` names the tensors that optimizers and
-        calls update. `layers` are the present layers of the model (`named_layers`).
+        was replaced by another tensor.
 
-        A frozen tensor may be replaced by a tensor with equal values.
+        `moved` names the tensors that optimizers and calls update. `layers` are the
+        present layers of the model (`named_layers`). A frozen tensor may be replaced by
+        a tensor with equal values.
 
         >>> net = nn.Linear(2, 1)
         >>> frozen = FrozenTensors(net, nn.Linear(2, 1))
@@ -106,11 +108,12 @@ class FrozenTensors:
             self.checked[name] = (tensor, tensor._version)
 
     def differences(self, weights: Weights) -> Iterator[str]:
-        """Yield the names of all tensors and attributes of the model
-        that differ from the end of the trace.
+        """Yield the names of the tensors and attributes that the end of the loop has
+        changed.
 
-        Compare all tensors with `weights` or with the copy of the model. Also compare
-        numbers and strings that are attributes of modules or their classes.
+        Compare all tensors with `weights`, or else with the copy of the model. Also
+        compare the numbers and strings that are attributes of modules or of their
+        classes.
 
         >>> net = nn.Dropout(0.5)
         >>> frozen, net.p = FrozenTensors(net, nn.Dropout(0.5)), 0.1
@@ -153,8 +156,8 @@ def settings_of(module: nn.Module) -> dict[str, object]:
 
 
 def refuse_other_weights(step: int, name: str, own: Tensor, now: Tensor | None) -> None:
-    """Raise if the model is called with a computed tensor in place
-    of a parameter, as in MAML."""
+    """Raise if the loop calls the model with a computed tensor in place of a
+    parameter, as MAML does."""
     if (
         isinstance(own, nn.Parameter)
         and now is not None
@@ -198,9 +201,9 @@ def same_values(now: Tensor, before: Tensor) -> bool:
 
 # --- Weights that the optimizers move.
 #
-# PyTorch counts the writes to a tensor (`_version`), and the count is checked at every
-# call. Writes to `weight.data` are not counted. So before every step, the weights are
-# compared with a copy, bit by bit.
+# PyTorch counts the writes to a tensor (`_version`). This count is checked at every
+# call. But PyTorch does not count writes to `weight.data`. So the weights are also
+# compared with a copy before every step, bit by bit.
 
 
 LIBRARY = ctypes.CDLL(None)
@@ -217,10 +220,10 @@ class LatestWeights:
     writes: dict[str, int] = field(default_factory=dict)
     # buffers to reuse, because allocation is slow
     spare: Weights = field(default_factory=dict)
-    # the largest change of a weight by rounding if the loop moves it
-    # and back between steps
+    # by parameter: the largest change by rounding if the loop moves the weight and then
+    # moves it back
     rounding_of_swaps: Callable[[str], Tensor | None] = lambda _: None
-    # unfollowed optimizer, by parameter
+    # names of the unfollowed optimizers that move parameters, by parameter
     strangers: dict[str, str] = field(default_factory=dict)
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
@@ -239,7 +242,7 @@ class LatestWeights:
         torch._foreach_copy_(copies, values)  # one call for all weights
 
     def release(self, before: Weights) -> None:
-        """Reuse the memory of `before`, older copies of the weights."""
+        """Reuse the memory of the older weight copies in `before`."""
         self.spare |= {
             name: weight
             for name, weight in before.items()
@@ -251,7 +254,8 @@ class LatestWeights:
     ) -> None:
         """Raise if weights have changed since the latest step.
 
-        Compare only weights whose write count has changed, or all weights if `closely`.
+        If `closely`, compare all weights, else only those whose write count has
+        changed.
         """
         for name in self.changed(step, members, closely=closely):
             self.refuse_change(step, name)
@@ -338,7 +342,7 @@ def have_same_bits(one: Tensor, other: Tensor) -> bool | Tensor:
 
 
 LARGE_MODEL_BYTES = 1e8  # size of the weights of a large model
-KEPT_BYTES = 2**28  # the process keeps freed memory of allocations up to this size
+KEPT_BYTES = 2**28  # freed memory of allocations up to this size stays in the process
 MMAP_THRESHOLD = -3  # option of mallopt
 TRIM_THRESHOLD = -1  # option of mallopt
 GLIBC_MAXIMA = {
@@ -347,13 +351,13 @@ GLIBC_MAXIMA = {
 }  # limits of glibc's dynamic values
 KEEPING: list[
     int
-] = []  # not empty inside `memory_kept`, so that nested uses do nothing
+] = []  # the tensors of the enclosing `memory_kept`; nested uses do nothing
 
 
 @contextmanager
 def memory_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Let the C library keep freed memory, because allocating new pages may take longer
-    than the arithmetic.
+    """Make the C library keep freed memory, because allocating new pages can take
+    longer than the arithmetic.
 
     Do nothing for large models, or if the user has configured malloc.
     """
@@ -431,7 +435,7 @@ class Outside:
 
     @property
     def named(self) -> str:
-        """The names of the changes, for a message."""
+        """The names of the changed tensors and attributes, for a message."""
         if len(self.names) == 1:
             return f"'{self.names[0]}'"
         return f"'{self.names[0]}', and {len(self.names) - 1} more,"

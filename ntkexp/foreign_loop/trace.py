@@ -94,12 +94,12 @@ class Trace:
     folder: RunFolder | None = None
     rank: int = 0  # rank of this process
     budget: MemoryBudget = DEFAULT_MEMORY
-    by: By | None = None  # components that split the contributions
+    by: By | None = None  # components by which contributions are split
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
     # measure to attribute instead of the outputs
     measured: MeasuredQueries | None = None
-    watch: Watch | None = None  # the hooks on the loop, while it is followed
+    watch: Watch | None = None  # the hooks on the loop; None after the loop
 
     def __repr__(self) -> str:
         self.refresh()
@@ -114,7 +114,7 @@ class Trace:
 
     @property
     def naming(self) -> str:
-        """Advice to name the examples, or an empty string if they have names."""
+        """Advice to name the examples. It is empty if they have names."""
         if not self.examples or not all(map(is_digest, self.examples)):
             return ""
         return (
@@ -130,8 +130,8 @@ class Trace:
 
     @cached_property
     def called(self) -> CalledModule:
-        """The model as a function of its weights,
-        in evaluation mode and in the mode of each call."""
+        """The model as a function of its weights, in
+        evaluation mode or repeating a recorded call."""
         return CalledModule(
             self.module,
             self.output,
@@ -176,10 +176,10 @@ class Trace:
         """Return `function(model, *batch)`, one loss for each example,
         and record the call.
 
-        Use it in the loop if the loss is not a function of the outputs of `model(x)`:
-        if it differentiates the model, calls it at other weights, or if nodes of a
-        graph exchange messages. The loop computes its loss from these losses. The
-        contribution of an example is then made by the gradient of its loss.
+        Use it in the loop if the loss is not a function of the outputs of `model(x)`.
+        Examples are a loss that differentiates the model or calls it at other weights,
+        and a graph whose nodes exchange messages. Compute the loop's loss from the
+        returned losses. An example then contributes through the gradient of its loss.
 
         Args:
             function: a function of the model and the batch that returns a tensor
@@ -455,7 +455,7 @@ class Trace:
         )
         self.go_back(back, gallery, progress)
 
-        # the replay must return the outputs f_0 and f_T that the user's model had
+        # a replay must return the outputs f_0 and f_T of the user's model
         start = back.later.outputs
         first = numbers_of(steps.statistics(0))
         began = self.replayed(steps.start(0) | first, start)
@@ -477,7 +477,8 @@ class Trace:
         arrays["start"] = (("query", "out"), start)
         arrays["change"] = (("query", "out"), change)
 
-        # the final check: the parts of the steps add up to their change
+        # the final check: the parts of all steps must add up to the change of the
+        # outputs
         sums = back.added
         closing = sums.closing.check(
             sums.totals.contributions, sums.total, start, last.outputs
@@ -486,7 +487,7 @@ class Trace:
         for sentence in (closing.sentence, *back.caveats.values()):
             progress.say(f"ntkexp: {sentence}")
 
-        # the `attrs` and the coordinates of the data set
+        # the attributes and the coordinates of the data set
         facts: dict[str, str | float] = {
             **closing.facts,
             **gallery.repeated.facts(self.examples),
@@ -528,7 +529,7 @@ class Trace:
             parameters=sum(weight.numel() for weight in self.steps.end.values()),
             adjoints=3
             if forms_v
-            else 1,  # for SGD and Adam, the adjoint V is a multiple of U
+            else 1,  # for SGD and Adam, V is a multiple of U, so one adjoint suffices
         )
         examples = len(self.examples)
         return sums_at_zero(
@@ -538,8 +539,8 @@ class Trace:
     def go_back(
         self, back: LoopBackward, gallery: Gallery, progress: AbstractProgress
     ) -> None:
-        """Add all steps to the sums in `back`,
-        and the examples of the steps to `gallery`."""
+        """Add all steps to the sums in `back`. Add the
+        examples of the steps to `gallery`."""
         announced = Announced("ntkexp: attribution", len(self.steps), progress)
 
         def explained(calls: Sequence[ModelCall]) -> None:
@@ -557,7 +558,7 @@ class Trace:
         """Return candidates for the outputs of the user's model at the queries.
 
         Without casts, `outputs` is the only candidate. With casts, the user's model may
-        have run with or without an autocast context, so there is a candidate for each.
+        have run with or without autocast, so there is one candidate for each case.
         """
         how = Circumstances(autocast=self.called.casts)
         if not self.called.is_cast(how):
@@ -568,8 +569,8 @@ class Trace:
             # some autocast contexts raise for the model's dtypes
             with torch.no_grad(), plain_kernels(), suppress(RuntimeError):
                 cast = columns(function, weights, self.queries).to(outputs)
-                # `Replayed` measures the effect of noise,
-                # so its function must be without casts
+                # `Replayed` measures the effect of noise, so its function must be the
+                # one without casts
                 candidates.append(
                     Replayed(self.function, weights, self.queries, cast, cast_eps)
                 )
@@ -596,8 +597,8 @@ class Trace:
     ) -> dict[str, str | float]:
         """Return the share of rounding in the change.
 
-        With casts, return their dtypes instead, and the distance between the outputs
-        with and without casts."""
+        If the loop used casts, return their dtypes instead, and the distance between
+        the outputs with and without casts."""
         facts: dict[str, str | float] = {}
         casts = self.called.casts
         if self.called.is_cast(Circumstances(autocast=casts)):
@@ -677,9 +678,9 @@ def load_trace(
     """Return the trace in a folder.
 
     The stored tensors are copied into `module`, which must have the architecture of the
-    followed model. The folder stores a measure, the rules of optimizers other than
-    PyTorch's and the functions of `trace.losses` only by name, so they must be given
-    again."""
+    followed model. Functions are stored only by name, so pass them again: the measure,
+    the rules of optimizers other than PyTorch's, and the functions of
+    `trace.losses`."""
     start = files.read(files.path / START)
     if (measure is None) != (measure_name(files) is None):
         raise Mistake(
@@ -747,7 +748,7 @@ def load_tensors(
 
 
 def measure_name(files: TraceFolder) -> str | None:
-    """Return the name of the measure that a trace attributes, or None for outputs."""
+    """Return the name of the measure of a trace, or None if it attributes outputs."""
     measure = files.folder.config["follow"].get("measure")
     return None if measure is None else str(measure).split()[0]
 
@@ -762,7 +763,7 @@ def outputs_at_ends(folder: RunFolder) -> OutputsAtEnds:
     """Read the signatures of the outputs of the user's model at the start
     and end of the loop.
 
-    They are missing in traces of earlier versions.
+    Traces of earlier versions have no such signatures.
     """
     files = TraceFolder(folder)
     if not files.outputs_at_ends.is_file():

@@ -2,9 +2,9 @@
 
     f_T − f_0 = Σ contributions + decay + carried + other_steps
 
-A run is a sequence of consecutive stored steps. `carried` is the change of f in stored
-steps by momentum that was accumulated before the run began. `other_steps` is the change
-of f in the steps that are not stored."""
+A run is a sequence of consecutive stored steps. `carried` is the change of f by
+momentum from before the run began. `other_steps` is the change of f in the steps that
+are not stored."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def is_count(value: object) -> bool:
 class ChosenStore(AbstractStore):
     """Stores runs of chosen steps in memory, and the weights at both ends of the loop.
 
-    For the last n steps, the latest two runs of up to n steps are stored, so that the
-    last n steps are among them at the end."""
+    If the user asks for the last n steps, store the latest two runs of up to n steps.
+    At the end of the loop, they contain the last n steps."""
 
     known: Sequence[KnownOptimizer]
     output: Output
@@ -91,7 +91,7 @@ class ChosenStore(AbstractStore):
 
     @property
     def indices(self) -> range | list[int]:
-        """The chosen steps that the loop has taken."""
+        """The indices of the chosen steps that the loop has taken."""
         if isinstance(self.chosen, int):
             return range(max(0, self.taken - self.chosen), self.taken)
         return sorted(index for index in self.chosen if index < self.taken)

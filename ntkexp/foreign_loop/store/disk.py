@@ -1,4 +1,4 @@
-"""A store in a folder. If training is killed, all written steps remain, and resumed
+"""A store in a folder. If training is killed, all written steps remain. Resumed
 training continues the trace."""
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ LOG = logging.getLogger("ntkexp.follow")
 SAME_WEIGHTS_EPS = 16
 
 
-# --- A resumed loop continues the trace at the step that began with the loop's weights.
+# --- A resumed loop continues the trace. The place is found by comparing the loop's
+# weights with the weights before each stored step.
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class PlaceInTrace:
 def find_place(
     files: TraceFolder, config: Mapping[str, Json], weights: Weights
 ) -> PlaceInTrace | None:
-    """Return the position in a trace at which the weights were equal to these.
+    """Return the position in a trace at which the weights were equal to `weights`.
 
     Return None if the folder is empty or has no step.
     Raise if no position has these weights."""
@@ -103,8 +104,8 @@ def find_place(
             )
         return None
 
-    # the distance between the loop's weights and the weights in the trace, at every
-    # position in the trace: before the first step and after each step
+    # the distance between the loop's weights and the weights at every position in the
+    # trace: before the first step, and after each step
     files.read(files.path / START)
     first = files.read(files.weights_at(0))["weights"]
     signatures = Signatures()
@@ -124,7 +125,7 @@ def find_place(
     places.append(PlaceInTrace(len(files.log), len(places)))
     gaps.append(distance(here, signature))
 
-    # the nearest position; the last one if several are equally near
+    # the nearest position, or the last one of several that are equally near
     best = min(range(len(places)), key=lambda index: (gaps[index], -index))
     eps = max(torch.finfo(part.dtype).eps for part in here.values())
     if not gaps[best] <= SAME_WEIGHTS_EPS * eps:
@@ -154,8 +155,8 @@ def refuse_other_loop(files: TraceFolder, config: Mapping[str, Json]) -> None:
 
 
 def advice_for(key: str) -> str:
-    """Return advice on a difference between a loop and the trace in its folder,
-    or no text."""
+    """Return advice on a difference between a loop and the trace in its
+    folder, or an empty string."""
     if key != "optimizers":
         return ""
     return (
@@ -165,7 +166,7 @@ def advice_for(key: str) -> str:
 
 
 def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
-    """In a process other than the first, continue the trace at the position that the
+    """In a process other than the first: continue the trace at the position that the
     first process chose."""
     if not files.weights_at(place.events).is_file():
         raise Mistake(
@@ -193,14 +194,14 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
     files.log.truncate(place.events)
 
 
-# --- Writing: an event (a step of one optimizer) before the next step begins, and a
-# checkpoint every few steps.
+# --- Writing. Each event (a step of one optimizer) is written before the next step
+# begins, and a checkpoint every few steps.
 
 
 @dataclass
 class StoredCall:
-    """A call in the latest event: its key, its inputs,
-    and the gradient that was stored."""
+    """A call of the latest event, as it was stored: its key,
+    its inputs, and its gradient."""
 
     key: int
     inputs: Inputs
@@ -263,15 +264,15 @@ class DiskStore(AbstractStore):
     moved: frozenset[str] = frozenset()
     steps: int = 0  # number of steps so far
     calls: int = 0  # number of calls so far
-    # stored calls of the latest event
+    # the calls of the latest event, as they were stored
     stored_calls: dict[int, StoredCall] = field(default_factory=dict)
     size_reported: bool = False
     lock: ExitStack = field(default_factory=ExitStack)
-    # for each checkpoint, by its event number: the number of steps before it
+    # number of steps before each checkpoint, by the checkpoint's event number
     checkpoints: dict[int, int] = field(default_factory=dict)
-    # indices of the optimizers without a step since the latest checkpoint
+    # indices of the optimizers that have taken no step since the latest checkpoint
     waiting: set[int] = field(default_factory=set)
-    # of `trace.losses`, by name
+    # functions of `trace.losses` by name
     functions: dict[str, LossFunction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -300,7 +301,7 @@ class DiskStore(AbstractStore):
         self.optimizers = optimizers
         self.names = names
         self.latest = weights
-        self.moved = frozenset(weights)  # so that the next event begins a step
+        self.moved = frozenset(weights)  # so that the next event begins a new step
         about = str(self.files.folder.path.resolve())
         place = PlaceInTrace(**self.processes.decided(about, self.begin_first))
         self.steps = place.steps
@@ -342,10 +343,10 @@ class DiskStore(AbstractStore):
 
     def continue_at(self, place: PlaceInTrace) -> dict[str, object]:
         """Discard the steps after `place`, because the resumed loop repeats them.
+        Return the optimizer states that the trace stores at this position.
 
-        Return the optimizer states that the trace stores at this position, as an entry
-        "ended" of the next checkpoint, because the resumed loop may begin with other
-        states."""
+        The next checkpoint stores them as its entry "ended", because the resumed loop
+        may begin with other states."""
         self.files.folder.reopen()
         self.files.ended.unlink(missing_ok=True)
         self.files.log.truncate(place.events)
@@ -366,8 +367,8 @@ class DiskStore(AbstractStore):
         return {"ended": states_at_end(self.files.read(path))}
 
     def checkpoint_plan(self, weights: Weights) -> CheckpointPlan:
-        """Plan checkpoints with up to two elements of optimizer state
-        for each weight."""
+        """Plan the checkpoints, for at most two numbers of
+        optimizer state per weight."""
         size = sum(part.nbytes for part in weights.values())
         free = disk_usage(self.files.path).free
         copies = 1 if all(map(is_plain_descent, self.optimizers)) else 3
@@ -444,7 +445,7 @@ class DiskStore(AbstractStore):
         return {"key": stored.key, **content}
 
     def report_size(self, weights: Weights, entry_bytes: int) -> None:
-        """Log the expected size of the trace, after the first step."""
+        """After the first step, log the expected size of the trace."""
         self.size_reported = True
         per_parameter = self.plan.size / sum(part.numel() for part in weights.values())
         interval = f"after every {self.plan.every} steps"
@@ -456,7 +457,8 @@ class DiskStore(AbstractStore):
         if self.processes.world > 1:
             processes = f" in each of {self.processes.world} processes"
         free = disk_usage(self.files.path).free
-        LOG.warning(  # programs without a configured log do not show messages of level info
+        # not level info: programs that do not configure logging would not show it
+        LOG.warning(
             "ntkexp: the trace in %s takes %.3g MB a step%s, and new examples, and %s %.3g bytes "
             "per parameter, %.3g MB; %s%.3g GB are free",
             *(self.files.folder.path, entry_bytes / 1e6, processes, interval),
@@ -473,8 +475,8 @@ class DiskStore(AbstractStore):
 
         `more` are further entries of the checkpoint.
         """
-        # wait for the previous write, so that two checkpoints are never
-        # in memory at once
+        # wait for the previous write, so that memory holds only one checkpoint at a
+        # time
         self.writer.wait()
         release_memory(weights.values())
         states = optimizer_states(self.optimizers, self.names)
@@ -504,12 +506,12 @@ class DiskStore(AbstractStore):
             self.lock,
             suppress(NoPlace),
             self.writer.thread,
-        ):  # stored steps are useful without it
+        ):  # a failed write of the end is no error, because the stored steps are useful without it
             self.writer.wait()
             writes_weights = self.steps > 0 and self.processes.rank == 0
             if writes_weights and len(self.files.log) not in self.checkpoints:
-                # omit optimizer states, because a step
-                # that raised an error may have changed them
+                # without optimizer states: a step that raised an error may have changed
+                # them
                 self.write_checkpoint(
                     {"weights": self.latest, "memories": None, "ended": None}
                 )
@@ -518,8 +520,8 @@ class DiskStore(AbstractStore):
                 self.write_end(outside)
 
     def write_end(self, outside: Outside) -> None:
-        """Write ended.bin, with the numbers of entries in the logs,
-        after syncing the logs to disk."""
+        """Sync the logs to disk. Then write ended.bin with the
+        numbers of their entries."""
         self.files.log.secure()
         self.files.rows.log.secure()
         content = {
@@ -544,8 +546,8 @@ def is_plain_descent(optimizer: torch.optim.Optimizer) -> bool:
 
 @dataclass(frozen=True)
 class LoopOnDisk:
-    """A loop stored in a folder, as it was when the folder was last read. Implements
-    `files.StoredLoop`."""
+    """A loop stored in a folder, as it was when the folder was last read. This class
+    implements `files.StoredLoop`."""
 
     files: TraceFolder
     # functions of `trace.losses` by name
@@ -676,8 +678,8 @@ def statistics_on(
 
 
 def weights_on(content: Mapping[str, Any], device: torch.device) -> Weights | None:
-    """Return the weights of a stored call on a device,
-    or None if they are the weights before its step."""
+    """Return the recorded weights of a stored call, on a device. Return None if the
+    call used the weights before its step."""
     stored = content.get("weights")
     if stored is None:
         return None
@@ -685,8 +687,8 @@ def weights_on(content: Mapping[str, Any], device: torch.device) -> Weights | No
 
 
 def example_names(call: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the examples of a stored call: by `ids=`,
-    or digests of its rows."""
+    """Return the names of the examples of a stored call: the names from `ids=`, or
+    digests of its rows."""
     if "names" in call:
         return tuple(call["names"])
     return tuple(key.partition(" ")[0] for key in call["rows"])

@@ -1,6 +1,8 @@
-"""Processes that train together (distributed data parallel): results that only the
-first process computes, such as where the trace continues, and the merged trace of all
-processes."""
+"""Processes that train together (distributed data parallel).
+
+Only the first process decides, for example where a trace continues; the others read its
+decision. Each process stores a part of the trace (a shard). When the trace is read, the
+shards are merged."""
 
 from __future__ import annotations
 
@@ -31,13 +33,16 @@ LOG = logging.getLogger("ntkexp.follow")
 # --- Decisions of the first process.
 #
 # The other processes read them from the key-value store of `torch.distributed`. A
-# collective operation would hang if a process does not call `follow`.
+# collective operation would be simpler, but would hang if a process does not call
+# `follow`.
 
 
 Decision: TypeAlias = dict[str, int]
-PATIENCE = 300.0  # seconds to wait for the first process, which may read a long trace
+# seconds that the other processes wait for the first one, which may have to read a long
+# trace
+PATIENCE = 300.0
 DECISIONS: Counter[str] = Counter()
-"""The number of decisions about each subject that this process took part in."""
+"""The number of decisions so far about each subject, in this process."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ def current_processes() -> Processes:
 #
 #     gradient that the optimizer used = c Σ_ranks Σ_calls Jᵀℓ′        with a factor c
 #
-# If gradients are averaged, c = 1/world, which proof (a) finds as a scale. A merged
+# If gradients are averaged, c = 1/world, which proof (a) accepts as a scale. A merged
 # step has the calls of all ranks. The stored signatures show if all processes had the
 # same weights.
 
@@ -117,7 +122,7 @@ def find_shards(files: TraceFolder) -> list[TraceFolder]:
                 "again in every process, with the same to="
             )
 
-        # if the first process has ended, wait for the process of this shard
+        # if the first process has ended, wait until the process of this shard ends too
         until = time.monotonic() + UNTIL_ENDED
         while is_held(shard.own.path / LOCK) and not is_held(shard.folder.path / LOCK):
             if time.monotonic() > until:
@@ -144,8 +149,8 @@ def joined_events(shards: Sequence[TraceFolder]) -> list[dict[str, Any]]:
 def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
     """Return the stored events of one process, with complete calls.
 
-    An event (a step of one optimizer) stores only the changes of a call since the
-    previous event, so merge them."""
+    An event (a step of one optimizer) stores only what has changed in a call since the
+    previous event. Fill in the rest."""
     shard.refuse_lost()
     if shard.rank == 0:  # only the first process writes checkpoints
         shard.refuse_cut()
@@ -167,8 +172,8 @@ def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
 def refuse_other_length(
     shards: Sequence[TraceFolder], events: Sequence[Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Raise if a process ended its loop after fewer steps than others. If it was killed
-    instead, warn that the trace is shorter."""
+    """Raise if a process ended its loop after fewer steps than others. If the process
+    was killed, only warn that the trace is shorter."""
     steps = [shard[-1]["step"] + 1 if shard else 0 for shard in events]
     fewest = min(steps)
     most = max(steps)
@@ -213,8 +218,8 @@ def refuse_other_step(
 
 
 def refuse_absent(files: TraceFolder) -> None:
-    """Raise if one of the processes that train together does not follow into this
-    folder."""
+    """Raise if one of the processes that train together does
+    not write to this folder."""
     for rank in range(1, files.processes):
         shard = TraceFolder(files.folder, rank)
         if not is_held(shard.own.path / LOCK) and not shard.ended.is_file():
