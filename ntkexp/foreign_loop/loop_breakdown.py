@@ -80,8 +80,7 @@ def loop_without(
             change = split_change(pair, outputs, progress).checked()
     finally:
         progress.stop()
-    # repeated=0.0: the first training is read from its folder, so nothing was retrained
-    # that could differ from it
+    # repeated=0.0: the first training is read from its folder, not run again
     return removal_of(change, group, points, range(outs), repeated=0.0)
 
 

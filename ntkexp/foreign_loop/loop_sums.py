@@ -124,7 +124,8 @@ class TermTotals:
             index: position of the step in `by_step`.
             rows: index of the example of each row of the step's calls.
             terms: terms of the step.
-            of_no_example: change in this step that no example caused; it is added to `by_step` only.
+            of_no_example: change in this step that no example caused. It is added to
+                `by_step` only.
         """
         contributions = terms.contributions.to(self.contributions.dtype)
         self.contributions.index_add_(2, rows, contributions)

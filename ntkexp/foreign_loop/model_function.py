@@ -322,9 +322,9 @@ class CalledModule:
                     on_outputs(output.detach())
                 outputs.append(output)
                 gradients.append(call.gradient.reshape(output.shape).to(output.dtype))
-            # The function of `trace.losses` may also compute with other leaves, which
-            # must get no gradient. Only for such calls, name the leaves: checkpoints
-            # with use_reentrant=True do not allow it.
+            # The function of `trace.losses` may also compute with leaves outside of the
+            # module, which must get no gradient. So name the leaves for its calls, and
+            # only for them: checkpoints with use_reentrant=True do not allow names.
             leaves: list[nn.Parameter] | None = None
             if any(call.losses is not None for call in calls):
                 leaves = [

@@ -345,13 +345,10 @@ LARGE_MODEL_BYTES = 1e8  # size of the weights of a large model
 KEPT_BYTES = 2**28  # freed memory of allocations up to this size stays in the process
 MMAP_THRESHOLD = -3  # option of mallopt
 TRIM_THRESHOLD = -1  # option of mallopt
-GLIBC_MAXIMA = {
-    MMAP_THRESHOLD: 2**25,
-    TRIM_THRESHOLD: 2**26,
-}  # limits of glibc's dynamic values
-KEEPING: list[
-    int
-] = []  # the tensors of the enclosing `memory_kept`; nested uses do nothing
+# upper limits of the values that glibc itself adapts
+GLIBC_MAXIMA = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}
+# not empty inside `memory_kept`, so that nested uses do nothing
+KEEPING: list[int] = []
 
 
 @contextmanager

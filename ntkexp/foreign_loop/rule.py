@@ -277,9 +277,8 @@ class Signatures:
         width, rest = divmod(count, parts)
         values = tensor.detach()
         signature = values.new_zeros(parts + 1)
-        if (
-            not rest and width <= MAX_SUMMED
-        ):  # the most frequent case, with the fewest Python calls
+        if not rest and width <= MAX_SUMMED:
+            # the most frequent case, with the fewest Python calls
             torch.mv(
                 values.reshape(parts, width),
                 self.drawn(width, values),
@@ -291,7 +290,8 @@ class Signatures:
         rows, drawn = rows.view(parts, width), self.drawn(width, flat)
         if width <= MAX_SUMMED:
             torch.mv(rows, drawn, out=signature[:parts])
-        else:  # rounding errors grow with the length of a sum, so add short sums in double precision
+        else:
+            # rounding errors grow with the length of a sum: add short sums in float64
             sums = (
                 torch.mv(rows[:, at : at + MAX_SUMMED], drawn[at : at + MAX_SUMMED])
                 for at in range(0, width, MAX_SUMMED)

@@ -277,9 +277,8 @@ def identity_of(files: TraceFolder) -> str:
     for file in (files.path / START, files.shard / "steps.log"):
         with file.open("rb") as stream:
             stream.seek(-WIDTH, os.SEEK_END)
-            sealing.update(
-                stream.read()
-            )  # every file ends with a digest of its content, so the last bytes identify the file
+            # every file ends with a digest of its content, which identifies the file
+            sealing.update(stream.read())
     return sealing.digest.hex()
 
 

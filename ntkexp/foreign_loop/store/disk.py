@@ -506,7 +506,8 @@ class DiskStore(AbstractStore):
             self.lock,
             suppress(NoPlace),
             self.writer.thread,
-        ):  # a failed write of the end is no error, because the stored steps are useful without it
+        ):
+            # without place on the disk, the stored steps are useful without an end
             self.writer.wait()
             writes_weights = self.steps > 0 and self.processes.rank == 0
             if writes_weights and len(self.files.log) not in self.checkpoints:
