@@ -263,7 +263,7 @@ class Reparametrised(AbstractTrial):
     """The change of a tanh network's outputs and tangent kernel
     under reparametrisation.
 
-        outputs    ‖f′ − f‖/‖f‖
+        outputs ‖f′ − f‖/‖f‖
         change     ‖K′ − K‖/‖K‖
 
         spelling       parametrisation of a layer
@@ -432,7 +432,7 @@ def curve(judged: JudgedClaim, look: str = MAIN) -> ScalarCurve:
 def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
     """Return the rows at the model's own weights, before any ascent.
 
-    These rows are the same for every seed, so the rows of one seed are returned.
+    These rows are the same for every seed. Return those of one seed.
     """
     rows = judged.rows("x", "share", "finite", "before", "after", look=look)
     chosen = (
@@ -521,7 +521,7 @@ def ascents(judged: JudgedClaim) -> pd.DataFrame:
     """Return the rows that start from the model's own weights,
     after all numbers of ascent steps.
 
-    These rows are the same for every seed, so the rows of one seed are returned.
+    These rows are the same for every seed. Return those of one seed.
     """
     rows = judged.rows("x", "share", "before", "ascended")
     chosen = (rows["start"] == "given") & (rows["seed"] == rows["seed"].min())
