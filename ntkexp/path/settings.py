@@ -108,8 +108,8 @@ class Planned(AbstractTimetable):
 
 @dataclass
 class Adaptive(AbstractTimetable):
-    """Steps chosen during training so that the kernel changes
-    by about `change` from one to the next.
+    """Steps that are chosen during training, so that the kernel changes by about
+    `change` from one to the next.
 
     The switches between phases are added. Kernels
     at switches do not influence the waiting times."""
