@@ -114,7 +114,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
         except Mistake as mistake:
             runs.append(ListedRun(path, state, {}, str(mistake)))
         except Exception as error:
-            # one broken folder must not prevent listing the others
+            # a broken folder must not prevent the others from being listed
             reason = (
                 f"{path} cannot be read ({type(error).__name__}: {first_line(error)})"
             )
@@ -124,7 +124,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
 
 def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str:
     """Return the outcome of a finished run, the error of a failed run,
-    or else the last step."""
+    or else the latest step."""
     path = folder.path
     try:
         if (path / DONE).is_file():

@@ -45,7 +45,7 @@ class WidthSweep(AbstractTrial):
     by width.
 
         parameters     the number P of parameters
-        test_error mean (f − y)² on test points without noise, over their variance of y
+        test_error     mean (f − y)² on test points without noise, over their variance of y
         train_error    mean (f − y)² on the M training examples, over the same variance
         condition      λ_max/λ_min of the initial kernel among training examples, at most 10¹²
 

@@ -202,7 +202,7 @@ class AfterKernel(AbstractTrial):
         before     K_0(x, X) (K_0(X, X) + λ)⁻¹ y
         after      K_T(x, X) (K_T(X, X) + λ)⁻¹ y
 
-        error the share of test points with the wrong sign
+        error      the share of test points with the wrong sign
         beyond     error minus the error of the network
         loss       the mean ½(f − y)² at test points
 

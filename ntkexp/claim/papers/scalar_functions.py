@@ -263,7 +263,7 @@ class Reparametrised(AbstractTrial):
     """The change of a tanh network's outputs and tangent kernel
     under reparametrisation.
 
-        outputs ‖f′ − f‖/‖f‖
+        outputs    ‖f′ − f‖/‖f‖
         change     ‖K′ − K‖/‖K‖
 
         spelling       parametrisation of a layer

@@ -52,7 +52,7 @@ SHARES = {
         "alignment",
         "limit_alignment",
         "label_alignment",
-    ),  # cosines between kernels that are ≥ 0
+    ),  # cosines between kernels, which are ≥ 0
 }
 FROM_ONE = {"condition", "effective_rank"}
 
