@@ -119,9 +119,10 @@ def judge_part(
     level: float = LEVEL,
     null: float | None = None,
 ) -> Finding:
-    """Judge the rows that one part (rule) of the expectation selects. With `each`, the
-    rule must hold at every level (combination of values). `null` is the null value of a
-    minimal effect (`Look.direction_null`)."""
+    """Judge the rows that one part (rule) of the expectation selects. If the part has
+    `each`, the rule must hold for every combination of the values of these columns.
+    `null` is the value that the null hypothesis assumes, for a claim that an effect has
+    at least a minimal size (`Look.direction_null`)."""
     rows = select_rows(table, part.where)
     findings = {
         name: judge_rows(part, group, level, null)

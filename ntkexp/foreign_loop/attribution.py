@@ -66,7 +66,7 @@ class LoopBackward:
     example_rows: Mapping[str, int]  # index of each example
     added: LoopSums  # sums over the steps so far
     steps: Sequence[int]  # indices of the steps
-    # recursion, after the steps so far
+    # the recursion over steps (`path.backward_sum`), after the steps so far
     sum: BackwardSum = field(default_factory=BackwardSum)
     # proof (a): factors c of the steps so far
     multiplied: Factors = field(default_factory=Factors)
@@ -415,8 +415,8 @@ class LoopBackward:
         calls: Sequence[CallGradients],
         credited: Weights,
     ) -> None:
-        """Find the parameter that causes most of the cancellation, if the contributions
-        cancel in this step and their total magnitude is the largest so far."""
+        """If the contributions cancel in this step, and their total magnitude is the
+        largest so far, find the parameter that causes most of the cancellation."""
         if not self.added.closing.cancels_most(contributions):
             return
         assert self.sum.adjoint is not None

@@ -341,7 +341,8 @@ class ModelCall:
     given_names: tuple[str, ...] | None = None  # names of the examples from `ids=`
     how: Circumstances = field(default_factory=Circumstances)
     gradient: Float[Tensor, "example out"] | None = None  # ∂L/∂f, after backward
-    # if several outputs have a gradient, f is their concatenation: their shapes by name
+    # the outputs that received a gradient, if there are several: the shape of each by
+    # name. f is then their concatenation
     joined: dict[str, tuple[int, ...]] = field(default_factory=dict)
     backward: int = -1  # the id of the latest backward pass that reached the outputs
     # number of backward passes so far, also those whose gradient was dropped
@@ -351,7 +352,7 @@ class ModelCall:
     shape: tuple[int, ...] = ()  # shape of the followed output
     # BatchNorm's running statistics, before and after the call
     statistics: tuple[Weights, Weights] | None = None
-    # for a log: the sums over the examples of the losses, and of their weights in the
+    # for a log: two sums over the examples, of their losses and of their weights in the
     # mean
     sums_of_loss: tuple[Tensor, Tensor] | None = None
     # outputs with a gradient, but without a row for each example

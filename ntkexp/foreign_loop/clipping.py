@@ -54,7 +54,8 @@ ASK_LOSSES = "let a function return one loss for each example, and call it as tr
 # Changes of a factor or bound, in units in the last place. They are tried one after
 # another until the replayed gradient has the same bits as the optimizer's gradient.
 UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
-# limits n: about this fraction of random factors is close to some 2^k/n
+# The largest n of a mean 2^k/n is chosen so that about this fraction of random factors
+# is close to some 2^k/n.
 RARE_SHARE = 0.01
 ASK_ADDED = (
     f"{WHAT_ADDED} A penalty on weights is followed as weight_decay of "

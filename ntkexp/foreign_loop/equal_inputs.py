@@ -65,7 +65,8 @@ class RepeatedInputs:
             if raised >= 0 and self.classes.setdefault(name, raised) != raised:
                 self.other_classes.add(name)
 
-        if len(set(call.names)) == len(call.names):  # no name is repeated
+        # no example occurs twice in the call
+        if len(set(call.names)) == len(call.names):
             return
         rows_of = defaultdict[str, list[int]](list)
         for row, name in enumerate(call.names):

@@ -158,8 +158,8 @@ def store_function(functions: dict[str, LossFunction], function: LossFunction) -
 
 
 def stored_batch(batch: Inputs, count: int) -> dict[str, object]:
-    """Return the form of a batch in a folder: everything but
-    the rows of its `count` examples."""
+    """Return the part of a batch that is stored once per call: everything but the rows
+    of its `count` examples."""
 
     def is_row(tensor: Tensor) -> bool:
         return bool(rows_of_batch(tensor, count))

@@ -127,8 +127,8 @@ def known_optimizer(
 
 
 def applies(rule: AbstractOptimizerRule, kind: type) -> bool:
-    """True if a rule is for a class. Rules for other libraries compare the name of the
-    class."""
+    """Return True if a rule applies to the optimizer class `kind`. Rules for other
+    libraries compare the name of the class."""
     if kind in rule.kinds:
         return True
     is_by_name = (

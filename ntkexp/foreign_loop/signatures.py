@@ -204,7 +204,7 @@ class OutputsAtEnds:
                 for example with and without autocast.
             ended: replays at the end of the loop.
             steps: number of steps before the end.
-            measured: True if the values of a measure are compared.
+            measured: True if the outputs are values of a measure.
         """
         self.refuse_other("began", self.start, began, measured=measured)
         if steps == self.steps:

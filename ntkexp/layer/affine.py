@@ -192,8 +192,8 @@ class AbstractAffine(AbstractLayer):
         return values
 
     def mixed_pairs(self, pairs: Pairs) -> Pairs:
-        """Return the pixel pairs of the means over a window,
-        given the pixel pairs of the values."""
+        """Return the pixel pairs for which the covariance of the means over a window is
+        known, if the covariance of the values is known for `pairs`."""
         return pairs
 
     def samples(self, shape: Shape) -> list[Coarse]:

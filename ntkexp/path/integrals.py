@@ -440,7 +440,8 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
     )
 
 
-# --- The sums at the end of each phase. The share of phase p is a difference:
+# --- The sums at the end of each phase. 𝒮(x, xᵢ; T) is the contribution of xᵢ up to
+# step T. The contribution in phase p is a difference:
 #
 #     𝒮_p(x, xᵢ) = 𝒮(x, xᵢ; T_p) − 𝒮(x, xᵢ; T_{p−1}),
 #     f(T_p) − f(T_{p−1}) = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)

@@ -200,7 +200,7 @@ COEFFICIENTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class StepPair:
-    """The same step of two training runs. Model calls and schedules must be equal."""
+    """The same step of both training runs."""
 
     first: TrainedStep
     second: TrainedStep
@@ -435,8 +435,8 @@ def concatenated(parts: Sequence[Breakdown]) -> Breakdown:
 
 
 SAME_SHARES = 1e-4
-"""Relative tolerance for comparing the shares of a batch with those of its replayed
-call, in float32."""
+"""Relative tolerance, in float32, for comparing the shares tᵢ of a batch in the
+recorded training with those in its replay."""
 
 Jacobian = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A function from the weights to the chosen outputs, and their gradients as rows."""

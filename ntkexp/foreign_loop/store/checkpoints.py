@@ -15,7 +15,8 @@ from ntkexp.shapes import Weights
 # largest share of the free disk that the checkpoints of a trace may use
 FREE_DISK_SHARE = 0.25
 MAX_TRACE_BYTES = 50e9  # largest size of all checkpoints of a trace together
-# initial interval in steps, because writing a checkpoint takes longer than a small step
+# Initial interval in steps. Writing a checkpoint takes longer than a small step, so not
+# every step gets one.
 STEPS_PER_CHECKPOINT = 8
 # number of tensors per weight in each replayed step: weight, gradient, denominator
 COPIES_PER_STEP = 3
@@ -102,8 +103,8 @@ def copied_state(state: Mapping[str, Any]) -> dict[str, Any]:
 def states_on(
     states: Sequence[OptimizerState] | None, device: torch.device
 ) -> list[OptimizerState] | None:
-    """Move optimizer states to a device, except step counts,
-    which most optimizers keep on the CPU."""
+    """Move optimizer states to a device. Step counts stay on the CPU, where most
+    optimizers hold them."""
     if states is None:
         return None
 

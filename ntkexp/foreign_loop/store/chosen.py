@@ -91,7 +91,7 @@ class ChosenStore(AbstractStore):
 
     @property
     def indices(self) -> range | list[int]:
-        """The indices of the chosen steps that the loop has taken."""
+        """The indices of all chosen steps that the loop has taken so far."""
         if isinstance(self.chosen, int):
             return range(max(0, self.taken - self.chosen), self.taken)
         return sorted(index for index in self.chosen if index < self.taken)

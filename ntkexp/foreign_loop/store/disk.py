@@ -195,7 +195,7 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
 
 
 # --- Writing. Each event (a step of one optimizer) is written before the next step
-# begins, and a checkpoint every few steps.
+# begins. A checkpoint is written every few steps.
 
 
 @dataclass
@@ -475,7 +475,7 @@ class DiskStore(AbstractStore):
 
         `more` are further entries of the checkpoint.
         """
-        # wait for the previous write, so that memory holds only one checkpoint at a
+        # wait for the previous write, so that only one checkpoint is in memory at a
         # time
         self.writer.wait()
         release_memory(weights.values())
@@ -507,12 +507,12 @@ class DiskStore(AbstractStore):
             suppress(NoPlace),
             self.writer.thread,
         ):
-            # without place on the disk, the stored steps are useful without an end
+            # if the disk is full, the stored steps are still useful without an end
             self.writer.wait()
             writes_weights = self.steps > 0 and self.processes.rank == 0
             if writes_weights and len(self.files.log) not in self.checkpoints:
-                # without optimizer states: a step that raised an error may have changed
-                # them
+                # omit the optimizer states, because a step that raised an error may
+                # have changed them
                 self.write_checkpoint(
                     {"weights": self.latest, "memories": None, "ended": None}
                 )

@@ -41,7 +41,7 @@ class EndpointSteps(AbstractSteps):
 
     @property
     def autocast(self) -> Autocast | None:
-        return None  # the trace of the first loop has the autocast context
+        return None  # not stored here; the trace of the first loop holds it
 
     def start(self, index: int) -> Weights:
         if index:

@@ -42,7 +42,7 @@ from ntkexp.records.folder import CONFIG, LOCK, START_WEIGHTS, RunFolder
 from ntkexp.records.sealed_log import SealedLog
 from ntkexp.shapes import Inputs, Weights
 
-TRACE = "trace"  # the folder for the files of a trace
+TRACE = "trace"  # name of the subfolder that holds the files of a trace
 START = "start.bin"
 
 

@@ -166,7 +166,7 @@ class MemoryStore(AbstractStore):
     def end(self, outside: Outside, *, whole: bool) -> None:
         self.loop.outside = outside
         if self.latest:
-            # without optimizer states: a step that raised an error may have changed
-            # them
+            # omit the optimizer states, because a step that raised an error may have
+            # changed them
             content = {"weights": cloned(self.latest), "memories": None, "ended": None}
             self.loop.add_checkpoint(content)

@@ -586,8 +586,8 @@ class ReplayedSteps(AbstractSteps):
             self.signatures,
             clips=self.clips,
         )
-        # if there is only one event between two checkpoints, the weights after it are
-        # read, not replayed
+        # if there is only one event between two checkpoints, its weights after the step
+        # are read, not replayed
         is_single = (
             stop - begin == 1 and then is not None and states_at_end(then) is not None
         )

@@ -137,8 +137,8 @@ def padded(count: int) -> int:
 def stacked(
     source: Array, target: Array, count: int, axis: TileAxis, start: int, pitch: int
 ) -> None:
-    """Lay out `count` lines of pixels along one axis of the tiles. Target lines are
-    `pitch` numbers apart.
+    """Copy `count` lines of pixels into tiles, along one axis of the image. In the
+    target, lines begin `pitch` numbers apart.
 
     Pixel `start` comes first; the others follow in periodic order.
     """

@@ -305,7 +305,8 @@ def compare(
     if p_inside <= level / 2:
         return IntervalComparison("inside", p_inside)
 
-    # Outside: the estimate lies far enough beyond one edge.
+    # Decide for "outside" if the estimate lies far enough beyond one edge of the
+    # expected range.
     below_low = tail_probability(estimate, to_low)
     above_high = tail_probability(estimate, -to_high)
     p_outside = min(below_low, above_high)

@@ -209,7 +209,7 @@ def row_of(
 
 def steps_of(run: Run) -> int | None:
     """Return the number of steps. (The metrics of a run have a further row for the end.
-    Those of a followed loop do not.)"""
+    The terms of a followed loop do not.)"""
     if not len(run.metrics):
         return None
     last = int(run.metrics["step"].iloc[-1])

@@ -276,9 +276,10 @@ def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
 def normalise(
     call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends
 ) -> tuple[Ends, Tensor | None]:
-    """Return y = r c, the normalised numbers at both ends, and ḡ Δy with the gain g.
-    `mean` and `scale` (r) have one element for each set of numbers that
-    are normalised together."""
+    """Return the normalised numbers y = r c at both ends, where c are the numbers minus
+    their mean and r is the scale. Also return ḡ Δy, where ḡ is the mean of the gain at
+    both ends. `mean` and `scale` (r) have one element for each set of numbers that are
+    normalised together."""
     shape = x.start.shape
     outer = mean.start.shape[:-1]
     start, end = (
