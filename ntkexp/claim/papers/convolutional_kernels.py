@@ -1,7 +1,7 @@
 """Kernels of convolutional networks: their layers,
 their accuracy in regression, and their cost.
 
-S. Arora et al. 2019, arXiv:1904.11955, make the claims.
+The claims are from S. Arora et al. 2019, arXiv:1904.11955.
 """
 
 from __future__ import annotations

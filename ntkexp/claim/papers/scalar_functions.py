@@ -1,7 +1,7 @@
 """Scalar functions of one number: tangent kernels, descent steps,
 and the kernel of a finite step.
 
-F. Huszár, "Some intuition on the neural tangent kernel" (2020), makes the claims.
+The claims are from F. Huszár, "Some intuition on the neural tangent kernel" (2020).
 """
 
 from __future__ import annotations

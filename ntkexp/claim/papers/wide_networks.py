@@ -1,8 +1,8 @@
 """Networks of growing width compared with infinite width: outputs,
 kernels and training.
 
-J. Lee et al. 2019, arXiv:1902.06720, make most of the claims.
-Docstrings of trials name other papers."""
+Most of the claims are from J. Lee et al. 2019, arXiv:1902.06720. If a trial tests
+another paper, its docstring names the paper."""
 
 from __future__ import annotations
 
