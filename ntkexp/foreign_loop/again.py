@@ -77,8 +77,8 @@ def trained_again(
         UNDER_WAY.reset(token)
     if len(altered.traces) != 1:
         raise Mistake(
-            f"again=: the function followed {counted(len(altered.traces), 'loop')}; let it carry "
-            "out the one that was followed, with ntkexp.follow in it"
+            f"again=: the function followed {counted(len(altered.traces), 'loop')}; let "
+            "it run the loop once, inside ntkexp.follow"
         )
     return altered.traces[0]
 
@@ -190,9 +190,10 @@ class LoopAgain(AbstractRetraining):
         gap = float((repeated - self.outputs_at(end)).norm())
         if gap > REPEAT_TOLERANCE * changed:
             raise Mistake(
-                f"again=: carried out again as it was, the loop ends {short(gap)} from where it "
-                f"did, and without some examples {short(changed)}; let the function seed all that "
-                "is random, or take smaller steps"
+                "again=: repeated with all examples, the loop ends at outputs that are "
+                f"{short(gap)} away from those of the first run, and leaving out "
+                f"examples changes them by {short(changed)}; let the function seed "
+                "everything random, or take smaller steps"
             )
         return []
 
@@ -208,8 +209,9 @@ def refuse_other_start(ours: Weights, theirs: Weights) -> None:
         return
     reason = f"'{different[0]}' differs" if different else "it trains more parameters"
     raise Mistake(
-        f"again=: the loop begins at other weights than the one that was followed ({reason}); let "
-        "the function build its model, and seed it (torch.manual_seed)"
+        "again=: the repeated loop begins at other weights than the followed loop "
+        f"({reason}); let the function build its model, and seed it with "
+        "torch.manual_seed"
     )
 
 
@@ -218,9 +220,9 @@ def refuse_other_examples(ours: AbstractSteps, theirs: AbstractSteps) -> None:
     or the same examples in another order."""
     if len(ours) != len(theirs) or list(ours.names()) != list(theirs.names()):
         raise Mistake(
-            f"again=: the loop of {len(ours)} steps that was followed saw other examples, or in "
-            f"another order, than this one of {len(theirs)}; let the function seed the order of "
-            "its batches"
+            f"again=: the followed loop of {len(ours)} steps and the repeated loop of "
+            f"{len(theirs)} steps use other examples, or another order; let the "
+            "function seed the order of its batches"
         )
 
 

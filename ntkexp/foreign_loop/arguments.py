@@ -115,8 +115,9 @@ class ParameterGroups:
             if id(weight) not in self.names:
                 self.refuse_copies(weight)
                 raise Mistake(
-                    f"the optimizer moves a tensor of shape {list(weight.shape)} that is not a "
-                    "parameter of the model; follow the module that holds all of them"
+                    f"the optimizer updates a tensor of shape {list(weight.shape)} that "
+                    "is not a parameter of the model; follow the module that contains "
+                    "all tensors of the optimizer"
                 )
         members = {
             self.names[id(weight)]: weight for weight in filter(moves, group["params"])
@@ -135,9 +136,9 @@ class ParameterGroups:
                 weight.detach().to(parameter), parameter.detach()
             ):
                 raise Mistake(
-                    f"the optimizer moves a copy of '{name}' in longer numbers, from which the "
-                    "parameter is copied; no such step is followed: let the model hold the long "
-                    "weights, and train it under autocast"
+                    f"the optimizer updates a float32 copy of '{name}', and copies it "
+                    "back into the model, which cannot be followed; store the weights "
+                    "of the model in float32, and train it under autocast"
                 )
 
     def of(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
@@ -177,7 +178,8 @@ def refuse_short(name: str, weight: Tensor) -> None:
     if is_short(weight):
         kind = str(weight.dtype).removeprefix("torch.")
         raise Mistake(
-            f"'{name}' is in {kind}, too coarse for any proof; train float32 under autocast"
+            f"'{name}' is in {kind}, whose rounding errors are too large for the "
+            "proofs; train float32 weights under autocast"
         )
 
 
@@ -259,17 +261,18 @@ def called_model(model: nn.Module) -> nn.Module:
         if SHARDED & {kind.__name__ for kind in type(layer).__mro__}:
             where = f"layer '{name}'" if name else "the model"
             raise Mistake(
-                f"{where} is a {type(layer).__name__}, whose weights are cut apart over the "
-                "processes (FSDP), and none sees a whole step; wrap the model in "
-                "DistributedDataParallel, or follow one process"
+                f"{where} is a {type(layer).__name__}, which divides weights among the "
+                "processes (FSDP), so that no process sees a complete step; wrap the "
+                "model in DistributedDataParallel, or follow a single process"
             )
     if not isinstance(model, DistributedDataParallel):
         return model
     size = model.process_group.size()
     if size < get_world_size():
         raise Mistake(
-            f"gradients are averaged over {size} of {get_world_size()} processes, and those of "
-            "others are not known here; follow where all of them train one model"
+            f"gradients are averaged over only {size} of {get_world_size()} processes, "
+            "so those of the other processes are unknown here; follow a loop in which "
+            "all processes train one model"
         )
     inner: nn.Module = model.module
     return inner
@@ -279,13 +282,14 @@ def called_model(model: nn.Module) -> nn.Module:
 
 
 ONE_NUMBER = (
-    "the model gives one number for all examples of a call, such as their loss; follow one that "
-    "gives a row for each, or name the part of its answer that does, as output='logits'"
+    "the model returns one number for all examples of a call, such as their loss; "
+    "follow a module that returns a row for each example, or name an output that has "
+    "such rows, for example output='logits'"
 )
 NEVER_CALLED = (
-    "model(x) was never called with gradients enabled, or only a copy of the model was "
-    "(first-order MAML?); follow the module that the loop calls so. For a loss through torch.func "
-    f"(grad, vmap, jvp), {ASK_LOSSES}"
+    "model(x) was never called with gradients enabled, or the loop called only a copy "
+    "of the model (first-order MAML?); follow the module that the loop calls. For a "
+    f"loss through torch.func (grad, vmap, jvp), {ASK_LOSSES}"
 )
 
 
@@ -314,8 +318,8 @@ class FollowOptions:
         checked_mode(self.batch_norm)
         if not (self.ids is None or isinstance(self.ids, str) or callable(self.ids)):
             raise Mistake(
-                f"ids= is a {type(self.ids).__name__}; give a function of a call, or the keyword "
-                "that holds names"
+                f"ids= is a {type(self.ids).__name__}; give a function of a call, or "
+                "the name of the keyword that holds the names"
             )
         self.refuse_uncallable("loss", "outputs and call")
         self.refuse_uncallable("log", "numbers and step, such as mlflow.log_metrics")
@@ -324,8 +328,8 @@ class FollowOptions:
         )
         if not isinstance(self.to, str | Path | None) or "\0" in str(self.to):
             raise Mistake(
-                f"to={in_short(self.to)} is a {type(self.to).__name__} that names no folder; give "
-                "the path of one"
+                f"to={in_short(self.to)} is a {type(self.to).__name__}, which names no "
+                "folder; give the path of a folder"
             )
         _ = self.budget
         are_rules = isinstance(self.rules, list | tuple) and all(
@@ -333,8 +337,8 @@ class FollowOptions:
         )
         if not are_rules:
             raise Mistake(
-                "rules=: give a list of rules of optimizers, made of classes derived from "
-                "AbstractOptimizerRule"
+                "rules=: give a list of optimizer rules, whose classes are derived "
+                "from AbstractOptimizerRule"
             )
         if self.every is not None:
             checked_count("every", self.every, 1)
@@ -362,7 +366,8 @@ def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
         )
     if not optimizers:
         raise Mistake(
-            "there is no optimizer to follow; give the loop's, or a list of them"
+            "there is no optimizer to follow; give the loop's optimizer, or a list "
+            "of its optimizers"
         )
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -371,7 +376,7 @@ def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
                 "a list of them"
             )
     if len({id(optimizer) for optimizer in optimizers}) < len(optimizers):
-        raise Mistake("an optimizer is in the list twice; give each once")
+        raise Mistake("an optimizer is in the list twice; give each optimizer once")
 
 
 def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Inputs:
@@ -387,12 +392,13 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
             leaf.is_nested or leaf.layout is not torch.strided
         ):
             raise Mistake(
-                "queries=: there is a nested or sparse tensor among them; give a plain one"
+                "queries=: one of the tensors is nested or sparse; give plain tensors"
             )
     inputs = map_tensors(torch.clone, as_inputs(queries))
     if not examples(inputs):
         raise Mistake(
-            "queries=: they are empty; give inputs at which the model is to be explained"
+            "queries=: there are none; give inputs at which the model is to be "
+            "explained"
         )
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     function = CalledModule(module, output).function
@@ -419,7 +425,8 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
             if not advice and batch_axis_missing(function, weights, inputs):
                 advice = f"; {BATCH_AXIS}"
         raise Mistake(
-            f"queries=: the model cannot be called with them: {first_line(error)}{advice}"
+            "queries=: the model cannot be called with the queries: "
+            f"{first_line(error)}{advice}"
         ) from error
     if not outputs.dim():
         raise Mistake(ONE_NUMBER)

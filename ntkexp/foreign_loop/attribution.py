@@ -229,8 +229,9 @@ class LoopBackward:
         if self.jumping:
             first = min(self.jumping)
             caveats[JUMPED] = (
-                f"discrete choices at the queries changed in {counted(len(self.jumping), 'step')}, "
-                f"and `jumps` is their effect; first in step {first}: {self.jumping[first]}"
+                "discrete choices at the queries changed in "
+                f"{counted(len(self.jumping), 'step')}, and `jumps` is their effect; "
+                f"the first one changed in step {first}: {self.jumping[first]}"
             )
         readers = (self.reader, *self.calls.readers.values())
         if any(reader.is_unfaithful for reader in readers):
@@ -290,12 +291,14 @@ class LoopBackward:
             if call.signed is not None and (missed := replay.other(call.signed)):
                 if call.losses is not None:
                     raise Mistake(
-                        f"step {step.index}: the function of trace.losses gave other losses in the loop than "
-                        f"it does now at the same weights, off by {missed:.2g} of them; {ASK_SAME_LOSSES}"
+                        f"step {step.index}: at the same weights, the function of "
+                        "trace.losses returned other losses in the loop than it does "
+                        f"now (relative difference {missed:.2g}); {ASK_SAME_LOSSES}"
                     )
                 raise Mistake(
-                    f"step {step.index}: the model gave other outputs when the loop called it than it does now at the "
-                    f"same weights, off by {missed:.2g} of them; {CHANGED}"
+                    f"step {step.index}: at the same weights, the model returned other "
+                    "outputs in the loop than it does now (relative difference "
+                    f"{missed:.2g}); {CHANGED}"
                 )
         bound = bound_of(consumed, tolerance)
         if proved.clipped is not None:

@@ -220,8 +220,9 @@ class TermGradients(Sequence[Jacobian]):
             count = len(self.output_gradient)
             size = sum(float(row.norm()) for row in self.output_gradient)
             raise Mistake(
-                f"step {step}: the gradients of {count} examples through their batch do not add up "
-                f"to that of the batch, off by {short(gap)} beside ℓ′ of {short(size)}; follow in "
+                f"step {step}: the gradients of {count} examples through their batch do "
+                "not add up to the gradient of the batch: they miss it by "
+                f"{short(gap)}, and ∂L/∂f has the norm {short(size)}; follow in "
                 "float64, or with batch_norm='constant'"
             )
 

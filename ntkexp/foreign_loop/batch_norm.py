@@ -118,8 +118,9 @@ def refuse_instance_statistics(step: int, layers: Mapping[str, nn.Module]) -> No
             and layer.running_mean is not None
         ):
             raise Mistake(
-                f"step {step}: layer '{name}' ({type(layer).__name__}) moves running statistics; "
-                "let it track none, or eval() it"
+                f"step {step}: layer '{name}' ({type(layer).__name__}) updates running "
+                "statistics, which is not supported; set track_running_stats=False, or "
+                "put it in eval()"
             )
 
 
@@ -148,8 +149,8 @@ class RunningStatistics:
         now = statistics_of(layers)
         if now.keys() != self.latest.keys():
             raise Mistake(
-                f"step {step}: a BatchNorm layer was exchanged, or came or went, since following "
-                "began; follow from there on"
+                f"step {step}: a BatchNorm layer was added, removed or replaced after "
+                "following began; begin to follow after this change"
             )
         trains = bool(self.latest) and any(layer.training for layer in layers.values())
         if trains and not self.moves:
@@ -186,9 +187,10 @@ class RunningStatistics:
         for name, buffer in now.items():
             if not torch.equal(buffer, self.latest[name]):
                 raise Mistake(
-                    f"step {step}: the running statistics '{name}' were changed by something else "
-                    "than a call of the model (a load, an average, a reset?), which is not "
-                    "followed; do that before or after the loop"
+                    f"step {step}: the running statistics '{name}' were changed by "
+                    "something other than a call of the model (a load, an average, a "
+                    "reset?), which cannot be followed; change them before or after "
+                    "the loop"
                 )
 
     def refuse_kinds(self, step: int) -> None:
@@ -196,16 +198,16 @@ class RunningStatistics:
         or if the model contains SyncBatchNorm."""
         if self.processes > 1:
             raise Mistake(
-                f"step {step}: BatchNorm in training mode is not followed where {self.processes} "
-                "processes train together, each with statistics of its own; put these layers in "
-                "eval(), or train in one process"
+                f"step {step}: BatchNorm in training mode cannot be followed in "
+                f"{self.processes} processes, because each has its own statistics; put "
+                "these layers in eval(), or train in one process"
             )
         for name, layer in batch_norms(self.model).items():
             if isinstance(layer, nn.SyncBatchNorm) and layer.training:
                 raise Mistake(
-                    f"step {step}: layer '{name}' (SyncBatchNorm) takes its statistics from the "
-                    "batches of all processes, which is not followed; put it in eval(), or a "
-                    "BatchNorm there"
+                    f"step {step}: layer '{name}' (SyncBatchNorm) uses the batches of "
+                    "all processes, which cannot be followed; put it in eval(), or use "
+                    "a BatchNorm in its place"
                 )
 
 
@@ -264,8 +266,9 @@ def refuse_other_update(
         tolerance = 0.0
     if not gap <= tolerance:
         raise Mistake(
-            f"step {step}: the running statistics '{name}' are not those to which the replay of a "
-            f"call leads, off by {short(gap)}; were they changed while it was made?"
+            f"step {step}: the replay of a call leads to other running statistics "
+            f"'{name}' than those of the loop (difference {short(gap)}); were they "
+            "changed during the call?"
         )
 
 
@@ -283,11 +286,15 @@ def batch_norm_sentence(attribution: xr.Dataset) -> str:
         size = float((attribution[name] ** 2).sum() ** 0.5)
         return short(size / change if change else size)
 
-    moved = f"running statistics of BatchNorm did {share('statistics')} of what changed (`statistics`)"
+    moved = (
+        f"running statistics of BatchNorm caused {share('statistics')} of the change "
+        "(`statistics`)"
+    )
     if "coupling" not in attribution:
         return f"{moved}, which belongs to no example"
     return (
-        f"{moved}, and examples did {share('coupling')} of it to one another through batch "
-        "statistics (`coupling`), which batch_norm='exact' splits over them; where that is more "
-        "than the change, as under Adam where a bias comes before a norm, parts say little"
+        f"{moved}, and effects of examples on one another through batch statistics "
+        f"caused {share('coupling')} of it (`coupling`), which batch_norm='exact' "
+        "divides among the examples; if this exceeds the change, as under Adam with a "
+        "bias before a norm, single contributions mean little"
     )

@@ -441,15 +441,16 @@ def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
     """
     if args and kwargs:
         raise Mistake(
-            "the model is called with inputs by position and by name at once; call it with one kind"
+            "the model is called with inputs by position and by name at once; use "
+            "only one kind"
         )
     inputs: object = kwargs or args
     if len(args) == 1:
         inputs = args[0]
     if not isinstance(inputs, Tensor | tuple | dict):
         raise Mistake(
-            f"the model is called with a {type(inputs).__name__}; tensors are followed, by "
-            "position or by name"
+            f"the model is called with a {type(inputs).__name__}; call it only with "
+            "tensors, by position or by name"
         )
 
     def as_number(leaf: object) -> object:

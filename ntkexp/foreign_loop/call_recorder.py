@@ -290,8 +290,9 @@ class CallRecorder:
             rows = examples(inputs)
         if len(output) != rows:
             raise Mistake(
-                f"step {step}: the model gives {len(output)} rows for {rows} examples; "
-                "follow one whose outputs have the examples as their first axis"
+                f"step {step}: the model returns {len(output)} rows for {rows} "
+                "examples; follow a module whose outputs have the examples as their "
+                "first axis"
             )
         return inputs
 
@@ -312,7 +313,7 @@ class CallRecorder:
 
 
 IN_AUTOCAST = (
-    "trace.losses: losses under autocast are not followed; compute them with "
+    "trace.losses: losses under autocast cannot be followed; compute them inside "
     "torch.autocast(…, enabled=False)"
 )
 
@@ -325,29 +326,31 @@ def refuse_unfollowed_losses(loop: RunningLoop, *, weighed: bool) -> None:
     step = loop.store.count
     if is_transformed():
         raise Mistake(
-            f"step {step}: trace.losses: it was called inside a transform of torch.func; call it "
-            "outside, and take the derivatives inside the function"
+            f"step {step}: trace.losses was called inside a transform of torch.func; "
+            "call it outside, and take the derivatives inside its function"
         )
     if weighed:
         raise Mistake(
-            "again=: trace.losses cannot leave examples out of the loop; run the loop without them"
+            "again=: examples cannot be left out of a loop that calls "
+            "trace.losses; run the loop without them yourself"
         )
     if current_processes().world > 1:
         raise Mistake(
-            f"step {step}: trace.losses: losses of several processes are not followed; train in one"
+            f"step {step}: trace.losses cannot be followed in several processes; "
+            "train in one process"
         )
     if couples(loop.inner):
         raise Mistake(
-            f"step {step}: trace.losses: BatchNorm in training mode is not followed there; put "
-            "these layers in eval(), or take another norm"
+            f"step {step}: trace.losses cannot be followed with BatchNorm in training "
+            "mode; put these layers in eval(), or use another norm"
         )
     weight = next(loop.inner.parameters())
     if torch.is_autocast_enabled(weight.device.type):
         raise Mistake(f"step {step}: {IN_AUTOCAST}")
     if shortest(loop.inner) is not None:
         raise Mistake(
-            f"step {step}: trace.losses: frozen weights in half precision are not followed there; "
-            "convert them to the precision of the trained weights"
+            f"step {step}: trace.losses cannot be followed with frozen weights in half "
+            "precision; convert them to the precision of the trained weights"
         )
 
 

@@ -58,22 +58,22 @@ UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
 # is close to some 2^k/n.
 RARE_SHARE = 0.01
 ASK_ADDED = (
-    f"{WHAT_ADDED} A penalty on weights is followed as weight_decay of "
-    "the optimizer; one on another output, when that is part of the module's output (output=…), or "
-    f"of a call of its own. For a loss on derivatives of the model, {ASK_LOSSES}"
+    f"{WHAT_ADDED} For a penalty on weights, use weight_decay of the optimizer. For a "
+    "penalty on another output, let the module return this output (output=…), or "
+    "compute it in a separate call. For a loss on derivatives of the model, "
+    f"{ASK_LOSSES}"
 )
 ASK_DERIVATIVES = (
     f"the loss uses derivatives of the model (create_graph=True); {ASK_LOSSES}"
 )
 ASK_SAME_LOSSES = (
-    "does the function of trace.losses use the model that it is given, and only tensors and "
-    "numbers that stay the same?"
+    "does the function of trace.losses use the model that it is given, and only "
+    "tensors and numbers that do not change?"
 )
 ASK_DRAWS = (
-    "were other random numbers drawn in the call, by fused attention (choose "
-    "attn_implementation='eager', or "
-    "SDPBackend.MATH in the loop), by a compiled model, after seeding inside? If not, "
-    + ASK_ADDED
+    "did the call draw other random numbers in the loop, because of fused attention "
+    "(choose attn_implementation='eager', or SDPBackend.MATH in the loop), a compiled "
+    "model, or seeding inside the model? If not, " + ASK_ADDED
 )
 
 
@@ -154,23 +154,27 @@ def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
     reason = ASK_DRAWS if facts.drew else ASK_ADDED
     if facts.passes > 1:
         reason = (
-            f"a call had {facts.passes} backward passes (torch.autograd.grad?). PCGrad and GradNorm "
-            "combine their gradients with factors of inner products or norms, so the result is the "
-            "gradient of no loss of examples; train with a weighted sum of the losses"
+            f"a call had {facts.passes} backward passes (torch.autograd.grad?). PCGrad "
+            "and GradNorm combine gradients with factors of inner products or norms, "
+            "so the result is not the gradient of any loss of the examples; train with "
+            "a weighted sum of the losses"
         )
     if facts.losses:
-        reason = f"{ASK_SAME_LOSSES} Does the loss have terms besides these losses?"
+        reason = (
+            f"{ASK_SAME_LOSSES} Does the loss have other terms besides these losses?"
+        )
     if facts.differentiated:
         reason = ASK_DERIVATIVES
     if facts.other_outputs:
         others = " or ".join(facts.other_outputs)
         reason = (
-            f"does the loss use {others}, which has no row for each example? Let the model return the "
-            "tensors that the loss is computed from"
+            f"does the loss use {others}, which has no row for each example? Let the "
+            "model return the tensors from which the loss is computed"
         )
     return Mistake(
-        f"step {step}: the optimizer's gradient is not the gradient of the {facts.rows} recorded "
-        f"examples, off by {fit.missed:.2g} of itself in '{fit.failing[0]}'; {reason}"
+        f"step {step}: the optimizer's gradient is not the gradient of the {facts.rows} "
+        f"recorded examples, with a relative difference of {fit.missed:.2g} in "
+        f"'{fit.failing[0]}'; {reason}"
     )
 
 
@@ -461,14 +465,20 @@ class Factors:
                     else ""
                 )
                 what = (
-                    "one number, whose factor is that of no group it could be clipped with"
+                    (
+                        "a single number, and no group of parameters that was clipped "
+                        "with it has this factor"
+                    )
                     if each.single
-                    else "not a scale, and not to the norm of another step, as by clipping to one norm"
+                    else (
+                        "which is neither a scale nor clipping to the norm of another "
+                        "step"
+                    )
                 )
                 raise Mistake(
-                    f"step {each.step}: the optimizer's gradient is not the gradient of the recorded "
-                    f"examples: in '{each.names[0]}'{more} it is {each.factor:.4g} times that, {what}; "
-                    f"{WHAT_ADDED}"
+                    f"step {each.step}: the optimizer's gradient is not the gradient of "
+                    f"the recorded examples: in '{each.names[0]}'{more} it is "
+                    f"{each.factor:.4g} times that gradient, {what}; {WHAT_ADDED}"
                 )
 
     def is_clipped_by_value(self, each: Multiplied) -> bool:
@@ -491,9 +501,10 @@ class Factors:
                 and not any(each.is_near(one.value) for each in others)
             ):
                 raise Mistake(
-                    f"step {one.step}: the optimizer's gradient is not the gradient of the recorded "
-                    f"examples: one element was reduced to {one.value:.4g}, which is not the bound "
-                    f"of clipping by value in another step; {WHAT_ADDED}"
+                    f"step {one.step}: the optimizer's gradient is not the gradient of "
+                    "the recorded examples: one element was reduced to "
+                    f"{one.value:.4g}, and no other step clips by value to this bound; "
+                    f"{WHAT_ADDED}"
                 )
 
 

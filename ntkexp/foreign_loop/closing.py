@@ -81,8 +81,8 @@ class Closing:
             return "the outputs at the queries did not change"
         share = short(self.relative(self.missed))
         return (
-            f"the parts add up to the change of the outputs, to {share} of it; contributions "
-            f"{self.cancel}"
+            "the parts add up to the change of the outputs, with the relative error "
+            f"{share}; contributions {self.cancel}"
         )
 
     @property
@@ -99,9 +99,9 @@ class Closing:
         share = short(self.relative(self.missed))
         bound = short(self.relative(self.tolerance))
         raise Mistake(
-            f"the parts of the examples miss the change of the outputs by {share} of it, where "
-            "rounding explains "
-            f"{bound}; contributions {self.cancel}; train in float64{freeze}"
+            f"the sum of the parts misses the change of the outputs by {share} of the "
+            f"change, and rounding explains only {bound}; contributions {self.cancel}; "
+            f"train in float64{freeze}"
         )
 
 
@@ -269,11 +269,11 @@ def casts_sentence(found: xr.Dataset) -> str:
     )
     shares = [short(each / moved) if moved else short(each) for each in (ours, theirs)]
     return (
-        f"{' and '.join(causes)} moved gradients by up to "
-        f"{short(float(found['casts_error'].max()))} of themselves, "
-        f"and so the outputs by {shares[0]} of what training changed, which no example added; "
-        "outputs are read without "
-        f"casts, {shares[1]} of that change away from those with them"
+        f"{' and '.join(causes)} changed gradients by up to "
+        f"{short(float(found['casts_error'].max()))} of their size, and thereby the "
+        f"outputs by {shares[0]} of what training changed, which no example caused; "
+        f"outputs are computed without casts, which moves them by {shares[1]} of what "
+        "training changed"
     )
 
 
@@ -285,12 +285,12 @@ def rounding_sentence(found: xr.Dataset) -> str:
         return ""
     if "rounds" in found.attrs:
         return (
-            f"{found.attrs['rounds']} rounds its steps to shorter numbers, which did "
-            f"{short(share)} of what training "
-            "changed (`rounding`), and no example did"
+            f"{found.attrs['rounds']} computes its steps in lower precision; the "
+            f"rounding caused {short(share)} of what training changed (`rounding`), and "
+            "no example did"
         )
     return (
-        f"rounding did {short(share)} of what training changed: gradients that cancel were divided "
-        "by their own size, "
-        "which no example added; a larger eps of the optimizer avoids this"
+        f"rounding caused {short(share)} of what training changed: gradients that "
+        "cancel were divided by their own size, and no example caused this; a larger "
+        "eps of the optimizer avoids it"
     )

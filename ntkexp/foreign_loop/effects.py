@@ -174,8 +174,8 @@ OUTPUTS_PER_TRAINING = 2
 """A backward sweep for this many outputs costs about as much as one training. Measured:
 0.7 outputs for wide networks, and up to 5.5 for others."""
 UNCHECKED = (
-    "effects were not checked against trainings without examples; give again=, a function that "
-    "trains again"
+    "effects were not checked by retraining without examples; give again=, a function "
+    "that trains again"
 )
 
 
@@ -236,9 +236,9 @@ def loss_of(trace: LoopProblem) -> ExampleLoss:
     """Return the user's loss function, or raise if the trace has none."""
     if trace.loss is None:
         raise Mistake(
-            "effects=True: effects are derivatives of the gradient, for which the loss is needed; "
-            "follow with "
-            "loss=, a function of outputs and call that gives one loss for each example"
+            "effects=True: effects are derivatives of the loss, which is unknown; "
+            "follow with loss=, a function of outputs and call that returns one loss "
+            "for each example"
         )
     return trace.loss
 

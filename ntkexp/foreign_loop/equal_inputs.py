@@ -132,8 +132,8 @@ class RepeatedInputs:
         if not parts:
             return {}
         sentence = (
-            f"rows with equal inputs count as one example ({'; '.join(parts)}); name rows by "
-            "ids='dataset' or a function, ids=…, to tell them apart"
+            f"rows with equal inputs count as one example ({'; '.join(parts)}); to tell "
+            "them apart, name rows by ids='dataset' or by a function, ids=…"
         )
         return {EQUAL_INPUTS: sentence}
 

@@ -56,8 +56,8 @@ tuples, lists and dicts
             leaf.is_nested or leaf.layout is not torch.strided
         ):
             raise Mistake(
-                "trace.losses: the batch holds a nested or sparse tensor; give plain ones, such "
-                "as the indices and values of its elements"
+                "trace.losses: the batch holds a nested or sparse tensor; give plain "
+                "tensors, such as the indices and values of its elements"
             )
     return fresh(batch)
 
@@ -103,13 +103,14 @@ loss for each row, and choose among them outside
         if isinstance(losses, Tensor):
             kind = f"a tensor of shape {list(losses.shape)}"
         raise Mistake(
-            f"trace.losses: the function gives {kind}; return one loss for each example, a tensor "
-            "[examples], and take the mean outside"
+            f"trace.losses: the function returns {kind}; return one loss for each "
+            "example, a tensor [examples], and take the mean outside"
         )
     if not tensors(rows_of_batch(batch, len(losses))):
         raise Mistake(
-            f"trace.losses: the function gives {len(losses)} losses, and no tensor of the batch "
-            f"has {len(losses)} rows; return a loss for each row, and choose among them outside"
+            f"trace.losses: the function returns {len(losses)} losses, but no tensor of "
+            f"the batch has {len(losses)} rows; return a loss for each row, and select "
+            "losses outside the function"
         )
 
 
@@ -152,8 +153,9 @@ def store_function(functions: dict[str, LossFunction], function: LossFunction) -
     name = name_of(function)
     if functions.setdefault(name, function) is not function:
         raise Mistake(
-            f"trace.losses: two functions have the name '{name}', and a folder holds only names; "
-            "define each function once, outside the loop, under a name of its own"
+            f"trace.losses: two functions have the name '{name}', and a folder stores "
+            "functions by name; define each function once, outside the loop, under its "
+            "own name"
         )
 
 

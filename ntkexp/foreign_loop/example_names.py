@@ -97,11 +97,13 @@ def names_of(
     elif isinstance(inputs, Mapping) and ids in inputs:
         values = inputs[ids]
     else:
-        raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
+        raise Mistake(
+            f"ids={ids!r}: the model is not called with a keyword of this name"
+        )
     if not isinstance(values, Tensor | Sequence):
         raise Mistake(
-            f"ids=: it gives a {type(values).__name__}; give a list with a name for each example "
-            "of a call"
+            f"ids=: the names are a {type(values).__name__}; give a list with a name "
+            "for each example of a call"
         )
     if isinstance(values, Tensor):
         values = values.tolist() if values.dim() else [values.item()]
@@ -109,8 +111,8 @@ def names_of(
     count = examples(inputs) if count is None else count
     if len(names) != count:
         raise Mistake(
-            f"ids=: it gives {len(names)} names for the {count} examples of a call; give one for "
-            "each"
+            f"ids=: there are {len(names)} names for the {count} examples of a call; "
+            "give one name for each example"
         )
     return names
 
@@ -166,7 +168,7 @@ class RecordedLoading:
         default_factory=lambda: deque(maxlen=RECENT_BATCHES)
     )
     # reason why no batch is recorded
-    reason: str = "no DataLoader was read while it was followed"
+    reason: str = "no DataLoader was read while the loop was followed"
 
     def names(self, call: SeenCall) -> list[str]:
         """Return the indices of the rows of a call.
@@ -193,16 +195,18 @@ class RecordedLoading:
             return [str(index) for index in candidates.pop()]
 
         if len(candidates) > 1:
-            reason = "rows of several places hold what the model is called with"
+            reason = "the inputs of the model occur at several places of a batch"
         elif len(datasets) > 1:
-            reason = "DataLoaders read several Datasets that hold the same"
+            reason = "several Datasets contain the inputs of the model"
         elif self.batches:
-            reason = "the model is not called with rows of a batch as they were loaded"
+            reason = (
+                "the inputs of the model are not rows of a batch as they were loaded"
+            )
         else:
             reason = self.reason
         raise Mistake(
-            f"ids='dataset': {reason}; let the Dataset give its index too, and name it by a "
-            "function, ids=…"
+            f"ids='dataset': {reason}; let the Dataset return its index too, and give a "
+            "function, ids=…, that returns this index"
         )
 
     def record(self, iterator: Any, batch: object) -> None:
@@ -215,14 +219,16 @@ class RecordedLoading:
                 "the DataLoader reads an IterableDataset, which has no indices"
             )
         elif indices is None:
-            self.reason = "the DataLoader was begun before it was followed"
+            self.reason = "the DataLoader was started before the loop was followed"
         elif not are_indices(indices):
-            self.reason = "the DataLoader asks for no batches of indices"
+            self.reason = "the DataLoader does not request batches of indices"
         elif iterator._collate_fn is not default_collate:
-            self.reason = "the DataLoader has a collate_fn of its own, which may put rows elsewhere"
+            self.reason = (
+                "the DataLoader has its own collate_fn, which may reorder the rows"
+            )
         elif not getattr(iterator, "_in_order", True):
             self.reason = (
-                "the DataLoader gives batches in another order than it asks for them "
+                "the DataLoader returns batches in another order than it requests them "
                 "(in_order=False)"
             )
         else:

@@ -79,9 +79,10 @@ class FirstStepProof:
         loop_outputs = prod(call.shape[1:])
         if outputs != loop_outputs:
             raise Mistake(
-                f"queries=: they have {counted_axes(ours)}, which the model answers with {outputs} "
-                f"outputs each, and the loop calls it with {counted_axes(theirs)}, answered with "
-                f"{loop_outputs}; give queries with the axes of a batch, also if there is only one"
+                f"queries=: they have {counted_axes(ours)}, for which the model returns "
+                f"{outputs} outputs each, but the loop calls it with "
+                f"{counted_axes(theirs)}, for which it returns {loop_outputs}; give "
+                "queries with the axes of a batch, even if there is only one"
             )
 
 
@@ -90,9 +91,9 @@ def refuse_uncalled(step: FollowedStep, others: Collection[str]) -> None:
     from a recorded model call."""
     if others:
         raise Mistake(
-            f"step {step.index}: no gradient came back to an output with a row for each example, but "
-            f"to {' and '.join(sorted(others))}; let the model return the tensors that the loss is "
-            "computed from"
+            f"step {step.index}: no output with a row for each example received a "
+            f"gradient, but {' and '.join(sorted(others))} did; let the model return "
+            "the tensors from which the loss is computed"
         )
     submodule = common_submodule(step.with_grad)
     perhaps = f", perhaps its part '{submodule}'" if submodule else ""

@@ -345,8 +345,9 @@ def choose_store(
             or len(loop.optimizers) > 1
         ):
             raise Mistake(
-                "steps=: some steps are held in memory, of one optimizer in one process; leave "
-                "steps= out, or to= and other optimizers"
+                "steps=: chosen steps can be stored only in memory, for one optimizer "
+                "in one process; omit steps=, or omit to= and follow a single "
+                "optimizer"
             )
         return ChosenStore(loop.known, output, options.every, options.budget, chosen)
     if options.to is None:
@@ -363,14 +364,16 @@ def refuse_processes(
         return
     if altered is not None:
         raise Mistake(
-            f"again=: {processes.world} processes train together, and one cannot carry their loop "
-            "out again; give a function that does it in one process, with a call for each of "
-            "them, and ask later, by ntkexp attribute"
+            f"again=: {processes.world} processes train together, and one process "
+            "cannot repeat their loop; give a function that runs the loop in one "
+            "process, with a call for each of them, and compute effects later, with "
+            "ntkexp attribute"
         )
     if options.to is None:
         raise Mistake(
-            f"{processes.world} processes train together, and each sees a part of every batch; "
-            "give a folder in which they write side by side, to=…, the same in every process"
+            f"{processes.world} processes train together, and each sees only a part of "
+            "every batch; give a folder for all of them, to=…, the same in every "
+            "process"
         )
 
 
@@ -446,7 +449,7 @@ class FollowSession:
         """The trace, while training runs or after it."""
         if self.begun is None:
             raise Mistake(
-                "no training has begun; give the callback to the Trainer and train, then ask for "
-                ".trace"
+                "no training has begun; give the callback to the Trainer and train, "
+                "then read .trace"
             )
         return self.begun

@@ -171,11 +171,10 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 # `is_plain` accepts a mean that is an integer, or its inverse, up to this number
 MAX_WHOLE_NUMBER = 1000
 COUNTS = (
-    "let loss= also give what each example counts in the loop's mean: 'return losses, "
-    "weight[labels]' for "
-    "cross_entropy(weight=weight), the number of its targets for a mean over them, "
-    "torch.ones(len(losses)) if each "
-    "counts once; or let the others keep their shares, by mean='fixed'"
+    "let loss= also return the weight of each example in the loop's mean: 'return "
+    "losses, weight[labels]' for cross_entropy(weight=weight), the number of targets "
+    "of each example for a mean over targets, torch.ones(len(losses)) if each counts "
+    "once; or keep the shares of the other examples, with mean='fixed'"
 )
 
 
@@ -229,11 +228,10 @@ class MeanCheck:
         }
         if share.counts is not None and "examples" in agreed and "counts" not in agreed:
             raise Mistake(
-                f"step {step}: shares are those of a mean in which each example counts once, as at "
-                "step "
-                f"{self.first[0]}, and not what loss= says that it counts; let it give "
-                "torch.ones(len(losses)) (of a "
-                "sum, let the others keep their shares, by mean='fixed')"
+                f"step {step}: the loss is a mean in which each example counts once, as "
+                f"at step {self.first[0]}, but loss= returns other weights; let it "
+                "return torch.ones(len(losses)), or, for a sum, keep the shares of the "
+                "other examples, with mean='fixed'"
             )
         return agreed
 
@@ -243,7 +241,8 @@ class MeanCheck:
         assert self.first is not None
         if share.counts is None and share.targets is not None and isnan(share.targets):
             raise Mistake(
-                f"step {step}: loss= has class weights, or targets that are ignored; {COUNTS}"
+                f"step {step}: loss= has class weights, or targets that are "
+                f"ignored; {COUNTS}"
             )
         known = {
             name: mean
@@ -252,18 +251,16 @@ class MeanCheck:
         }
         if share.counts is None and not known:
             raise Mistake(
-                f"step {step}: shares of examples are not those of a mean over the examples of a "
-                "call, as they would "
-                f"be by step {self.first[0]}; {COUNTS}"
+                f"step {step}: the loss is not the mean over the examples of a call "
+                f"that it was at step {self.first[0]}; {COUNTS}"
             )
         if share.counts is None and not any(
             is_plain(mean, 2 * share.tolerance) for mean in known.values()
         ):
             raise Mistake(
-                f"step {step}: the shares of {share.examples} examples of a call add up to "
-                f"{share.factor * share.examples:.4g}, which is not a mean over them, or one of a "
-                "loss with a "
-                f"factor that loss= leaves out; {COUNTS}"
+                f"step {step}: the shares of {share.examples} examples of a call add up "
+                f"to {share.factor * share.examples:.4g}, so the loss is not their "
+                f"mean, or loss= omits a factor; {COUNTS}"
             )
         self.means = known if share.counts is None else self.means or agreed
 
@@ -292,11 +289,11 @@ def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
     is_sum = one.counts is None and isclose(one.factor, 1.0, rel_tol=tolerance)
     if is_sum or (same_share and not isclose(*sizes, rel_tol=tolerance)):
         raise Mistake(
-            f"step {step}: an example has the share {one.factor:.4g} of the loss however many "
-            "there are in its call: "
-            "the loss is a sum, or a mean over all calls of a step, where effects know a mean over "
-            "each call; let the "
-            f"others keep their shares, by mean='fixed'{'; or ' + COUNTS if is_sum else ''}"
+            f"step {step}: an example has the share {one.factor:.4g} of the loss, "
+            "whatever the number of examples in its call: the loss is a sum, or a mean "
+            "over all calls of a step, but effects assume a mean over each call; keep "
+            "the shares of the other examples, with "
+            f"mean='fixed'{'; or ' + COUNTS if is_sum else ''}"
         )
 
 
@@ -367,9 +364,9 @@ class FollowedTraining(AbstractTrajectory):
             (each for each in self.steps.known if not each.rule.has_effects), None
         ):
             raise Mistake(
-                f"effects of a loop with {unknown.kind.__name__} are not known, because they need "
-                "the derivative of "
-                "the denominator of its steps; train with SGD, Adam or AdamW, or leave effects out"
+                f"effects of a loop with {unknown.kind.__name__} are not known, because "
+                "they need the derivative of its denominator; train with SGD, Adam or "
+                "AdamW, or leave effects out"
             )
 
     @property
@@ -424,29 +421,30 @@ class FollowedTraining(AbstractTrajectory):
         """Return the examples of a call, and the factor κ of its loss."""
         if call.weights is not None:
             raise Mistake(
-                f"step {step.index}: it used gradients at weights that the loop had moved before "
-                "(SAM), whose dependence on examples effects do not know; ask only for contributions"
+                f"step {step.index}: it used gradients at weights that the loop had "
+                "moved (SAM), and effects do not know how these weights depend on the "
+                "examples; ask only for contributions"
             )
         if call.at != step.index:
             raise Mistake(
-                f"step {step.index}: it used gradients that were computed at the weights of step "
-                f"{call.at}, "
-                "which effects do not know; zero gradients at every step"
+                f"step {step.index}: it used gradients that were computed at the "
+                f"weights of step {call.at}, which effects cannot include; zero "
+                "gradients at every step"
             )
         if self.called.is_cast(call.how):
             how = "under autocast"
             if call.how.autocast is None:
-                how = "with frozen weights in short numbers"
+                how = "with frozen weights in half precision"
             raise Mistake(
-                f"step {step.index}: it was taken {how}, whose rounding has no derivative; follow "
-                "the loop "
-                "without, or leave effects out"
+                f"step {step.index}: it was taken {how}, and the rounding has no "
+                "derivative; follow the loop without it, or leave effects out"
             )
         if call.joined:
             raise Mistake(
-                f"step {step.index}: its loss uses the outputs {several(list(call.joined))} together, and "
-                "effects need a loss of one output; ask only for contributions, or let the model "
-                "return one tensor (torch.cat)"
+                f"step {step.index}: its loss uses the outputs "
+                f"{several(list(call.joined))} together, but effects need a loss of one "
+                "output; ask only for contributions, or let the model return one "
+                "tensor (torch.cat)"
             )
         losses = CallLoss(self.loss, self.called.at(call), call, step.index)
         share = losses.share(step.start, self.weighing)
@@ -536,9 +534,9 @@ class FollowedTraining(AbstractTrajectory):
             rounding += ROUNDING_FACTOR * cancelled(replayed)
         if not missed <= rounding:
             raise Mistake(
-                f"step {index}: the gradients of some parameters were multiplied with other "
-                "factors than those of "
-                f"others (off by {missed:.2g}), and effects need one factor for all; clip all "
+                f"step {index}: the gradients of some parameters were multiplied by "
+                "other factors than those of others (relative difference "
+                f"{missed:.2g}), but effects need one factor for all; clip all "
                 "parameters together, by norm"
             )
         return factor, rounding
@@ -547,22 +545,21 @@ class FollowedTraining(AbstractTrajectory):
         """Return the clipping norm of a step. Raise if the factor is not below 1, or if
         an earlier step was clipped to another norm."""
         multiplied = (
-            f"step {index}: the gradient was multiplied with {factor:.4g}, which is not a power of "
-            "two"
+            f"step {index}: the gradient was multiplied by {factor:.4g}, which is not a "
+            "power of two"
         )
         if not 0 < factor < 1:
             raise Mistake(
-                f"{multiplied} and does not clip; effects know only clipping and the scale of a "
-                "GradScaler"
+                f"{multiplied} and does not clip; effects support only clipping by norm "
+                "and the scale of a GradScaler"
             )
         norm = factor * (size + GUARD)
         if self.norm is None:
             self.norm = norm
         if not isclose(norm, self.norm, rel_tol=SAME_NORM):
             raise Mistake(
-                f"{multiplied} and clips to {norm:.4g} where another step clips to "
-                f"{self.norm:.4g}; effects know one "
-                "norm for all steps"
+                f"{multiplied} and clips to the norm {norm:.4g}, but another step clips "
+                f"to {self.norm:.4g}; effects support only one norm for all steps"
             )
         return norm
 

@@ -74,9 +74,9 @@ class KnownOptimizer:
 
 
 NOT_LINEAR = {
-    "LBFGS": "each of its steps asks for the gradient at several weights, and multiplies it by a "
-    "matrix of earlier gradients",
-    "SparseAdam": "its gradients are sparse, of some rows alone",
+    "LBFGS": "each step asks for the gradient at several weights, and multiplies it by "
+    "a matrix of earlier gradients",
+    "SparseAdam": "its gradients are sparse, with only some of the rows",
 }
 
 
@@ -89,7 +89,7 @@ def known_optimizer(
     where = f"{kind.__module__}.{kind.__qualname__}"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise Mistake(
-            f"{kind.__name__} with differentiable=True: its steps are not followed; train with "
+            f"{kind.__name__} with differentiable=True cannot be followed; train with "
             "differentiable=False"
         )
     ours = () if "SAM" in kind.__name__ else (*TORCH_RULES, *LIBRARY_RULES)
@@ -99,15 +99,16 @@ def known_optimizer(
                 return KnownOptimizer(rule, base)
     if kind.__name__ == "ZeroRedundancyOptimizer":
         raise Mistake(
-            "ZeroRedundancyOptimizer splits its state over the processes, so that none sees a "
-            "whole step; train with "
-            "the optimizer that it holds, in every process"
+            "ZeroRedundancyOptimizer divides its state among the processes, so that no "
+            "process sees a complete step; train with the optimizer that it wraps, in "
+            "every process"
         )
     if "SAM" in kind.__name__:
         raise Mistake(
-            f"{kind.__name__} takes gradients at weights that it has moved up first "
-            "(sharpness-aware minimisation), and has no base_optimizer whose step could be followed; "
-            "let it wrap an optimizer, or move the weights in the loop"
+            f"{kind.__name__} computes gradients at weights that it has moved up first "
+            "(sharpness-aware minimisation), and has no base_optimizer whose step "
+            "could be followed; let it wrap an optimizer, or move the weights in the "
+            "loop"
         )
     reason = next(
         (
@@ -152,7 +153,10 @@ def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimi
     optimizer = optimizer or next(optimizers_of_libraries(name, rules), None)
     if optimizer is None:
         raise WrongArgument(
-            f"rule=: the trace has steps of {name}, whose rule has to be given again",
+            (
+                f"rule=: the trace has steps of {name}, and does not store their rule; "
+                "give the rule again"
+            ),
             "rule",
         )
     return optimizer

@@ -57,7 +57,8 @@ class LionRule(AbstractLibraryRule):
         first, second = (float(beta) for beta in group["betas"])
         if not second:
             raise Mistake(
-                "Lion with betas=(…, 0) forgets the momentum of its step; take another"
+                "Lion with betas=(…, 0) forgets the momentum of its step; choose "
+                "another second beta"
             )
         of_momentum = first / second
         of_gradient = (1 - first) - of_momentum * (1 - second)

@@ -138,7 +138,8 @@ class MeasuredQueries:
             names = list(result)
             if not names or not all(isinstance(name, str) for name in names):
                 raise Mistake(
-                    f"measure=: it gives a dict with the names {names}; {MEASURE_FORMS}"
+                    f"measure=: it returns a dict with the names {names}; "
+                    f"{MEASURE_FORMS}"
                 )
             for name, column in result.items():
                 refuse_form(column, (len(ids),), f" for '{name}'")
@@ -169,16 +170,17 @@ class MeasuredQueries:
         for where, call in zip(self.calls, calls, strict=True):
             if list(call.names) != first:
                 raise Mistake(
-                    f"measure=: it gives {first} for one call and {list(call.names)} for another; "
-                    "give the same"
+                    f"measure=: it returns {first} for one call and {list(call.names)} "
+                    "for another; return the same names"
                 )
             infinite = (~call.values.isfinite()).nonzero()
             if len(infinite):
                 row, column = infinite[0].tolist()
                 raise Mistake(
                     f"measure=: '{call.names[column]}' of query {where.start + row} is "
-                    f"{float(call.values[row, column])}, from which nothing can be explained; give "
-                    "finite numbers, log_softmax in place of softmax().log()"
+                    f"{float(call.values[row, column])}, which cannot be explained; "
+                    "return finite numbers, for example by log_softmax in place of "
+                    "softmax().log()"
                 )
         return [*map(str, first)] if isinstance(first[0], str) else [*map(int, first)]
 
@@ -189,9 +191,10 @@ class MeasuredQueries:
             values = self.values(outputs.detach().requires_grad_(), queries)
             if not values.requires_grad:
                 raise Mistake(
-                    "measure=: its numbers have no gradient in the outputs (a constant, a count, "
-                    "detach(), numpy?), so no example adds to them; let them follow from "
-                    "`outputs` by operations of torch that have one"
+                    "measure=: its values have no gradient with respect to the outputs "
+                    "(a constant, a count, detach(), numpy?), so no example "
+                    "contributes to them; compute them from `outputs` by "
+                    "differentiable operations of torch"
                 )
         with self.rewording():
             reader, tape = self.recorded(outputs, queries)
@@ -235,19 +238,20 @@ class MeasuredQueries:
             return reason.removeprefix("measure=: ")
         if COUPLED in reason:
             return (
-                "the number of a query depends on other queries, so it cannot be attributed "
-                "alone; give a number for each, and take means or ranks over queries afterwards"
+                "the value of a query depends on other queries, so it cannot be "
+                "attributed alone; return a value for each query, and take means or "
+                "ranks over queries afterwards"
             )
         if CHANGING in reason or reason.startswith(RANDOM):
             return (
-                "it gives other numbers when it runs again; let it draw no random numbers, and "
-                "count nothing"
+                "it returns other values when it runs again; let it draw no random "
+                "numbers, and count nothing"
             )
         if UNFAITHFUL in reason:
             return (
-                "its gradients are not the derivatives of its values (look for detach(), "
-                "no_grad() or an autograd.Function); let its numbers follow from `outputs` by "
-                "operations of torch"
+                "its gradients are not the derivatives of its values (look for "
+                "detach(), no_grad() or an autograd.Function); compute its values from "
+                "`outputs` by differentiable operations of torch"
             )
         return f"{reason}; write it without that"
 
@@ -264,18 +268,19 @@ def refuse_form(values: object, shape: tuple[int, ...], name: str = "") -> None:
     for each query."""
     if not isinstance(values, Tensor):
         raise Mistake(
-            f"measure=: it gives a {type(values).__name__}{name}; {MEASURE_FORMS}"
+            f"measure=: it returns a {type(values).__name__}{name}; {MEASURE_FORMS}"
         )
     if values.shape != shape:
         count = "1 query" if shape[0] == 1 else f"{shape[0]} queries"
         raise Mistake(
-            f"measure=: it gives a tensor of shape {list(values.shape)}{name}, and was given "
+            f"measure=: it returns a tensor of shape {list(values.shape)}{name} for "
             f"{count}; {MEASURE_FORMS}"
         )
     if not values.is_floating_point():
         raise Mistake(
-            f"measure=: it gives numbers of {values.dtype}{name}, which have no gradient; give "
-            "floating numbers, such as the margin in place of whether it is > 0"
+            f"measure=: it returns numbers of {values.dtype}{name}, which have no "
+            "gradient; return floating-point numbers, such as the margin in place of "
+            "whether it is > 0"
         )
 
 
@@ -296,8 +301,8 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
         return inputs, (examples(inputs),)
     if isinstance(queries.sampler, RandomSampler | DistributedSampler):
         raise Mistake(
-            "queries=: the DataLoader shuffles, or gives a part, so that it is not known which "
-            "query is which; give one with shuffle=False"
+            "queries=: the DataLoader shuffles the queries, or omits some, so that it "
+            "is not known which query is which; give one with shuffle=False"
         )
     # a DataLoader draws a seed; restore the random state, so that the loop draws the
     # same numbers
@@ -305,7 +310,8 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
         batches = [as_inputs(batch) for batch in queries]
     if not batches:
         raise Mistake(
-            "queries=: they are empty; give inputs at which the model is to be explained"
+            "queries=: there are none; give inputs at which the model is to be "
+            "explained"
         )
     return joined(batches), tuple(examples(batch) for batch in batches)
 
@@ -325,10 +331,10 @@ trace.losses in the loop, with one loss for each node
     ]
     if len({tuple(shape[:1]) for shape in shapes}) > 1:
         raise Mistake(
-            f"queries=: tensors of {', '.join(map(str, shapes))} differ in their first axis, which "
-            "is that of the queries; if they are one graph, give the module an axis of graphs, "
-            "queries=(x[None], edges[None]), and call trace.losses in the loop, with one loss for "
-            "each node"
+            f"queries=: the tensors of {', '.join(map(str, shapes))} differ in their "
+            "first axis, the axis of queries; if they are one graph, give the module "
+            "an axis of graphs, queries=(x[None], edges[None]), and call trace.losses "
+            "in the loop, with one loss for each node"
         )
 
 
@@ -352,8 +358,9 @@ def joined(batches: list[Inputs]) -> Inputs:
         )
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise Mistake(
-            f"queries=: batches of the DataLoader have different forms ({first_line(error)}); let "
-            "them have the same names and lengths, such as texts filled up to one length"
+            "queries=: the batches of the DataLoader have different forms "
+            f"({first_line(error)}); give all batches the same names and lengths, for "
+            "example by padding texts to one length"
         ) from error
 
 
@@ -363,7 +370,7 @@ def joined_leaves(leaves: list[Any]) -> Any:
     if all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
         return torch.cat(leaves)
     if any(isinstance(leaf, Tensor) or leaf != leaves[0] for leaf in leaves):
-        raise ValueError("they hold different numbers or words beside tensors")
+        raise ValueError("values other than tensors differ between them")
     return leaves[0]
 
 
@@ -380,8 +387,9 @@ def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str,
             raise
         except Exception as error:  # any error of the user's function
             raise Mistake(
-                f"ids=: it fails at the queries ({type(error).__name__}: {first_line(error)}), "
-                "whose names measure= sees as call.ids; let it name them too"
+                f"ids=: it fails at the queries ({type(error).__name__}: "
+                f"{first_line(error)}), and measure= receives their names as call.ids; "
+                "let it name the queries too"
             ) from error
     return tuple(names)
 

@@ -91,8 +91,9 @@ class FrozenTensors:
             if name not in now or (name in moved and now[name] is not tensor):
                 refuse_other_weights(step, name, tensor, now.get(name))
                 raise Mistake(
-                    f"step {step}: '{name}' is no longer the tensor that it was when following "
-                    "began; write new values into it, or follow from there on"
+                    f"step {step}: '{name}' is no longer the tensor that it was when "
+                    "following began; write new values into the old tensor, or begin "
+                    "to follow after this change"
                 )
         for name, tensor in now.items():
             known, writes = self.checked.get(name, (None, 0))
@@ -102,8 +103,8 @@ class FrozenTensors:
                 tensor.detach(), named_tensors(self.copy)[name]
             ):
                 raise Mistake(
-                    f"step {step}: '{name}', which no followed optimizer moves, was changed; "
-                    "follow what moves it too"
+                    f"step {step}: '{name}' was changed, and no followed optimizer "
+                    "updates it; follow the optimizer that does, too"
                 )
             self.checked[name] = (tensor, tensor._version)
 
@@ -164,9 +165,9 @@ def refuse_other_weights(step: int, name: str, own: Tensor, now: Tensor | None) 
         and not isinstance(now, nn.Parameter)
     ):
         raise Mistake(
-            f"step {step}: the model was called with another tensor in place of '{name}' "
-            f"(torch.func.functional_call, MAML?); {ASK_LOSSES}, or call a copy of the model where "
-            "no gradient comes back to its weights"
+            f"step {step}: the model was called with another tensor in place of "
+            f"'{name}' (torch.func.functional_call, MAML?); {ASK_LOSSES}, or call a "
+            "copy of the model if its weights need no gradient"
         )
 
 
@@ -269,7 +270,7 @@ class LatestWeights:
         for name, weight in members:
             if name not in self.weights:
                 raise Mistake(
-                    f"step {step}: '{name}' was given to the optimizer during training"
+                    f"step {step}: '{name}' was added to the optimizer during training"
                 )
             if weight._version != self.writes[name] or closely:
                 written[name] = weight
@@ -292,15 +293,16 @@ class LatestWeights:
         """Raise the error for a weight that has changed between steps."""
         if name in self.strangers:
             raise Mistake(
-                f"step {step}: '{name}' was moved by another optimizer ({self.strangers[name]}), "
-                "which is not followed; build it before the loop, and follow both: follow(model, "
-                "[first, second]), or leave follow before this stage, and begin anew with its "
-                "optimizer"
+                f"step {step}: '{name}' was updated by another optimizer "
+                f"({self.strangers[name]}), which is not followed; create it before the "
+                "loop, and follow both: follow(model, [first, second]), or end follow "
+                "before this stage, and begin again with its optimizer"
             )
         raise Mistake(
-            f"step {step}: '{name}' was changed by something other than the optimizer since the "
-            "last step (a clamp, an average that was copied back, a load, an ascent of SAM that was "
-            "not undone?), which is not followed"
+            f"step {step}: '{name}' was changed by something other than the optimizer "
+            "since the last step (a clamp, a copied average, a load, an ascent of SAM "
+            "that was not undone?), which cannot be followed; change weights before or "
+            "after the loop"
         )
 
 
@@ -449,6 +451,6 @@ def outside_sentence(attribution: xr.Dataset) -> str:
     change = float((attribution["change"] ** 2).sum() ** 0.5)
     share = short(outside / change if change else outside)
     return (
-        f"{named} changed after the last step, which did {share} of what changed (`outside`) and "
-        "is no example's"
+        f"{named} changed after the last step, which caused {share} of the change "
+        "(`outside`), and no example did"
     )

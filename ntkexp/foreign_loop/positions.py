@@ -81,13 +81,14 @@ def positions_of(
             pairs = sum(call.shape[0] * call.shape[axis] for call in calls)
             rows[axis] = max(rows[axis], pairs)
     if len(axes) != 1:
-        which = "neither the loss nor the texts tell"
+        which = "neither the loss nor the lengths of the texts show"
         if axes:
-            which = "the loss and the lengths of texts disagree"
+            which = "the loss and the lengths of the texts disagree about"
         raise Mistake(
-            f"positions=True: one axis of outputs of shape {list(first_shape)} is of positions and "
-            f"one of classes, and {which} which; call the model with texts [example, position], "
-            "and let the loss take softmax over classes"
+            f"positions=True: outputs of shape {list(first_shape)} have one axis of "
+            f"positions and one of classes, and {which} which is which; call the model "
+            "with texts [example, position], and let the loss take softmax over "
+            "classes"
         )
     (axis,) = axes
     return Positions(axis, longest[axis], rows[axis])
@@ -104,29 +105,31 @@ be [example, position, class] or [example, class, position]
     """
     if call.losses is not None:
         raise Mistake(
-            f"step {call.at}: positions=True: trace.losses gives one loss for each example, and "
-            "none for each position; leave positions=True out"
+            f"step {call.at}: positions=True: trace.losses returns one loss for each "
+            "example, not for each position; leave positions=True out"
         )
     if coupled:
         raise Mistake(
-            f"step {call.at}: positions=True: BatchNorm in training mode couples the texts of a "
-            "batch, and positions are not told apart there; leave positions=True out"
+            f"step {call.at}: positions=True: BatchNorm in training mode couples the "
+            "texts of a batch, so positions cannot be separated; leave positions=True "
+            "out"
         )
     if call.joined:
         raise Mistake(
-            f"step {call.at}: positions=True: the loss uses the outputs {several(list(call.joined))} "
-            "together, which have no common axis of positions; leave positions=True out"
+            f"step {call.at}: positions=True: the loss uses the outputs "
+            f"{several(list(call.joined))} together, and they have no common axis of "
+            "positions; leave positions=True out"
         )
     if not call.shape:
         raise Mistake(
-            "positions=True: the trace is an older one, without the shapes of outputs; follow the "
-            "loop again"
+            "positions=True: the trace is from an earlier version, which did not store "
+            "the shapes of outputs; follow the loop again"
         )
     if len(call.shape) != OUTPUT_AXES:
         raise Mistake(
-            f"step {call.at}: positions=True: the loop's calls give outputs of shape "
-            f"{list(call.shape)}; their axes have to be [example, position, class] or [example, "
-            "class, position]"
+            f"step {call.at}: positions=True: the model returns outputs of shape "
+            f"{list(call.shape)}; their axes must be [example, position, class] or "
+            "[example, class, position]"
         )
 
 

@@ -493,8 +493,8 @@ class RuleProof:
         size_after = size(after)
         if not isfinite(size_after):
             raise Mistake(
-                f"{claim.where} is no longer finite; training has diverged, follow the steps "
-                "before, or smaller ones"
+                f"{claim.where} is no longer finite, because training has diverged; "
+                "follow only the steps before, or take smaller steps"
             )
         rounding = claim.rounding
 
@@ -619,8 +619,9 @@ def signature_of_l2(
 def astray(where: str, missed: float) -> str:
     """Return the error message for a step that differs from the optimizer's rule."""
     return (
-        f"{where} is not where its optimizer's rule leads, by {missed:.2g} or more; was its "
-        "gradient changed in the step, or its memory, or the weight before the step was over?"
+        f"{where} does not follow its optimizer's rule (relative difference at least "
+        f"{missed:.2g}); did something change its gradient, the optimizer's state or the "
+        "weight during the step?"
     )
 
 

@@ -297,7 +297,7 @@ def outcome_sentence(attribution: xr.Dataset, files: TraceFolder) -> str:
     caveats = [
         ""
         if files.ended.exists()
-        else "the loop was interrupted after these, or still runs",
+        else "the loop was interrupted after these steps, or still runs",
         casts_sentence(attribution),
         rounding_sentence(attribution),
         batch_norm_sentence(attribution),
@@ -312,9 +312,9 @@ def outcome_sentence(attribution: xr.Dataset, files: TraceFolder) -> str:
     )
     processes = f" in {files.processes} processes" if files.processes > 1 else ""
     proved = (
-        f"{attribution.sizes['step']} steps of a loop{processes} were followed; at worst a "
-        f"gradient is off by {gradient} of itself, a step of its optimizer by {rule}, and a secant "
-        f"by {closure}"
+        f"{attribution.sizes['step']} steps of a loop{processes} were followed; the "
+        f"largest relative errors are {gradient} of a gradient, {rule} of a step of the "
+        f"optimizer, and {closure} of a secant"
     )
     return "; ".join([proved, *filter(None, caveats)])
 

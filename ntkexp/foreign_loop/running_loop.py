@@ -138,8 +138,9 @@ class RunningLoop:
         step = self.store.count
         if moves_statistics and self.store.chooses:
             raise Mistake(
-                f"step {step}: BatchNorm in training mode moves statistics at every step, of which "
-                "steps= leaves some out; put it in eval(), or follow all steps"
+                f"step {step}: BatchNorm in training mode updates statistics at every "
+                "step, but steps= omits some steps; put it in eval(), or follow all "
+                "steps"
             )
         refuse_instance_statistics(step, layers)
         self.frozen.refuse_writes(step, self.moving, layers)
@@ -163,7 +164,7 @@ class RunningLoop:
         outside = Outside(tuple(names), tensors)
         consequence = "the model is attributed without that change"
         if len(tensors) == len(names):
-            consequence = "attribute() gives what that changed as `outside`"
+            consequence = "attribute() reports the effect of this change as `outside`"
         LOG.warning(
             "ntkexp: %s changed outside the steps; %s", outside.named, consequence
         )

@@ -43,8 +43,9 @@ SIGNATURE_VECTORS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 """The random vectors r drawn so far, by length, dtype and device."""
 
 CHANGED = (
-    "something changed that is not a tensor (a number in a dict, a class or a global, a hook, a "
-    "'forward' that was replaced?); let it be an input of the model, or follow from there on"
+    "something other than a tensor has changed (a number in a dict, a class or a "
+    "global variable, a hook, a replaced 'forward'?); make it an input of the model, "
+    "or begin to follow after the change"
 )
 
 
@@ -223,8 +224,9 @@ class OutputsAtEnds:
             return
         gap = min(candidate.other(signed) for candidate in replayed)
         if gap:
-            perhaps = "is measure= the one that was followed? Or " if measured else ""
+            perhaps = "is measure= the followed one? Or " if measured else ""
             raise Mistake(
-                f"when following {when}, the model gave other outputs at the queries than it does "
-                f"now at the same weights, off by {gap:.2g} of them; {perhaps}{CHANGED}"
+                f"when following {when}, the model returned other outputs at the "
+                "queries than it does now at the same weights (relative difference "
+                f"{gap:.2g}); {perhaps}{CHANGED}"
             )

@@ -83,9 +83,10 @@ class StepRecorder:
         for optimizer in loop.optimizers:
             if not loop.store.count and any(map(has_moved, optimizer.state.values())):
                 raise Mistake(
-                    "the optimizer has taken steps already, and its memory (momentum, moments) "
-                    "holds their gradients, which this trace does not know; begin anew with a new "
-                    "optimizer, or continue the trace that followed these steps, with its to="
+                    "the optimizer has taken steps already, and its state (momentum, "
+                    "moments) contains their gradients, which this trace does not "
+                    "know; begin with a new optimizer, or continue the trace that "
+                    "followed these steps, with its to="
                 )
             self.remember(optimizer)
 
@@ -130,7 +131,7 @@ class StepRecorder:
             # rules do not handle sparse gradients
             if weight.grad is not None and weight.grad.is_sparse:
                 raise Mistake(
-                    f"step {step}: the gradient of '{name}' is sparse, and such steps are not "
+                    f"step {step}: the gradient of '{name}' is sparse, which cannot be "
                     "followed; build its layer with sparse=False"
                 )
         self.loop.latest.refuse_writes(step, moved.items(), closely=True)
@@ -289,9 +290,10 @@ class StepRecorder:
             return
         if times and remembers:
             raise Mistake(
-                f"step {step}: '{name}' was moved by another optimizer since "
-                f"{type(optimizer).__name__} moved it, and its momentum is from before that; let "
-                "one stage end before the next begins, or give each optimizer other parameters"
+                f"step {step}: another optimizer has updated '{name}' since the last "
+                f"step of {type(optimizer).__name__}, whose momentum is from before; "
+                "let one stage end before the next begins, or give each optimizer "
+                "other parameters"
             )
         self.proof.memory.pop(name, None)
         self.proof.made.pop(name, None)
@@ -359,8 +361,8 @@ def read_step(
         return rule.watched(group, state, step_input, scratch)
     except KeyError as error:
         raise Mistake(
-            f"{where}: its optimizer has no {error}, which {type(rule).__name__} reads; give its "
-            "own, rules=[…]"
+            f"{where}: the optimizer's state has no {error}, which "
+            f"{type(rule).__name__} reads; give a rule for this optimizer, rules=[…]"
         ) from error
 
 

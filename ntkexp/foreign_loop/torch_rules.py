@@ -427,9 +427,8 @@ class RpropRule(AbstractTorchRule):
         scale = torch.where(size > 0, state["step_size"] / size, 0.0)
         if not bool(scale.isfinite().all()):
             raise Mistake(
-                "Rprop took steps by gradients that are too small to be divided among examples; "
-                "train in "
-                "float64, or with another optimizer"
+                "the gradients of some steps of Rprop are too small to be divided "
+                "among examples; train in float64, or with another optimizer"
             )
         return LinearStep(scale)
 

@@ -209,7 +209,7 @@ class Trace:
         """
         if self.watch is None:
             raise Mistake(
-                "trace.losses: call it in the loop, while the loop is followed"
+                "trace.losses: call it inside the loop, while the loop is followed"
             )
         return self.watch.calls.losses(function, batch)
 
@@ -220,10 +220,11 @@ class Trace:
         if not len(self.steps):
             if self.steps.count:
                 raise Mistake(
-                    f"steps=: the loop took {counted(self.steps.count, 'step')}, and none of these"
+                    f"steps=: the loop took {counted(self.steps.count, 'step')}, "
+                    "and none of the chosen ones"
                 )
             raise Mistake(
-                "no step was followed; were the model and the optimizer those that the loop uses?"
+                "no step was followed; does the loop use this model and this optimizer?"
             )
         if not self.examples:
             raise Mistake(NEVER_CALLED)
@@ -233,18 +234,19 @@ class Trace:
         change = self.outside()
         if change is not None and bool(change.any()):
             raise Mistake(
-                f"effects of examples lead to the last step, and {self.steps.outside.named} "
-                "changed after it (an average that was loaded, a clamp?), and what that would be "
-                "without an example is not known; leave the loop before that"
+                "effects of examples end at the last step, but "
+                f"{self.steps.outside.named} changed after it (a loaded average, a "
+                "clamp?), and the change without an example is unknown; leave the loop "
+                "before this change"
             )
 
     def refuse_coupled(self) -> None:
         """Raise for leave-out effects if batch statistics couple the examples."""
         if self.steps.statistics(0):
             raise Mistake(
-                "without an example the statistics of its batches are others too, which effects "
-                "do not know: BatchNorm was in training mode; put these layers in eval(), or "
-                "leave effects out"
+                "effects do not know how the batch statistics change without an "
+                "example, and BatchNorm was in training mode; put these layers in "
+                "eval(), or leave effects out"
             )
 
     def refuse_losses(self) -> None:
@@ -253,15 +255,15 @@ class Trace:
             call.losses is not None for calls in self.steps.calls() for call in calls
         ):
             raise Mistake(
-                "effects need losses that are functions of the outputs, and the loop called "
-                "trace.losses; ask only for contributions"
+                "effects need losses that are functions of the outputs, but the loop "
+                "called trace.losses; ask only for contributions"
             )
 
     def refuse_effects(self, mean: MeanName) -> None:
         """Raise if leave-out effects cannot be computed, before the work begins."""
         if len(self.steps) < self.steps.count:
             raise Mistake(
-                "effects need all steps, and steps= leaves some out; follow all"
+                "effects need all steps, but steps= omits some; follow all steps"
             )
         self.refuse_empty()
         self.refuse_losses()
@@ -269,8 +271,9 @@ class Trace:
         self.refuse_coupled()
         if self.steps.shared is not None:
             raise Mistake(
-                f"effects need one optimizer for each parameter, and several moved "
-                f"'{self.steps.shared}'; ask only for contributions, or follow each stage alone"
+                "effects need one optimizer for each parameter, but several updated "
+                f"'{self.steps.shared}'; ask only for contributions, or follow each "
+                "stage alone"
             )
         training_of(self, mean).step(len(self.steps) - 1)
 
@@ -348,16 +351,16 @@ class Trace:
         largest contributions to the first queries."""
         if altered_loop() is not None:
             raise Mistake(
-                "again=: the function attributes what it has trained, and would never end; let it "
-                "only train"
+                "again=: the function calls attribute() itself, and would never end; "
+                "let it only train"
             )
         refuse_arguments(effects, mean, again, decode, positions)
         self.refresh()
         if self.rank:
             raise Mistake(
-                f"rank {self.rank} has written its part of the trace, and the whole is attributed "
-                "by one process: if rank == 0: trace.attribute(); or later, ntkexp attribute "
-                "FOLDER"
+                f"rank {self.rank} has written its part of the trace, and one process "
+                "attributes the whole: call trace.attribute() only if rank == 0, or "
+                "later ntkexp attribute FOLDER"
             )
         if memory_gb is not None:
             self.budget = MemoryBudget.of_gb(memory_gb)
@@ -379,8 +382,8 @@ class Trace:
             attribution = self.contributions(gallery, progress, positions=positions)
             if effects and SURROGATE in attribution.attrs:
                 raise Mistake(
-                    f"effects: {SURROGATE_GRADIENTS}, and effects need these derivatives; ask only "
-                    "for contributions"
+                    f"effects: {SURROGATE_GRADIENTS}, but effects need these "
+                    "derivatives; ask only for contributions"
                 )
             if effects:
                 known = loop_effects(self, effects, mean, self.budget, again, progress)
@@ -639,17 +642,17 @@ def refuse_arguments(
 ) -> None:
     """Raise for arguments of the wrong type, and for `again` without `effects`."""
     if not isinstance(mean, str) or mean not in MEANS:
-        raise Mistake(f"mean={in_short(mean)} is none of {', '.join(MEANS)}")
+        raise Mistake(f"mean={in_short(mean)}: choose one of {', '.join(MEANS)}")
     kinds = (False, True, "one_step", "derivative")
     if not isinstance(effects, bool | str) or effects not in kinds:
         raise Mistake(
-            f"effects={in_short(effects)} is none of {', '.join(map(str, kinds))}"
+            f"effects={in_short(effects)}: choose one of {', '.join(map(str, kinds))}"
         )
     if not isinstance(positions, bool):
-        raise Mistake(f"positions={in_short(positions)}: it takes True or False")
+        raise Mistake(f"positions={in_short(positions)}: give True or False")
     if again is not None and not effects:
         raise Mistake(
-            "again=: effects are checked against trainings without examples; add effects=True"
+            "again=: it checks effects by retraining without examples; add effects=True"
         )
     for name, function in (("again", again), ("decode", decode)):
         if not (function is None or callable(function)):
@@ -684,8 +687,9 @@ def load_trace(
     start = files.read(files.path / START)
     if (measure is None) != (measure_name(files) is None):
         raise Mistake(
-            f"measure=: {files.folder.path} explains {measure_name(files) or 'outputs'}; give "
-            "that, or follow the loop again"
+            f"measure=: the trace in {files.folder.path} explains "
+            f"{measure_name(files) or 'outputs'}; give the same, or follow the loop "
+            "again"
         )
     measured = None
     if measure is not None:
@@ -739,8 +743,8 @@ def load_tensors(
         ]
     if wrong:
         raise Mistake(
-            f"the module is not the one that was followed in {files.folder.path}: its '{wrong[0]}' "
-            "is missing or differs"
+            f"the module is not the one that was followed in {files.folder.path}: "
+            f"'{wrong[0]}' is missing or differs"
         )
     with torch.no_grad():
         for name in tensors.keys() & state.keys():

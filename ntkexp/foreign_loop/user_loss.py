@@ -64,13 +64,14 @@ def losses_of(
         losses, counts = result
     if not isinstance(losses, Tensor):
         raise Mistake(
-            f"loss=: it gives a {type(losses).__name__}; give a tensor with one loss for each "
-            "example"
+            f"loss=: it returns a {type(losses).__name__}; return a tensor with one "
+            "loss for each example"
         )
     if losses.shape != (len(call.ids),):
         raise Mistake(
-            f"loss=: it gives a tensor of shape {list(losses.shape)} for {len(call.ids)} examples; "
-            "give one loss for each, such as cross_entropy(outputs, labels, reduction='none')"
+            f"loss=: it returns a tensor of shape {list(losses.shape)} for "
+            f"{len(call.ids)} examples; return one loss for each, such as "
+            "cross_entropy(outputs, labels, reduction='none')"
         )
     return losses, counts
 
@@ -94,9 +95,9 @@ def counts_of(
     is_tensor = isinstance(counts, Tensor) and counts.shape == losses.shape
     if not is_tensor or not bool((counts >= 0).all()):
         raise Mistake(
-            "loss=: what it gives beside the losses is what each example counts in their mean; "
-            f"give a tensor with one number ≥ 0 for each of {len(call.ids)} examples, such as "
-            "weight[labels]"
+            "loss=: besides the losses, it must return the weight of each example in "
+            "their mean; return a tensor with one number ≥ 0 for each of "
+            f"{len(call.ids)} examples, such as weight[labels]"
         )
     return counts.double()
 
@@ -111,8 +112,9 @@ def failure(name: str, argument: str, outputs: Tensor, error: Exception) -> Mist
         error: exception that the function raised.
     """
     return Mistake(
-        f"{name}=: it fails at outputs of shape {list(outputs.shape)} ({type(error).__name__}: "
-        f"{first_line(error)}); it is given {argument} and the call, which has args, kwargs and ids"
+        f"{name}=: it fails at outputs of shape {list(outputs.shape)} "
+        f"({type(error).__name__}: {first_line(error)}); it receives {argument} and the "
+        "call, which has args, kwargs and ids"
     )
 
 
@@ -239,9 +241,10 @@ class CallLoss:
         eps = torch.finfo(recorded.dtype).eps
         if not gap <= LOSS_TOLERANCE * eps + ROUNDING_FACTOR * rounding:
             raise Mistake(
-                f"step {self.step}: loss= is not the loss that was trained with: its gradient in "
-                f"the outputs is off by {gap:.2g} of itself, whatever factor it has; give the loss "
-                "of each example, as the loop has it"
+                f"step {self.step}: loss= is not the loss of the loop: whatever its "
+                "factor, the gradient with respect to the outputs has a relative "
+                f"difference of {gap:.2g}; return the loss of each example as in the "
+                "loop"
             )
         return CallShare(
             factor=factor,

@@ -53,8 +53,8 @@ def chosen_steps(steps: Steps) -> int | frozenset[int]:
     elif is_count(steps) and steps > 0:
         return steps
     raise Mistake(
-        f"steps={in_short(steps)}: give a number, for the last n steps, or the numbers of some, "
-        "counted from 0"
+        f"steps={in_short(steps)}: give a number n for the last n steps, or indices of "
+        "steps, counted from 0"
     )
 
 
@@ -216,8 +216,8 @@ class ChosenSteps(AbstractSteps):
             if run.first <= index < run.first + len(run):
                 return run.start(index)
         raise Mistake(
-            f"a gradient was taken at the weights of step {index}, which is none of steps=; add it "
-            "to them"
+            f"a gradient was computed at the weights of step {index}, which is not "
+            "among steps=; add this step"
         )
 
     def calls(self) -> Iterator[tuple[ModelCall, ...]]:
@@ -258,6 +258,6 @@ def share_sentence(attribution: xr.Dataset) -> str:
         return ""
     share = short(float(attribution.attrs["share"]))
     return (
-        f"{attribution.sizes['step']} of {attribution.attrs['taken']} steps are explained, which "
-        f"did {share} of what training changed"
+        f"{attribution.sizes['step']} of {attribution.attrs['taken']} steps are "
+        f"explained; they caused {share} of what training changed"
     )

@@ -99,8 +99,8 @@ def find_place(
     if not len(files.log):
         if any(files.checkpoints) or files.ended.exists():
             raise Damaged(
-                f"{files.log.path} is damaged: it has no step, and weights of later ones are kept; "
-                "give another folder"
+                f"{files.log.path} is damaged: it has no step, but there are weights of "
+                "later steps; give another folder"
             )
         return None
 
@@ -130,9 +130,9 @@ def find_place(
     eps = max(torch.finfo(part.dtype).eps for part in here.values())
     if not gaps[best] <= SAME_WEIGHTS_EPS * eps:
         raise Mistake(
-            f"to={path}: it holds another run: the weights are those of none of its "
-            f"{places[-1].steps} steps; resume from a checkpoint of that run, or give another "
-            "folder"
+            f"to={path}: the folder holds another run: none of its {places[-1].steps} "
+            "steps has these weights; resume from a checkpoint of that run, or give "
+            "another folder"
         )
     return places[best]
 
@@ -144,13 +144,14 @@ def refuse_other_loop(files: TraceFolder, config: Mapping[str, Json]) -> None:
     wanted = config.get("follow")
     if not isinstance(stored, dict) or not isinstance(wanted, dict):
         raise Mistake(
-            f"to={path}: it holds a run that is not a trace; give another folder"
+            f"to={path}: the folder holds a run that is not a trace; give another "
+            "folder"
         )
     for key in {**wanted, **stored}:
         if stored.get(key) != wanted.get(key):
             raise Mistake(
-                f"to={path}: it holds another run, whose {key} is {stored.get(key)} and not "
-                f"{wanted.get(key)}{advice_for(key)}"
+                f"to={path}: the folder holds another run, whose {key} is "
+                f"{stored.get(key)} and not {wanted.get(key)}{advice_for(key)}"
             )
 
 
@@ -181,14 +182,15 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
     ]
     if different:
         raise Mistake(
-            f"rank {files.rank} begins at other weights than rank 0 ('{different[0]}' differs); "
-            "follow what is wrapped in DistributedDataParallel, which gives all processes those "
-            "of the first"
+            f"rank {files.rank} begins at other weights than rank 0 ('{different[0]}' "
+            "differs); follow the model in DistributedDataParallel, which gives all "
+            "processes the weights of the first"
         )
     if len(files.log) < place.events:
         raise Mistake(
-            f"{files.own.path} of rank {files.rank} was interrupted before step {place.steps}, at "
-            "which rank 0 goes on; resume from an earlier checkpoint, or give another folder"
+            f"{files.own.path} of rank {files.rank} was interrupted before step "
+            f"{place.steps}, where rank 0 continues; resume from an earlier checkpoint, "
+            "or give another folder"
         )
     files.ended.unlink(missing_ok=True)
     files.log.truncate(place.events)

@@ -140,8 +140,8 @@ class TraceFolder:
         last = max(self.checkpoints, default=0)
         if last > len(self.log) and not is_held(self.folder.path / LOCK):
             raise Damaged(
-                f"{self.log.path} is damaged: it has {len(self.log)} entries, and there are "
-                f"weights of a later place, {last}; follow the loop again"
+                f"{self.log.path} is damaged: it has {len(self.log)} entries, but there "
+                f"are weights after entry {last}; follow the loop again"
             )
 
     def refuse_other_start(self, weights: Weights) -> None:
@@ -150,8 +150,8 @@ class TraceFolder:
         digest = self.folder.config.get(START_WEIGHTS)
         if digest is not None and digest != weights_digest(weights):
             raise Damaged(
-                f"{self.weights_at(0)} holds other weights than those with which the trace began; "
-                "follow the loop again"
+                f"{self.weights_at(0)} does not hold the weights with which the trace "
+                "began; follow the loop again"
             )
 
     # --- Files
@@ -183,7 +183,7 @@ class TraceFolder:
         """Return the content of a file. Raise if it is missing or damaged."""
         if not self.whole(path):
             raise Damaged(
-                f"{path} is missing, or not as it was written; follow the loop again, into another "
+                f"{path} is missing or damaged; follow the loop again, into another "
                 "folder"
             )
         return read_file(path)
@@ -251,7 +251,8 @@ def written(content: object) -> list[bytes | memoryview]:
             return {type(part).__name__: [described(item) for item in part]}
         if not isinstance(part, PLAIN_TYPES):
             raise Mistake(
-                f"a {type(part).__name__} cannot be kept in a file; follow without to="
+                f"a {type(part).__name__} cannot be stored in a file; follow "
+                "without to="
             )
         return part
 

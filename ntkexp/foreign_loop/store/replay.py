@@ -352,9 +352,9 @@ class ReplayedLoop:
             eps = torch.finfo(here[name].dtype).eps
             if not gap <= eps * max(1, self.events) * bound:
                 raise Mistake(
-                    f"step {step}: what the optimizer remembers of '{name}' is not what it "
-                    "remembered there before the loop was resumed; load its state with the "
-                    "weights, or follow the loop again"
+                    f"step {step}: the optimizer's momentum of '{name}' is not the one "
+                    "it had before the loop was resumed; load the optimizer's state "
+                    "with the weights, or follow the loop again"
                 )
 
     def refuse_astray(
@@ -368,9 +368,9 @@ class ReplayedLoop:
         eps = max(torch.finfo(part.dtype).eps for part in like.values())
         if not error <= SUM_EPS * eps * max(1, self.events):
             raise Mistake(
-                f"step {step}: the steps replayed up to here lead to other weights than those that "
-                f"were trained, off by {error:.2g} of them; replay on the machine and with the "
-                "threads of the training, or follow with every=1"
+                f"step {step}: the replayed steps lead to other weights than training "
+                f"did (relative difference {error:.2g}); replay on the machine and with "
+                "the threads of the training, or follow with every=1"
             )
 
 

@@ -81,8 +81,9 @@ class Processes:
             answer = json.loads(self.store.get(key))
         except RuntimeError as error:
             raise Mistake(
-                f"rank {self.rank} follows into {about}, and rank 0 did not within {PATIENCE:g} s; "
-                "call ntkexp.follow in every process, with the same to="
+                f"rank {self.rank} follows into {about}, but rank 0 did not within "
+                f"{PATIENCE:g} s; call ntkexp.follow in every process, with the same "
+                "to="
             ) from error
         if "refused" in answer:
             raise Mistake(f"rank 0: {answer['refused']}")
@@ -117,9 +118,9 @@ def find_shards(files: TraceFolder) -> list[TraceFolder]:
     for shard in shards[1:]:
         if not (shard.shard / "steps.log").is_file():
             raise Mistake(
-                f"{files.folder.path}: rank {shard.rank} of {len(shards)} left no part of its "
-                "trace, without which no step is explained; bring it here, or follow the loop "
-                "again in every process, with the same to="
+                f"{files.folder.path}: the part of rank {shard.rank} (of {len(shards)}) "
+                "is missing, and no step can be explained without it; copy it here, or "
+                "follow the loop again in every process, with the same to="
             )
 
         # if the first process has ended, wait until the process of this shard ends too
@@ -182,9 +183,9 @@ def refuse_other_length(
     rank = steps.index(fewest)
     if shards[rank].ended.is_file():
         raise Mistake(
-            f"step {fewest}: rank {rank} took no part in it, nor in later ones, and another took "
-            f"{most} steps; give every process as many batches (drop_last=True, or a sampler that "
-            "fills up), without join()"
+            f"step {fewest}: rank {rank} took no part in this and later steps, but "
+            f"another rank took {most} steps; give every process as many batches "
+            "(drop_last=True, or a sampler that fills up), without join()"
         )
     LOG.warning(
         "ntkexp: rank %d of the trace in %s was stopped after %d steps, and another after %d; "
@@ -211,9 +212,9 @@ def refuse_other_step(
     worst = max(gaps, key=lambda name: gaps[name], default="")
     if worst and not gaps[worst] <= SUM_EPS * torch.finfo(ours[worst].dtype).eps:
         raise Mistake(
-            f"step {step}: it led rank {rank} to weights other than rank 0's: '{worst}' is off by "
-            f"{gaps[worst]:.2g} of itself; was it taken under no_sync(), without "
-            "DistributedDataParallel, or by other settings?"
+            f"step {step}: after this step, the weights of rank {rank} differ from "
+            f"those of rank 0: '{worst}' by {gaps[worst]:.2g} of its size; was it taken "
+            "under no_sync(), without DistributedDataParallel, or with other settings?"
         )
 
 
@@ -224,7 +225,7 @@ def refuse_absent(files: TraceFolder) -> None:
         shard = TraceFolder(files.folder, rank)
         if not is_held(shard.own.path / LOCK) and not shard.ended.is_file():
             raise Mistake(
-                f"rank {rank} of {files.processes} does not follow into {files.folder.path}, and "
-                "its examples would be missing; call ntkexp.follow in every process, with the "
-                "same to="
+                f"rank {rank} of {files.processes} does not follow into "
+                f"{files.folder.path}, so its examples would be missing; call "
+                "ntkexp.follow in every process, with the same to="
             )
