@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import sys
 
-# `python -m ntkexp` puts the working folder first on sys.path, where a file `typing.py`
-# would hide the standard library's module. Remove the folder, unless it contains the
-# package.
+# `python -m ntkexp` puts the working folder first on sys.path. A file `typing.py` there
+# would hide the module of the standard library. So remove the folder, unless it
+# contains the package.
 if (
     sys.argv[:1] == ["-m"]
     and "ntkexp" in sys.orig_argv

@@ -4,9 +4,9 @@
     DattriAttributor   attribute(train_dataloader, test_dataloader) → [train, test]
 
 The classes have the methods of `quanda.explainers.Explainer` and
-`dattri.algorithm.base.BaseAttributor`, but do not import these libraries. They compute
-nothing, but look up existing scores. Test points are identified by their values, and
-training examples by their names or values. The classes raise if a test point is not a
+`dattri.algorithm.base.BaseAttributor`, but do not import these libraries. They only
+look up existing scores. Test points are identified by their values, and training
+examples by their names or values. The classes raise an error if a test point is not a
 query of the followed loop, or if the loop did not use an example."""
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class FollowedScores:
         lower_is_better: Set to True if `measure=` is a loss. Examples that lowered the
             loss then have positive scores.
 
-    If the loop was followed with `measure=`, the library's targets are ignored, because
-    the measure has its own targets.
+    If the loop was followed with `measure=`, the targets that the library passes are
+    ignored, because the measure has its own targets.
 
     Raises:
         Mistake: if the number of queries differs from that of the attribution.
@@ -127,15 +127,14 @@ class FollowedScores:
 
     @cached_property
     def query_places(self) -> dict[str, list[int]]:
-        """The positions of queries, by the digest of their values."""
+        """The positions of all queries, by the digest of their values."""
         positions: dict[str, list[int]] = {}
         for position, digest in enumerate(digests(self.queries)):
             positions.setdefault(digest, []).append(position)
         return positions
 
     def points(self, data: Inputs) -> list[int]:
-        """Return the positions of the queries that have the same values
-        as the rows of `data`."""
+        """Return the positions of the queries whose values equal the rows of `data`."""
         wanted = digests(data)
         missing = [digest for digest in wanted if digest not in self.query_places]
         if missing:
@@ -181,7 +180,7 @@ class FollowedScores:
         """Raise if the outputs of `model` differ from the outputs
         of the followed model at its end.
 
-        Return without a check if the attribution does not contain the outputs.
+        Check nothing if the attribution does not contain the outputs.
         """
         has_outputs = "out" in self.found.sizes and {"start", "change"} <= set(
             self.found.data_vars
@@ -322,7 +321,7 @@ class DattriAttributor:
     scores: FollowedScores
 
     def cache(self, full_train_dataloader: DataLoader[Any]) -> None:
-        """Do nothing. The scores were computed before."""
+        """Do nothing, because the scores were computed before."""
 
     def attribute(
         self, train_dataloader: DataLoader[Any], test_dataloader: DataLoader[Any]

@@ -1,7 +1,7 @@
 """Limits of memory and disk space.
 
 If a limit is too small, the error message states the available size, the required size
-and a remedy. The required size is rounded up, so that a limit of this size suffices.
+and a remedy. The required size is rounded up, so that it suffices as the new limit.
 
 >>> memory = MemoryBudget.of_gb(4)
 >>> memory.largest_batch(item_bytes=1.5e9), memory.holding(2e9).fits(3e9)
@@ -22,7 +22,9 @@ from ntkexp.mistake import Mistake, NoPlace, checked_number
 
 MAX_MEMORY_GB = 1e9
 DEFAULT_MEMORY_GB = 4.0
-ROUND_UP = 1.01  # factor for a size before it is rounded to three digits
+# multiplies a size before it is rounded to three digits, so that rounding never makes
+# it smaller
+ROUND_UP = 1.01
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ class MemoryBudget:
         return self.bytes - self.held
 
     def holding(self, taken: float) -> MemoryBudget:
-        """Return the budget with `taken` more bytes in use."""
+        """Return a budget with `taken` more bytes in use."""
         return replace(self, held=self.held + taken)
 
     def part(self, parts: float) -> MemoryBudget:
-        """Divide the free bytes into equal parts, and return one of them."""
+        """Return a budget with one of `parts` equal parts of the free bytes."""
         return MemoryBudget(self.free / parts)
 
     def fits(self, needed: float) -> bool:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 
-# --- Gains. Training reduces the residual y − f_0(X) along an eigenvector with
-# eigenvalue λ by the fraction λ g(λ). The gain g depends on the training method and
-# time.
+# --- Gains. Along an eigenvector of the kernel with eigenvalue λ, training reduces the
+# residual y − f_0(X) by the fraction λ g(λ). The gain g depends on the training method
+# and on the time.
 
 
 class AbstractGain(ABC):
@@ -38,8 +38,8 @@ class FlowGain(AbstractGain):
     """Gradient flow for a time s: g(λ) = (1 − e^{−sλ})/λ and g(0) = s;
     for s = ∞, g(λ) = 1/λ.
 
-    s includes the weight of an example in the loss:
-    s = ηt/N if the loss is the mean over N targets.
+    The time s includes the weight of an example in the loss: s = ηt/N if the loss is
+    the mean over N targets.
 
     >>> float(FlowGain(math.log(2))(torch.tensor([1.0], dtype=torch.float64)))
     0.5
@@ -86,8 +86,8 @@ class DescentGain(AbstractGain):
     def __call__(self, spectrum: Float[Tensor, " mode"]) -> Float[Tensor, " mode"]:
         zero = spectrum == 0
         step = self.size * spectrum  # sλ
-        # 1 − (1 − sλ)ᵏ: for sλ < 1 by logarithms, which avoid cancellation,
-        # else by powers
+        # 1 − (1 − sλ)ᵏ. For sλ < 1, use logarithms, which avoid cancellation. Otherwise
+        # use powers.
         by_logarithm = -torch.expm1(self.steps * torch.log1p(-step.clamp(max=1)))
         by_power = 1 - (-1) ** self.steps * (step - 1).clamp(min=0) ** self.steps
         learned_share = torch.where(step < 1, by_logarithm, by_power)
@@ -109,8 +109,8 @@ def singular(eigenvalues: str) -> Mistake:
 
 
 Learned: TypeAlias = Callable[[Tensor], Tensor]
-"""The map B [entry, column] ↦ g(R) B, with the gain g and the kernel matrix
-with ridge R."""
+"""The map B ↦ g(R) B, where g is the gain, R the kernel matrix with ridge, and B a
+matrix [entry, column]."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
 
         g(R) B = V g(λ + ridge) Vᵀ B,    R = Θ(X, X) + ridge = V (λ + ridge) Vᵀ.
 
-    Eigenvalues up to n · eps · λ_max are set to zero. If rounding of the entries made
-    an eigenvalue negative, eigenvalues up to its absolute value are set to zero too.
+    Set eigenvalues up to n · eps · λ_max to zero. If an eigenvalue is negative because
+    of rounding, also set eigenvalues up to its absolute value to zero.
 
     >>> theta = torch.diag(torch.tensor([4.0, 0.0], dtype=torch.float64))
     >>> inverse = modes_of(theta).at(FOREVER, ridge=1.0)
@@ -160,7 +160,7 @@ JITTER_ATTEMPTS = 6
 
 @dataclass(frozen=True)
 class Factor:
-    """The Cholesky factor L of the kernel matrix with ridge: R + jitter = L Lᵀ."""
+    """The Cholesky factor L of the kernel matrix R with ridge: L Lᵀ = R + jitter."""
 
     lower: Float[Tensor, "entry entry"]
     jitter: float
@@ -176,9 +176,10 @@ def factorise(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
     """Compute the Cholesky factor of R = Θ + ridge,
     for training until t = ∞ with one ridge.
 
-    This takes a tenth of the time of an eigendecomposition. If R has a ridge and is
-    indefinite due to rounding errors, add a jitter, and multiply it by ten at each
-    further attempt. Without a ridge, raise if the matrix is singular up to rounding.
+    This takes a tenth of the time of an eigendecomposition. If R has a ridge but is
+    indefinite because of rounding, add a jitter, a small multiple of the identity, and
+    multiply it by ten at each further attempt. Without a ridge, raise if the matrix is
+    singular up to rounding.
 
     >>> factor = factorise(torch.tensor([[3.0]], dtype=torch.float64), ridge=1.0)
     >>> float(factor.solve(torch.ones(1, 1, dtype=torch.float64))), factor.jitter
@@ -214,8 +215,9 @@ def held_out(
 
         f_{∖F}(X_F) = y_F − ((R⁻¹)_FF)⁻¹ (R⁻¹ y)_F
 
-    (Rasmussen & Williams 2006, 5.4.2). Folds of one example give leave-one-out
-    predictions. The same eigendecomposition can be used for every ridge.
+    (Rasmussen & Williams 2006, 5.4.2). f_{∖F} is fitted without the fold F. Folds of
+    one example give leave-one-out predictions. The same eigendecomposition can be used
+    for every ridge.
 
     >>> theta = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
     >>> y = torch.tensor([[2.0], [4.0]], dtype=torch.float64)
@@ -277,10 +279,10 @@ def conjugate_gradients(
     """Solve R a = y by conjugate gradients (Hestenes & Stiefel 1952),
     given products with R.
 
-    The columns are solved independently, with the diagonal of R as preconditioner. Stop
-    when every residual ‖y − R a‖ is at most `tolerance` ‖y‖, or after `most` products.
-    `report_progress` receives the number of products and the largest relative residual
-    after each product. A matrix with n distinct eigenvalues needs at most n products.
+    Solve the columns independently, with the diagonal of R as preconditioner. Stop when
+    every residual ‖y − R a‖ is at most `tolerance` ‖y‖, or after `most` products. A
+    matrix with n distinct eigenvalues needs at most n products. After each product,
+    `report_progress` receives the number of products and the largest relative residual.
 
     >>> R = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
     >>> y = torch.ones(2, 1, dtype=torch.float64)
@@ -315,8 +317,8 @@ def conjugate_gradients(
 def quotient(
     numerator: Float[Tensor, " column"], denominator: Float[Tensor, " column"]
 ) -> Float[Tensor, " column"]:
-    """Return the quotient of each column, or zero
-    if the column has converged (denominator 0)."""
+    """Return the quotient of each column. Return zero for a column that has converged,
+    whose denominator is 0."""
     converged = denominator == 0
     return torch.where(
         converged, 0.0, numerator / torch.where(converged, 1.0, denominator)
@@ -343,11 +345,10 @@ class Posterior:
         mean        K(x, X) (K(X, X) + σ²)⁻¹ y
         covariance  K(x, x′) − K(x, X) (K(X, X) + σ²)⁻¹ K(X, x′)
 
-    `learned` and `twice` are the maps that replace the inverse in the mean and in the
-    covariance. With the gains of training for the times s and 2s, the formulas describe
-    networks whose readout was trained for a time s. With σ² > 0, `covariance` is the
-    posterior covariance, which differs from the covariance of trained networks
-    (`Ensemble.covariance`)."""
+    `learned` and `twice` are the maps that replace the inverse, in the mean and in the
+    covariance. For networks whose readout was trained for a time s, they are the gains
+    for the times s and 2s. With σ² > 0, `covariance` is the posterior covariance. It
+    differs from the covariance of trained networks (`Ensemble.covariance`)."""
 
     cross: Float[Tensor, "point train"]
     learned: Learned
@@ -359,13 +360,13 @@ class Posterior:
     def covariance(
         self, prior: Float[Tensor, "point point"]
     ) -> Float[Tensor, "point point"]:
-        """Return the posterior covariance between points,
-        given the prior covariance."""
+        """Return the posterior covariance between points.
+        `prior` is the prior covariance."""
         return prior - self.cross @ self.twice(self.cross.mH)
 
     def variance(self, prior: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
-        """Return the diagonal of `covariance`,
-        given the diagonal of the prior covariance."""
+        """Return the diagonal of `covariance`. `prior` is
+        the diagonal of the prior covariance."""
         return prior - (self.cross.mH * self.twice(self.cross.mH)).sum(0)
 
 
@@ -426,15 +427,14 @@ class Ensemble:
     def covariance(
         self, start: Float[Tensor, "point point"]
     ) -> Float[Tensor, "point point"]:
-        """Return the covariance of one output between points x, x′,
-        given `start` = 𝒢(x, x′)."""
+        """Return the covariance of one output between points x,
+        x′. `start` is 𝒢(x, x′)."""
         A = self.weights
         mixed = A @ self.start.cross.mH
         return start + A @ self.start.train @ A.mH - mixed - mixed.mH
 
     def variance(self, start: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
-        """Return the diagonal of `covariance`, given `start`,
-        the diagonal of 𝒢(x, x′)."""
+        """Return the diagonal of `covariance`. `start` is the diagonal of 𝒢(x, x′)."""
         A = self.weights
         return (
             start

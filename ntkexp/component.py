@@ -2,7 +2,7 @@
 
 A component is a frozen pydantic model. Its fields are keys in YAML files. Each kind of
 component has a base class named `Abstract…`, and each option is a subclass. The YAML
-file of an option refers to the class by `_target_`, so there is no registry.
+file of an option names its class in `_target_`, so no registry is needed.
 
 >>> from ntkexp.path.rule.base import Secant
 >>> Secant().fields(), Secant().option
@@ -20,8 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ntkexp.naming import class_path, option_name
 
 # Upper bounds of counts. No machine can handle larger counts, and arithmetic with them
-# may overflow before memory runs out. Smaller counts are checked against `memory_gb`
-# and the expected duration.
+# may overflow. For smaller counts, memory and duration are checked later.
 MAX_COUNT = 10**7
 MAX_DEPTH = 1000
 MAX_STEPS = 10**12
@@ -33,7 +32,7 @@ CountOrNone: TypeAlias = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """A count that may be zero."""
 
 Depth: TypeAlias = Annotated[int, Field(ge=1, le=MAX_DEPTH)]
-"""A number of consecutive layers, or of pixels along a window."""
+"""A number of consecutive layers, or the length of a window in pixels."""
 
 Steps: TypeAlias = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 """A number of steps of an optimizer."""

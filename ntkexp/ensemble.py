@@ -1,7 +1,7 @@
 """Ensembles of networks on a one-dimensional problem, compared with Gaussian processes.
 
-At infinite width, networks trained in all layers follow the NTK process, and networks
-with only the readout trained follow the NNGP process."""
+At infinite width, networks whose layers are all trained follow the NTK process.
+Networks of which only the readout is trained follow the NNGP process."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ NORM_TOLERANCE = 1e-6  # tolerance for ‖x‖ = 1 on the unit circle
 
 @dataclass(frozen=True)
 class EnsembleProblem:
-    """The points of a one-dimensional problem: the training examples, then all other
-    points sorted by position."""
+    """The points of a one-dimensional problem. The training examples come first, then
+    all other points sorted by position."""
 
     inputs: Float[Tensor, "point *shape"]
     # position of each point on the line, or angle on the circle
@@ -180,14 +180,14 @@ def stacked(modules: Sequence[nn.Module]) -> StackedNetworks:
 # in all layers or only in the readout.
 
 
-# maximum number of weights of networks that are trained together
+# maximum total number of weights of networks that are trained together
 WEIGHTS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
 class EnsembleTraining:
-    """The training of an ensemble: gradient descent on Σ½(f − y)²/divisor. The sum is
-    over the first `len(targets)` points."""
+    """The training of an ensemble: gradient descent on Σ½(f − y)²/divisor, summed over
+    the first `len(targets)` points."""
 
     inputs: Float[Tensor, "point *shape"]
     targets: Float[Tensor, "train out"]
@@ -234,8 +234,8 @@ class EnsembleTraining:
     def course(self, networks: StackedNetworks) -> Iterator[StackedNetworks]:
         """Yield the networks before training and after every step.
 
-        The losses of all networks are added.
-        The gradient of a network does not depend on the others."""
+        The objective is the sum of the losses of all networks, so the gradient of a
+        network does not depend on the other networks."""
         weights = networks.weights
         inputs = self.inputs[: len(self.targets)]
         trained = list(weights)
@@ -259,8 +259,8 @@ class EnsembleTraining:
 # --- The test: could the networks be draws of a Gaussian process?
 #
 # The process has mean μ, covariance C and standard deviation σ. n networks have mean
-# f̄, covariance S and standard deviation s at p points. For draws, all statistics but
-# `worst` are about 1.
+# f̄, covariance S and standard deviation s at p points. If the networks are draws of
+# the process, all of these statistics except `worst` and `chance` are about 1.
 #
 #     mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²       in standard errors
 #     worst       max_x |f̄(x) − μ(x)| √n/σ(x)            in standard errors
@@ -277,7 +277,7 @@ class EnsembleTraining:
 
 # minimum deviation σ at a compared point, relative to σ before training
 LEAST_DEVIATION = 0.1
-SIMULATED_ENSEMBLES = 999  # so the resolution of p-values is 0.001
+SIMULATED_ENSEMBLES = 999  # gives p-values with a resolution of 0.001
 REJECTION_LEVEL = 0.05  # smaller p-values reject the process
 NUMBERS_AT_ONCE = 1 << 21  # numbers in one batch of simulated ensembles
 # axes with a smaller share of the total variance are not simulated
@@ -323,7 +323,7 @@ class TrainedNetworks:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of one kind of networks with one Gaussian process. Its numbers are
+    """The comparison of one kind of networks with one Gaussian process. The numbers are
     NaN if outputs are not finite."""
 
     networks: str
@@ -357,7 +357,7 @@ class Reference:
     def where(self) -> Int[Tensor, " kept"]:
         """The indices of the compared points.
 
-        Points with NaN are included, so that the comparison returns NaN.
+        Points with NaN are included, so that the comparison gives NaN.
         """
         theory = self.process.theory
         pinned = theory.deviation <= LEAST_DEVIATION * theory.before
@@ -391,9 +391,9 @@ class Reference:
         """Return the distance of the mean from 0,
         and of the covariance from `expected`.
 
-        Both are about 1 for draws of the process. They are the statistics `mean` and
-        `covariance` above, and are invariant under orthogonal transformations of the
-        axes."""
+        They are the statistics `mean` and `covariance` above. Both are about 1 for
+        draws of the process, and invariant
+        under orthogonal transformations of the axes."""
         n = errors.shape[-2]
         points = len(self.where)
         mean = errors.mean(-2)
@@ -436,8 +436,7 @@ def ensemble(
     count: int,
     report_progress: Callable[[str, int], None],
 ) -> list[TrainedNetworks]:
-    """Train `count` networks of each kind, with a step size
-    that fits the kernel of the kind.
+    """Train `count` networks of each kind. The step size fits the kernel of the kind.
 
     `report_progress` receives the kind and the number of networks that are trained.
     """

@@ -19,7 +19,7 @@ from ntkexp.component import Component
 from ntkexp.layer.affine import Conv, Dense, Parametrisation
 
 MAX_WEIGHT_SCALE = 1e20
-"""Kernels of deep networks overflow beyond this scale of weights."""
+"""Kernels of deep networks overflow for larger scales of weights."""
 
 
 class AbstractInit(Component):
@@ -95,8 +95,8 @@ class MeanField(AbstractInit):
     the readout averages over neurons.
 
     Hidden layers use the NTK parametrisation. The readout is scaled by 1/width instead
-    of 1/√width. If the step size is a fixed fraction of the largest stable step size,
-    features change at any width."""
+    of 1/√width. If the step size is a fixed fraction of the largest stable one,
+    features change at every width."""
 
     @property
     def param(self) -> Parametrisation:

@@ -16,8 +16,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
 # The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ). The weights wᵢ are 1/M for a mean
-# over M examples, and 1 for a sum. The experiment applies the weights. The methods
-# below are unweighted.
+# over M examples, and 1 for a sum. The experiment applies these weights; the methods
+# below do not.
 
 
 CHECKED_EXAMPLES = 16
@@ -338,8 +338,8 @@ class CrossEntropy(AbstractLoss):
 class Hinge(AbstractLoss):
     """Hinge loss ℓ = max(0, 1 − y f) with y = ±1, one-vs-rest and summed over outputs.
 
-    ℓ is piecewise linear, so ℓ″ = 0 does not limit the step size. By convention,
-    `curvature` is 1, as for the squared error.
+    ℓ is piecewise linear, so its second derivative 0 gives no limit of the step size.
+    By convention, `curvature` is 1, as for the squared error.
 
     >>> import torch
     >>> f = torch.tensor([[0.5, 2.0]], dtype=torch.float64)

@@ -3,9 +3,9 @@ such as its outputs, loss or margin.
 
     m(θ; x) = g(f(θ; x), y)            m_T(x) − m_0(x) = Σᵢ 𝒮(x, xᵢ) + 𝒟(x)
 
-y is the target of the query x, encoded by the loss. 𝒮 are contributions of examples,
-and 𝒟 is the part of weight decay. The secant treats g as an additional layer of the
-network."""
+y is the target of the query x, encoded by the loss. 𝒮 are the contributions of
+examples, and 𝒟 is the effect of weight decay. Secants treat g as an additional last
+layer of the network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @runtime_checkable
 class Objective(Protocol):
-    """The methods of a loss that are needed by measures."""
+    """The methods of a loss that measures need."""
 
     @property
     def option(self) -> str:
@@ -70,7 +70,8 @@ class Output(AbstractMeasure):
 
 
 class AbstractNumber(AbstractMeasure):
-    """One number for each query, computed from its outputs and its target."""
+    """A measure with one value for each query, which depends on the outputs and the
+    target of this query."""
 
     takes_classes: ClassVar[bool] = True
 
@@ -82,8 +83,8 @@ class AbstractNumber(AbstractMeasure):
             raise Mistake(
                 "the data have real values and no classes; choose loss or output"
             )
-        # Evaluate once, because the loss may raise, e.g.
-        # if it defines no probabilities.
+        # evaluate once, because the loss may raise an error, for example if it defines
+        # no probabilities
         self.values(objective, torch.zeros_like(targets[:1]), targets[:1])
         return MeasuredOutputs(measure=self, objective=objective)
 
@@ -98,7 +99,7 @@ class AbstractNumber(AbstractMeasure):
 
 
 class Loss(AbstractNumber):
-    """The training loss ℓ(f, y) of one point, unweighted. Lower is better.
+    """The unweighted training loss ℓ(f, y) of the query. Lower is better.
 
     >>> from ntkexp.loss import Squared
     >>> Loss().values(Squared(), torch.tensor([[3.0]]), torch.tensor([[1.0]])).tolist()
@@ -172,7 +173,7 @@ class Margin(AbstractNumber):
     ) -> Float[Tensor, " example"]:
         if outputs.shape[1] == 1:
             return (outputs * targets.sign())[:, 0]
-        # the query's class comes last: its target is the largest
+        # sort so that the query's class comes last: its target is the largest
         order = targets.argsort(1)
         output_of_class = outputs.gather(1, order[:, -1:])
         largest_other = outputs.gather(1, order[:, :-1]).amax(1, keepdim=True)
@@ -219,8 +220,8 @@ class MeasuredOutputs:
         outputs: Float[Tensor, "example out"],
         targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
-        """Return max(‖∂g/∂f‖, 1): the factor by
-        which g amplifies rounding errors of the outputs.
+        """Return max(‖∂g/∂f‖, 1), the factor by which g amplifies rounding errors of
+        the outputs.
 
         The factor is at least 1, because the evaluation of g has rounding errors too.
         """

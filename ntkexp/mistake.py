@@ -2,8 +2,8 @@
 the problem, and a remedy.
 
 The command line prints the message after `ntkexp: ` and exits with status 2. In Python,
-a `Mistake` is a `ValueError`. Messages do not contain command-line options;
-`ntkexp.cli.options` appends them depending on the class of the mistake."""
+a `Mistake` is a `ValueError`. Messages do not contain command-line options.
+`ntkexp.cli.options` adds the options that fit the class of the mistake."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pathlib import Path, PurePath
 from stat import S_ISDIR, S_ISREG
 
 MIN_FILE_SIMILARITY = 0.6
-"""Suggest a file only if its name is at least this similar (ratio
-of `SequenceMatcher`)."""
+"""A file is suggested only if its name is at least this similar (ratio of
+`SequenceMatcher`)."""
 
 HIDDEN: dict[str, str] = {}
-"""Values that a configuration read from environment variables,
-and their references in YAML.
+"""For each value that a configuration has read from an environment variable: its
+reference in YAML.
 
 A YAML file may refer to a password. Error messages are printed and stored, so they
 contain the reference instead of the value. """
 SHORTEST = 4
-"""Hide only values with at least this many letters,
-because short ones such as "1" are common."""
+"""Only values with at least this many letters are hidden, because short ones such as
+"1" are common."""
 
 
 def without_secrets(text: str) -> str:
-    """Replace values of environment variables by their references.
+    """Replace values of environment variables by their references in YAML.
 
     >>> HIDDEN["hunter2"] = "${oc.env:PASSWORD}"
     >>> without_secrets("model.width=hunter2: it takes a whole number")
@@ -72,8 +72,8 @@ class WrongArgument(Mistake):
 
 
 class Untrusted(Mistake):
-    """Raised instead of running code from `source`,
-    a package or file that is not trusted."""
+    """Raised instead of running code from `source`, a package or file that the user
+    does not trust."""
 
     def __init__(self, message: str, source: str) -> None:
         super().__init__(message)
@@ -81,13 +81,13 @@ class Untrusted(Mistake):
 
 
 class NoPlace(Mistake):
-    """Raised if results cannot be written. The message ends by asking
-    for another folder."""
+    """Raised if results cannot be written. The end of the message
+    suggests another folder."""
 
 
 class NoData(Mistake):
-    """Raised if the files of a data set are missing.
-    The message ends with their source."""
+    """Raised if the files of a data set are missing. The end of the message says where
+    they come from."""
 
 
 class Useless(Mistake):
@@ -106,8 +106,8 @@ class UnknownKey(Mistake):
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the first line of an error message,
-    and the second if the first ends with a colon.
+    r"""Return the first line of an error message. If it ends with a colon, also return
+    the second line.
 
     >>> first_line(ValueError("sizes differ:\n  3 and 4\nsee the manual"))
     'sizes differ: 3 and 4'
@@ -142,7 +142,7 @@ def checked_number(
 ) -> float:
     """Convert a value to a float. Raise unless it lies in [`least`, `most`].
 
-    If `above`, the value must be greater than `least`.
+    If `above`, the value must also differ from `least`.
 
     >>> checked_number("ridge", 0.5), checked_number("time", inf, most=inf)
     (0.5, inf)
@@ -167,8 +167,13 @@ def as_float(value: object) -> float:
         return nan
     try:
         return float(value)  # type: ignore[arg-type]  # checked here
-    # tensors raise RuntimeError
-    except (TypeError, ValueError, OverflowError, RuntimeError):
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ):
+        # tensors raise RuntimeError
         return nan
 
 
@@ -194,8 +199,8 @@ def checked_count(name: str, value: object, least: int, most: int = 10**7) -> in
 
 
 def refuse_special(path: Path, shown_as: str, largest: int) -> int:
-    """Raise for a pipe or device, whose content may never end,
-    or a file of over `largest` bytes.
+    """Raise for a pipe or device, whose content may never end, and for a file of more
+    than `largest` bytes.
 
     Return the size in bytes.
 

@@ -3,8 +3,9 @@
     ntkexp.loss.Squared    the class Squared of the module ntkexp/loss.py
     ntkexp.model.MLP       the class MLP of one of the files in the package ntkexp/model
 
-The identity of a run is a hash that includes these names. They omit the file inside a
-package, so that a class can move to another file without changing identities."""
+The identity of a run is a hash that includes these names. The names omit the file
+inside a package, so that a class can move to another file
+without changing identities."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ CLASS = re.compile(r"^class ([A-Z]\w*)[(:]", re.MULTILINE)
 WORD_START = re.compile(r"(?<=.)(?=[A-Z][a-z])")
 
 LAZY_PACKAGES: set[str] = set()
-"""The imported packages that load their classes lazily, by `classes_of`."""
+"""The imported packages that load their classes lazily (see `classes_of`)."""
 
 
 def class_path(kind: type) -> str:

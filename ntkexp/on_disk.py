@@ -2,10 +2,12 @@
 in blocks of rows.
 
 A tensor in a memory-mapped file works like any other tensor. `row_blocks` and `blocks`
-release the memory of each block before the next, so only a few rows occupy memory at a
-time. Tensors in memory are processed in the same blocks, so results do not depend on
-where a tensor is stored. The file has no name, and the operating system deletes it when
-the process ends, even if the process is killed.
+release the memory of each block before the next block, so that only a few rows occupy
+memory at a time. Tensors in memory are processed in the same blocks, so results do not
+depend on where a tensor is stored.
+
+The file has no name. The operating system deletes it when the process ends, even if the
+process is killed.
 
 >>> [rows for rows in row_blocks(torch.zeros(5, 2))]  # a small tensor is one block
 [slice(0, 5, None)]
@@ -30,8 +32,8 @@ from torch import Tensor
 ROW_BLOCK_BYTES = 32_000_000
 C_LIBRARY = ctypes.CDLL(None)
 MADV_DONTNEED = 4
-"""Argument of `madvise`: release pages. The next access reads them
-from the file again."""
+"""Argument of `madvise` that releases pages of memory. The next access reads them from
+the file again."""
 
 
 def zeros_on_disk(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -138,8 +140,8 @@ def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RowsOfArray:
-    """The difference `numbers` − `less` of two tensors, which may be in files, or
-    `numbers` if `less` is None. Indexing with a slice computes the rows as a NumPy
+    """Rows of `numbers`, or of the difference `numbers` − `less` if `less` is given.
+    The tensors may be in files. Indexing with a slice computes the rows as a NumPy
     array.
 
     >>> RowsOfArray(torch.tensor([3.0, 5.0]), less=torch.tensor([1.0, 1.0]))[1:]

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 Unit: TypeAlias = Literal["step", "run"]
-"""The units of a task: many short steps, or a few long runs.
-Each run is displayed on a line."""
+"""The units of a task: many short steps, or a few long runs. Each run has its own line
+on the display."""
 
 
 class AbstractProgress(ABC):
     """A display of one task at a time.
 
-    Callers call `start`, then `step`, `say` and `warn` any number of times, then
-    `stop`. If the units are runs, `show_part` displays the steps of each active run.
+    Call `start`, then `step`, `say` and `warn` any number of times, then `stop`. If the
+    units are runs, `show_part` displays the steps of each active run.
     """
 
     hint: str = ""
-    """Advice appended to the remark that a result already exists."""
+    """Advice that is added to the remark that a result already exists."""
 
     def start(
         self, name: str, steps: int, done: int, unit: Unit = "step", note: str = ""

@@ -41,7 +41,7 @@ class Constant(AbstractSchedule):
 class Cosine(AbstractSchedule):
     """A step size that falls along half a cosine (Loshchilov & Hutter 2017).
 
-    factor(s) = last + (1 − last)(1 + cos(π s/S))/2 in a run of S steps. The factor
+    In a run of S steps, factor(s) = last + (1 − last)(1 + cos(π s/S))/2. The factor
     falls from 1 at the first step towards `last`.
 
     >>> Cosine().factor(0, 100), Cosine(last=0.5).factor(50, 100)

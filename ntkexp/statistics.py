@@ -27,15 +27,15 @@ from ntkexp.on_disk import blocks, summed
 MAX_LANCZOS_PRODUCTS = 100
 LANCZOS_TOLERANCE = 1e-7
 """Stop the Lanczos iteration if one more product with the matrix changes the largest
-eigenvalue by at most this fraction. """
+eigenvalue by at most this fraction."""
 
 
 def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> float:
     """Compute λ_max of a symmetric matrix A from its products
     with vectors (Lanczos 1950).
 
-    In the orthonormal basis v_1, v_2, … of the vectors start, A start, A² start, …, A
-    is tridiagonal. The largest eigenvalue of the tridiagonal matrix approaches λ_max
+    Orthonormalise the vectors start, A start, A² start, … to a basis v_1, v_2, …. In
+    this basis, A is a tridiagonal matrix, whose largest eigenvalue approaches λ_max
     from below. This needs about a tenth of the products of power iteration.
 
     `start` may have any shape. If an inner product is not finite, return it.
@@ -95,8 +95,8 @@ def norm(vector: Tensor) -> float:
 TOP = 10
 """Number of leading eigenvalues in the metrics."""
 MAX_DENSE_ENTRIES = 4096
-"""Do not compute all eigenvalues of larger matrices,
-which would take minutes per snapshot."""
+"""All eigenvalues are computed only for matrices up to this size. Larger ones would
+take minutes per snapshot."""
 
 
 @dataclass(frozen=True)
@@ -126,23 +126,24 @@ class Spectrum:
         return largest / smallest if smallest > rounding else float("inf")
 
     def share(self, vectors: Float[Tensor, "entry *vector"], top: int) -> float:
-        """Return the fraction of Σ‖v‖² that lies in the span
-        of the `top` leading eigenvectors."""
+        """Return the fraction of Σ‖v‖² in the span of the
+        `top` leading eigenvectors."""
         coordinates = self.modes[:, :top].mH @ vectors
         total = float(vectors.square().sum())
         return float(coordinates.square().sum()) / total if total else float("nan")
 
 
 def spectrum(kernel: Float[Tensor, "train out train out_"]) -> Spectrum:
-    """Compute the eigenvalues and eigenvectors of the kernel's (M·C)×(M·C) matrix."""
+    """Compute the eigenvalues and eigenvectors of the kernel,
+    as an (M·C)×(M·C) matrix."""
     matrix = kernel.flatten(2).flatten(0, 1)
     values, modes = torch.linalg.eigh((matrix + matrix.mH) / 2)
     return Spectrum(values.flip(0), modes.flip(1))
 
 
 def largest_kernel_eigenvalue(kernel: Float[Tensor, "train out train out_"]) -> float:
-    """Compute λ_max: by a full decomposition for small matrices,
-    by Lanczos for large ones."""
+    """Compute λ_max: for small matrices by a full decomposition,
+    for large ones by Lanczos."""
     matrix = kernel.flatten(2).flatten(0, 1)
     if len(matrix) <= MAX_DENSE_ENTRIES:
         return float(torch.linalg.eigvalsh((matrix + matrix.mH) / 2)[-1])
@@ -178,8 +179,8 @@ def alignment(left: Float[Tensor, "..."], right: Float[Tensor, "..."]) -> float:
 def label_alignment(
     kernel: Float[Tensor, "train kept train kept_"], targets: Float[Tensor, "train out"]
 ) -> float:
-    """Return the alignment (CKA) of the kernel with y yᵀ for the targets y. The kernel
-    is averaged over outputs first."""
+    """Return the alignment (CKA) of the kernel with y yᵀ for the targets y. First
+    average the kernel over outputs."""
     averaged = kernel.diagonal(dim1=1, dim2=3).mean(2)
     return alignment(centred(averaged), centred(targets @ targets.t()))
 
@@ -198,16 +199,16 @@ def centred(kernel: Float[Tensor, "train train"]) -> Float[Tensor, "train train"
 
 
 KINKED_AT_ZERO = ("relu", "leaky_relu", "abs")
-"""Names of operations whose only kink is at 0,
-as a tape (a recorded forward pass) stores them."""
+"""Operations whose only kink is at 0, by their names on a tape
+(a recorded forward pass)."""
 
 
 def pattern(tape: Tape) -> Bool[Tensor, " unit"]:
     """Return the activation pattern: True for each positive argument
     of an operation with a kink.
 
-    The pattern contains the arguments that depend on inputs and weights,
-    for all examples."""
+    The pattern contains all arguments, for all examples,
+    that depend on inputs and weights."""
     variable = tape.from_inputs & tape.from_weights
     arguments = [
         entry.slots[0] for entry in tape.entries if entry.name in KINKED_AT_ZERO
@@ -236,7 +237,7 @@ KINKED_OPERATIONS = {
     "max_pool3d_with_indices": "max pooling",
     "adaptive_max_pool2d": "max pooling",
 }
-"""Common names of the operations whose slope jumps, by their names on the tape."""
+"""Common names of the operations whose slope jumps, by their names on a tape."""
 
 
 def kinks(tape: Tape) -> list[str]:
@@ -318,8 +319,8 @@ def activity(
 
 TOP_CONTRIBUTORS = (1, 5, 10)
 MIN_KERNEL_SHARE = 1e-3
-"""Do not divide by kernel blocks smaller than this fraction
-of the largest entry of 𝒦."""
+"""Kernel blocks are not divided by if they are smaller than this fraction of the
+largest entry of 𝒦."""
 
 
 def summary(
@@ -364,8 +365,8 @@ def coefficients(
     kernel: Float[Tensor, "query out train out_"],
     contributions: Float[Tensor, "query out train"],
 ) -> dict[str, float]:
-    """Return `coefficient_variation` and `left_out`,
-    the dependence of aᵢ(x) on the query x."""
+    """Return `coefficient_variation` and `left_out`, which describe how aᵢ(x) depends
+    on the query x."""
     pair_blocks = kernel.transpose(1, 2)  # [query, train, out, out_]
     outputs = pair_blocks.shape[2]
     sizes = smallest_singular_values(pair_blocks)

@@ -1,4 +1,5 @@
-"""Random numbers. Each purpose has its own stream, so weights and data are independent.
+"""Random numbers. Each purpose has its own stream, so that, for example, weights and
+data are independent.
 
 `stream(purpose, seed, …)` is a torch.Generator. Its seed is the first 32 bits of
 sha256("purpose/seed/…"), because torch uses only 32 bits of a seed. All random numbers
@@ -45,7 +46,8 @@ Purpose: TypeAlias = Literal[
     "removals",  # examples whose removal is measured
     "monte carlo",  # networks whose kernels are averaged
     "process",  # draws of a Gaussian process that networks are compared with
-    "faithfulness",  # a cotangent for checking a module's gradients by its values
+    # a random vector for comparing a module's gradients with its values
+    "faithfulness",
     "pixels",  # the pixel permutation of scrambled images
     "near pairs",  # projection axes for finding nearly equal examples
     "sharpness",  # the start vector of the Lanczos iteration for the Hessian

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 MISSING = "–"
 LONGEST_NAME = 60
 ODD_LETTERS = "\u200c\u200d\xa0\u202f\u3000"
-"""Characters that are not replaced although Python calls them unprintable:
-joiners and blanks."""
+"""Characters that are not replaced, although Python
+calls them unprintable: joiners and blanks."""
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_YEAR = 365.25 * SECONDS_PER_DAY
 
@@ -125,8 +125,8 @@ def is_digest(name: str) -> bool:
 
 
 def numbered(index: int, name: str) -> str:
-    """Return the name of an example, or its number along the axis `example` instead of
-    a digest.
+    """Return the name of an example. If the name is a digest, return the index along
+    the axis `example` instead.
 
     >>> numbered(17, "4f2a09c81b7d3e65"), numbered(17, "cat")
     ('#17', 'cat')

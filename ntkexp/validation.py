@@ -147,8 +147,8 @@ TRAININGS_PER_BATCH = 8
 
 
 class AbstractSubject(ABC):
-    """A training that can be repeated without some examples.
-    `query` holds the indices of the queries."""
+    """A training that can be repeated without some examples. `query` holds the indices
+    of the queries."""
 
     query: tuple[int, ...]
     at_once: ClassVar[int] = 1
@@ -166,10 +166,10 @@ class AbstractSubject(ABC):
     def outputs(
         self, trainings: Sequence[TrainingWithout]
     ) -> Iterator[tuple[TrainingWithout, Outputs]]:
-        """Retrain, and yield each training with its outputs.
-        Batch trainings with the same seed.
+        """Retrain, and yield each training with its outputs. Trainings with the same
+        seed run in batches.
 
-        Batches always have `at_once` rows, because the number of rows affects rounding.
+        A batch always has `at_once` rows, because their number affects rounding errors.
         """
         for seed in dict.fromkeys(training.seed for training in trainings):
             retraining = self.training if seed is None else self.from_seed(seed)
@@ -335,8 +335,8 @@ def by_workers(
     store: TrainingStore,
     trainings: Sequence[TrainingWithout],
 ) -> Iterator[None]:
-    """Let workers compute the missing retrainings. Yield after each.
-    Raise if some stay missing."""
+    """Let workers compute the missing retrainings. Yield after each. Raise if some
+    remain missing at the end."""
     size = TRAININGS_PER_BATCH
     parts = [
         tuple(trainings[first : first + size])
@@ -407,8 +407,8 @@ def case_of_run(
 ) -> ValidationCase:
     """Return the case of a run in a folder. Retrainings are stored in the folder.
 
-    Workers compute them if there is an engine,
-    unless the loop is a function without an importable name."""
+    If there is an engine, its workers compute them, unless the loop is a function that
+    cannot be imported by name."""
     points = tuple(query)
     store = TrainingStore(run.path, points)
     subject: AbstractSubject
@@ -460,8 +460,8 @@ def scores_of_run(run: Run, points: list[int]) -> dict[str, Scores]:
         scores["contribution"] = run.parts(rule).isel(query=points).to_numpy()
     effect = effects_of_run(run)
     if effect is not None and np.isfinite(effect[points]).all():
-        # An effect is the change if the example is left out,
-        # so a score has the opposite sign.
+        # an effect is the change if the example is left out, and a score has the
+        # opposite sign
         scores["effect"] = -effect[points]
     return {name: array.reshape(-1, array.shape[-1]) for name, array in scores.items()}
 
@@ -654,7 +654,8 @@ def validated(
     if design.fresh:
         seeds = [design.seed + 1 + index for index in range(design.fresh)]
 
-    # QLD uses one output per point: the largest output, which is the predicted class.
+    # QLD uses one output per point: the largest output, which belongs to the predicted
+    # class
     top = None if design.top is None else number_of(design.top, count, "top")
     chosen = np.ravel_multi_index((np.arange(shape[0]), case.whole.argmax(1)), shape)
     top_of_queries: dict[str, list[tuple[int, ...]]] = {
@@ -666,8 +667,7 @@ def validated(
                 scores[chosen], top, lower_is_better=lower_is_better
             )
 
-    # Retrain with all examples, without each random group,
-    # and without the top examples.
+    # retrain with all examples, without each random group, and without the top examples
     top_groups = [group for groups in top_of_queries.values() for group in groups]
     groups = dict.fromkeys([(), *removals, *top_groups])
     trainings = [TrainingWithout(group, seed) for group in groups for seed in seeds]
@@ -715,8 +715,8 @@ def validated(
 
 
 MAX_REPEAT_ERROR = 0.01
-"""Warn if an exact repetition of the training changes outputs by more than this
-fraction of the changes by removals. """
+"""Warn if an exact repetition of the training changes the outputs by more than this
+fraction of the changes by removals."""
 
 
 def doubts_of(whole: Outputs, truth: GroundTruth) -> tuple[str, ...]:

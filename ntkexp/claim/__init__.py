@@ -1,7 +1,9 @@
-"""Preregistered tests of claims from papers, each judged together with a control.
+"""Preregistered tests of claims from papers. Each claim is judged together with a
+control.
 
-A claim is judged by three looks. A look is one statistical test: runs or a trial,
-seeds, a measured quantity, and its expected range.
+A claim is judged by three *looks*: a main test, a control, and a replication. A look is
+one statistical test. It consists of runs or a trial, seeds, a measured quantity, and
+the expected range of this quantity.
 
 Each module imports only from the modules listed before it:
 

@@ -1,9 +1,9 @@
-"""A claim: its statement, its source, the result that refutes it, and the protocol of
-statistical tests (looks) that decides it (`claim.look`).
+"""A claim: its statement, its source, the result that would refute it, and the protocol
+of statistical tests (looks) that decides it (see `look`).
 
-The digest covers these four. A claim with a different threshold therefore has a
-different digest and folder. The digest covers neither the claim's picture nor the file
-that defines the class of a trial or a quantity."""
+A claim has a digest of these four parts. If a threshold changes, so do the digest and
+the folder of the claim. The digest does not depend on the claim's picture, nor on the
+file that defines the class of a trial or a quantity."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ class Published(Component):
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim at one of its sizes (quick, default, full),
-    which differ in seeds and ranges."""
+    """A claim at one of its sizes (quick, default or full).
+    Sizes differ in their seeds and ranges."""
 
     name: str
     statement: str
     source: Published
     refutes: str
     protocol: Protocol
-    picture: AbstractPicture  # the digest does not cover the picture
-    identity: bool = False  # exact by construction; counted apart from empirical claims
-    without_control: str = ""  # the reason why there is no control
+    picture: AbstractPicture  # not part of the digest
+    # True for claims that are exact by construction, which are counted separately
+    identity: bool = False
+    without_control: str = ""  # the reason why the claim has no control
 
     @property
     def looks(self) -> dict[str, Look]:
@@ -78,8 +79,8 @@ class Claim:
 
     @property
     def registered_fields(self) -> dict[str, Any]:
-        """The `fields` for the register. The control and the second look list only
-        their differences from the main look."""
+        """The `fields` in the form that the register stores. For the control and the
+        second look, only the differences from the main look are listed."""
         fields = self.fields
         looks = dict(fields.pop("looks"))
         main = looks.pop(MAIN)
@@ -97,7 +98,7 @@ class Claim:
 
 
 def differing(fields: Mapping[str, Any], others: Any) -> dict[str, Any]:
-    """Return the entries of `fields` that `others` lacks or has with a different value.
+    """Return the entries of `fields` that differ from `others` or are missing there.
 
     Nested mappings are compared entry by entry.
 

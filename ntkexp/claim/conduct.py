@@ -1,6 +1,8 @@
 """Test a claim from start to end: register it, plan and run its trainings, measure,
-judge, and write the result. A look is one statistical test: the main look, the control
-or the second look.
+judge, and write the result.
+
+A look is one statistical test. A claim has up to three: the main look, the control and
+the second look.
 
 register.jsonl                   statements and outcomes of all versions that are not published yet
 <name>-<digest>/claim.json       the fields that the digest covers
@@ -96,7 +98,7 @@ def register_claim(
 
 def circumstances() -> dict[str, Json]:
     """Return the current date, package version and commit,
-    for a line of the register."""
+    for an entry of the register."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": package_version(),
@@ -118,8 +120,8 @@ class TrialJob(AbstractJob):
     """A job that measures one seed of a trial."""
 
     loads = ("torch._dynamo", "ntkexp.limit.fused.run")
-    """Modules for workers to import in advance. The first torch optimizer and numba
-    would otherwise import them in every job, which takes 2 s per seed."""
+    """Modules that workers import in advance. Otherwise, the first torch optimizer and
+    numba would be imported in every job, which takes 2 s per seed."""
 
     fields: dict[str, Any]
     seed: int
@@ -141,8 +143,8 @@ class TrialJob(AbstractJob):
 
     @property
     def digests(self) -> list[str]:
-        """The digests of the files that the trial's settings name,
-        such as data.path=my.csv."""
+        """The digests of the data files that the trial's settings name, such as
+        data.path=my.csv."""
         settings = []
         for value in self.fields.values():
             if isinstance(value, list | tuple):
@@ -219,8 +221,7 @@ class PlannedLook:
         return sum_timings([*runs, *(job.timings for job in self.trials)])
 
     def shares_all(self, other: PlannedLook) -> bool:
-        """Return whether another statistical test (look) uses the same runs
-        and trials."""
+        """Return whether two statistical tests (looks) use the same runs and trials."""
         mine = [(name, id(plan)) for name, plan in self.plans.items()]
         theirs = [(name, id(plan)) for name, plan in other.plans.items()]
         return mine == theirs and self.trials == other.trials
@@ -237,7 +238,7 @@ class PlannedClaim:
 
     @cached_property
     def whole(self) -> Plan:
-        """The runs of all statistical tests (looks) as one sweep."""
+        """The runs of all statistical tests (looks), merged to one sweep."""
         name = self.claim.name
         everything = Definition(name, {}, (), (), (), (name,), self.options)
         plans = [plan for look in self.looks.values() for plan in look.plans.values()]
@@ -314,8 +315,8 @@ def plan_claim(
 
 @dataclass(frozen=True)
 class Workshop:
-    """The engine that executes the runs of claims, the progress display, and the
-    packages whose code may run."""
+    """What is needed to run a claim: the engine that executes runs, the progress
+    display, and the packages whose code may run."""
 
     engine: AbstractEngine
     progress: AbstractProgress
@@ -324,14 +325,13 @@ class Workshop:
 
 
 def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStatus]:
-    """Carry out the missing runs and trials of a claim,
-    and return the status of each run."""
+    """Run the missing runs and trials of a claim. Return the status of each run."""
     whole = planned.whole
     before = statuses(whole, whole.event_log.failures(), {})
     missing = runs_to_do(whole, before, retry_failed=workshop.retry_failed)
     ended: dict[str, Ended] = {}
     if missing:
-        # Skip the pictures of single runs; they are drawn on demand.
+        # do not draw the pictures of single runs; they are drawn on demand
         conductor = Conductor(
             whole, workshop.engine, workshop.progress, workshop.trust, pictures=False
         )
@@ -349,7 +349,7 @@ def look_as_planned(
     size: str,
     options: Sequence[str] = (),
 ) -> Iterator[ClaimRecord]:
-    """Run and judge a claim stage by stage, with more seeds at each stage, until all
+    """Run and judge a claim stage by stage, with more seeds at each stage, until all of
     its statistical tests (looks) are decided. Yield the record of each stage."""
     claim = claim.with_looks({name: look.at(0) for name, look in claim.looks.items()})
     while True:
@@ -400,8 +400,8 @@ def conclude(
 ) -> ClaimRecord:
     """Measure and judge all statistical tests (looks) of a claim,
     and write the result."""
-    # Measure looks that share all runs and trials,
-    # such as main look and control, only once.
+    # If looks share all runs and trials, such as main look and control, measure only
+    # once.
     measured = dict[str, Measured]()
     for name, look in planned.looks.items():
         equal = next(
@@ -409,7 +409,7 @@ def conclude(
         )
         measured[name] = measure(look, statuses) if equal is None else measured[equal]
 
-    # Judge the looks together, because a supported control invalidates the main look.
+    # judge all looks together, because a supported control invalidates the main look
     claim = planned.claim
     tables, findings = judge_protocol(claim.protocol, measured)
     judgements = {
@@ -430,7 +430,7 @@ def conclude(
         identity=claim.identity,
     )
 
-    # Write the record last, so that a folder with a record is complete.
+    # write the record last, so that every folder with a record is complete
     folder = planned.folder
     write_atomically(folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
@@ -470,11 +470,12 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         }
         runs_by_folder |= {path.name: run for path, run in runs.items()}
         frame = tabulate(sweep, runs).assign(runs=name)
-        # An axis may have the name of a measured number, such as loss. Keep the axis.
+        # An axis may have the name of a measured number, such as loss. Then keep the
+        # axis.
         frames.append(frame.loc[:, ~frame.columns.duplicated()])
 
-    # Build one frame from all seeds. In a frame of a single seed, a column without
-    # finite numbers would not be numeric.
+    # Build one frame from the rows of all seeds. Separate frames could have columns
+    # without finite numbers, which would not be numeric.
     rows = list[dict[str, Any]]()
     for job in planned.trials:
         if not job.rows:
@@ -504,7 +505,7 @@ def drawn(
     """Describe the random draws of a seed, such as data or weights,
     and the pool of examples.
 
-    The size of the pool is given if all seeds draw from the same examples.
+    If all seeds draw from the same pool of examples, also give the size of the pool.
     """
     run_sources = [experiment.data for experiment in experiments]
     trial_sources = [] if trial is None else sources_of(trial, trust)
@@ -552,8 +553,8 @@ def pools(sources: Sequence[AbstractSource]) -> str:
     """Describe the data sources that draw from the same pool of examples
     for every seed.
 
-    Return "" if no source does. For a fixed pool, an interval over seeds does not
-    generalise beyond the pool.
+    Return "" if there is none. An interval over seeds does not generalise beyond such a
+    fixed pool.
 
     >>> from ntkexp.data import Sphere, Wine
     >>> pools([Wine(train=40), Sphere()])

@@ -1,8 +1,8 @@
 """Expectations: rules that a claim states about its figures, before they are measured.
 
-A figure is a measured number. A rule turns the rows of a table into evidence for
-`ntkexp.claim.judge`. The evidence is a figure with its confidence interval over seeds
-and its expected range, or errors with their bounds.
+A *figure* is a measured number. A rule reads the rows of a table and returns evidence,
+which `ntkexp.claim.judge` judges. Evidence is a figure with its confidence interval
+over seeds and its expected range, or errors with their bounds.
 
 Identity    every error lies below its bound
 Bound       the mean over seeds is at most, or at least, a limit
@@ -34,12 +34,12 @@ from ntkexp.report.analysis.power_law import power_law
 from ntkexp.text import percent, short
 
 LATER_FIELDS = ("each", "within", "censored")
-"""Fields that were added to rules after the first claims were registered. Digests omit
-them unless they are set. """
+"""Fields that rules did not have when the first claims were registered. Digests omit
+such a field unless it is set, so that old digests stay valid."""
 
 
 EXACT_MARGIN = 1e-9
-"""The largest margin that stands for rounding, and needs no reason."""
+"""The largest margin that needs no reason, because it only covers rounding."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Interval:
     """A figure with its confidence interval over seeds, and its expected range.
 
     Attributes:
-        strict: True if the edges do not belong to the range.
+        strict: True if the edges are outside of the range.
         log: True if the figure and the range are logarithms.
             Their exponentials are shown.
         note: A remark on the figure, or the reason why there is no interval.
@@ -67,13 +67,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors compared with their bounds, and the range
-    of the largest error per seed."""
+    """Errors compared with their bounds. Also the range over seeds of
+    each seed's largest error."""
 
-    beyond: int  # the number of rows whose error exceeds its bound
+    beyond: int  # number of rows whose error exceeds its bound
     rows: int
-    least: float  # smallest over seeds of the largest error of a seed
-    worst: float  # largest error of all seeds
+    least: float  # the smallest of the seeds' largest errors
+    worst: float  # the largest error of all seeds
 
 
 class AbstractExpectation(Component, ABC):
@@ -102,8 +102,8 @@ class AbstractExpectation(Component, ABC):
     @abstractmethod
     def evidence(self, table: pd.DataFrame) -> Interval | Errors:
         """Return the evidence from the rows of a table: a figure with its interval and
-        its expected range, or errors with their bounds. The caller removes rows whose
-        `value` is not finite."""
+        its expected range, or errors with their bounds. All
+        rows must have a finite `value`."""
 
     def levels(self, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Split the rows into levels: the combinations of values in the columns `each`.
@@ -131,17 +131,19 @@ class AbstractExpectation(Component, ABC):
     @property
     def edges(self) -> tuple[float, ...]:
         """The finite edges of the expected range, on its scale.
-        An identity has none."""
+        An identity has no edges."""
         return ()
 
     @property
     def one_sided(self) -> bool:
-        """True if the rule states a direction and a least size: a bound or an order."""
+        """True if the rule states a direction and a minimum size,
+        as a bound or an order does."""
         return False
 
     @property
     def needs_reason(self) -> bool:
-        """True if the rule has a margin or a threshold that somebody must argue for."""
+        """True if the rule has a margin or a threshold that the author
+        of the claim must justify."""
         return True
 
     @property
@@ -190,17 +192,17 @@ def find_column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
 class Identity(AbstractExpectation):
     """Identity: every error lies below its bound.
 
-    The bound is `tolerance`. If the table has a column `bound` with a rounding error
-    for each row, that column is used instead. A single row above its bound refutes the
-    identity. The interval reaches from the largest error of the best seed to the
-    largest error of the worst seed.
+    The bound is `tolerance`, or the rounding error in the table's column `bound` if
+    there is one. A single row above its bound refutes the identity. The interval
+    reaches from the largest error of the best seed to the largest error of the worst
+    seed.
 
     >>> errors = pd.DataFrame({"seed": [0, 1], "value": [3e-15, 4e-15]})
     >>> [Identity().evidence(errors.assign(bound=bound)).beyond for bound in (1e-12, 1e-16)]
     [0, 2]
 
-    NaN exceeds every bound. A row with an infinite bound counts as exceeding it: such a
-    bound, for example of a singular kernel, excludes nothing.
+    An error of NaN counts as above its bound. So does every error with an infinite
+    bound, for example of a singular kernel, because such a bound excludes nothing.
 
     >>> Identity().evidence(errors.assign(bound=math.inf)).beyond
     2
@@ -249,12 +251,12 @@ class AbstractAverage(AbstractExpectation):
     `within` gives the possible range of the figures, such as [0, 1] for shares, the
     interval stays in this range.
 
-    A measurement that ended early may yield only a bound of its value. Its row then has
-    a 1 in the column `censored`, and the bound as its value. `censored` declares on
-    which side of the bound the true value lies, `below` or `above` (see
-    `ntkexp.claim.judge.judge_rows`)."""
+    Censoring: a measurement that ended early may yield only a bound of its value. Its
+    row then has a 1 in the column `censored`, and the bound as its value. The field
+    `censored` of the rule says on which side of the bound the true value lies, `below`
+    or `above` (see `ntkexp.claim.judge.judge_rows`)."""
 
-    strict: ClassVar[bool] = False  # True if the edges do not belong to the range
+    strict: ClassVar[bool] = False  # True if the edges are outside of the range
     margin: float = Field(ge=0)
     scale: Literal["linear", "log"] = "linear"
     rows: Literal["mean", "least", "largest"] = "mean"
@@ -348,7 +350,7 @@ class AbstractAverage(AbstractExpectation):
 class Bound(AbstractAverage):
     """Bound: the mean over seeds is at most limit + margin, or at least limit − margin.
 
-    `side` is `upper` for the first rule and `lower` for the second.
+    `side` is `upper` for "at most", and `lower` for "at least".
 
     >>> table = pd.DataFrame({"seed": [0, 1, 2], "value": [0.21, 0.19, 0.2]})
     >>> from ntkexp.claim.judge import judge_part
@@ -406,8 +408,9 @@ class Order(AbstractAverage):
     """Order: figures at one level of a column are larger than at another,
     by more than the margin.
 
-    The rows whose column `along` is `above` are compared with the rows whose column
-    `along` is `below`, seed by seed (a paired test). Equal figures refute the order.
+    The column `along` has the value `above` in the rows that are expected to be larger,
+    and `below` in the others. Both are compared seed by seed (a paired test). Equal
+    figures refute the order.
 
         linear   above − below > margin        log   above/below > 1 + margin
 
@@ -424,7 +427,7 @@ class Order(AbstractAverage):
     above: Any
     below: Any
 
-    # With scale: log, the null is the ratio 0, which every margin excludes.
+    # with scale: log, this is a ratio of 0, which no expected range contains
     null: ClassVar[float | None] = 0.0
 
     @property
@@ -524,8 +527,8 @@ def as_number(value: object) -> float:
 
 
 def refuse_several(table: pd.DataFrame, along: str) -> None:
-    """Raise if a seed has two rows at the same position.
-    The table then mixes several curves."""
+    """Raise if a seed has two rows at the same position, which means that the table
+    mixes several curves."""
     if table.duplicated([along, "seed"]).any():
         raise Mistake(
             f"along={along}: a seed has several rows at one place; choose a line by `where`"

@@ -70,8 +70,8 @@ REFUSALS: tuple[Word, ...] = ("refuted", "below minimum")
 DIRECTION_ONLY = "direction significant, size below the stated minimum"
 UNARGUED = "nobody argued for the margin"
 FAR_FROM_NULL = 10.0
-"""A control is far from its null value if the distance exceeds this multiple of the
-distance from the null value to the expected range."""
+"""A control is far from its null value if their distance is more than this multiple of
+the distance from the null value to the expected range."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,7 @@ class Finding:
     the estimate and interval that led to it.
 
     Attributes:
-        more: If undecided, the number of further seeds
-            that would probably suffice to decide.
+        more: For `undecided`, the number of further seeds that would probably decide.
         part: The index of the deciding part of a look. `figure`, `low`,
             `high` and `p` belong to this part.
         missing: The number of rows without a number.
@@ -100,13 +99,12 @@ class Finding:
     parts: tuple[Finding, ...] = ()
 
     def noting(self, *notes: str) -> Finding:
-        """Return the finding with its note replaced by these notes.
-        Empty notes are omitted."""
+        """Return the finding with other notes. Empty notes are omitted."""
         return replace(self, note="; ".join(filter(None, notes)))
 
     def doubted(self, reason: str) -> Finding:
-        """Return the finding with the verdict `undecided` and the reason.
-        Keep the figure."""
+        """Return the finding with the verdict `undecided`,
+        the same figure, and this reason."""
         return replace(self, verdict="undecided", p=None, more=None).noting(
             self.note, reason
         )
@@ -121,9 +119,10 @@ def judge_part(
     level: float = LEVEL,
     null: float | None = None,
 ) -> Finding:
-    """Judge the rows that one part (rule) of the expectation selects. With `each`, the
-    rule must hold at every level. `null` is the null value of a minimal effect
-    (`Look.direction_null`)."""
+    """Judge the rows that one part (rule) of the expectation selects. If the part has
+    `each`, the rule must hold for every combination of the values of these columns.
+    `null` is the value that the null hypothesis assumes, for a claim that an effect has
+    at least a minimal size (`Look.direction_null`)."""
     rows = select_rows(table, part.where)
     findings = {
         name: judge_rows(part, group, level, null)
@@ -153,7 +152,8 @@ def judge_rows(
     """Judge rows by one part (rule) of the expectation.
     If a row has no finite number, the part is undecided.
 
-    A rule that declares no censoring treats censored rows as missing.
+    A row is censored if its value is only a bound. If the rule declares no censoring,
+    such a row counts as missing.
     """
     finite = np.isfinite(rows["value"].to_numpy(dtype=float))
     censored = np.zeros(len(rows), dtype=bool)
@@ -167,7 +167,7 @@ def judge_rows(
     except Mistake:
         if finite.all():
             raise
-        # The missing rows may be the reason for the error, so the part is undecided.
+        # the missing rows may be the reason for the error, so the part is undecided
         finding = Finding("undecided", math.nan)
     missing = int((~finite).sum())
     if missing:
@@ -183,16 +183,17 @@ def judge_rows(
 
 
 SAFE_SIDES = {"below": "upper", "above": "lower"}
-"""The side of a true value relative to its bound → the side of a limit
-that needs no more."""
+"""For each side of its bound on which a censored value lies: the side of a limit for
+which the bound is a safe replacement."""
 
 
 def weigh_censored(part: AbstractExpectation, finding: Finding, note: str) -> Finding:
     """Set the finding to `undecided` if it depends on censored values. Add the note.
 
-    Censored rows counted at their bounds. If the true values lie below the bounds, the
-    true mean is at most the mean of the rows, so a supported upper limit holds. Every
-    other verdict depends on the unknown values."""
+    The finding used the bound of each censored value. If the true values lie below
+    their bounds, the true mean is at most this mean, so a supported upper limit holds
+    (and a lower limit in the opposite case). Every other
+    verdict depends on the unknown values."""
     is_safe = (
         isinstance(part, Bound) and SAFE_SIDES.get(str(part.censored)) == part.side
     )
@@ -221,7 +222,7 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
     or across an edge.
 
     The interval misses the true value with probability `level`. p is multiplied by 5
-    %/level, so a verdict has p ≤ 2.5 % at every level.
+    %/level, so that p ≤ 2.5 % decides at every level.
 
     >>> from ntkexp.records.sweep import Expected
     >>> from ntkexp.report.analysis.estimate import Estimate
@@ -282,9 +283,10 @@ def judge_errors(errors: Errors) -> Finding:
 def join_parts(findings: Sequence[Finding]) -> Finding:
     """Combine the findings on the m parts (rules) of a look.
 
-    Return the finding of the deciding part: the refuted part with the smallest p, else
-    the first undecided part, else the supported part with the largest p. `more` is the
-    largest `more` of the undecided parts, and `missing` is the sum over all parts."""
+    All parts must hold. Return the finding of the deciding part: the refuted part with
+    the smallest p, else the first undecided part, else the supported part with the
+    largest p. Its number `more` of further seeds is the maximum over the undecided
+    parts, and its number `missing` of rows is the sum over all parts."""
     missing = sum(finding.missing for finding in findings)
     parts = [
         replace(finding, part=part, missing=missing)
@@ -292,8 +294,8 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
     ]
     refuted = [finding for finding in parts if finding.verdict in REFUSALS]
 
-    # Refuted: a refuted part has p_k ≤ 2.5 %/m, or is an identity (no p).
-    # Then p = m min p_k.
+    # Refuted: some part is an identity (without p), or has p_k ≤ 2.5 %/m. Then p = m
+    # min p_k.
     level = ONE_SIDED_LEVEL / len(parts)
     significant = [
         finding for finding in refuted if finding.p is None or finding.p <= level
@@ -305,7 +307,7 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
             return deciding
         return replace(deciding, p=min(1.0, len(parts) * deciding.p))
 
-    # Undecided: a part is undecided, or is refuted but has p_k > 2.5 %/m.
+    # Undecided: some part is undecided, or is refuted with p_k > 2.5 %/m.
     undecided = [
         finding.doubted("refuted only without correction") for finding in refuted
     ]
@@ -316,7 +318,7 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
             undecided[0], more=max(needed) if len(needed) == len(undecided) else None
         )
 
-    # Supported: every part is supported. Then p = max p_k.
+    # Supported: all parts are supported. Then p = max p_k.
     tested = [finding for finding in parts if finding.p is not None]
     return max(tested, key=lambda finding: finding.p or 0.0, default=parts[0])
 
@@ -355,7 +357,7 @@ def judge_table(look: Look, table: pd.DataFrame) -> Finding:
     seeds = f"judged with {len(look.seeds_now)} of {len(look.seeds)} seeds"
     interval = f"{100 * (1 - look.level):.3g} % intervals"
     if look.after("undecided") is not look:
-        # the next stage already plans further seeds
+        # further seeds are already planned for the next stage
         finding = replace(finding, more=None)
     return finding.noting(f"{seeds}, {interval}", finding.note)
 
@@ -363,7 +365,7 @@ def judge_table(look: Look, table: pd.DataFrame) -> Finding:
 def note_supported_parts(
     finding: Finding, expected: Sequence[AbstractExpectation], parts: Sequence[Finding]
 ) -> Finding:
-    """If a look is not supported, list its supported parts in the note of the finding.
+    """If a look is not supported, add a note that lists its supported parts.
 
     >>> from ntkexp.claim.expectation import Bound
     >>> rules = [Bound(limit=1, margin=0, side=side) for side in ("upper", "lower")]
@@ -395,7 +397,8 @@ def judge_protocol(
 
 
 def weigh(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
-    """Note verdicts that depend on an unargued margin, and weigh the control."""
+    """Add notes to verdicts that depend on a margin without a
+    reason, and check the control."""
     weighed = dict(findings)
     for name in (MAIN, SECOND):
         finding = findings[name]
@@ -411,9 +414,10 @@ def weigh_control(
 ) -> dict[str, Finding]:
     """Set the finding on the main look (test) to `undecided` if the control fails.
 
-    A control fails if its verdict is `supported`, if it has rows without a number, or
-    if its interval lies far from its null value, the value that is expected if the
-    claim is false. If the interval excludes the null value, add a note to the control.
+    The null value is the value that is expected if the claim is false. A control fails
+    if its verdict is `supported`, if it has rows without a number, or if its interval
+    lies far from the null value. If the interval only excludes the null value, add a
+    note to the control.
     """
     if protocol.control is None:
         return dict(findings)
@@ -444,7 +448,8 @@ def far_from_null(finding: Finding, control: Look, main: Look) -> str:
 
         distance(null, interval) > 10 distance(null, expected range)
 
-    Parts are compared only if the control and the main look have equally many.
+    Parts are compared only if the control and the main look have the same number of
+    parts.
     """
     if not len(main.nulls) == len(control.expectation) == len(finding.parts):
         return ""
@@ -457,7 +462,7 @@ def far_from_null(finding: Finding, control: Look, main: Look) -> str:
             at_null = rule.scaled(null)
             low = rule.scaled(part.low)
             high = rule.scaled(part.high)
-        except Mistake:  # no logarithm
+        except Mistake:  # the logarithm does not exist
             continue
         to_range = min(abs(edge - at_null) for edge in rule.edges)
         to_interval = max(0.0, low - at_null, at_null - high)
@@ -467,11 +472,12 @@ def far_from_null(finding: Finding, control: Look, main: Look) -> str:
 
 
 def note_missed_null(control: Finding, look: Look, main: Look) -> Finding:
-    """Add a note to the finding on the control if its interval excludes the figure that
-    the main look states for a false claim (`Look.nulls`), at the control's deciding
-    part.
+    """If the interval of the control excludes its null value, add a note to the finding
+    on the control.
 
-    Return the control unchanged if its number of parts differs from the main look's.
+    The null value is stated by the main look for the control's deciding part
+    (`Look.nulls`). If the two looks have different numbers of parts, return the finding
+    unchanged.
     """
     nulls = main.nulls
     if len(nulls) != len(look.expectation) or math.isnan(control.low):

@@ -40,8 +40,8 @@ class JudgedClaim:
         """Return the rows of a look's judged table that have numbers in all
         of these columns.
 
-        The judged table repeats a row for each of its judged numbers.
-        Such a row appears once."""
+        The judged table has a row for each judged number, so rows of measurements may
+        be repeated. The result contains each of them once."""
         table = self.tables[look]
         for name in columns:
             find_column(table, name, "picture")
@@ -98,9 +98,8 @@ class PublishedNumber(Component):
 class AbstractPicture(Component, ABC):
     """A picture of a claim, drawn from the judged tables.
 
-    The picture does not influence the verdict, and the digest of the claim does not
-    cover it. `published` is the caption of the corresponding figure in the replicated
-    paper.
+    The picture does not influence the verdict, and is not part of the claim's digest.
+    `published` is the caption of the corresponding figure in the replicated paper.
 
     picture: {_target_: ntkexp.claim.picture.ScalarStep, published: A line and a step.}
     """
@@ -113,8 +112,8 @@ class AbstractPicture(Component, ABC):
         """Draw the picture."""
 
     def here(self, judged: JudgedClaim) -> str:
-        """Describe the measurements for the caption,
-        or return "" if the title suffices."""
+        """Describe the measurements for the caption. Return
+        "" if the title says enough."""
         return ""
 
     def table(self, judged: JudgedClaim) -> pd.DataFrame | None:

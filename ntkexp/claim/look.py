@@ -1,5 +1,5 @@
-"""The protocol of a claim: three statistical tests (looks),
-which are fixed before anything is measured.
+"""The protocol of a claim: up to three statistical tests (looks), which are fixed
+before anything is measured.
 
 Look        the runs or the trial, the seeds, the measured quantity, the expected range of the
             quantity, the null value that this range excludes, the reasons of its margins, and the
@@ -29,8 +29,8 @@ from ntkexp.sweep.definition import Definition
 
 MAIN, CONTROL, SECOND = "main", "control", "second"
 SOURCE, MINIMUM = "source", "minimum"
-"""The origins of a margin: a number of the paper,
-or a stated minimal effect of interest."""
+"""The origins of a margin: a number in the paper, or
+a stated minimal effect of interest."""
 PAPERS = "ntkexp.claim.papers"
 
 
@@ -46,9 +46,9 @@ class Look:
         expectation: The rules for the quantity, which must all hold.
             A rule is also called a part.
         nulls: For each rule, the figure to be expected if the claim is false.
-        margins: For each rule, the reason of its margin as {origin: reason}, or {} if
-            nobody argued for it. Empty if the file argues for no margin. The fields of
-            a look omit the reasons, because they do not change the measurement.
+        margins: For each rule, the reason of its margin as {origin: reason}, or {}
+            without a reason. Empty if the claim's file gives no reasons. `fields`
+            omits the reasons, because they do not change the measurement.
         planned: Numbers of seeds, one per stage. The look is judged at each stage until
             it is decided. If empty, it is judged once, with all seeds.
         stage: The index of the current number in `planned`.
@@ -79,10 +79,10 @@ class Look:
             level of the stage with n_k seeds = 5 % · n_k/(n_1 + … + n_K)
 
         So early stages have a small error probability. By Bonferroni's inequality, the
-        total error probability is at most 5 % for any dependence between the stages.
-        The bounds of O'Brien and Fleming would be less conservative, but they assume
-        normal sums of known variance. Here, the variance is estimated from few seeds,
-        and several parts are combined.
+        total error probability is at most 5 %, however the stages depend on one
+        another. The bounds of O'Brien and Fleming would be less conservative. But they
+        assume normal sums of known variance, and here the variance is estimated from
+        few seeds, and several parts are combined.
 
         >>> look = Look({}, None, tuple(range(24)), None, (), planned=(6, 24))
         >>> [round(look.at(stage).level, 12) for stage in (0, 1)]
@@ -119,10 +119,10 @@ class Look:
         """Return the null value of a part whose margin is a minimal effect,
         on the part's scale.
 
-        An interval that excludes this value shows a direction, even if the effect is
-        smaller than the margin. Return None if the margin is a number of the paper: a
-        smaller effect then refutes the paper. Return None also for rules without a
-        direction."""
+        An interval that excludes this value shows the direction of an effect, even if
+        the effect is smaller than the margin. Return None if the margin is a number in
+        the paper, because a smaller effect then refutes the paper. Return None also for
+        rules without a direction."""
         rule = self.expectation[part]
         origins = self.margins[part] if self.margins else {}
         null = self.nulls[part] if self.nulls else rule.null
@@ -135,7 +135,7 @@ class Look:
 
     def unargued(self, part: int) -> bool:
         """Return whether the margin of a part needs a reason,
-        and its claim gives none."""
+        and the claim gives none."""
         return self.expectation[part].needs_reason and not (
             self.margins and self.margins[part]
         )
@@ -192,8 +192,8 @@ class Protocol:
         return {MAIN: self.main, CONTROL: self.control, SECOND: self.second}
 
 
-# Current names of components → their names when claims were registered. Digests are
-# computed with the old names.
+# For each current name of a component: the name that it had when claims were
+# registered. Digests are computed with the old names.
 REGISTERED_NAMES = {
     r"\bpath\.queries\b": "path.probes",
     r"(?<![A-Za-z])query(?![A-Za-z_])": "probe",
@@ -221,8 +221,8 @@ def without_files(fields: Any) -> Any:
     """In plain data, replace the module of each trial and quantity
     by its class variable `role`.
 
-    A class of `ntkexp.claim.papers` can then move to another file without a change of
-    digests. Models and data of that package have no role, and keep their module.
+    Then a class of `ntkexp.claim.papers` can move to another file without changing
+    digests. Models and data in that package have no role, and keep their module.
 
     >>> without_files({"_target_": "ntkexp.claim.papers.LaterTask", "task": 1})
     {'_target_': 'ntkexp.claim.quantity.LaterTask', 'task': 1}

@@ -34,8 +34,8 @@ class JudgedRows(AbstractPicture):
     """The judged rows with the expected range: blue for the main look,
     orange for the second.
 
-    This is the default picture. Each of the first three parts of the expectation has
-    its own axes. The deciding part comes first."""
+    This is the default picture. The first three parts of the expectation each have
+    their own axes, and the deciding part comes first."""
 
     def figure(self, judged: JudgedClaim) -> Figure:
         from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
@@ -57,8 +57,8 @@ class JudgedRows(AbstractPicture):
                 lines = style.wrapped(main_part.whole_words, 44 // len(pairs) * 2)
                 axes.set_title("\n".join(lines))
 
-        # the title has the name and the verdict,
-        # the caption the figure with its interval
+        # the title shows the name and the verdict, and the caption shows the figure
+        # with its interval
         record = judged.record
         name = record.name.replace("_", " ").capitalize()
         interval = (
@@ -76,8 +76,8 @@ class JudgedRows(AbstractPicture):
 
 
 def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
-    """Return the parts (rules) to draw, as pairs from the second and the main look. The
-    deciding part comes first."""
+    """Return the parts (rules) to draw, each as a pair: from the second look, and from
+    the main look. The deciding part comes first."""
     pairs = zip(
         *(judged.looks[name].expectation for name in (SECOND, MAIN)), strict=False
     )
@@ -91,7 +91,7 @@ def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]
 def drawable_groups(
     part: AbstractExpectation, table: pd.DataFrame
 ) -> Iterable[pd.DataFrame]:
-    """Return the rows that a part (rule) selects, split by its levels. Return no rows
+    """Return the rows that a part (rule) selects, split by its levels. Return nothing
     if the rule cannot judge them."""
     try:
         rows = select_rows(table, part.where)
@@ -115,8 +115,7 @@ HEADROOM = 1.15
 Single seeds may lie far above."""
 
 FIRST_ALPHA = 0.2
-"""The opacity of the first of several curves.
-The opacity increases to 1 at the last curve."""
+"""The opacity of the first of several curves. It increases to 1 at the last curve."""
 
 
 def draw_change_by_width(
@@ -153,7 +152,7 @@ def draw_change_by_width(
             means = rows[column].astype(float).groupby(rows[along]).mean()
             axes.plot(means.index, means, marker="o", zorder=3, **look)
             ends.append(style.End(name, float(means.iloc[-1]), look["color"]))
-        # Draw guide lines that start above the highest measured line.
+        # the guide lines start above the highest measured line
         height = max(
             rows.loc[rows[along] == rows[along].min(), list(lines.values())].mean()
         )
@@ -217,8 +216,9 @@ def draw_interpolation_peak(
     )
     # With fewer parameters, the kernel is singular.
     full = rows[rows["parameters"] >= threshold]
-    # near the threshold, no mean exists
-    middle = full.groupby("parameters")["condition"].median()
+    middle = full.groupby("parameters")[
+        "condition"
+    ].median()  # the median, because near the threshold the mean does not exist
     right.plot(
         full["parameters"],
         full["condition"],

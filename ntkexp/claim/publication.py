@@ -116,7 +116,7 @@ def parse_verdicts(content: bytes, folder: Path) -> list[dict[str, Any]]:
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object. Raise if a key appears twice."""
+    """Build a JSON object from pairs. Raise if a key appears twice."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise ValueError("an object has a key twice")

@@ -1,8 +1,10 @@
-"""Publish verdicts, and check a publication. A look is one statistical test of a claim.
+"""Publish verdicts, and check a publication.
 
-`publish` writes the verdicts on claims that were judged at default size and whose
-digest is the latest in the register. It keeps published verdicts on other claims if
-their digest is the latest, too.
+A look is one statistical test of a claim.
+
+A claim is up to date if its digest is the latest in the register. `publish` writes the
+verdicts on all up-to-date claims that were judged at default size. It keeps verdicts
+that were published before, if their claims are up to date.
 
 `check` recomputes every published field: figures, intervals, p, notes and verdicts from
 the tables; statement, source, seeds and their draws from the files of the claims; date
@@ -116,8 +118,8 @@ def publish(
     }
     known = set(claim_names(builder.choices))
 
-    # Keep the published verdicts on other claims whose digest is the latest. Raise if
-    # their tables contradict them. Remove the tables of claims whose digest has
+    # Keep the published verdicts on other claims whose digest is the latest, and raise
+    # if their tables contradict them. Remove the tables of claims whose digest has
     # changed. Use only names in the register as paths, because verdicts.json may have
     # been edited.
     outdated = []
@@ -157,8 +159,9 @@ def judge_again(
     """Judge the published tables by the present rules of judging
     and the present claims.
 
-    Return the records, and the dates of the looks whose tables were judged. Leave out
-    claims with a look whose specification has changed since: they have to be run again.
+    Return the records, and the dates of the looks whose tables were judged. Omit claims
+    with a look whose specification has changed since, because they have to be run
+    again.
     """
     if not (folder / VERDICTS_FILE).is_file():
         return []
@@ -199,8 +202,8 @@ def judge_again(
 def looks_unchanged(
     claim: Claim, row: Mapping[str, Any], attempts: Sequence[RegisterEntry]
 ) -> bool:
-    """Return True if the present claim is registered, and each of its looks has the
-    specification that led to the published verdict."""
+    """Return True if the present claim is registered, and if none of its looks has
+    changed since its published verdict."""
     versions = merged_fields(attempts)
     published = [
         fields
@@ -239,8 +242,8 @@ def published_tables(
 
 
 def stage_of(look: Look, table: pd.DataFrame) -> Look:
-    """Return a look at the stage whose seeds are in the table.
-    Raise if it plans no such stage."""
+    """Return a look at the stage whose seeds are in the table. Raise if the look plans
+    no stage with these seeds."""
     seeds = sorted({*table["seed"].tolist()})
     if len(seeds) not in look.sizes or seeds != sorted(look.seeds[: len(seeds)]):
         raise Mistake("a table has seeds that the claim did not plan")
@@ -268,7 +271,7 @@ def write_tables(folder: Path, record: ClaimRecord, claim: Claim) -> None:
 def remove_tables(folder: Path, keep: Sequence[str] = ()) -> None:
     """Remove the published files of a claim, and their folder if it is then empty.
 
-    `keep` names looks whose tables are not removed; the picture then stays as well.
+    `keep` names looks whose tables stay. If there are any, the picture stays too.
     """
     files = [file for file in TABLES if file.removesuffix(".csv") not in keep]
     if not keep:
@@ -325,7 +328,7 @@ def published_record(folder: Path, row: Mapping[str, Any]) -> ClaimRecord:
         size="default",
         statement=row["statement"],
         source=row["source"],
-        refutes="",  # published only in the file of the claim
+        refutes="",  # only the claim's own file has it
         command=row["command"],
         looks={name: Judgement.of_fields(row[name]) for name in looks_of(row)},
         identity=row.get("identity", False),
@@ -338,9 +341,9 @@ def verdict_fields(
     """Return the published fields of a claim, with date,
     version and commit from the register.
 
-    Raise if no recorded outcome in the register equals the outcome of this record, or
-    if an earlier look at the same specification of the main look came to another
-    verdict."""
+    Raise if the register contains no outcome equal to the outcome of this record. Raise
+    also if the same main look (with the same specification) came
+    to another verdict before."""
     entry = attempts[-1]
     fields: dict[str, Any] = {
         key: finite_json(value) for key, value in record.json_fields.items()
@@ -458,9 +461,9 @@ def check(
     """Judge published tables again, and return the names of the claims.
 
     Raise at the first disagreement. The folder must hold exactly the claims `names`. By
-    default, it must hold all claims of the same registers whose latest version was
-    judged. With `draws=False`, skip the check of the described random draws, which
-    composes every run."""
+    default, these are all claims of the same registers whose latest version was judged.
+    With `draws=False`, skip the check of the described random draws,
+    which composes every run."""
     builder = composer.builder
     digests = read_digests(folder)
     rows = parse_verdicts(
@@ -675,9 +678,9 @@ def look_fields(finding: Finding, look: Look) -> dict[str, Any]:
 def agree(published: Any, judged: Any, size: float = 0.0) -> bool:
     """Return whether a published field agrees with the recomputed one.
 
-    Numbers may differ by `ROUNDING`, relative to themselves or to `size`, the largest
-    absolute value of the figure and its interval's ends. None agrees with NaN and ±∞,
-    which JSON lacks.
+    Numbers may differ by `ROUNDING`, relative to themselves or to `size`. `size` is the
+    largest absolute value of the figure and of the ends of its interval. None agrees
+    with NaN and ±∞, which JSON lacks.
 
     >>> agree(None, float("nan")), agree(1.0, 1.0 + 1e-12), agree(1.0, 1.1)
     (True, True, False)

@@ -24,8 +24,8 @@ from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.run import Run
 
 HEAD_COLUMNS = ("runs", "run", "seed", "state", "reason")
-"""Columns that are not measured. The column `runs` holds the name of the sweep,
-or `trial`."""
+"""Columns that hold no measurement. The column `runs` holds the name
+of the sweep, or `trial`."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class AbstractQuantity(Component, ABC):
     """A function from the measurements to a table of numbers."""
 
     role: ClassVar[str] = "ntkexp.claim.quantity"
-    """The module name that digests contain instead of the actual module of a class in
-    `ntkexp.claim.papers`. A class can then move to another file without a change of
-    digests."""
+    """The name that digests contain instead of the module of a class in
+    `ntkexp.claim.papers`. Such a class can then move to another file
+    without changing digests."""
 
     @abstractmethod
     def of(self, measured: Measured) -> pd.DataFrame:
         """Return a table with the columns `seed` and `value`,
         and columns that label the rows.
 
-        A missing number is NaN; the look is then undecided. If the quantity is not
-        defined for a run, its row is omitted. An optional column `bound` holds the
+        If a number is missing, it is NaN, and the look is undecided. If the quantity is
+        not defined for a run, the run has no row. An optional column `bound` holds the
         rounding error of each row."""
 
     def refuse_early(self) -> None:
@@ -99,7 +99,7 @@ class Column(AbstractQuantity):
     """A column of the table: a number of each run (`report.analysis.quantities`) or of
     a trial.
 
-    Rows have the number in this column.
+    There is a row for each run, with the number in this column.
 
     `quantity: kernel_change` is short for
     `quantity: {_target_: ntkexp.claim.quantity.Column, column: kernel_change}`.
@@ -127,7 +127,7 @@ def column_numbers(measured: Measured, name: str) -> pd.Series[float]:
 def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Stack tables, with their names in the column `quantity`.
 
-    If a sweep has only NaN for a quantity, omit its rows of this quantity.
+    If a quantity is NaN in all rows of a sweep, omit these rows.
     """
     named = [table.assign(quantity=name) for name, table in tables.items()]
     table = pd.concat(named, ignore_index=True)
@@ -138,9 +138,9 @@ def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 class Columns(AbstractQuantity):
     """Several columns, stacked. The column `quantity` holds the name of each.
 
-    Rows have the numbers in these columns. If a sweep does not yield a number, it has
-    no row for this number. For example, a sweep with one path rule has no error for
-    other path rules."""
+    There is a row for each run and column. A sweep that does not measure a column has
+    no rows for it. For example, a sweep with one path rule has no
+    error of other path rules."""
 
     columns: tuple[str, ...] = Field(min_length=2)
 
@@ -160,8 +160,7 @@ class Columns(AbstractQuantity):
 class Together(AbstractQuantity):
     """Several quantities, stacked. The column `quantity` holds the name of each.
 
-    Rows have the numbers of these quantities.
-    Sweeps that do not yield a quantity have no row for it."""
+    A sweep that does not measure a quantity has no rows for it."""
 
     names: tuple[str, ...] = Field(min_length=1)
     parts: tuple[AbstractQuantity, ...]
@@ -183,7 +182,7 @@ class Together(AbstractQuantity):
 class Crossing(AbstractQuantity):
     """The position along an axis where a measured number crosses a level.
 
-    Return one row for each seed and each value of `by`. The row holds the position x on
+    There is one row for each seed and each value of `by`. It holds the position x on
     the axis `along` where the value y of `column` crosses `level`. The position is
     interpolated between its neighbours x₀ and x₁, linearly in logarithms:
 

@@ -98,8 +98,7 @@ WITHOUT = "without"
 MIN_REASON_WORDS = 4
 COLUMN = "ntkexp.claim.quantity.Column"
 SECOND_SEED_OFFSET = 1000
-"""The offset between the seeds of the second look (test) and the seeds
-of the main look."""
+"""The offset between the seeds of the main look and the seeds of the second look."""
 
 
 def claim_names(choices: Choices) -> list[str]:
@@ -134,8 +133,8 @@ def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") ->
     refuse_keys(tree)
     named = {**tree, "runs": named_runs(tree)}
 
-    # Apply the changes of all sizes, so that a mistake in any
-    # of them is always reported.
+    # apply the changes of all sizes, so that a mistake in any of them is always
+    # reported
     sizes = {
         other: with_changes(named, tree.get(other) or {}, other)
         for other in ("quick", "default", "full")
@@ -196,8 +195,8 @@ def read_reason_without_control(control: object) -> str:
 
 
 def refuse_arithmetic(control: Look, main: Look) -> None:
-    """Raise if the control measures the same world as the main look, so that it differs
-    only in the rule, the column or the range."""
+    """Raise if the control measures the same runs or trial as the main look, and
+    differs only in the rule, the column or the range."""
     if all(
         control.fields[key] == main.fields[key] for key in ("runs", "trial", "seeds")
     ):
@@ -208,8 +207,8 @@ def refuse_arithmetic(control: Look, main: Look) -> None:
 
 
 def is_identity(kind: object, main: Look) -> bool:
-    """Read the field `kind`. Raise if a claim of kind identity has a rule
-    with chance in it."""
+    """Read the field `kind`. Raise if a claim of kind identity has a
+    rule that involves chance."""
     if kind is None:
         return False
     if kind != IDENTITY:
@@ -287,8 +286,9 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
-        # the planned stages do not match the new number of seeds
-        changed.pop("looks", None)
+        changed.pop(
+            "looks", None
+        )  # the planned stages would not match the new number of seeds
     for key in ("looks", "null", "margins"):
         if key in change:
             changed[key] = change[key]
@@ -414,8 +414,8 @@ def named_nulls(
     """Read the null value of each rule, the figure to be expected
     if the claim is false.
 
-    Return () if the claim's file names none. Raise if the expected range of a rule
-    contains its null value.
+    Return () if the claim's file gives no null values. Raise if the expected range of a
+    rule contains its null value.
 
     >>> from ntkexp.claim.expectation import Slope
     >>> named_nulls(0, [Slope(along="width", value=-0.5, margin=0.1)])
@@ -523,7 +523,7 @@ def build_second_look(
 
 @contextmanager
 def mistakes_in(name: str) -> Iterator[None]:
-    """Put a name in front of the message of any `Mistake` raised inside."""
+    """Prefix the message of any `Mistake` raised inside the block with a name."""
     try:
         yield
     except Mistake as mistake:
@@ -531,8 +531,8 @@ def mistakes_in(name: str) -> Iterator[None]:
 
 
 def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
-    """Build a sweep of single-threaded runs, so that results do not depend on the
-    number of workers. A setting `threads` in the base takes precedence."""
+    """Build a sweep of runs that use one thread, so that results do not depend on the
+    number of workers. A setting `threads` in the base has precedence."""
     if not isinstance(fields, Mapping):
         raise Mistake(
             f"runs.{name}={spell_value(fields)}: it takes axes and base, as a sweep does"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SMALLEST_DRAWN = 1e-18
-"""Errors below this value are drawn at this value, because zero has no logarithm."""
+"""Smaller errors are drawn at this value, because zero has no logarithm."""
 
 
 @singledispatch
@@ -78,8 +78,8 @@ def _(rule: AbstractAverage, axes: Axes) -> None:
         log_axis(axes, "y")
         ends = [math.exp(end) for end in ends]
 
-    # Replace an infinite end of the band by the axis limit, or by the band's finite end
-    # if this lies beyond the limit.
+    # Replace an infinite end of the band by the axis limit, or by the finite end of the
+    # band if that lies beyond the limit.
     low, high = axes.get_ylim()
     finite = [end for end in ends if math.isfinite(end) and end != 0]
     band = np.clip(ends, min([low, *finite]), max([high, *finite]))

@@ -1,8 +1,9 @@
 """Simulations of the judge: its error rate and its power.
 
 The judge receives random tables whose true value is known: inside the expected range of
-a rule, at its edge, or outside. A design is a look (statistical test) with several
-stages or parts (rules), or a pair of looks."""
+a rule, at its edge, or outside. Its verdicts are then compared with the truth. A design
+is a look (statistical test) with several stages or parts
+(rules), or a pair of looks."""
 
 from __future__ import annotations
 
@@ -94,7 +95,7 @@ def _(
 
 
 def table_of(rule: AbstractAverage, figures: NDArray[np.float64]) -> pd.DataFrame:
-    """Return a table whose figures by `rule` are `figures`."""
+    """Return a table for which `rule` gives these figures."""
     seeds = [*range(len(figures))]
     if not isinstance(rule, Order):
         return pd.DataFrame({"seed": seeds, "value": figures})
@@ -161,7 +162,8 @@ WRONG_VERDICTS = {
     0.0: ("supported", "refuted"),
     1.0: ("supported",),
 }
-"""The wrong verdicts for a true value inside the range, at its edge, and outside."""
+"""By the position of the true value: the verdicts that are wrong inside the range, at
+its edge, and outside."""
 
 SIMULATED_RULES: tuple[AbstractExpectation, ...] = (
     Identity(),
@@ -182,9 +184,9 @@ class Tried:
     Attributes:
         false: The rate of wrong verdicts, for the worst position of the true value.
         support: The rate of `supported` for a true value inside the range.
-        refute: The rate of `refuted` for a true value outside the range; for a minimal
-            effect, the rate of `below minimum` for a true value between its null value
-            and its edge.
+        refute: The rate of `refuted` for a true value outside the range. If the margin
+            is a minimal effect, the rate of `below minimum` for a true value between
+            the null value and the edge.
     """
 
     rule: str
@@ -238,8 +240,8 @@ def try_judging(
 class JudgingDesign:
     """A look with its stages and parts, alone or as a pair (main look, second look).
 
-    If `shared`, all parts use the same random numbers, like quantities of the same
-    runs. Otherwise the parts are independent."""
+    If `shared`, all parts use the same random numbers, as if they measured quantities
+    of the same runs. Otherwise the parts are independent."""
 
     name: str
     look: Look
@@ -292,7 +294,8 @@ def look_of(
     """Return a test (look) of random tables,
     whose parts (rules) each select other rows.
 
-    With `null`, the margins are minimal effects, and the effects are 0 at this figure.
+    With `null`, the margins are minimal effects, and `null` is the figure without an
+    effect.
     """
     placed = tuple(
         part.model_copy(update={"where": {"quantity": index}})
@@ -333,8 +336,8 @@ DESIGNS = (
 
 
 INSIDE, EDGE, HALFWAY, OUTSIDE = -1.0, 0.0, 0.5, 1.0
-"""Positions of a true value. A minimal effect lies between its null value and its edge
-at HALFWAY, and is 0 at OUTSIDE."""
+"""Positions of a true value relative to its range. For a minimal effect, HALFWAY lies
+between the null value and the edge, and OUTSIDE is the null value."""
 REJECTED = ("refuted", BELOW_MINIMUM)
 
 
@@ -344,15 +347,17 @@ def try_design(
     """Simulate a design for true values where the judge is most likely to err.
 
     In the main look, the true values of one part or of all parts lie at the edge of the
-    expected range. Every verdict except `undecided` then counts as an error. In a pair,
-    the true value of the second look may lie at the edge instead, or the second look
-    alone may lie outside the range. If the design has a minimal effect, the true effect
-    may also be 0 in both looks; then `below minimum` is an error, because the effect
-    has no direction."""
+    expected range. Every verdict except `undecided` then counts as an error.
+
+    In a pair, two more cases are simulated: the true value of the second look is at the
+    edge, or only the second look is outside the range. If the design has a minimal
+    effect, the true effect may also be 0 in both looks. Then `below minimum` is an
+    error, because the effect has no direction."""
     generator = np.random.default_rng(seed)
 
     def at(position: float) -> list[float]:
-        """Place the first part there, and the others inside their ranges."""
+        """Put the true value of the first part at this position, and those of the
+        others inside their ranges."""
         return [position] + [INSIDE] * (len(design.look.expectation) - 1)
 
     def rate(main: Sequence[float], second: Sequence[float], *words: str) -> float:

@@ -28,9 +28,9 @@ class AbstractTrial(Component, ABC):
     """A measurement whose only source of randomness is a seed."""
 
     role: ClassVar[str] = "ntkexp.claim.trial"
-    """The module name that digests contain instead of the actual module of a class in
-    `ntkexp.claim.papers`. A class can then move to another file without a change of
-    digests."""
+    """The name that digests contain instead of the module of a class in
+    `ntkexp.claim.papers`. Such a class can then move to another file
+    without changing digests."""
 
     @abstractmethod
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:

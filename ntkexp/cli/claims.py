@@ -350,8 +350,8 @@ def publish_registers(choices: Choices, out: Path, names: Sequence[str]) -> None
 
 
 def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
-    """Return the registered versions of each claim by its name,
-    the oldest first, with their results."""
+    """Return the registered versions of each claim by its name, the oldest first,
+    together with their results."""
     from ntkexp.records.register import Register
 
     registers: dict[Path, list[RegisterEntry]] = {}

@@ -93,8 +93,8 @@ def tiles_at_once(engine: AbstractEngine) -> int:
 
 
 def default_path(kernel: AbstractKernel, folder: Path = KERNELS_FOLDER) -> Path:
-    """Return the default path of a kernel file, named after the model, the kind of the
-    kernel, and its digest."""
+    """Return the default path of a kernel file. Its name contains the model, the kind
+    of the kernel, and the kernel's digest."""
     return (
         folder
         / f"{kernel.experiment.model.option}-{kernel.spec['kind']}-{kernel.identity[:12]}.zarr"

@@ -185,8 +185,8 @@ STDOUT = "stdout"
 
 
 class Output(io.FileIO):
-    """The file of stdout. Its errors name stdout,
-    to distinguish them from errors of result files."""
+    """The file of stdout. Its errors name stdout, to distinguish them from errors of
+    files with results."""
 
     def write(self, content: ReadableBuffer, /) -> int:
         try:

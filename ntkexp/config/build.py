@@ -1,10 +1,10 @@
 """Build components from plain data. Nested components are built first.
 
 `_target_: ntkexp.model.MLP` names the class of a component. pydantic validates its
-fields. The name of a component of this package omits the file; the package then imports
-only the file of that class. Other components are named `package.module.Class`.
-Importing runs code, so the user must trust other packages and files (such as my_net.py)
-first.
+fields. For components of this package, the name omits the file, and the package imports
+only the file of this class. Other components are named `package.module.Class`.
+Importing runs code, so the user must first trust other packages and files (such as
+my_net.py).
 
 >>> from ntkexp.loss import AbstractLoss
 >>> component_class("ntkexp.loss.Squared", AbstractLoss, "loss")
@@ -151,8 +151,8 @@ def admit(entries: Sequence[str]) -> tuple[str, ...]:
 
 
 def admit_package(name: str) -> str:
-    """Check that a trusted package can be imported,
-    from sys.path or the working folder.
+    """Check that a trusted package can be imported from sys.path or the working folder.
+    Return its name.
 
     Return its name, or raise.
     """

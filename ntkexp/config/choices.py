@@ -270,8 +270,8 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
 def rejoin_lists(words: Sequence[str]) -> list[str]:
     """Rejoin words that bash split at '='. Other shells pass complete words.
 
-    The last item is the part of the unfinished word before and including '=', or ''. It
-    is restored if bash dropped the '=' of `model=`.
+    The last item is the part of the unfinished word up to and including '=', or ''. If
+    bash has dropped the '=' of `model=`, restore it.
 
     >>> rejoin_lists(["data", "=", "table", "model", "="]), rejoin_lists(["data=table"]), rejoin_lists(["model"])
     (['data=table', 'model='], ['data=table', ''], ['model='])

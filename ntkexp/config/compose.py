@@ -297,8 +297,7 @@ class Resolved:
 
 
 def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return `tree`, with missing keys taken from `fields`,
-    which contains default values."""
+    """Return `tree`. Take missing keys from `fields`, which contains default values."""
     return {
         key: completed(item, fields.get(key, {})) if isinstance(item, dict) else item
         for key, item in (fields | tree).items()
@@ -307,7 +306,7 @@ def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Composer:
-    """A composer of many experiments. It caches the merged options,
+    """Composes many experiments. It caches the merged options,
     because merging is slow."""
 
     builder: Builder
@@ -421,7 +420,7 @@ def follow_references(
 
 
 class ReadsEnvironment(Mistake):
-    """Raised if a configuration contains ${oc.env:…}, and no code is trusted."""
+    """Raised if a configuration contains ${oc.env:…}, but no code is trusted."""
 
 
 environment_is_read: ContextVar[bool] = ContextVar("environment_is_read", default=False)

@@ -2,7 +2,7 @@
 and write YAML.
 
 Other tags, such as sets or bytes, raise a YAML error with the line. Dates are read as
-text, because Hydra reads the same files and does so too.
+text, because Hydra, which reads the same files, does so too.
 
 >>> parsed("a: [1, 2020-13-45]")
 {'a': [1, '2020-13-45']}
@@ -103,7 +103,7 @@ def parsed(text: str) -> Any:
 def refuse_large_expansion(root: yaml.Node) -> None:
     """Raise if a document is too large after its anchors are copied.
 
-    The size of nested anchors grows exponentially ("billion laughs").
+    Nested anchors can make a small file exponentially large ("billion laughs").
     """
     waiting = [(root, 1, root.start_mark)]
     entries = 0
@@ -164,8 +164,8 @@ def refuse_reference_growth(tree: Mapping[str, Any]) -> None:
 def entries_with_text(
     nodes: Mapping[NodePath, Any], text: NodePath, entries: int
 ) -> int:
-    """Add the number of entries that the references in one text copy
-    to `entries`, and return it.
+    """Return `entries`, plus the number of entries that the references in one text
+    copy.
 
     `text` is the path of the text.
     """

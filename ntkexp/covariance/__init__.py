@@ -1,5 +1,5 @@
 """Covariances and tangent kernels between the pixels of two examples, and the
-operations of layers on them.
+operations that layers apply to these.
 
 Each module imports only from the modules listed before it:
 

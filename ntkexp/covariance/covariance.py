@@ -5,10 +5,10 @@ and the operations that layers need.
     ntk    Θ[p, q](x, x′), the tangent kernel at these pixels
 
 Layers transform two objects. The first is K between each example and itself, [example,
-*pair]. It provides the variances K[p, p](x, x) at nonlinear layers; pooling also needs
-its covariances between different pixels. The second is K and Θ between the left and
-right examples (rows and columns), [row, column, *pair]. It uses these variances. The
-`push` of a layer contains the formulas for both.
+*pair]. It provides the variances K[p, p](x, x) at nonlinear layers, and the covariances
+between different pixels that pooling needs. The second is K and Θ between the left and
+right examples (rows and columns), [row, column, *pair]. Its nonlinear layers use the
+variances of the first. The `push` of a layer contains the formulas for both.
 
 >>> from ntkexp.layer.pointwise import ReLU
 >>> alone = ReLU().push(Covariance.alone(torch.tensor([[2.0, 0.0]]), Pairs.equal(())), (2,))
@@ -36,11 +36,11 @@ from ntkexp.covariance.pairs import (
 from ntkexp.mistake import Mistake
 
 ROUNDING = 16
-"""A correlation within this many eps of 1 counts as 1. A relative difference below this
-many eps counts as 0. """
+"""A correlation within this many eps of 1 counts as 1, and a relative difference below
+this many eps counts as 0."""
 PORTION = 2**17
-"""Numbers in a portion of examples. Portions of this size stay
-in the cache between operations."""
+"""Number of elements in a portion of examples. Portions of this size stay in the cache
+between operations."""
 Variances = tuple[Float[Tensor, "_ ..."], ...]
 """The variances of the left or right examples at each nonlinear layer,
 [example, *pixel]."""
@@ -51,12 +51,13 @@ class Signal:
     """Properties of a signal (the values after a layer) in an infinitely wide network.
     Layers use them to check that a limit exists.
 
-    `gaussian`: the channels are independent Gaussians of equal variance at each pixel.
-    This holds after weights; pointwise layers and norms require it. `fresh`: the signal
-    is independent of the input of its branch. The covariances of a sum add only if all
-    terms but one are fresh. `wide`: the number of channels grows with the width, unlike
-    for inputs. Dropout and concatenations require it. `uneven`: a concatenation has
-    joined channels of different variances.
+    - `gaussian`: the channels are independent Gaussians of equal variance at each
+      pixel. This holds after weights. Pointwise layers and norms require it.
+    - `fresh`: the signal is independent of the input of its branch. The covariances of
+      a sum add only if all terms except one are fresh.
+    - `wide`: the number of channels grows with the width. (It does not for inputs.)
+      Dropout and concatenations require it.
+    - `uneven`: a concatenation has joined channels of different variances.
 
     >>> Signal().after_weights()
     Signal(gaussian=True, fresh=True, wide=True, uneven=False)
@@ -88,7 +89,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class PairEnd:
-    """The variances of the first (or second) pixel of every pair.
+    """The variances of the first pixels of all pairs, or of the second pixels.
 
     `broadcast` expands values per pixel to the axes of the pairs.
     """
@@ -105,10 +106,11 @@ class Distances(NamedTuple):
         far + slack  = E (u + v)² = q₁ + q₂ + 2c
         excess       = q₁ − q₂
 
-    The differences on the right lose digits if u ≈ ±v. Distances avoid them: affine
-    layers transform near, far, slack and excess linearly, like q and c. At a nonlinear
-    layer, `at` sets slack = (√q₁ − √q₂)², so that near = 2(√(q₁q₂) − c) and far =
-    2(√(q₁q₂) + c)."""
+    q₁ and q₂ are the variances of u and v, and c is their covariance. The differences
+    on the right lose digits if u ≈ ±v. Distances avoid these differences: affine layers
+    transform near, far, slack and excess linearly, like q and c. At a nonlinear layer,
+    `at` sets slack = (√q₁ − √q₂)², so that near = 2(√(q₁q₂) − c)
+    and far = 2(√(q₁q₂) + c)."""
 
     near: Tensor
     far: Tensor
@@ -148,21 +150,21 @@ class Distances(NamedTuple):
 
 
 def unequal_roots(q1: Tensor, q2: Tensor, excess: Tensor) -> Tensor:
-    """Return (√q₁ − √q₂)², given excess = q₁ − q₂."""
+    """Return (√q₁ − √q₂)². `excess` is q₁ − q₂."""
     total = safe_root(q1) + safe_root(q2)
     return (excess / torch.where(total > 0, total, 1.0)).square()
 
 
 def safe_root(x: Tensor) -> Tensor:
-    """Return √x; for x ≤ 0, return 0 with derivative 0."""
+    """Return √x. For x ≤ 0, return 0 with derivative 0."""
     positive = torch.where(x > 0, x, 1.0)
     return torch.where(x > 0, positive.sqrt(), 0.0)
 
 
 @dataclass(frozen=True)
 class Covariance:
-    """K and Θ between left and right examples, or, if `ntk` is None,
-    K between each example and itself.
+    """K and Θ between left and right examples. If `ntk` is None, K between each example
+    and itself.
 
     Between left and right examples, `left` and `right` hold their variances at all
     nonlinear layers, and `nonlinear_layers` counts these layers so far. Between each
@@ -183,10 +185,10 @@ class Covariance:
     """Row k and column k are the same example, for all k."""
     nonlinear_layers: int = 0
     in_pairs: bool = False
-    """The left example k is paired only with the right example k;
-    there is a single column."""
+    """The left example k is paired only with the right example k,
+    so there is a single column."""
     carried: tuple[Tensor, Distances] | None = None
-    """The distances, and the tensor `nngp` that they belong to."""
+    """The distances, and the tensor `nngp` for which they were computed."""
 
     @classmethod
     def alone(
@@ -266,7 +268,7 @@ class Covariance:
 
     @property
     def distances(self) -> Distances | None:
-        """The distances that belong to `nngp`. None if the layer that computed `nngp`
+        """The distances for the present `nngp`. None if the layer that computed `nngp`
         has no formula for distances."""
         if self.carried is None or self.carried[0] is not self.nngp:
             return None
@@ -288,8 +290,9 @@ class Covariance:
         return mapped
 
     def enter_nonlinear(self) -> tuple[Covariance, PairEnd, PairEnd]:
-        """Enter a nonlinear layer. Return the variances at both pixels, and the
-        covariance with updated variances or an updated count `nonlinear_layers`."""
+        """Enter a nonlinear layer. Return the covariance, and the variances at both
+        pixels. The covariance has updated variances, or an updated count
+        `nonlinear_layers`."""
         pairs = self.pairs
         if self.ntk is None:
             q = pairs.diagonal(self.nngp)
@@ -318,8 +321,8 @@ class Covariance:
         return values.diagonal_scatter(of_same.movedim(0, -1), dim1=0, dim2=1)
 
     def coarse(self, coarse: Sequence[Coarse]) -> Covariance:
-        """Average pixels, for K and Θ: K′[p′, q′] = mean K[p,
-        q] over p in p′ and q in q′."""
+        """Average pixels in K and Θ: K′[p′, q′] = mean K[p, q]
+        over p in p′ and q in q′."""
         if keeps_pixels(coarse, self.pairs):
             return self
         averages = self.map(lambda values: average_pixels(values, self.pairs, coarse))
@@ -360,8 +363,8 @@ class Covariance:
 def split_portions(
     x: Float[Tensor, "example ..."], numbers_each: int
 ) -> Sequence[Float[Tensor, "few ..."]]:
-    """Split examples into portions of at most about PORTION numbers. An example has
-    `numbers_each` numbers.
+    """Split examples into portions with at most about PORTION elements. An example has
+    `numbers_each` elements.
 
     >>> [len(portion) for portion in split_portions(torch.zeros(5, 3), 2**16)]
     [2, 2, 1]

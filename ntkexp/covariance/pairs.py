@@ -1,11 +1,11 @@
 """Pairs of pixels (p, p + o) stored by offset o, linear maps between pairs,
 and operations on tiles.
 
-A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], an offset and a pixel
-for each axis of the image. The second pixel is (p + o) mod n, so that n offsets contain
-all n² pairs of an axis with n pixels. A convolution shifts both pixels of a pair by the
-same amount, so it never changes the offset. After the last layer with pixels, a tensor
-has only the axes of the examples.
+A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], with an offset and a
+pixel for each axis of the image. The second pixel of a pair is (p + o) mod n, so that n
+offsets give all n² pairs of an axis with n pixels. A convolution shifts both pixels of
+a pair by the same amount, so it never changes the offset. After the last layer with
+pixels, a tensor has only the axes of the examples.
 
 >>> pairs = Pairs.all((3,))
 >>> pairs.second(0).tolist()
@@ -107,7 +107,7 @@ class Pairs:
 
     def matrix_indices(self) -> Int[Tensor, "first second"]:
         """Return the index of each pair (p, q) in the flattened axes of pairs. Raise
-        unless all pairs are stored."""
+        unless all pairs are present."""
         count = prod(self.pixels)
         if self.count != count**2:
             raise ValueError(f"these are {self.count} of {count**2} pairs")
@@ -209,8 +209,8 @@ def window_sum(
 
 
 class AbstractPixelMap(ABC):
-    """A linear map along one image axis, from values at pairs of input pixels (fine) to
-    values at pairs of output pixels (new)."""
+    """A linear map along one image axis. It maps values at pairs of input pixels (fine)
+    to values at pairs of output pixels (new)."""
 
     members: tuple[tuple[int, ...], ...]
     """The input (fine) pixels of each output (new) pixel."""
@@ -233,10 +233,10 @@ class AbstractPixelMap(ABC):
 
 @dataclass(frozen=True)
 class Coarse(AbstractPixelMap):
-    """The fine pixels over which each coarse pixel averages, along one axis.
+    """For each coarse pixel along one axis: the fine pixels over which it averages.
 
-    The mean is over all pairs (p, q) of members (pooling, strides), or only over equal
-    window positions (`equal`, for flattening):
+    For pooling and strides, the mean is over all pairs (p, q) of members. For
+    flattening (`equal`), it is only over pairs at equal positions in the window.
 
         K′[p′, q′] = mean K[p, q],   p a member of p′, q of q′
 
@@ -293,7 +293,7 @@ class Coarse(AbstractPixelMap):
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
         """Return the indices of the averaged pairs in the flattened axes (offset,
-        pixel), [coarse pixel, averaged pair]."""
+        pixel), as an array [coarse pixel, averaged pair]."""
         n = pairs.pixels[axis]
         index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
         rows = [
@@ -312,8 +312,8 @@ class Coarse(AbstractPixelMap):
 
 @dataclass(frozen=True)
 class Taps(AbstractPixelMap):
-    """For every output pixel, the input (fine) pixel p_k that each weight k of a window
-    multiplies; −1 if p_k is outside the image.
+    """For every output pixel: the input (fine) pixel p_k that each weight k of a window
+    multiplies, or −1 if p_k is outside the image.
 
         K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|
 
@@ -394,10 +394,10 @@ class Taps(AbstractPixelMap):
         return tuple(sorted(needed))
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Return the indices of the fine pairs in the flattened axes (offset,
-        pixel), [new pixel, weight].
+        """Return the indices of the fine pairs in the flattened axes (offset, pixel),
+        as an array [new pixel, weight].
 
-        Pairs outside the image get the index after the last.
+        Pairs outside the image get the index after the last one.
         """
         n = pairs.pixels[axis]
         index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
@@ -514,11 +514,11 @@ def require_resolved(
     """Return the variances, or raise `Unresolved` if they are too large
     for an accurate kernel.
 
-    The kernels of erf, GELU and waves depend on the variances q₁, q₂ and the covariance
-    c through q₁q₂ − c² or (q₁ + q₂)/2 − c, relative to 1 + 2q, 1 + q or 1/b². For
-    nearly equal inputs, these differences have the absolute rounding error of q² or q,
-    so the relative error of the kernel is about b²q eps. It does not occur if the
-    kernel is computed from distances.
+    The kernels of erf, GELU and waves depend on a difference of the variances q₁, q₂
+    and the covariance c: q₁q₂ − c² or (q₁ + q₂)/2 − c, relative to 1 + 2q, 1 + q or
+    1/b². For nearly equal inputs, the rounding error of this difference is as large as
+    that of q² or q. So the relative error of the kernel is about b²q eps. A kernel that
+    is computed from distances does not have this error.
 
     >>> require_resolved("Erf", torch.tensor([1e12], dtype=torch.float64))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -575,7 +575,7 @@ KINDS = (
     "coarsen",
 )
 CLEANING = frozenset({BEND, CLEAR, ARC, NORM, SERIES})
-"""Operations after which pixels outside the image are zero."""
+"""Operations that leave zeros at all pixels outside the image."""
 
 
 @dataclass(frozen=True)
@@ -593,9 +593,11 @@ class Operation:
     constants: tuple[float, ...] = ()
     """At most three numbers, as in the list above."""
     ends: Callable[[Tensor], tuple[Tensor, ...]] | None = None
-    """Functions of the variance q, which are zero for q = 0, i.e. outside the image."""
+    """Functions of the variance q. They are zero for q = 0,
+    which is the value outside the image."""
     variance_index: int = 0
-    """Number of earlier operations with `ends`, an index into the variances."""
+    """Number of earlier operations with `ends`, which
+    is the index into the variances."""
     coarse: tuple[Coarse, ...] = ()
     """The averages of COARSEN along planes, rows and columns."""
 
@@ -604,8 +606,8 @@ Operations = tuple[Operation, ...]
 
 
 class NoFusedForm(Exception):
-    """Raised if a layer has no fused form for this shape of examples;
-    the message names the layer."""
+    """Raised if a layer has no fused form for this shape of examples.
+    The message names the layer."""
 
 
 def weigh(
@@ -625,7 +627,7 @@ def weigh(
 
 
 def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
-    """Return an operation that averages or samples pixels along up to three axes
+    """Return an operation that averages or samples pixels along at most three axes
     (COARSEN). Raise `NoFusedForm` if windows overlap."""
     if not all(one.is_disjoint for one in coarse):
         raise NoFusedForm("a mean over windows that overlap")
@@ -634,6 +636,6 @@ def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
 
 
 def root_and_inverse(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return √q and 1/√q; both are 0 for q = 0."""
+    """Return √q and 1/√q. Both are 0 for q = 0."""
     root = q.sqrt()
     return root, torch.where(root > 0, 1 / root, 0.0)

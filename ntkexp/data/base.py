@@ -8,9 +8,9 @@ statistics of the training split:
 
     x ← (x − mean) / deviation,    deviation² = mean (x − mean)²
 
-With `as_given`, examples keep their order and targets their unit. A source can also
-divide its examples into phases, which are trained one after the other. Every split then
-contains the phases in order."""
+With `as_given`, examples keep their order, and targets keep their unit. A source can
+also divide its examples into phases, which are trained one after another. Every split
+then contains the phases in order."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def is_there(path: Path) -> bool:
 
 
 def require_file(path: Path) -> Path:
-    """Return the path if it is a regular file,
-    else raise with a hint at a similar file name."""
+    """Return the path if it is a regular file. Otherwise raise, with a hint at a file
+    with a similar name."""
     try:
         is_folder = path.is_dir()
         exists = path.exists()
@@ -89,7 +89,7 @@ def read_contents(path: Path) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> Mistake:
-    """Return a `Mistake` with the reason given by the operating system."""
+    """Return a `Mistake` with the reason that the operating system gives."""
     return Mistake(f"{quoted(path)} cannot be read: {error.strerror}")
 
 
@@ -157,8 +157,8 @@ def add_label_noise(
     """Add noise to training targets.
 
     For class labels, replace exactly the given share (rounded) by other classes, with
-    equal probabilities. For real targets, add Gaussian noise whose standard deviation
-    is the given share of theirs.
+    equal probabilities. For real targets, add Gaussian noise. Its standard deviation is
+    `share` times that of the targets.
 
     >>> clean = torch.zeros(10, dtype=torch.int64)
     >>> add_label_noise(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
@@ -180,7 +180,7 @@ def add_label_noise(
 
 def share(count: int, number: int, phases: int) -> int:
     """Return the number of examples or steps in phase `number`, if `phases` phases
-    share `count` equally. The remainder is distributed over the first phases.
+    share `count` equally. The first phases get the remainder.
 
     >>> [share(128, number, 3) for number in range(3)]
     [43, 43, 42]
@@ -207,8 +207,8 @@ def find_leak(
     train: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
     evaluated: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
 ) -> tuple[int, int] | None:
-    """Find a training example of one phase that is evaluated in another phase, but is
-    not a training example there. Return both phases.
+    """Find a training example of one phase that is evaluated in another phase without
+    being a training example there. Return both phases.
 
     `train` and `evaluated` contain examples and their phases.
     Return None if there is no such example.
@@ -245,8 +245,8 @@ class Examples:
     """Names of the classes; empty for regression."""
     white: float = 1.0
     gaps: bool = False
-    """If True, NaN marks a missing input, which is replaced
-    by the mean over the training split."""
+    """If True, NaN marks a missing input. It is replaced by the mean
+    over the training split."""
     vocabulary: int = 0
     """If positive, inputs are tokens: integers below this number."""
     one_hot: int = 0
@@ -262,8 +262,8 @@ class Examples:
     """Class names in each phase, if phases share the outputs."""
 
     def refuse_infinite(self) -> None:
-        """Raise if an input or target is not finite;
-        NaN inputs are allowed if they mark gaps."""
+        """Raise if an input or target is not finite. NaN
+        inputs are allowed if they mark gaps."""
         valid = self.inputs.isfinite()
         if self.gaps:
             valid |= self.inputs.isnan()
@@ -295,8 +295,8 @@ class Examples:
 
 @dataclass(frozen=True)
 class Split:
-    """One split of the data. `shown` are the inputs before,
-    `inputs` after standardisation."""
+    """One split of the data. `shown` are the inputs before standardisation, and
+    `inputs` those after it."""
 
     shown: Float[Tensor, "example *shape"]
     inputs: Float[Tensor, "example *shape"]
@@ -346,9 +346,9 @@ class AbstractSource(Component):
         """Shuffle the examples, cut the splits, add noise to training targets,
         and standardise.
 
-        A seed of the source takes precedence over `seed`. The result is bitwise
-        independent of the number of threads, because kernel files identify their data
-        by a digest."""
+        A seed of the source has precedence over `seed`. The result has the same bits
+        for every number of threads, because kernel files
+        identify their data by a digest."""
         seed = seed if self.seed is None else self.seed
         with one_thread():
             examples = self.examples(examples_stream(seed))
@@ -370,8 +370,8 @@ class AbstractSource(Component):
 
     @final
     def split_indices(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
-        """Return the indices of the three splits in random order. Each phase gets an
-        equal number of examples of a split."""
+        """Return the indices of the three splits in random order. Every phase gets an
+        equal part of each split."""
         groups = phase_positions(
             examples.phase, len(examples.phases), len(examples.inputs)
         )
@@ -452,8 +452,8 @@ def one_thread() -> Iterator[None]:
 
 
 def refuse_leaks(train: Split, other_splits: Sequence[Split]) -> None:
-    """Raise if a training example of one phase is evaluated in another phase, but is
-    not a training example there."""
+    """Raise if a training example of one phase is evaluated in another phase without
+    being a training example there."""
     if train.phase is None:
         return
     for split in other_splits:

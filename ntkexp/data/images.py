@@ -217,8 +217,8 @@ class Array:
 
 
 def from_buffer(raw: bytes, kind: Type, shape: tuple[int, ...], order: str) -> Array:
-    """Return an `Array` of the bytes `raw`. It replaces numpy's private `_frombuffer`,
-    which pickled arrays call."""
+    """Return an `Array` with the bytes `raw`. This function replaces numpy's private
+    `_frombuffer`, which pickled arrays call."""
     array = Array()
     array.__setstate__((1, shape, kind, order == "F", raw))
     return array

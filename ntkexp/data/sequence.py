@@ -37,7 +37,7 @@ from ntkexp.mistake import Mistake
 
 
 class AbstractTokens(AbstractSource):
-    """A source of tokens, which are never standardised."""
+    """A source of tokens. Tokens are never standardised."""
 
     standardise: Literal["none"] = "none"
     encoding: Literal["tokens", "one_hot"] = "tokens"
@@ -102,9 +102,9 @@ class Text(AbstractTokens):
 
     Tokens and classes are the bytes that occur in the file, in ascending order. Other
     bytes would only enlarge kernels, whose size grows with the square of the number of
-    classes. Windows do not overlap, so that no split contains the answers of another,
-    and repeated windows are used once. The default splits are small, because there are
-    many classes."""
+    classes. Windows do not overlap, so that no split contains the answers of another
+    split. Repeated windows are used only once. The default splits are small, because
+    there are many classes."""
 
     train: Count = 32
     query: CountOrNone = 16
@@ -210,8 +210,8 @@ class Sequence(AbstractSource):
 
     @property
     def sources(self) -> tuple[AbstractSource, ...]:
-        """The source of each phase: the phase itself if it is a source, or `source`
-        restricted to the classes that the phase lists."""
+        """The source of each phase: the phase itself if it is a source, else `source`
+        restricted to the classes of the phase."""
         sources: list[AbstractSource] = []
         for phase in self.phases:
             if isinstance(phase, AbstractSource):
@@ -228,7 +228,7 @@ class Sequence(AbstractSource):
 
     def phase_steps(self, steps: int) -> tuple[int, ...]:
         """Return the number of steps of each phase: `self.steps`, or equal parts of
-        `steps`. The first phases are rounded up.
+        `steps`. If the parts are unequal, the first phases get one step more.
 
         >>> Sequence().phase_steps(301), Sequence(steps=(1, 9)).phase_steps(10)
         ((151, 150), (1, 9))
@@ -294,8 +294,8 @@ class Sequence(AbstractSource):
 
 
 def shared_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]]:
-    """Return the names of shared outputs, which join the names of the k-th classes of
-    all phases, and the unchanged targets."""
+    """Return the names of shared outputs, and the unchanged targets. The name of output
+    k joins the names of the k-th classes of all phases."""
     by_output = zip(*(part.classes for part in parts), strict=True)
     names = tuple("/".join(dict.fromkeys(classes)) for classes in by_output)
     return names, [part.target for part in parts]

@@ -128,7 +128,7 @@ def hermite(
 
 
 class Parity(AbstractSynthetic):
-    """Parity (generalised XOR): fewer than `order` coordinates contain no information
+    """Parity (generalised XOR). Fewer than `order` coordinates contain no information
     about the label.
 
     Two classes; the inputs are corners of the cube {−1, 1}^dimension, or Gaussian.
@@ -161,8 +161,8 @@ class Parity(AbstractSynthetic):
 def distinct_corners(
     count: int, dimension: int, generator: torch.Generator
 ) -> Float[Tensor, "example dimension"]:
-    """Draw distinct corners of the cube {−1, 1}^dimension;
-    all sets are equally likely."""
+    """Draw distinct corners of the cube {−1, 1}^dimension. All sets of corners are
+    equally likely."""
     if count > 2**dimension:
         raise Mistake(
             f"data.train, data.query and data.test ask for {count} examples, and a cube of "

@@ -54,8 +54,8 @@ from ntkexp.mistake import Mistake, nearest
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of cells, as text without surrounding blanks;
-    a missing cell is an empty text."""
+    """A table of cells, as text without surrounding blanks. A
+    missing cell is an empty text."""
 
     path: Path
     columns: tuple[str, ...]
@@ -114,8 +114,8 @@ class Grid:
 
 
 def list_names(names: Iterable[str], limit: int = 12) -> str:
-    """Return the first names as text. If some are left out,
-    add the number of all names.
+    """Return the first `limit` names as text. If some are left out, add the number of
+    all names.
 
     >>> list_names(["a", "b", "c"], limit=2)
     "'a', 'b', … (3 in all)"
@@ -163,8 +163,8 @@ FILE_KINDS = {
     rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF[\0-\xff]{4}WEBP|II\*\0|MM\0\*|BM[\0-\xff]{4}\0\0\0\0": "an image",
     rb"%PDF-": "a PDF",
 }
-"""Patterns of other formats: first bytes, and last bytes
-if a text could have these first bytes."""
+"""For each other format: a pattern of its first bytes, and a pattern of its last bytes
+if a text could begin with the same bytes."""
 
 
 def foreign_format(raw: bytes) -> str | None:

@@ -24,7 +24,7 @@ Measured: TypeAlias = "Value | Mapping[str, Value]"
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierKernel:
-    """The tangent kernel at the latest earlier step with a stored kernel."""
+    """The tangent kernel at the latest earlier step that has a stored kernel."""
 
     step: int
     kernel: Float[Tensor, "train out train out_"]
@@ -43,7 +43,7 @@ class TrainingState:
     weights: Weights
     start_weights: Weights
     network: Function  # (weights, inputs) → outputs
-    # (outputs, targets) → the share of these examples in the objective L
+    # (outputs, targets) → the part of the objective L that comes from these examples
     loss: Callable[[Tensor, Tensor], Float[Tensor, ""]]
     # inputs and targets of the training examples, in blocks that fit into memory
     blocks: Sequence[tuple[Tensor, Float[Tensor, "block out"]]]
@@ -54,14 +54,14 @@ class TrainingState:
     query_kernel: Float[Tensor, "query out train out_"] | None
     earlier: EarlierKernel | None  # None at the first step
     layers: Mapping[str, Collection[str]]  # the names of the parameters of each layer
-    # the part of the kernel that comes from some parameters, now and before training
+    # the part of the kernel that comes from some parameters: now, and before training
     kernel_of: Callable[[Collection[str]], Float[Tensor, "train out train out_"]]
     start_kernel_of: Callable[[Collection[str]], Float[Tensor, "train out train out_"]]
 
     def block_loss(
         self, weights: Weights, inputs: Tensor, targets: Tensor
     ) -> Float[Tensor, ""]:
-        """Return the share of a block of examples in the objective L(θ)."""
+        """Return the part of the objective L(θ) that comes from a block of examples."""
         return self.loss(self.network(weights, inputs), targets)
 
     @cached_property
@@ -81,7 +81,7 @@ class TrainingState:
                 slope: Weights = grad(self.block_loss)(weights, inputs, targets)
                 return slope
 
-            # the Hessian is symmetric, so ∇²L v is the gradient of ⟨∇L, v⟩
+            # ∇²L v is the gradient of ⟨∇L, v⟩, because the Hessian is symmetric
             with plain_kernels():
                 pull_back = vjp(gradient, self.weights)[1]
                 image: Weights = pull_back(direction)[0]
@@ -117,5 +117,5 @@ class AbstractDiagnostic(Component):
     def measure(self, state: TrainingState) -> Measured:
         """Return a number, an array, or a mapping of names to numbers and arrays.
 
-        The names, and the shapes of arrays, are the same at all steps.
+        The names, and the shapes of arrays, must be the same at all steps.
         """

@@ -49,7 +49,7 @@ class LayerAlignment(AbstractDiagnostic):
         start.LAYER  = CKA(K_layer, K_layer before training)
 
     CKA is the alignment (cosine) of centred kernels.
-    Kernels are averaged over outputs first."""
+    The kernels are first averaged over outputs."""
 
     needs_kernel: ClassVar[bool] = True
 
@@ -79,7 +79,8 @@ class Eigenfunctions(AbstractDiagnostic):
         φ_k(x) = Σ_j K(x, x_j) φ_k(x_j) / λ_k            at the queries
 
     `functions` [mode, point, out] contains the training examples, then the queries. The
-    sign of an eigenfunction is such that its largest value is positive."""
+    sign of an eigenfunction is chosen so that its entry with the
+    largest magnitude is positive."""
 
     needs_kernel: ClassVar[bool] = True
 
@@ -99,8 +100,8 @@ class Eigenfunctions(AbstractDiagnostic):
 
 
 def positive(modes: Spectrum, top: int) -> Spectrum:
-    """Return the first eigenvectors, with signs that make the largest entry
-    of each positive.
+    """Return the first eigenvectors. Choose their signs so that the entry of the
+    largest magnitude is positive.
 
     >>> positive(Spectrum(torch.ones(1), torch.tensor([[-1.0], [0.5]])), 1).modes.flatten()
     tensor([ 1.0000, -0.5000])

@@ -1,2 +1,2 @@
-"""Effects: the derivative of the trained outputs by each example's weight,
-through all of training."""
+"""Leave-out effects: the change of the trained outputs if an example is left out of
+training, computed by differentiating through all of training."""

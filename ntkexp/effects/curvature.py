@@ -1,15 +1,15 @@
 """Hessian-vector products of a step, its per-example gradients,
 and the derivative of clipping.
 
-Let g(θ, κ) = Σ κᵢ∇ℓᵢ(θ) be the gradient of a step, with the weight κᵢ of example i in
-the loss, and H the Hessian ∂g/∂θ. For a vector γ, one backward pass through γ·g gives
-both products:
+Let g(θ, κ) = Σ κᵢ∇ℓᵢ(θ) be the gradient of a step, where κᵢ is the weight of example i
+in the loss. Let H be the Hessian ∂g/∂θ. For a vector γ, one backward pass through γ·g
+gives both Hγ and the products of γ with the per-example gradients:
 
     (Hγ, γ·∇ℓ₁ … γ·∇ℓ_B) = the gradient of γ·g in (θ, κ)
 
-The graph of g is recorded once. The backward pass is vectorized over many γ. No
-gradient of a single example is formed. Forward mode (Pearlmutter 1994) took 1.5 to 2
-times as long.
+The graph of g is recorded once, and the backward pass is vectorized over many γ. No
+gradient of a single example is formed. Forward mode (Pearlmutter 1994) would take 1.5
+to 2 times as long.
 
 >>> square = TakenBatch(
 ...     examples=torch.tensor([0]),
@@ -50,10 +50,10 @@ def batched_map(
     *arguments: Num[Tensor, "several ..."],
     chunk_size: int | None = None,
 ) -> Mapped:
-    """Map a function over the first axis, `chunk_size` elements at a time,
-    by default all.
+    """Map a function over the first axis, `chunk_size` elements at a time, or all at
+    once by default.
 
-    If the function branches on tensor values, which `vmap` does not support, map it
+    `vmap` does not support functions that branch on tensor values. Map such a function
     over one element at a time.
 
     >>> batched_map(lambda x: x * 2 if x.sum() > 0 else x, torch.tensor([[1.0], [-1.0]]))
@@ -64,8 +64,8 @@ def batched_map(
         mapped: Mapped = vmap(function, chunk_size=chunk_size, randomness="same")(
             *arguments
         )
-    # if the function itself is wrong, `one_by_one` raises the error again
     except RuntimeError:
+        # if the function itself is wrong, `one_by_one` raises the error again
         return one_by_one(function, *arguments)
     return mapped
 
@@ -92,7 +92,7 @@ def gradient(
 
 @dataclass(frozen=True)
 class RecordedGradient:
-    """The gradient g of a step, and its backward pass `pullback`: γ ↦ (Hγ,
+    """The gradient g of a step, and its backward pass `pullback`, which maps γ to (Hγ,
     γ·∇ℓ₁ … γ·∇ℓ_B)."""
 
     gradient: Float[Tensor, " weight"]
@@ -102,8 +102,8 @@ class RecordedGradient:
         self, vectors: Float[Tensor, "vector weight"], chunk_size: int | None = None
     ) -> tuple[Float[Tensor, "vector weight"], Float[Tensor, "vector row"]]:
         """Return the Hessian-vector product Hγ for each γ in `vectors`, and γ·∇ℓᵢ for
-        each row i of all batches. Run one vectorized backward pass for `chunk_size`
-        vectors at a time, by default for all."""
+        each row i of all batches. One vectorized backward pass handles `chunk_size`
+        vectors, or all by default."""
         with plain_kernels():
             return batched_map(self.pullback, vectors, chunk_size=chunk_size)
 
@@ -129,8 +129,8 @@ def scores(
     vectors: Float[Tensor, "vector weight"],
     chunk_size: int | None = None,
 ) -> Float[Tensor, "vector row"]:
-    """Return γ·∇ℓᵢ for each γ in `vectors` and each row i of all batches,
-    without Hγ."""
+    """Return γ·∇ℓᵢ for each γ in `vectors` and each row i of all
+    batches. Do not compute Hγ."""
 
     def losses(at: Tensor) -> Tensor:
         return torch.cat([batch.losses(at) for batch in batches])
@@ -170,7 +170,8 @@ def summed(
     weights: Float[Tensor, " weight"],
     shares: Float[Tensor, " row"],
 ) -> Float[Tensor, ""]:
-    """Return the loss of a step, Σ κᵢℓᵢ over the rows of all batches (κ: `shares`)."""
+    """Return the loss of a step, Σ κᵢℓᵢ over the rows of all
+    batches, where κ is `shares`."""
     return torch.cat([batch.losses(weights) for batch in batches]) @ shares
 
 
@@ -183,7 +184,9 @@ def summed(
 #     Σᵢ (κᵢ∇ℓᵢ)² ≈ (Σᵢ ξᵢκᵢ∇ℓᵢ)²,        ξᵢ ~ N(0, 1)
 
 
-DRAWS = 2  # number of draws of the factors ξ; a single gradient may be small by chance
+# number of draws of the random factors ξ; the sum of a single draw may be small by
+# chance
+DRAWS = 2
 
 
 def credit_of_rows(
@@ -192,8 +195,8 @@ def credit_of_rows(
     gradient: Float[Tensor, " weight"],
     flat: FlatWeights,
 ) -> Float[Tensor, " weight"] | None:
-    """Return the credit of a gradient: 0 where it is only rounding error, and 1
-    elsewhere. Return None if the credit is 1 everywhere."""
+    """Return the credit of each element of a gradient: 0 if it is only rounding error,
+    and 1 otherwise. Return None if the credit is 1 everywhere."""
     shares = torch.cat([batch.shares for batch in batches])
     squares = torch.zeros_like(weights)
     generator = stream("terms", len(shares))
@@ -206,7 +209,7 @@ def credit_of_rows(
             drawn: Tensor = grad(partial(summed, batches))(weights, shares * factors)
         squares += drawn.square()
 
-    # the size of the terms: of each entry of a vector, or of a whole matrix
+    # the size of the terms, for each element of a vector, or for a whole matrix
     terms = flat.weights(squares.sqrt())
     sizes = {}
     for name, term in terms.items():

@@ -1,5 +1,5 @@
-"""The memory of a sweep for leave-out effects,
-and caveats on effects as predictions."""
+"""The memory of a sweep for leave-out effects, and caveats: reasons why effects may not
+predict removals."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from ntkexp.text import several
 # --- The memory of a sweep (`effects.sweep`), and the number of outputs per pass.
 
 
-# number of extra copies of the final gradient ∂F/∂θ_T kept per output F, besides the
-# adjoints of that output
+# number of copies of the final gradient ∂F/∂θ_T for each output F, in addition to the
+# adjoints of F
 END_GRADIENTS = 1
-# weight vectors of each output in the backward pass of one step: three vectors of
-# `effects.sweep` (p̂, S⊙a, Hγ), and a temporary one
+# number of vectors of the weights' size for each output, in the backward pass of one
+# step: p̂, S⊙a and Hγ of `effects.sweep`, and a temporary one
 PASS_VECTORS = 4
-PASS_TAPES = 6  # tapes in this pass: values, tangents, and gradients of both
-# entries of the adjoints γ of all outputs in this pass,
-# so that they stay in the CPU cache
+# number of tapes in this pass: values, tangents, and the gradients of both
+PASS_TAPES = 6
+# number of elements of the adjoints γ of all outputs in this pass; so few stay in the
+# CPU cache
 SWEEP_CACHE_NUMBERS = 2**20
 
 
@@ -34,7 +35,8 @@ class SweepMemory:
     parameters: int
     train: int
     rows: int  # examples per batch
-    # adjoints per output: of the weights, and of each part of the optimizer's state
+    # number of adjoints per output: one of the weights, and one of each part of the
+    # optimizer's state
     adjoints: int
     tape_bytes: float  # bytes on the tape per example
     number_bytes: int
@@ -54,8 +56,8 @@ class SweepMemory:
 
     @property
     def least_pass(self) -> float:
-        """Bytes of the backward pass of one step with one output, or of the gradients
-        of single rows if that is more."""
+        """Bytes of the backward pass of one step for one output, or of the gradients of
+        single rows if these are larger."""
         return max(
             self.per_pass,
             PASS_TAPES * self.single_rows * self.parameters * self.number_bytes,
@@ -70,22 +72,22 @@ class SweepMemory:
 
     @property
     def per_output(self) -> float:
-        """Bytes of one output during the whole backward pass through training."""
+        """Bytes that one output takes during the whole
+        backward pass through training."""
         return (
             (self.adjoints + END_GRADIENTS) * self.parameters + self.train
         ) * self.number_bytes
 
     @property
     def per_pass(self) -> float:
-        """Bytes of one output in the backward pass of one step."""
+        """Bytes that one output takes in the backward pass of one step."""
         return (
             PASS_TAPES * self.rows * self.tape_bytes
             + PASS_VECTORS * self.parameters * self.number_bytes
         )
 
     def retraining_remark(self, *, has_sweep: bool = True) -> str:
-        """The message that effects are measured by retraining instead
-        of a backward pass.
+        """A message: effects are measured by retraining instead of a backward pass.
 
         `has_sweep` is False if no backward pass is possible, because the derivative of
         the optimizer is unknown."""
@@ -102,20 +104,21 @@ class SweepMemory:
 
 # --- Caveats.
 #
-# The derivative is exact. Yet in two cases, it does not predict a removal. First,
+# The derivative is exact. But in two cases, it does not predict a removal. First,
 # training may be chaotic. Then the adjoint a_s of the weights grows from the last step
-# T back, and max_s ‖a_s‖/‖a_T‖ is large. Second, gradients may jump, for example at the
-# kinks of ReLU. Then the first and the second half of a removal agree poorly:
+# T to earlier steps, and max_s ‖a_s‖/‖a_T‖ is large. Second, gradients may jump, for
+# example at the kinks of ReLU. Then the first and the second half of a removal cause
+# different changes:
 #
 #     agreement = cos(F(½) − F(1), F(0) − F(½)),
 #     F(w) = the outputs after training with the weight w for a random twentieth of the examples
 
 
-# in 12 runs, max_s ‖a_s‖/‖a_T‖ was above 1e3 if derivatives were useless,
-# and below 3 otherwise
+# in 12 runs, max_s ‖a_s‖/‖a_T‖ was above this if derivatives were useless, and below 3
+# otherwise
 CHAOTIC_GROWTH = 1e3
-# in 12 runs, effects predicted removals if the agreement was above .86,
-# and failed below .73
+# in 12 runs, effects predicted removals if the agreement was above 0.86, and failed if
+# it was below 0.73
 MIN_AGREEMENT = 0.8
 SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the gradient
 
@@ -124,9 +127,10 @@ SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the grad
 class Caveats:
     """The facts that decide whether effects predict removals."""
 
-    # growth of the adjoint a of the weights, from the last step back: max_s ‖a_s‖/‖a_T‖
+    # growth of the adjoint a of the weights towards earlier steps: max_s ‖a_s‖/‖a_T‖
     growth: float
-    # of the two halves of a removal; None if not measured
+    # agreement of the two halves of a removal (see above), or None if it was not
+    # measured
     agreement: float | None = None
     kinks: Sequence[str] = ()  # operations and losses with a discontinuous derivative
     eps: float | None = None  # ε of an adaptive optimizer
@@ -192,6 +196,6 @@ optimizer.eps'
 
     @property
     def kinked(self) -> str:
-        """The beginning of a sentence that names the operations with kinks."""
+        """The beginning of a sentence: the operations with kinks."""
         verb = "has" if len(self.kinks) == 1 else "have"
         return f"{several(list(self.kinks))} {verb} kinks"

@@ -2,10 +2,10 @@
 that computes the leave-out effect of each example.
 
 The sweep goes from the last step to the first, with an adjoint for each output. At each
-step it needs γ·g, where g = Σ κⱼ∇ℓⱼ is the gradient of the batch B, κⱼ is the share of
-example j in the loss, and γ is the adjoint of g. Example i has the weight wᵢ, which is
-1 in training and 0 if i is left out. There are two conventions for the shares of the
-other examples:
+step, let g = Σ κⱼ∇ℓⱼ be the gradient of the batch B, where κⱼ is the share of example j
+in the loss, and let γ be the adjoint of g. Example i has the weight wᵢ, which is 1 in
+training and 0 if i is left out. If wᵢ changes, so does γ·g. There are two conventions
+for the shares of the other examples:
 
     fixed           κⱼ(w) = κⱼwⱼ                   The others keep their shares:
                                                    ∂(γ·g)/∂wᵢ = κᵢ γ·∇ℓᵢ
@@ -63,9 +63,9 @@ from ntkexp.optimizer.base import GUARD
 #
 #     a = ∂F/∂θ      −b = ∂F/∂m      d = ∂F/∂u      e = ∂F/∂t        one row for each output F
 #
-# `effects.trajectory` defines the step and its letters. Here is its backward pass, with
-# r = m/n. Primes denote values before the step, so 1[u > t′] is 1 where u exceeds
-# AMSGrad's running maximum:
+# `effects.trajectory` defines the step and its symbols. This is the backward pass of a
+# step, with r = m/n. Primes denote values before the step, and 1[u > t′] is 1 where u
+# exceeds AMSGrad's running maximum, else 0:
 #
 #     b ← b + S⊙a
 #     t ∋ n:   e ← e + S⊙a⊙r/ρ          AMSGrad   d ← d + 1[u > t′] e,  e ← 1[u ≤ t′] e
@@ -110,7 +110,7 @@ class StateAdjoint:
         self, update: Update, p: Float[Tensor, " part"]
     ) -> Float[Tensor, "vector part"]:
         """Pull the adjoints back through one update. Return the adjoint p̂ of its input
-        p (the clipped gradient and the L2 decay)."""
+        p (the clipped gradient plus L2 decay)."""
         linear = update.linear
         a = self.weights[:, update.weight_slice]
 
@@ -145,8 +145,8 @@ class StateAdjoint:
         """Pull the adjoints back through a denominator. Return the resulting term of
         the adjoint p̂ of the update's input.
 
-        `scaled_adjoint` is S⊙a: the factor S of the step times the adjoint a
-        of the weights."""
+        `scaled_adjoint` is S⊙a, the factor S of the step times the
+        adjoint a of the weights."""
         if self.latest is None:
             self.latest = torch.zeros_like(self.weights)
         latest = self.latest[:, weight_slice]
@@ -193,16 +193,16 @@ class StateAdjoint:
 Effects: TypeAlias = Literal["one_step", "derivative"] | bool
 """The kind of effects.
 
-False: none. True: each example is left out of the mean of its batch, and the rest of
-training is linearised. "one_step": the optimizer's step is also repeated without the
-example. "derivative": the derivative in the weight of the example. """
+False: no effects. True: leave each example out of the mean of its batch, and linearise
+the rest of training. "one_step": also repeat the optimizer's step without the example.
+"derivative": differentiate with respect to the weight of the example."""
 
 MeanName: TypeAlias = Literal["renormalised", "fixed"]
 
 
 class AbstractMean(ABC):
-    """The convention for the other examples' shares κ in the loss
-    if the weight of one example changes."""
+    """The convention for the other examples' shares κ in the loss, if the weight of one
+    example changes."""
 
     @abstractmethod
     def shares(
@@ -214,21 +214,21 @@ class AbstractMean(ABC):
     def slopes(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
     ) -> Float[Tensor, "vector row"]:
-        """Return ∂(γ·g)/∂wᵢ for each row of a batch, given `along` = γ·∇ℓᵢ."""
+        """Return ∂(γ·g)/∂wᵢ for each row of a batch. `along` is γ·∇ℓᵢ."""
 
     @abstractmethod
     def removals(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
     ) -> Float[Tensor, "vector row"]:
-        """Return the change of γ·g if the example of a row is left out,
-        given `along` = γ·∇ℓᵢ.
+        """For each row of a batch, return the change of γ·g if its example is left out.
+        `along` is γ·∇ℓᵢ.
 
-        If an example has several rows, the sum of their results is the change.
+        If an example has several rows, its change is the sum over these rows.
         """
 
 
 class FixedMean(AbstractMean):
-    """The other examples keep their shares in the loss."""
+    """Fixed shares: the other examples keep their shares in the loss."""
 
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
@@ -247,8 +247,8 @@ class FixedMean(AbstractMean):
 
 
 class RenormalisedMean(AbstractMean):
-    """If an example is left out, the mean of its batch is over the other examples only.
-    If there are no other examples, the loss of the batch is 0."""
+    """Renormalised shares: if an example is left out, the mean of its batch is over the
+    other examples only. If there are no other examples, the loss of the batch is 0."""
 
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
@@ -275,8 +275,8 @@ class RenormalisedMean(AbstractMean):
         fixed_removal = -along * batch.shares
         if not batch.is_mean:
             return fixed_removal
-        # κᵢmᵢ of the example of each row, summed over the rows of the example;
-        # Σκm of the batch
+        # κᵢmᵢ for each row, summed over the rows of the same example; and Σκm of the
+        # batch
         examples, rows = torch.unique(batch.examples, return_inverse=True)
         counts = batch.shares.new_zeros(len(examples)).index_add_(
             0, rows, batch.counted
@@ -284,8 +284,8 @@ class RenormalisedMean(AbstractMean):
         count = counts[rows]
         total = batch.counted.sum()
 
-        # True if other examples remain, up to rounding; the absolute value is needed
-        # because κ < 0 if the loss has the opposite sign
+        # True if other examples remain, up to rounding. The absolute value is needed
+        # because κ is negative if the loss has the opposite sign.
         eps = torch.finfo(total.dtype).eps
         remaining = total - count
         has_others = remaining.abs() > len(rows) * eps * total.abs()
@@ -299,7 +299,7 @@ class RenormalisedMean(AbstractMean):
 
 @dataclass(frozen=True)
 class Infinitesimal(AbstractMean):
-    """A convention with derivatives in the weight of an example in place
+    """The same convention, with derivatives with respect to an example's weight instead
     of finite removals."""
 
     mean: AbstractMean
@@ -327,9 +327,9 @@ MEANS: dict[MeanName, AbstractMean] = {
 
 
 def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
-    """Return how the mean of a batch changes if an example is left out, by the name
-    `mean`. If `effects` is "derivative", the result gives derivatives, not finite
-    removals."""
+    """Return the convention with the name `mean`, for the case that an example is left
+    out. If `effects` is "derivative", it
+    gives derivatives instead of finite removals."""
     return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
 
 
@@ -338,14 +338,15 @@ def kind_of(effects: Effects) -> str:
     return "removal" if isinstance(effects, bool) else effects
 
 
-# --- One-step removal: each step is repeated exactly without each of its examples. Only
-# the later steps are linearised.
+# --- One-step removal: each step is repeated exactly without each of its examples, and
+# only the later steps are linearised.
 #
 #     effect of i = Σ_s a·(θ⁻ⁱ − θ) − b·(m⁻ⁱ − m) + d·(u⁻ⁱ − u) + e·(t⁻ⁱ − t)    if i ∈ batch s
 #
-# The derivative has the slopes in place of these differences. One-step removal also
-# includes the nonlinear response of the optimizer, such as Adam, to the finite change
-# of the gradient. It needs the gradient of every single example.
+# Here θ⁻ⁱ, m⁻ⁱ, … are the values after the step without example i. (The derivative uses
+# slopes instead of these differences.) One-step removal includes the nonlinear response
+# of an optimizer such as Adam to the finite change of the gradient. It needs the
+# gradient of every single example.
 
 
 @dataclass(frozen=True)
@@ -356,14 +357,14 @@ class Change:
     examples: Int[Tensor, " left"]
     weight_slice: slice
     weights: Float[Tensor, "left part"]
-    # −(m⁻ⁱ − m) for the momentum m, as its adjoint is −b
+    # −(m⁻ⁱ − m) for the momentum m; negative, because its adjoint is −b
     memory: Float[Tensor, "left part"]
     latest: Float[Tensor, "left part"] | None
     largest: Float[Tensor, "left part"] | None
 
     def effect(self, adjoint: StateAdjoint) -> Float[Tensor, "vector left"]:
-        """Return the response of each output,
-        given the adjoint of the state after the step."""
+        """Return the response of each output. `adjoint` is the adjoint of the state
+        after the step."""
         effect = adjoint.weights[:, self.weight_slice] @ self.weights.T
         pairs = (
             (adjoint.memory, self.memory),
@@ -402,13 +403,13 @@ def changes_without(
 def gradients_without(
     step: TrainedStep, mean: AbstractMean
 ) -> tuple[Tensor, Float[Tensor, "left weight"]]:
-    """Return the distinct examples of a step,
-    and the gradient of the step without each of them."""
+    """Return the distinct examples of a step, and the gradients of the
+    step without each of them."""
     examples = torch.unique(torch.cat([batch.examples for batch in step.batches]))
     total = step.weights.new_zeros(len(examples), len(step.weights))
     gradients = row_gradients(step.batches, step.weights)
     for batch, rows in zip(step.batches, gradients, strict=True):
-        # weights of the rows: 0 for the left-out example, 1 for others
+        # weights of the rows: 0 for the left-out example, 1 for all others
         is_other = batch.examples[None] != examples[:, None]
         shares = mean.shares(batch, is_other.to(rows))
         total += shares @ rows
@@ -432,8 +433,8 @@ def change_of(
     p: Float[Tensor, " part"],
     p_without: Float[Tensor, "left part"],
 ) -> Change:
-    """Return how weights and optimizer state change if an update gets each row of
-    `p_without`, in place of the gradient p, as its input."""
+    """Return the changes of weights and optimizer state if the input p of an update is
+    replaced by each row of `p_without`."""
     linear = update.linear
     denominator = update.denominator
     change = p_without - p
@@ -445,14 +446,14 @@ def change_of(
             examples, update.weight_slice, weights, -momentum_change, None, None
         )
 
-    # u and t without the example
+    # u and t, without the example
     squares = denominator.beta2 * denominator.second_moment_before
     u = (squares + (1 - denominator.beta2) * p_without.square()).sqrt()
     t = u
     if denominator.max_second_moment_before is not None:
         t = torch.maximum(u, denominator.max_second_moment_before.sqrt())
 
-    # Δ(m/n), where n also changes if an example is left out
+    # the change of m/n, where n also changes without the example
     n = denominator.value(denominator.t)
     ratio = denominator.mean / n
     ratio_without = (denominator.mean + momentum_change) / denominator.value(t)
@@ -479,11 +480,12 @@ def change_of(
 # Then ∂F/∂wᵢ = Σ_s γ_s·∂g_s/∂wᵢ, and the leave-out effect
 # of i is Σ_s γ_s·(g_s⁻ⁱ − g_s).
 #
-# ∂F/∂wᵢ is the derivative of F(θ_T) in the weight of an example through all of
-# training: gradients, the optimizer's state, its denominators, clipping and decay (the
-# metagradient of Engstrom et al. 2025). A leave-out effect uses the finite change of
-# each batch mean without the example, and linearises everything after it. If `one_step`
-# is set, the optimizer's step is also repeated without the example.
+# ∂F/∂wᵢ is the derivative of F(θ_T) with respect to the weight of an example. It passes
+# through all of training: gradients, the optimizer's state, its denominators, clipping
+# and decay (the metagradient of Engstrom et al. 2025). A leave-out effect uses the
+# finite change of each batch mean without the example, and linearises everything after
+# this change. If `one_step` is set, the optimizer's step is also repeated without the
+# example.
 
 
 @dataclass(kw_only=True)
@@ -491,8 +493,8 @@ class AdjointSweep:
     """The backward pass through all training steps for some outputs. `steps_left` is
     the number of remaining steps.
 
-    The outputs are split into parts, so that the adjoints of a part stay in the CPU
-    cache during a step."""
+    The outputs are split into parts. Each part is so small that its adjoints stay in
+    the CPU cache during a step."""
 
     trajectory: AbstractTrajectory
     mean: AbstractMean
@@ -500,8 +502,8 @@ class AdjointSweep:
     effects: Float[Tensor, "vector example"]
     steps_left: int
     one_step: bool = False
-    # the sum over the outputs of ‖a_s‖, the norm of the adjoint of the weights,
-    # for s = T, T − 1, …
+    # for s = T, T − 1, …: the sum over the outputs of ‖a_s‖, the norm of the adjoint of
+    # the weights
     norms: list[float] = field(default_factory=list)
 
     def steps_back(self) -> Iterator[int]:
@@ -523,8 +525,8 @@ class AdjointSweep:
         clipping = Clipping(gradient, step.clip_norm)
         consumed = clipping.factor * clipping.gradient
 
-        # the changes without each example, for `one_step`;
-        # `credited` masks rounding errors
+        # for `one_step`: the changes without each example. `credited` masks rounding
+        # errors.
         changes: list[Change] = []
         if self.one_step and step.batches:
             changes = changes_without(step, clipping.gradient, self.mean)
@@ -534,7 +536,8 @@ class AdjointSweep:
             self.effects, [len(adjoint.weights) for adjoint in self.adjoints]
         )
         for adjoint, effects in zip(self.adjoints, parts, strict=True):
-            # one-step removal: a·(θ⁻ⁱ − θ) and so on, with the adjoint after the step
+            # one-step removal: the terms a·(θ⁻ⁱ − θ) etc., with the adjoint after the
+            # step
             for change in changes:
                 effects.index_add_(1, change.examples, change.effect(adjoint))
 
@@ -545,7 +548,8 @@ class AdjointSweep:
             curved, along = recorded.curvature(gamma)
             adjoint.weights += curved
 
-            # otherwise, to first order after the gradient: γ·(g⁻ⁱ − g)
+            # otherwise: the term γ·(g⁻ⁱ − g), which linearises everything after the
+            # gradient
             if not self.one_step:
                 self.add_removals(step, along, effects)
         self.norms.append(sum(map(total_norm, self.adjoints)))
@@ -553,11 +557,11 @@ class AdjointSweep:
     def credit(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
     ) -> Float[Tensor, " weight"] | None:
-        """Return the credit of a step's gradient,
-        if the step divides by past gradients.
+        """Return the credit of a step's gradient, if the step divides by past
+        gradients, else None.
 
-        The credit is 0 where the gradient is a rounding error, and 1 elsewhere. Return
-        None if it is 1 everywhere."""
+        The credit of an element is 0 if its gradient is only rounding error, else 1.
+        Return None also if the credit is 1 everywhere."""
         divides = any(update.denominator is not None for update in step.updates)
         if not divides or not step.batches:
             return None
@@ -571,8 +575,8 @@ class AdjointSweep:
         along: Float[Tensor, "vector row"],
         effects: Float[Tensor, "vector example"],
     ) -> None:
-        """Add γ·(g⁻ⁱ − g), the effect of leaving example i out of the step's gradient
-        g, for each i, given `along` = γ·∇ℓ of each row."""
+        """For each example i, add γ·(g⁻ⁱ − g), the effect of leaving i out of the
+        step's gradient g. `along` is γ·∇ℓ of each row."""
         lengths = [len(batch.examples) for batch in step.batches]
         for rows, batch in zip(
             torch.split(along, lengths, dim=1), step.batches, strict=True
@@ -611,8 +615,8 @@ def sweep_from(
     one_step: bool = False,
 ) -> AdjointSweep:
     """Return a backward pass that begins with `end`, the gradients ∂F/∂θ_T of the
-    outputs F. The outputs are split into parts of `outputs_per_pass` outputs; by
-    default, there is one part."""
+    outputs F. It handles parts of `outputs_per_pass` outputs, or
+    all outputs at once by default."""
     adjoints = [
         StateAdjoint(weights=part.clone())
         for part in torch.split(end, outputs_per_pass or max(1, len(end)))
@@ -641,12 +645,13 @@ class ChunkedSweep:
     training: AbstractTrajectory
     # the gradients ∂F/∂θ_T of the outputs F at some points
     end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]
-    points_per_chunk: int  # points per chunk
-    outputs_per_pass: int  # outputs per backward pass
+    points_per_chunk: int  # number of points per chunk
+    outputs_per_pass: int  # number of outputs per backward pass
     kind: Effects
     mean: MeanName
     effects: Float[Tensor, "point out example"]
-    # the sum over the completed chunks of ‖a_s‖, the norm of the adjoint of the weights
+    # ‖a_s‖ for each s, the norm of the adjoint of the weights, summed over the outputs
+    # of the completed chunks
     norms: Float[Tensor, " moment"] | None = None
     done: int = 0  # number of completed chunks
     sweep: AdjointSweep | None = None  # the sweep of the current chunk
@@ -654,8 +659,8 @@ class ChunkedSweep:
     saved: Mapping[str, Any] | None = None
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
-        """Run the remaining steps. After each,
-        yield the numbers of completed and of all steps."""
+        """Run the remaining steps. After each step, yield the number of completed steps
+        and the number of all steps."""
         count = len(self.effects)
         length = self.training.length
         starts = range(0, count, self.points_per_chunk)
@@ -684,8 +689,8 @@ class ChunkedSweep:
 
     @property
     def growth(self) -> float:
-        """The growth of the adjoint a of the weights, from the last step back:
-        max_s ‖a_s‖/‖a_T‖."""
+        """The growth of the adjoint a of the weights towards earlier
+        steps: max_s ‖a_s‖/‖a_T‖."""
         if self.norms is None or not self.norms.isfinite().all():
             return float("inf")
         return float(self.norms.max() / self.norms[0])

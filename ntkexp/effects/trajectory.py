@@ -1,5 +1,5 @@
-"""The interface of a recorded training run for backward passes,
-and named weights as one vector."""
+"""The interface through which backward passes read a recorded training run. Also the
+conversion of named weights to one vector."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FlatWeights:
 
     def vector(self, weights: Mapping[str, Tensor]) -> Float[Tensor, "*several weight"]:
         """Concatenate weights along the last axis. Keep leading axes,
-        such as one of networks."""
+        such as an axis of networks."""
         flat = []
         for name, shape in self.shapes.items():
             leading = weights[name].shape[: weights[name].dim() - len(shape)]
@@ -79,22 +79,22 @@ def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
     return FlatWeights({name: weight.shape for name, weight in weights.items()})
 
 
-# --- A recorded training run, or a recorded followed loop. One step is,
-# by PyTorch's definitions:
+# --- A recorded training run, or a recorded followed loop. In PyTorch's definitions,
+# one step is:
 #
 #     g = Σ κᵢ ∇ℓᵢ(θ)        p = c g + λθ,  c = min(1, clip_norm/(‖g‖ + 1e-6))
 #     m ← βm + αp            θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# Each letter is a number or a vector, as in `optimizer.base`. κᵢ is the share of
-# example i in the loss. If the optimizer divides by past gradients, then S = σ/n (Adam;
-# also RMSprop, with ρ = 1 and m = p):
+# Each coefficient is a number or a vector, as in `optimizer.base`. κᵢ is the share of
+# example i in the loss, and λ is the L2 decay. If the optimizer divides by past
+# gradients, as Adam does, then S = σ/n (for RMSprop, ρ = 1 and m = p):
 #
 #     n = t/ρ + ε,   u² ← β₂u² + (1 − β₂)p²,   t = u, or the largest u so far (AMSGrad)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakenBatch:
-    """The batch of one loss, such as a mean over examples.
+    """The batch of one loss term, such as one mean over examples.
 
     A step may have several batches. An example may have several rows.
     """
@@ -102,13 +102,13 @@ class TakenBatch:
     examples: Int[Tensor, " row"]  # the index of the example of each row
     # κ, the shares in the loss: 1/|B| in a mean over a batch B
     shares: Float[Tensor, " row"]
-    # θ ↦ ℓᵢ(θ), twice differentiable
+    # θ ↦ ℓᵢ(θ), which must be twice differentiable
     losses: Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]
     # True for a mean: without an example, the shares of the others grow
     is_mean: bool = True
-    # κ/w, the shares divided by the weights w of the examples; None: w = 1
+    # κ/w, the shares divided by the weights w of the examples; None means w = 1
     per_weight: Float[Tensor, " row"] | None = None
-    # the count of each row in the mean: 1, a class weight or a number of tokens
+    # the count of each row in the mean: 1, a class weight, or a number of tokens
     counts: Float[Tensor, " row"] | float = 1.0
 
     @property
@@ -119,8 +119,7 @@ class TakenBatch:
 
     @property
     def counted(self) -> Float[Tensor, " row"]:
-        """The share of each row times its count in the mean.
-        Only ratios between rows matter."""
+        """The share of each row times its count in the mean, up to a common factor."""
         return self.shares * self.counts
 
     def times(self, factor: float) -> TakenBatch:
@@ -135,7 +134,8 @@ class TakenBatch:
 @dataclass(frozen=True, kw_only=True)
 class Denominator:
     """The denominator n = t/ρ + ε of an update, and the optimizer state before and
-    after the step. u² is the second moment of the gradients."""
+    after the step. u² is the second moment of the gradients, and t
+    is u or its running maximum."""
 
     beta2: float  # β₂, the decay rate of u²
     bias_correction: float  # ρ = √(1 − β₂ˢ⁺¹)
@@ -143,15 +143,16 @@ class Denominator:
     mean: Tensor  # m, the momentum
     second_moment: Tensor  # u² after the step
     second_moment_before: Tensor
-    # t², the largest u² so far (AMSGrad); None: t = u
+    # t², the largest u² so far (AMSGrad); None means t = u
     max_second_moment: Tensor | None = None
     max_second_moment_before: Tensor | None = None
-    # ∂t/∂u; None: 1 where u exceeds the earlier t, else 0
+    # ∂t/∂u; None means 1 where u exceeds the earlier t, else 0
     max_slope: Tensor | None = None
 
     @property
     def t(self) -> Tensor:
-        """The root t of the second moment, or of its largest value so far (AMSGrad)."""
+        """t, the root of the second moment, or of
+        its largest value so far (AMSGrad)."""
         if self.max_second_moment is None:
             return self.second_moment.sqrt()
         return self.max_second_moment.sqrt()
@@ -163,8 +164,8 @@ class Denominator:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """The optimizer's linear step for the weights in the slice `weight_slice`, and the
-    denominator n of its factor S = σ/n."""
+    """The optimizer's linear step for the weights in the slice `weight_slice`. If its
+    factor is S = σ/n, also the denominator n."""
 
     weight_slice: slice
     linear: LinearStep
@@ -178,7 +179,8 @@ class TrainedStep:
     index: int
     weights: Float[Tensor, " weight"]  # θ before the step
     batches: tuple[TakenBatch, ...]
-    updates: tuple[Update, ...]  # weights without an update do not change
+    # updates of parts of the weights; all other weights do not change
+    updates: tuple[Update, ...]
     clip_norm: float | None = None
     # mask: 1 for weights with a gradient, 0 for others
     with_grad: Float[Tensor, " weight"] | None = None

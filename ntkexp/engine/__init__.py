@@ -1,4 +1,4 @@
-"""Engines: run jobs on this machine, or on machines that share a file system with it.
+"""Engines run jobs on this machine, or on machines that share a file system with it.
 
 Each module imports only from the modules listed before it:
 

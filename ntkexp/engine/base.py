@@ -71,8 +71,8 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Warned:
-    """An event: a job has given a warning, and continues. `work` stores the warning in
-    `Ended.warnings`.
+    """An event: a job has given a warning, and continues. The function `work` collects
+    the warnings in `Ended.warnings`.
     """
 
     name: str
@@ -92,11 +92,11 @@ ReportEvent: TypeAlias = Callable[[Event], None]
 
 
 class AbstractJob(ABC):
-    """A job for a worker. Subclasses are frozen dataclasses that can be pickled."""
+    """A job for a worker. Subclasses are frozen dataclasses, which can be pickled."""
 
     loads: ClassVar[tuple[str, ...]] = ()
-    """Modules that the job imports lazily. A fork server imports them once
-    for all workers."""
+    """Modules that the job imports lazily. A fork server imports them
+    only once for all workers."""
 
     advice: ClassVar[str] = ""
     """Advice that is appended to the message of an unexpected error."""
@@ -114,7 +114,7 @@ class Task:
     name: str
     job: AbstractJob
     logs: str  # the folder for scripts and logs of the engine
-    # the working folder; workers resolve relative paths from here
+    # the working folder, from which workers resolve relative paths
     working_folder: str = field(default_factory=os.getcwd)
     threads: int = 1
 
@@ -166,8 +166,9 @@ def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
     """Run tasks on an engine, and yield their events.
 
     The next task is taken from the iterator when a worker is free. If a process dies,
-    only its current task is lost. If the generator is closed or an exception is raised
-    inside it, running jobs are asked to save their state and to end within seconds."""
+    only its current task is lost. If the generator is closed, or if an exception is
+    raised inside it, running jobs are asked to save their state
+    and to end within seconds."""
     events: SimpleQueue[Event] = SimpleQueue()
     workers = engine.open(events.put)
     running = 0
@@ -205,7 +206,7 @@ class Unfinished(RuntimeError):
 
 
 def reason_of_loss(event: Event, place: Path) -> str:
-    """Return the reason why a worker was lost, or "" if the event reports no loss.
+    """Return the reason why a worker was lost. Return "" if the event reports no loss.
 
     If a job failed, raise `Unfinished`, because the other jobs for the result at
     `place` would also fail."""
@@ -271,8 +272,8 @@ SPELLINGS = "local, dask:ADDRESS, dask:scheduler.json or slurm:KEY=VALUE,…"
 
 
 def choose(spelling: str, workers: int | None) -> AbstractEngine:
-    """Return the engine that a text such as `local` or `slurm:KEY=VALUE`
-    on the command line specifies.
+    """Return the engine that a text on the command line specifies, such as `local` or
+    `slurm:KEY=VALUE`.
 
     The engine's module is imported here, because some engines need an optional
     dependency. Raise if the engine is unknown or unavailable.
@@ -341,8 +342,8 @@ def work_interruptibly(task: Task, report_event: ReportEvent = ignore) -> Ended:
     """Carry out a task with SIGINT unblocked,
     in a process that started with SIGINT blocked.
 
-    The first SIGINT stops the task, even if it arrived earlier.
-    Further ones are ignored."""
+    The first SIGINT stops the task, even if it arrived before this call. Further
+    signals are ignored."""
     signal.signal(signal.SIGINT, interrupt_once)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

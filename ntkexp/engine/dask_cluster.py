@@ -79,7 +79,7 @@ class DaskWorkers(AbstractWorkers):
 
     def shutdown(self) -> None:
         unfinished = bool(self.futures)
-        self.inner.shutdown(wait=False)  # cancel tasks that have not begun
+        self.inner.shutdown(wait=False)  # cancel the tasks that have not begun
         if unfinished:
             self.client.run(interrupt, self.token)
 
@@ -112,19 +112,20 @@ def connect_client(address: str, timeout: float) -> Any:
         raise WrongEngine(
             f"dask:{address}: there is no such file; `dask scheduler --scheduler-file` writes one"
         )
-    # errors are reported in one line
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    logging.getLogger("distributed").setLevel(
+        logging.CRITICAL
+    )  # all errors are reported in one line
     try:
         scheduler = address
         if by_file:
             scheduler = json.loads(Path(address).read_text(encoding="utf-8"))["address"]
-        # Use a new thread, because in a notebook this thread already runs an event
-        # loop.
+        # use a new thread, because in a notebook an event loop already runs in this
+        # thread
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, greet(scheduler, timeout)).result()
         return distributed.Client(scheduler, timeout=timeout, set_as_default=False)
-    # MemoryError: the reply of a server of a different kind may be read
-    # as a huge message size
+    # MemoryError: the reply of another kind of server may be read as a huge message
+    # size
     except (OSError, ValueError, KeyError, MemoryError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise WrongEngine(
@@ -135,8 +136,8 @@ def connect_client(address: str, timeout: float) -> Any:
 async def greet(address: str, timeout: float) -> None:
     """Connect to a scheduler and disconnect. Raise if there is none.
 
-    This check comes before the creation of a client, because a client without a
-    scheduler logs further errors later."""
+    Check this before a client is created, because a client without a scheduler would
+    log further errors later."""
     line = await connect(
         address, timeout=timeout, **Security().get_connection_args("client")
     )
@@ -156,9 +157,10 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
         "MKL_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    limits[SAFE_PATH] = "1"  # applies also to processes that the child starts
-    # the new process unblocks SIGINT when it can report its end
-    with blocked(signal.SIGINT):
+    limits[SAFE_PATH] = "1"  # also for processes that the child starts
+    with blocked(
+        signal.SIGINT
+    ):  # the new process unblocks SIGINT when it is ready to report its end
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ntkexp.engine.child"],
             stdin=subprocess.PIPE,

@@ -36,7 +36,8 @@ from ntkexp.engine.base import (
 FORKS = multiprocessing.get_context("forkserver")
 WATCH = "ntkexp.engine.orphan"
 PRELOADED = ["ntkexp.engine.local"]
-# interval between repeated interrupts, for processes that were still starting
+# interval between repeated interrupts, because processes that are still starting may
+# miss one
 REPEAT_SECONDS = 1.0
 
 
@@ -79,7 +80,7 @@ class LocalWorkers(AbstractWorkers):
         self.listeners = ThreadPoolExecutor(count)
         self.running: set[BaseProcess] = set()
         self.futures: list[Future[Ended]] = []
-        # multiprocessing polls all child processes when it starts a new one
+        # multiprocessing checks all child processes when it starts a new one
         self.lock = threading.Lock()
 
     def submit(self, task: Task) -> Future[Ended]:
@@ -87,8 +88,9 @@ class LocalWorkers(AbstractWorkers):
         ours, theirs = FORKS.Pipe(duplex=False)
         arguments = (replace(task, threads=self.threads), theirs)
         process = FORKS.Process(target=serve, args=arguments, daemon=True)
-        # no interrupt between the start of process and of listener
-        with blocked(signal.SIGINT):
+        with blocked(
+            signal.SIGINT
+        ):  # no interrupt between the start of a process and the start of its listener
             with self.lock:
                 process.start()
                 self.running.add(process)
@@ -131,10 +133,11 @@ class LocalWorkers(AbstractWorkers):
     def shutdown(self) -> None:
         try:
             for _ in range(round(SAVE_SECONDS / REPEAT_SECONDS)):
-                self.send_all(signal.SIGINT)  # a process ignores all but the first
+                # a process ignores all interrupts except the first
+                self.send_all(signal.SIGINT)
                 if not wait_for(self.futures, REPEAT_SECONDS).not_done:
                     break
-        finally:  # also after a second Ctrl-C, which interrupts the loop
+        finally:  # also after a second Ctrl-C, which interrupts the loop above
             self.send_all(signal.SIGKILL)
             self.listeners.shutdown()
 
@@ -161,8 +164,8 @@ def start_server(*modules: str) -> None:
     """
     FORKS.set_forkserver_preload([WATCH, *modules, *PRELOADED])
     with safe_path():
-        # Start the resource tracker first: the server would start it,
-        # and it unblocks signals.
+        # start the resource tracker first; otherwise the server would start it, and it
+        # unblocks signals
         resource_tracker.ensure_running()
         with blocked(signal.SIGINT):
             forkserver.ensure_running()

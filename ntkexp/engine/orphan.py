@@ -1,8 +1,8 @@
 """End a fork server whose command dies while the server is importing modules.
 
 A fork server imports this module first. Without it, the server would notice the death
-of its command only after the import of torch, seconds later. A timer signal checks for
-it; a thread cannot be used, because a process with threads must not fork."""
+of its command only after the import of torch, seconds later. The check uses a timer
+signal and not a thread, because a process with threads must not fork."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from types import FrameType
 
 CHECK_SECONDS = 0.1  # interval between checks that the parent process still runs
-# the last module that the server imports; the checks then end
+# the last module that the server imports; after it, the checks end
 LAST = "ntkexp.engine.local"
 
 COMMAND = os.getppid()

@@ -42,7 +42,7 @@ from ntkexp.text import duration
 MAX_QUEUED_JOBS = 100  # default number of jobs in the queue at once
 QUEUE_POLL_SECONDS = 1.0  # interval between checks of the queue
 CANCEL_SECONDS = 60.0  # time to wait until cancelled jobs end
-# how often a job may be queued again after its time limit; each time, it continues
+# how often a job may be queued again after its time limit; it continues each time
 REQUEUES = 1000
 RESOURCES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "partition": ("slurm_partition", str),
@@ -111,7 +111,7 @@ class SlurmWorkers(AbstractWorkers):
         limits = f"OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} OMP_WAIT_POLICY=PASSIVE"
         setup = [f"export {limits}", f"export {SAFE_PATH}=1"]
         executor.update_parameters(**self.parameters, name=task.name, slurm_setup=setup)
-        with safe_path():  # cluster=local ignores `slurm_setup`
+        with safe_path():  # `cluster=local` ignores `slurm_setup`
             return executor.submit(
                 Job(), replace(task, threads=self.parameters["cpus_per_task"])
             )
@@ -126,7 +126,7 @@ class SlurmWorkers(AbstractWorkers):
                         continue
                     del self.jobs[future]
                     future.set_result(end_of(task, job))
-                except Exception as error:  # a command such as sacct failed
+                except Exception as error:  # a command such as sacct has failed
                     self.jobs.pop(future, None)
                     future.set_exception(error)
             if self.stopping.wait(QUEUE_POLL_SECONDS):

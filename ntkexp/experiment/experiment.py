@@ -35,7 +35,7 @@ class Experiment(Component):
     """All settings of a run.
 
     Some settings, such as `device` and `threads`, are circumstances (`records.folder`).
-    They do not belong to the identity of the experiment."""
+    They are not part of the experiment's identity."""
 
     data: AbstractSource
     model: AbstractArchitecture
@@ -59,7 +59,7 @@ class Experiment(Component):
     def draw(self) -> Data:
         """Draw the data from the seed. Raise if they exceed the memory limit
         of the host."""
-        # limit for the host's memory, not the device's
+        # the limit of the host's memory, not of the device's memory
         host = MemoryBudget.of_gb(self.memory_gb or DEFAULT_MEMORY_GB)
         remedy = "data.train, data.query, data.test or the size of an example"
         with MemoryLimit(host, "the data", remedy):
@@ -70,7 +70,7 @@ class Experiment(Component):
     def refuse_other_device(cls, name: str) -> str:
         """Raise for device names that torch does not know.
 
-        A run checks that the device is present when it begins.
+        Whether the device is present is checked when a run begins.
         """
         with suppress(RuntimeError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about deprecated device names
@@ -172,8 +172,8 @@ class Experiment(Component):
         """Raise if leave-out effects are requested but cannot be computed."""
         _ = self.integration  # raises if the settings of the path contradict each other
 
-        # Effects are computed by differentiating the optimizer's steps, or by
-        # retraining without each example if there are few examples.
+        # effects are computed by differentiating the optimizer's steps, or, if there
+        # are few examples, by retraining without each of them
         given = f"path.effects={str(self.path.effects).lower()}"
         if self.path.effects and self.optimizer.flows:
             raise Mistake(
@@ -194,16 +194,17 @@ class Experiment(Component):
         return self
 
 
-GPU_MEMORY_SHARE = 0.8  # the rest of a GPU's memory is for torch and fragmentation
+# the rest of a GPU's memory is for torch itself and for fragmentation
+GPU_MEMORY_SHARE = 0.8
 
 
 def memory_limit(device: str) -> float:
     """Return the default memory limit of a device in GB.
 
     For a GPU, the limit is a fixed share of its total memory. It does not depend on the
-    free memory, which differs from run to run: a different limit would change the sizes
-    of blocks, and thus rounding errors. For an absent or unknown device, return the
-    limit of the CPU."""
+    free memory, because that differs from run to run. A different limit would change
+    the sizes of blocks, and thus rounding errors. For an absent or unknown device,
+    return the limit of the CPU."""
     kind = torch.device(device)
     if (
         kind.type == "cpu"

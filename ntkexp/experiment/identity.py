@@ -39,8 +39,8 @@ def identity(experiment: Experiment) -> str:
         if name not in CIRCUMSTANCES
     }
     if experiment.kernel == Kernel():
-        # Omit fields with default values that were added later,
-        # so that old identities stay valid.
+        # omit fields that were added later if they have their default values, so that
+        # old identities stay valid
         del fields["kernel"]
     if experiment.path.kernels == "all":
         del fields["path"]["kernels"]

@@ -29,8 +29,8 @@ from ntkexp.stream import stream
 class Problem:
     """The drawn data and network of an experiment.
 
-    Inputs and targets hold the points of all splits that are used,
-    training examples first."""
+    Inputs and targets hold the points of all splits that are used. The training
+    examples come first."""
 
     data: Data
     inputs: Float[Tensor, "point *shape"]
@@ -60,8 +60,8 @@ def draw_problem(experiment: Experiment) -> Problem:
     data = experiment.draw()
     dtype = getattr(torch, experiment.dtype)
 
-    # Collect the points: the training examples, which are the columns of every kernel,
-    # and the splits in `path.queries`.
+    # collect the points: the training examples, which are the columns of every kernel,
+    # and the splits in `path.queries`
     queries = experiment.path.queries
     splits = [
         name
@@ -151,8 +151,8 @@ def draw_network(
 # Limit on the work: (pixel pairs) × (example pairs) × (layers). This much work takes
 # half a minute on two cores.
 MAX_LIMIT_WORK = 2 * 10**9
-NUMBERS_PER_PAIR = 4  # numbers in memory for each pair of points
-# the kernels at infinite width may take this part (1/4) of the memory
+NUMBERS_PER_PAIR = 4  # number of entries in memory for each pair of points
+# the kernels at infinite width may take 1 / this number of the memory
 LIMIT_MEMORY_PARTS = 4
 
 
@@ -201,7 +201,7 @@ def infinite_kernels(
 ) -> LimitKernels:
     """Return α²𝒢 and α²Θ between all points (rows) and the training examples (columns).
 
-    Entries of an example with itself are exact.
+    Entries for an example with itself are exact.
     """
     train_points = slice(0, train)
     blocks = [BlockSlices(train_points, train_points, same=True)]

@@ -33,9 +33,9 @@ from ntkexp.report.progress import Announced
 from ntkexp.shapes import Weights
 from ntkexp.text import counted, short
 
-# --- The user's function calls `follow`. A context variable passes the weights of the
-# examples, and the folder for the steps, to this inner `follow`. The first trace stays
-# unchanged.
+# --- The user's function `again=` calls `follow` itself. A context variable tells this
+# inner `follow` the weights of the examples and the folder for its steps. The trace of
+# the first training stays unchanged.
 
 
 Again: TypeAlias = Callable[[], object]
@@ -44,8 +44,8 @@ Again: TypeAlias = Callable[[], object]
 
 @dataclass
 class AlteredLoop:
-    """The weights of the examples in a loop that runs again, and the traces that its
-    calls of `follow` have recorded."""
+    """Settings for the inner `follow` (see above), and
+    the traces that it has recorded."""
 
     weighing: Weighing
     folder: Path | None  # folder for the steps, or None if they are not stored
@@ -63,7 +63,7 @@ def altered_loop() -> AlteredLoop | None:
 def trained_again(
     again: Again, weighing: Weighing, folder: Path | None = None
 ) -> LoopProblem:
-    """Run the loop with these weights of its examples, and return its trace.
+    """Run the loop with the example weights `weighing`, and return its trace.
 
     Random states are restored at the end. Raise unless the function followed exactly
     one loop."""
@@ -77,29 +77,29 @@ def trained_again(
         UNDER_WAY.reset(token)
     if len(altered.traces) != 1:
         raise Mistake(
-            f"again=: the function followed {counted(len(altered.traces), 'loop')}; let it carry "
-            "out the one that was followed, with ntkexp.follow in it"
+            f"again=: the function followed {counted(len(altered.traces), 'loop')}; let "
+            "it run the loop once, inside ntkexp.follow"
         )
     return altered.traces[0]
 
 
 # --- Comparison of the loop that runs again with the followed loop.
 #
-# The second loop must begin at the same weights and use the same examples at the same
-# steps. If all examples have weight 1, it must end at the same weights. The function
-# prints and writes its own output in every run.
+# The second loop must begin at the same network weights, and use the same examples at
+# the same steps. If all examples have weight 1, it must also end at the same network
+# weights.
 
 
-# With all weights 1, the second loop must end at the outputs of the first one, up to
-# this fraction of the changes by removals.
+# With all example weights 1, the second loop must end at the outputs of the first one.
+# Its distance may be at most this fraction of the mean change by a removal.
 REPEAT_TOLERANCE = 0.01
 GROUPS_SEED = 0  # seed of the random groups that are left out in retrainings
 
 
 @dataclass(frozen=True)
 class LoopAgain(AbstractRetraining):
-    """Retrainings of a followed loop, and the resulting outputs at the queries
-    of its trace."""
+    """Retrainings of a followed loop with other example weights, and the outputs of
+    each trained network at the queries."""
 
     again: Again
     trace: LoopProblem
@@ -116,7 +116,7 @@ class LoopAgain(AbstractRetraining):
 
     @cached_property
     def flat(self) -> FlatWeights:
-        """The layout of the weights as one vector."""
+        """The order in which the weight tensors are concatenated to one vector."""
         return flat_like(self.trace.steps.end)
 
     @cached_property
@@ -130,8 +130,8 @@ class LoopAgain(AbstractRetraining):
     def final_weights(
         self, weights: Float[Tensor, "training example"]
     ) -> Iterator[Float[Tensor, " weight"]]:
-        """Train once for each row of weights of the examples,
-        and yield the final network weights.
+        """Train once for each row of example weights, and yield the final network
+        weights.
 
         The training with all weights 1 runs only once.
         """
@@ -151,7 +151,8 @@ class LoopAgain(AbstractRetraining):
         announced.stop()
 
     def end_with(self, weights: Mapping[str, float]) -> Float[Tensor, " weight"]:
-        """Return the final network weights if some examples have these weights."""
+        """Train with example weights `weights`,
+        and return the final network weights."""
         return self.flat.vector(self.train(weights).steps.end)
 
     def outputs_at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
@@ -164,7 +165,7 @@ class LoopAgain(AbstractRetraining):
     def train(
         self, weights: Mapping[str, float], folder: Path | None = None
     ) -> LoopProblem:
-        """Run the loop with these weights of some examples, and return its trace."""
+        """Run the loop with example weights `weights`, and return its trace."""
         weighing = Weighing(weights, self.mean, self.trace.loss)
         repeated = trained_again(self.again, weighing, folder)
         self.refuse_other(repeated)
@@ -182,16 +183,17 @@ class LoopAgain(AbstractRetraining):
         repeated: Float[Tensor, "point out"],
         changes: Float[Tensor, "group point out"],
     ) -> list[str]:
-        """Raise if the second loop with all weights 1 does not end at the same outputs.
-        Otherwise return an empty list."""
+        """Raise if the second loop, with all example weights 1, does not end at the
+        outputs of the first loop. Otherwise return an empty list."""
         changed = float(changes.square().sum((1, 2)).mean().sqrt())
         end = self.flat.vector(self.trace.steps.end)
         gap = float((repeated - self.outputs_at(end)).norm())
         if gap > REPEAT_TOLERANCE * changed:
             raise Mistake(
-                f"again=: carried out again as it was, the loop ends {short(gap)} from where it "
-                f"did, and without some examples {short(changed)}; let the function seed all that "
-                "is random, or take smaller steps"
+                "again=: repeated with all examples, the loop ends at outputs that are "
+                f"{short(gap)} away from those of the first run, and leaving out "
+                f"examples changes them by {short(changed)}; let the function seed "
+                "everything random, or take smaller steps"
             )
         return []
 
@@ -207,8 +209,9 @@ def refuse_other_start(ours: Weights, theirs: Weights) -> None:
         return
     reason = f"'{different[0]}' differs" if different else "it trains more parameters"
     raise Mistake(
-        f"again=: the loop begins at other weights than the one that was followed ({reason}); let "
-        "the function build its model, and seed it (torch.manual_seed)"
+        "again=: the repeated loop begins at other weights than the followed loop "
+        f"({reason}); let the function build its model, and seed it with "
+        "torch.manual_seed"
     )
 
 
@@ -217,9 +220,9 @@ def refuse_other_examples(ours: AbstractSteps, theirs: AbstractSteps) -> None:
     or the same examples in another order."""
     if len(ours) != len(theirs) or list(ours.names()) != list(theirs.names()):
         raise Mistake(
-            f"again=: the loop of {len(ours)} steps that was followed saw other examples, or in "
-            f"another order, than this one of {len(theirs)}; let the function seed the order of "
-            "its batches"
+            f"again=: the followed loop of {len(ours)} steps and the repeated loop of "
+            f"{len(theirs)} steps use other examples, or another order; let the "
+            "function seed the order of its batches"
         )
 
 

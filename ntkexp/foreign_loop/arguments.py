@@ -1,7 +1,7 @@
-"""The arguments of `follow`: parameters by name, models and optimizers inside the
-wrappers of libraries, and checks.
+"""Check the arguments of `follow`, name the parameters, and unwrap models and
+optimizers.
 
-Unusable arguments raise before the loop begins, not after hours of training.
+Unusable arguments raise an error before the loop begins, not after hours of training.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
 class ParameterGroups:
     """The parameter groups of each optimizer, with the parameters' names in the model.
 
-    Names are looked up again if a group is added, extended or loaded.
+    The names are looked up again after a group was added, extended or loaded.
     """
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
-    # by optimizer: the ids of its groups and parameters, its groups,
-    # and all of its parameters
+    # for each optimizer, by its id: the ids of its groups and parameters, its groups,
+    # and all of its parameters by name
     known: dict[int, tuple[list[int], list[Group], dict[str, nn.Parameter]]] = field(
         default_factory=dict
     )
@@ -115,8 +115,9 @@ class ParameterGroups:
             if id(weight) not in self.names:
                 self.refuse_copies(weight)
                 raise Mistake(
-                    f"the optimizer moves a tensor of shape {list(weight.shape)} that is not a "
-                    "parameter of the model; follow the module that holds all of them"
+                    f"the optimizer updates a tensor of shape {list(weight.shape)} that "
+                    "is not a parameter of the model; follow the module that contains "
+                    "all tensors of the optimizer"
                 )
         members = {
             self.names[id(weight)]: weight for weight in filter(moves, group["params"])
@@ -135,9 +136,9 @@ class ParameterGroups:
                 weight.detach().to(parameter), parameter.detach()
             ):
                 raise Mistake(
-                    f"the optimizer moves a copy of '{name}' in longer numbers, from which the "
-                    "parameter is copied; no such step is followed: let the model hold the long "
-                    "weights, and train it under autocast"
+                    f"the optimizer updates a float32 copy of '{name}', and copies it "
+                    "back into the model, which cannot be followed; store the weights "
+                    "of the model in float32, and train it under autocast"
                 )
 
     def of(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
@@ -159,14 +160,16 @@ def moved_names(
 
 
 def moves(weight: Tensor) -> bool:
-    """Return False for a parameter that `ParameterGroups` leaves out although an
-    optimizer has it: frozen and in half precision, as in a base model with adapters.
+    """Return False for a frozen parameter in half precision that an optimizer holds,
+    such as a weight of a base model with adapters. `ParameterGroups` omits such
+    parameters.
     """
     return weight.requires_grad or not is_short(weight)
 
 
 def refuse_short(name: str, weight: Tensor) -> None:
-    """Raise for trained weights in half precision, which is too coarse to check a step.
+    """Raise if a trained weight is in half precision. Its rounding errors are too large
+    for any proof.
 
     >>> refuse_short("a", torch.ones(1)), refuse_short("b", torch.ones(1, dtype=torch.bfloat16))
     Traceback (most recent call last):
@@ -175,7 +178,8 @@ def refuse_short(name: str, weight: Tensor) -> None:
     if is_short(weight):
         kind = str(weight.dtype).removeprefix("torch.")
         raise Mistake(
-            f"'{name}' is in {kind}, too coarse for any proof; train float32 under autocast"
+            f"'{name}' is in {kind}, whose rounding errors are too large for the "
+            "proofs; train float32 weights under autocast"
         )
 
 
@@ -191,8 +195,8 @@ def unwrapped_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Return the optimizers inside the wrappers of accelerate and Lightning.
 
-    If a wrapper computes a different step, the check
-    of its first step raises (`rule.RuleProof`).
+    If a wrapper changes the step of its optimizer, the proof of the first step
+    (`rule.RuleProof`) raises an error.
 
     >>> from types import SimpleNamespace
     >>> sgd = torch.optim.SGD([torch.ones(1, requires_grad=True)])
@@ -225,8 +229,8 @@ def unwrapped_model(model: nn.Module) -> nn.Module:
 
 
 def runs_as_it_is(model: nn.Module) -> bool:
-    """Return True if all parameters are on the CPU,
-    and no part of the model is compiled.
+    """Return True if all parameters are on the CPU, and the model contains no compiled
+    part.
 
     >>> runs_as_it_is(nn.Linear(1, 1)), runs_as_it_is(nn.Linear(1, 1, device="meta"))
     (True, False)
@@ -257,17 +261,18 @@ def called_model(model: nn.Module) -> nn.Module:
         if SHARDED & {kind.__name__ for kind in type(layer).__mro__}:
             where = f"layer '{name}'" if name else "the model"
             raise Mistake(
-                f"{where} is a {type(layer).__name__}, whose weights are cut apart over the "
-                "processes (FSDP), and none sees a whole step; wrap the model in "
-                "DistributedDataParallel, or follow one process"
+                f"{where} is a {type(layer).__name__}, which divides weights among the "
+                "processes (FSDP), so that no process sees a complete step; wrap the "
+                "model in DistributedDataParallel, or follow a single process"
             )
     if not isinstance(model, DistributedDataParallel):
         return model
     size = model.process_group.size()
     if size < get_world_size():
         raise Mistake(
-            f"gradients are averaged over {size} of {get_world_size()} processes, and those of "
-            "others are not known here; follow where all of them train one model"
+            f"gradients are averaged over only {size} of {get_world_size()} processes, "
+            "so those of the other processes are unknown here; follow a loop in which "
+            "all processes train one model"
         )
     inner: nn.Module = model.module
     return inner
@@ -277,19 +282,20 @@ def called_model(model: nn.Module) -> nn.Module:
 
 
 ONE_NUMBER = (
-    "the model gives one number for all examples of a call, such as their loss; follow one that "
-    "gives a row for each, or name the part of its answer that does, as output='logits'"
+    "the model returns one number for all examples of a call, such as their loss; "
+    "follow a module that returns a row for each example, or name an output that has "
+    "such rows, for example output='logits'"
 )
 NEVER_CALLED = (
-    "model(x) was never called with gradients enabled, or only a copy of the model was "
-    "(first-order MAML?); follow the module that the loop calls so. For a loss through torch.func "
-    f"(grad, vmap, jvp), {ASK_LOSSES}"
+    "model(x) was never called with gradients enabled, or the loop called only a copy "
+    "of the model (first-order MAML?); follow the module that the loop calls. For a "
+    f"loss through torch.func (grad, vmap, jvp), {ASK_LOSSES}"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FollowOptions:
-    """The options of `follow`. See there for their meaning."""
+    """The options of `follow`, which documents their meaning."""
 
     output: Output = None
     measure: Measure | None = None
@@ -308,12 +314,12 @@ class FollowOptions:
         return MemoryBudget.of_gb(self.memory_gb)
 
     def refuse_unusable(self) -> None:
-        """Raise for values of the wrong kind."""
+        """Raise if an option has a value of the wrong kind."""
         checked_mode(self.batch_norm)
         if not (self.ids is None or isinstance(self.ids, str) or callable(self.ids)):
             raise Mistake(
-                f"ids= is a {type(self.ids).__name__}; give a function of a call, or the keyword "
-                "that holds names"
+                f"ids= is a {type(self.ids).__name__}; give a function of a call, or "
+                "the name of the keyword that holds the names"
             )
         self.refuse_uncallable("loss", "outputs and call")
         self.refuse_uncallable("log", "numbers and step, such as mlflow.log_metrics")
@@ -322,8 +328,8 @@ class FollowOptions:
         )
         if not isinstance(self.to, str | Path | None) or "\0" in str(self.to):
             raise Mistake(
-                f"to={in_short(self.to)} is a {type(self.to).__name__} that names no folder; give "
-                "the path of one"
+                f"to={in_short(self.to)} is a {type(self.to).__name__}, which names no "
+                "folder; give the path of a folder"
             )
         _ = self.budget
         are_rules = isinstance(self.rules, list | tuple) and all(
@@ -331,8 +337,8 @@ class FollowOptions:
         )
         if not are_rules:
             raise Mistake(
-                "rules=: give a list of rules of optimizers, made of classes derived from "
-                "AbstractOptimizerRule"
+                "rules=: give a list of optimizer rules, whose classes are derived "
+                "from AbstractOptimizerRule"
             )
         if self.every is not None:
             checked_count("every", self.every, 1)
@@ -360,7 +366,8 @@ def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
         )
     if not optimizers:
         raise Mistake(
-            "there is no optimizer to follow; give the loop's, or a list of them"
+            "there is no optimizer to follow; give the loop's optimizer, or a list "
+            "of its optimizers"
         )
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -369,7 +376,7 @@ def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
                 "a list of them"
             )
     if len({id(optimizer) for optimizer in optimizers}) < len(optimizers):
-        raise Mistake("an optimizer is in the list twice; give each once")
+        raise Mistake("an optimizer is in the list twice; give each optimizer once")
 
 
 def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Inputs:
@@ -385,12 +392,13 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
             leaf.is_nested or leaf.layout is not torch.strided
         ):
             raise Mistake(
-                "queries=: there is a nested or sparse tensor among them; give a plain one"
+                "queries=: one of the tensors is nested or sparse; give plain tensors"
             )
     inputs = map_tensors(torch.clone, as_inputs(queries))
     if not examples(inputs):
         raise Mistake(
-            "queries=: they are empty; give inputs at which the model is to be explained"
+            "queries=: there are none; give inputs at which the model is to be "
+            "explained"
         )
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     function = CalledModule(module, output).function
@@ -417,7 +425,8 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
             if not advice and batch_axis_missing(function, weights, inputs):
                 advice = f"; {BATCH_AXIS}"
         raise Mistake(
-            f"queries=: the model cannot be called with them: {first_line(error)}{advice}"
+            "queries=: the model cannot be called with the queries: "
+            f"{first_line(error)}{advice}"
         ) from error
     if not outputs.dim():
         raise Mistake(ONE_NUMBER)
@@ -431,7 +440,8 @@ def measured_queries(
     ids: Ids,
     called: CalledModule,
 ) -> MeasuredQueries:
-    """Return the measure of the queries, checked at the module's outputs."""
+    """Return the queries with the user's measure, after calling the measure on the
+    module's outputs as a check."""
     measured = MeasuredQueries(
         measure, QueryCalls(sizes, query_names(queries, sizes, ids))
     )
@@ -447,8 +457,8 @@ def measured_queries(
 def refuse_without_rules(
     called: CalledModule, trained: Collection[str], queries: Inputs
 ) -> None:
-    """Raise if an operation between weights and outputs has no secant rule,
-    or if the model mixes examples.
+    """Raise if an operation between weights and outputs has no secant rule, or if the
+    model computes one example's outputs from several examples.
 
     The check records the model at the first queries.
 
@@ -471,8 +481,8 @@ def refuse_without_rules(
     try:
         reader.checks.faithful_owners(tape)
     except Unfaithful:
-        # allowed: the secant explains the outputs,
-        # although their gradients are surrogates
+        # allowed: the secant is exact for the outputs, even where autograd's gradient
+        # is a surrogate (as in straight-through estimators)
         return
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error

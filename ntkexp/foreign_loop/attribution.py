@@ -4,11 +4,15 @@ from the last step to the first.
     f_T − f_0 = Σ contributions + decay + rounding
 
 `LoopBackward.take` adds one step. The recursion over steps is `path.backward_sum`. Its
-inputs are the linear steps of the optimizers, the per-example gradients Jᵢᵀℓ′ᵢ of the
-recorded calls, and the factor c between the gradient of the examples and the gradient
-that the optimizer used (clipping, a scaled loss). Jᵢ is the Jacobian of example i at
-the weights of its call. The three proofs of each step (see `foreign_loop`) run at the
-same time."""
+inputs are:
+
+- the linear step of each optimizer (see `rule`),
+- the per-example gradients Jᵢᵀℓ′ᵢ of the recorded calls, where Jᵢ is the Jacobian of
+  example i at the weights of its call, and ℓ′ᵢ is ∂L/∂f of this example,
+- the factor c between the gradient of the examples and the gradient that the optimizer
+  used. Clipping and loss scales give c ≠ 1.
+
+`take` also runs the three proofs of the step (see `foreign_loop`)."""
 
 from __future__ import annotations
 
@@ -51,23 +55,26 @@ SURROGATE_GRADIENTS = (
 
 @dataclass
 class LoopBackward:
-    """The sum over the steps of a loop, from the last step to the first."""
+    """The sum over the steps of a loop, which begins at the last
+    step and ends at the first."""
 
     reader: Reader
     calls: CallReaders
     queries: Inputs
-    # recorded forward pass of the queries, at the end of the next step to add
+    # recorded forward pass of the queries, after the next step that will be added
     later: Tape
     example_rows: Mapping[str, int]  # index of each example
     added: LoopSums  # sums over the steps so far
     steps: Sequence[int]  # indices of the steps
-    # recursion, after the steps so far
+    # the recursion over steps (`path.backward_sum`), after the steps so far
     sum: BackwardSum = field(default_factory=BackwardSum)
     # proof (a): factors c of the steps so far
     multiplied: Factors = field(default_factory=Factors)
-    # parameters whose gradient a step so far divides by a denominator, as Adam does
+    # parameters whose gradient was divided by a denominator in any step so far, as in
+    # Adam
     divided: set[str] = field(default_factory=set)
-    jumping: dict[int, str] = field(default_factory=dict)  # reason for a jump, by step
+    # by step: why the outputs jumped (a discrete choice changed)
+    jumping: dict[int, str] = field(default_factory=dict)
 
     def over(
         self, steps: AbstractSteps, explained: Callable[[Sequence[ModelCall]], object]
@@ -84,7 +91,7 @@ class LoopBackward:
             self.add_earlier_momentum(step)
             began = step.index
             explained(step.calls)
-            del step, later  # frees their memory before the next step is replayed
+            del step, later  # free their memory before the next step is replayed
             if is_large_model:
                 release_memory(parameters)
         if began:
@@ -101,7 +108,7 @@ class LoopBackward:
         calls = self.call_gradients(step, begun)
         gradient = summed_gradient(calls, step)
 
-        # proof (a): the optimizer used the gradient c g + e, where no example caused e
+        # proof (a): the optimizer used the gradient c g + e, and no example caused e
         proved = self.prove(step, begun, gradient, calls)
         factors = proved.factors
         rounding, credited = self.rounding_of(step, calls, gradient, proved)
@@ -176,12 +183,12 @@ class LoopBackward:
     def secants(
         self, step: FollowedStep, ends: QueryEnds
     ) -> tuple[Jacobian, Bool[Tensor, " query"]]:
-        """Return the secant Jacobian J̄ of the queries along a step, and a mask of
-        queries with a changed discrete choice.
+        """Return the secant Jacobian J̄ of the queries along a step. Also return a mask
+        of the queries at which a discrete choice changed.
 
-        Examples of discrete choices are an argmax, a sorting order, or the expert of a
-        mixture. If a choice changes, no difference rule applies. The query then gets J
-        at the beginning of the step."""
+        A discrete choice is, for example, an argmax, a sorting order, or the chosen
+        expert of a mixture. If a choice changes, no secant Jacobian exists. The query
+        then gets the Jacobian J at the beginning of the step."""
         jumped = torch.zeros(
             len(ends.before.outputs),
             dtype=torch.bool,
@@ -192,7 +199,7 @@ class LoopBackward:
         except ChoiceChanged as reason:
             self.jumping[step.index] = str(reason)
 
-        # a measure takes all queries at once, so single queries cannot be recorded
+        # a measure takes all queries at once, so the queries are recorded together
         if self.reader.whole_batch:
             return self.reader.tangent(ends.before), ~jumped
 
@@ -209,20 +216,22 @@ class LoopBackward:
         return stacked(jacobians), jumped
 
     def record_query(self, tape: Tape, query: int) -> Tape:
-        """Record one query at the weights of a tape of all queries."""
+        """Record a single query at the weights of `tape`,
+        which recorded all queries."""
         weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
         return self.reader.record(weights, part(self.queries, slice(query, query + 1)))
 
     @property
     def caveats(self) -> dict[str, str]:
-        """Warnings about changed discrete choices, and about gradients that are not
-        derivatives. The keys are the names that the result gives them in `attrs`."""
+        """Warnings by name, for the `attrs` of the result: that discrete choices
+        changed, or that the loop's gradients are not derivatives."""
         caveats: dict[str, str] = {}
         if self.jumping:
             first = min(self.jumping)
             caveats[JUMPED] = (
-                f"discrete choices at the queries changed in {counted(len(self.jumping), 'step')}, "
-                f"and `jumps` is their effect; first in step {first}: {self.jumping[first]}"
+                "discrete choices at the queries changed in "
+                f"{counted(len(self.jumping), 'step')}, and `jumps` is their effect; "
+                f"the first one changed in step {first}: {self.jumping[first]}"
             )
         readers = (self.reader, *self.calls.readers.values())
         if any(reader.is_unfaithful for reader in readers):
@@ -250,12 +259,15 @@ class LoopBackward:
         gradient: Weights,
         calls: Sequence[CallGradients],
     ) -> GradientFactors:
-        """Run proof (a), and return the factor c of each parameter, the factors of
-        elements that were clipped by value, and the relative distance of the gradients.
+        """Run proof (a) of a step. Return the factor c of each parameter, the factor of
+        each element that was clipped by value, and the relative distance of the two
+        gradients.
 
-        Raise unless the optimizer used c times the gradient of the examples, and unless
-        the replayed calls return the outputs of the loop. For calls under casts or with
-        BatchNorm, autograd computes the gradient, under the same casts.
+        Raise if the optimizer did not use c times the gradient of the examples, or if
+        the replayed calls do not return the outputs of the loop.
+
+        For calls under casts or with BatchNorm, autograd computes the gradient under
+        the same casts.
 
         Args:
             step: step to prove.
@@ -279,12 +291,14 @@ class LoopBackward:
             if call.signed is not None and (missed := replay.other(call.signed)):
                 if call.losses is not None:
                     raise Mistake(
-                        f"step {step.index}: the function of trace.losses gave other losses in the loop than "
-                        f"it does now at the same weights, off by {missed:.2g} of them; {ASK_SAME_LOSSES}"
+                        f"step {step.index}: at the same weights, the function of "
+                        "trace.losses returned other losses in the loop than it does "
+                        f"now (relative difference {missed:.2g}); {ASK_SAME_LOSSES}"
                     )
                 raise Mistake(
-                    f"step {step.index}: the model gave other outputs when the loop called it than it does now at the "
-                    f"same weights, off by {missed:.2g} of them; {CHANGED}"
+                    f"step {step.index}: at the same weights, the model returned other "
+                    "outputs in the loop than it does now (relative difference "
+                    f"{missed:.2g}); {CHANGED}"
                 )
         bound = bound_of(consumed, tolerance)
         if proved.clipped is not None:
@@ -321,13 +335,15 @@ class LoopBackward:
         proved: GradientFactors,
     ) -> tuple[Weights, Weights]:
         """Return the part e of the optimizer's gradient that no example caused, and the
-        credit of the examples (see `credit_of_examples`).
+        credit of each gradient element (see `credit_of_examples`).
 
-        The credit of an element is 0 if its gradient is only rounding, else 1. If
-        gradients were clipped by value, it also includes the element's factor. e is the
-        effect of casts, or the rounding error of terms that cancel. The rounding error
-        matters because Adam normalizes gradients: a gradient that is only a rounding
-        error moves the weights as far as any other gradient."""
+        The credit of an element is 0 if its gradient is only a rounding error, else 1.
+        If gradients were clipped by value, the credit is multiplied by the element's
+        clipping factor.
+
+        e is the effect of casts, or the rounding error of terms that cancel. Rounding
+        errors matter because Adam normalizes gradients: an element whose gradient is
+        only a rounding error moves as far as any other element."""
         cast = self.is_cast(step)
         factors = proved.factors
         self.divided |= {name for name in step.with_grad if step.linear[name].divides}
@@ -358,8 +374,8 @@ class LoopBackward:
     def query_ends(
         self, step: FollowedStep, end: Weights, steps: AbstractSteps
     ) -> QueryEnds:
-        """Record the queries at both ends of a step,
-        with the running statistics from before it."""
+        """Record the queries at the weights before and after a step. Both times, use
+        the running statistics from before the step."""
         statistics = numbers_of(steps.statistics(step.index))
         later = numbers_of(steps.statistics(step.index + 1))
         before = self.reader.record(step.start | statistics, self.queries)
@@ -383,7 +399,8 @@ class LoopBackward:
         rows: Int[Tensor, " row"],
         kernel: Float[Tensor, "query out position_row"],
     ) -> None:
-        """Add the contributions of single positions, if they are asked for."""
+        """Add the contributions of single positions in a text,
+        if the user asked for them."""
         if self.added.by_position is None:
             return
         rows_of_calls = torch.split(rows, [len(call.names) for call in step.calls])
@@ -401,7 +418,7 @@ class LoopBackward:
         calls: Sequence[CallGradients],
         credited: Weights,
     ) -> None:
-        """If contributions cancel in this step, and their total magnitude is the
+        """If the contributions cancel in this step, and their total magnitude is the
         largest so far, find the parameter that causes most of the cancellation."""
         if not self.added.closing.cancels_most(contributions):
             return
@@ -417,8 +434,8 @@ class LoopBackward:
         self.added.closing.find_parameter(adjoint, examples, step.with_grad, like)
 
     def add_earlier_momentum(self, step: FollowedStep) -> None:
-        """Add −⟨βU, m⟩, the effect of the momentum m from before the followed steps,
-        with the adjoint U. No followed example caused it."""
+        """Add −⟨βU, m⟩, where U is the adjoint and m is the momentum from before the
+        followed steps. No followed example caused this term."""
         if step.remembered and self.sum.adjoint is not None:
             momentum = {
                 name: torch.zeros_like(weight) for name, weight in step.start.items()
@@ -449,8 +466,8 @@ class QueryEnds(NamedTuple):
 
 
 def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weights:
-    """Return the sum of the gradients of all examples of a step,
-    for the parameters with a gradient."""
+    """Return the sum of the gradients of all examples of a step, for each parameter
+    that received a gradient."""
     gradient: Weights = {}
     for call in calls:
         total = call.total(step.start)
@@ -481,12 +498,12 @@ def credit_of_examples(
     *,
     cast: bool,
 ) -> Weights:
-    """Return 0 for elements whose gradient is only a rounding error,
-    and 1 for all others.
+    """Return the credit of each element: 0 if its gradient is only a rounding error,
+    else 1.
 
-    Only the parameters in `divided` are examined, whose gradient this step or a later
-    one divides by a denominator. (Momentum carries rounding errors to later steps.)
-    Parameters without elements of credit 0 are omitted."""
+    Only the parameters in `divided` are examined. Their gradient is divided by a
+    denominator in this step, or in a later step that momentum carries it to. Parameters
+    whose elements all have credit 1 are omitted."""
     consumed = {name: step.gradient[name] for name in step.with_grad if name in divided}
     if not consumed:
         return {}
@@ -503,8 +520,8 @@ def credit_of_examples(
     if cast:
         return credit(consumed, sizes, {})
 
-    # the loop and the replay sum the same terms in different order; their distance also
-    # shows the rounding error of a gradient
+    # the loop and the replay sum the same terms in different orders, so the distance of
+    # the two gradients also shows their rounding error
     other = {name: multiple(factors[name], gradient[name]) for name in consumed}
     for call in calls:
         if (
@@ -522,7 +539,7 @@ def credit_of_examples(
 
 
 class StepRows:
-    """The gradients that are multiplied by the adjoint V, as rows in this order:
+    """The gradients that a step multiplies by the adjoint V, as rows in this order:
 
     1. one for each example of the calls,
     2. one for all calls whose batches BatchNorm couples, if there are any,
@@ -546,13 +563,14 @@ class StepRows:
         self.first_position = self.examples + len(batch)
 
     def terms(self, terms: StepTerms, *, coupling_is_rounding: bool) -> LoopTerms:
-        """Return contributions and coupling,
-        from the inner products `terms` of V with these rows.
+        """Split the inner products of V with these rows into contributions and
+        coupling.
 
-        The gradients of single examples may not add up to the gradient of a coupled
-        batch. With `coupling_is_rounding` the gap is added to `rounding`, because each
-        gradient was computed through the batch. Otherwise the gap is `coupling`, the
-        effect of examples on one another through the batch statistics."""
+        If BatchNorm couples a batch, the gradients of its examples may not add up to
+        the gradient of the batch. If each gradient was computed through the whole batch
+        (`coupling_is_rounding`), the gap is a rounding error, and is added to
+        `rounding`. Otherwise the gap is `coupling`: the effect that examples have on
+        one another through the batch mean and variance."""
         kernel = terms.kernel[:, :, : self.examples]
         contributions = kernel.squeeze(3).neg()
         gap = torch.zeros_like(terms.rounding)
@@ -569,14 +587,14 @@ class StepRows:
         return LoopTerms(contributions, terms.decay, terms.rounding, gap)
 
     def position_kernel(self, terms: StepTerms) -> Float[Tensor, "query out row"]:
-        """Return the inner products of the adjoint V with the gradients by position,
-        which are the last rows of the kernel."""
+        """Return the inner products of V with the gradients by
+        position, the last rows."""
         return terms.kernel[:, :, self.first_position :].squeeze(3)
 
 
 class Chain(Sequence[Jacobian]):
-    """Concatenation of several sequences, without reading their elements before they
-    are needed."""
+    """The concatenation of several sequences. Elements are
+    read only when they are needed."""
 
     def __init__(self, sequences: Sequence[Sequence[Jacobian]]) -> None:
         self.elements = [
@@ -592,8 +610,8 @@ class Chain(Sequence[Jacobian]):
 
 
 def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
-    """Return the sum of the gradients of all calls with a coupled batch, as a list with
-    one Jacobian. Return an empty list if no batch is coupled."""
+    """Return a list with one Jacobian: the sum of the gradients of all calls whose
+    batch is coupled. Return an empty list if no batch is coupled."""
     wholes = [call.whole for call in calls if call.whole is not None]
     if not wholes:
         return []

@@ -1,15 +1,16 @@
-"""Per-example gradients through a batch that couples its examples, by the mean and
-variance of BatchNorm, or in the user's function of `trace.losses`.
+"""Per-example gradients of a batch whose examples depend on one another.
 
-The loss of a call is Σᵢ ℓᵢ(fᵢ(θ; batch)). With batch_norm="exact", the gradient gᵢ of
-an example is the gradient of its term, through the whole batch. This takes one backward
-pass of the batch for each example:
+BatchNorm couples examples by the mean and variance of the batch. The user's function of
+`trace.losses` may couple them too. The loss of a call is then Σᵢ ℓᵢ(fᵢ(θ; batch)).
+
+With batch_norm="exact", gᵢ is the gradient of the term of example i, through the whole
+batch. This takes one backward pass of the batch for each example:
 
     gᵢ = ∂/∂θ ⟨ℓ′ᵢ, fᵢ(θ; batch)⟩        Σᵢ gᵢ = gradient of the batch
 
 With batch_norm="constant", the batch mean and variance are treated as constants.
-Examples are then independent, and one backward pass gives all gradients. The difference
-from the gradient of the batch is reported as `coupling`:
+Examples are then independent, and one backward pass gives all gradients. Their sum
+differs from the gradient of the batch. This difference is reported as `coupling`:
 
     gᵢ = J(xᵢ)ᵀℓ′ᵢ at constant statistics        coupling: gradient of the batch − Σᵢ gᵢ
 
@@ -40,9 +41,11 @@ from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 from ntkexp.text import short
 
-MAX_COTANGENTS = 64  # number of cotangents in one backward pass; more are no faster
+# number of cotangents (vectors that multiply Jᵀ) in one backward pass; more are no
+# faster
+MAX_COTANGENTS = 64
 SPLIT_ROWS = 32  # number of rows in one part of a batch of independent examples
-# eps: largest relative distance of Σᵢ gᵢ from the batch gradient
+# eps: largest relative distance of Σᵢ gᵢ from the gradient of the batch
 TERM_SUM_TOLERANCE = 1e3
 
 
@@ -52,8 +55,8 @@ TERM_SUM_TOLERANCE = 1e3
 class CountedBytes(DispatchMode):
     """A mode that counts the bytes of all results of operations, except views.
 
-    This bounds the bytes that autograd saves for the backward pass. Hooks for saved
-    tensors would count more exactly, but torch.func does not support them."""
+    The count is an upper bound of the bytes that autograd saves for the backward pass.
+    Hooks on saved tensors would be exact, but torch.func does not support them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +106,8 @@ class CoupledOutputs:
     def gradients(
         self, cotangent: Tensor, *, keep: bool, batched: bool = False
     ) -> list[Tensor]:
-        """Return Jᵀ times a cotangent, or times a batch of cotangents, for each leaf.
+        """Multiply a cotangent, or each row of a batch of cotangents, by Jᵀ. Return one
+        tensor for each leaf.
 
         `keep` retains the graph, and `batched` is True for a batch of cotangents.
         """
@@ -122,8 +126,8 @@ class CoupledOutputs:
         ]
 
     def gradients_of_each(self, cotangents: Tensor) -> list[Tensor]:
-        """Return Jᵀ times each cotangent, batched if torch supports it,
-        else one after another."""
+        """Multiply each cotangent by Jᵀ: as a batch if torch
+        supports it, else one by one."""
         if len(cotangents) > 1:
             try:
                 return self.gradients(cotangents, keep=True, batched=True)
@@ -153,8 +157,8 @@ class TermGradients(Sequence[Jacobian]):
         self.group = self.group_of(MAX_COTANGENTS, self.coupled.graph_bytes)
 
     def group_of(self, most: int, graph_bytes: float) -> int:
-        """Return the number of examples in a group, at most `most`, that fits into
-        memory if each example takes `graph_bytes` in a backward pass."""
+        """Return the number of examples in a group, at most `most`, whose backward
+        passes fit into memory. The pass of one example takes `graph_bytes`."""
         return int(
             max(1, min(most, self.buffer_bytes / 2 / (self.row_bytes + graph_bytes)))
         )
@@ -216,15 +220,16 @@ class TermGradients(Sequence[Jacobian]):
             count = len(self.output_gradient)
             size = sum(float(row.norm()) for row in self.output_gradient)
             raise Mistake(
-                f"step {step}: the gradients of {count} examples through their batch do not add up "
-                f"to that of the batch, off by {short(gap)} beside ℓ′ of {short(size)}; follow in "
+                f"step {step}: the gradients of {count} examples through their batch do "
+                "not add up to the gradient of the batch: they miss it by "
+                f"{short(gap)}, and ∂L/∂f has the norm {short(size)}; follow in "
                 "float64, or with batch_norm='constant'"
             )
 
 
-# --- Independent examples: if no loss depends on the rows of other examples, a group
-# needs only its own rows. A call of n examples still takes n backward passes, but each
-# pass goes through the rows of one group instead of the whole batch.
+# --- Independent examples. If no loss depends on the rows of other examples, the
+# gradients of a group are computed from the rows of this group alone. A call of n
+# examples still takes n backward passes, but each pass is shorter.
 
 
 @dataclass
@@ -252,11 +257,11 @@ class SplitGradients(TermGradients):
         )
 
     def are_gradients(self) -> bool:
-        """Return True if these are the gradients
-        of the examples through the whole batch.
+        """Return True if these gradients equal the gradients through the whole batch.
 
-        Compare Σ rᵢgᵢ with the gradient of Σ rᵢκᵢℓᵢ through the whole batch, where rᵢ
-        are random numbers and κ = ∂L/∂ℓ. An error in any gᵢ changes this sum."""
+        Draw a random number rᵢ for each example. Compare Σ rᵢgᵢ with the gradient of Σ
+        rᵢκᵢℓᵢ through the whole batch, where κᵢ = ∂L/∂ℓᵢ. An
+        error in any gᵢ changes the first sum."""
         generator = stream("shares", self.examples)
         shares = torch.randn(self.examples, generator=generator, dtype=torch.float64)
         shares = shares.to(self.output_gradient)
@@ -273,8 +278,8 @@ class SplitGradients(TermGradients):
                         gap[block.name]
                     )
                     square += float(terms.square().sum())
-        # the user's function may fail if it receives only some rows
         except Exception as error:
+            # the user's function may fail if it receives only some rows
             if is_out_of_memory(error):
                 raise
             return False
@@ -287,9 +292,9 @@ class SplitGradients(TermGradients):
 
 
 class FixedStatistics(TorchFunctionMode):
-    """A mode that replaces the batch statistics in `batch_norm` by the constants
-    `given`: (mean, variance) of one layer after another. Without `given`, it records
-    the batch statistics.
+    """A mode in which batch norms use the constants `given`, a pair (mean, variance)
+    for one layer after another. Without `given`, the mode records the batch statistics
+    instead.
 
     >>> x = torch.tensor([[1.0], [3.0]])
     >>> with FixedStatistics() as recording:
@@ -329,13 +334,12 @@ class FixedStatistics(TorchFunctionMode):
 
 
 CONSTANTS = "statistics of the batch"
-"""The prefix of the names of batch means and variances,
-which `at_constants` adds to the weights."""
+"""The prefix of the names of batch means and variances among the weights (see
+`at_constants`)."""
 
 
 def at_constants(function: Function) -> Function:
-    """Return a function that takes the batch means and variances
-    as additional weights."""
+    """Return a function whose weights also include the batch means and variances."""
 
     def fixed(weights: Weights, inputs: Inputs) -> Tensor:
         constants = [

@@ -1,8 +1,9 @@
 """BatchNorm in training mode: running statistics,
 and their effect on the outputs at the queries.
 
-Queries are evaluated with the running statistics B. Calls of the model update B,
-optimizer steps do not. The change in one step is the sum of two parts:
+Queries are evaluated with the running statistics B. Each call of the model in training
+mode updates B; optimizer steps do not. The change of the outputs f from step to step is
+therefore the sum of two parts:
 
     f(θ₁, B₁) − f(θ₀, B₀) = [f(θ₁, B₀) − f(θ₀, B₀)] + [f(θ₁, B₁) − f(θ₁, B₀)]
                             explained by the secant      `statistics`
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 BatchNormMode: TypeAlias = Literal["exact", "constant"]
-"""Per-example gradients pass through the batch mean and variance ("exact"), or hold
-both constant ("constant")."""
+"""How per-example gradients treat the batch mean and variance: "exact" differentiates
+them, "constant" holds them constant."""
 
 
 BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("exact", "constant")
@@ -117,13 +118,14 @@ def refuse_instance_statistics(step: int, layers: Mapping[str, nn.Module]) -> No
             and layer.running_mean is not None
         ):
             raise Mistake(
-                f"step {step}: layer '{name}' ({type(layer).__name__}) moves running statistics; "
-                "let it track none, or eval() it"
+                f"step {step}: layer '{name}' ({type(layer).__name__}) updates running "
+                "statistics, which is not supported; set track_running_stats=False, or "
+                "put it in eval()"
             )
 
 
-# --- Running statistics of a followed loop. Every call
-# of the model updates them, with or without gradients.
+# --- Running statistics of a followed loop. Every call of the model in training mode
+# updates them, with or without gradients.
 
 
 @dataclass
@@ -147,8 +149,8 @@ class RunningStatistics:
         now = statistics_of(layers)
         if now.keys() != self.latest.keys():
             raise Mistake(
-                f"step {step}: a BatchNorm layer was exchanged, or came or went, since following "
-                "began; follow from there on"
+                f"step {step}: a BatchNorm layer was added, removed or replaced after "
+                "following began; begin to follow after this change"
             )
         trains = bool(self.latest) and any(layer.training for layer in layers.values())
         if trains and not self.moves:
@@ -185,25 +187,27 @@ class RunningStatistics:
         for name, buffer in now.items():
             if not torch.equal(buffer, self.latest[name]):
                 raise Mistake(
-                    f"step {step}: the running statistics '{name}' were changed by something else "
-                    "than a call of the model (a load, an average, a reset?), which is not "
-                    "followed; do that before or after the loop"
+                    f"step {step}: the running statistics '{name}' were changed by "
+                    "something other than a call of the model (a load, an average, a "
+                    "reset?), which cannot be followed; change them before or after "
+                    "the loop"
                 )
 
     def refuse_kinds(self, step: int) -> None:
-        """Raise if several processes train together, or for SyncBatchNorm."""
+        """Raise if several processes train together,
+        or if the model contains SyncBatchNorm."""
         if self.processes > 1:
             raise Mistake(
-                f"step {step}: BatchNorm in training mode is not followed where {self.processes} "
-                "processes train together, each with statistics of its own; put these layers in "
-                "eval(), or train in one process"
+                f"step {step}: BatchNorm in training mode cannot be followed in "
+                f"{self.processes} processes, because each has its own statistics; put "
+                "these layers in eval(), or train in one process"
             )
         for name, layer in batch_norms(self.model).items():
             if isinstance(layer, nn.SyncBatchNorm) and layer.training:
                 raise Mistake(
-                    f"step {step}: layer '{name}' (SyncBatchNorm) takes its statistics from the "
-                    "batches of all processes, which is not followed; put it in eval(), or a "
-                    "BatchNorm there"
+                    f"step {step}: layer '{name}' (SyncBatchNorm) uses the batches of "
+                    "all processes, which cannot be followed; put it in eval(), or use "
+                    "a BatchNorm in its place"
                 )
 
 
@@ -212,8 +216,8 @@ class RunningStatistics:
 
 # eps: relative rounding error of sums in a different order
 BATCH_STATISTICS_TOLERANCE = 1e3
-# eps of the lower precision: rounding error
-# if torch computes the same sums differently under casts
+# eps of the lower precision: rounding error if torch sums in a different order under
+# casts
 BATCH_CAST_TOLERANCE = 8
 
 
@@ -262,12 +266,13 @@ def refuse_other_update(
         tolerance = 0.0
     if not gap <= tolerance:
         raise Mistake(
-            f"step {step}: the running statistics '{name}' are not those to which the replay of a "
-            f"call leads, off by {short(gap)}; were they changed while it was made?"
+            f"step {step}: the replay of a call leads to other running statistics "
+            f"'{name}' than those of the loop (difference {short(gap)}); were they "
+            "changed during the call?"
         )
 
 
-# --- A sentence on running statistics, for reports.
+# --- A sentence for reports: the effect of running statistics.
 
 
 def batch_norm_sentence(attribution: xr.Dataset) -> str:
@@ -281,11 +286,15 @@ def batch_norm_sentence(attribution: xr.Dataset) -> str:
         size = float((attribution[name] ** 2).sum() ** 0.5)
         return short(size / change if change else size)
 
-    moved = f"running statistics of BatchNorm did {share('statistics')} of what changed (`statistics`)"
+    moved = (
+        f"running statistics of BatchNorm caused {share('statistics')} of the change "
+        "(`statistics`)"
+    )
     if "coupling" not in attribution:
         return f"{moved}, which belongs to no example"
     return (
-        f"{moved}, and examples did {share('coupling')} of it to one another through batch "
-        "statistics (`coupling`), which batch_norm='exact' splits over them; where that is more "
-        "than the change, as under Adam where a bias comes before a norm, parts say little"
+        f"{moved}, and effects of examples on one another through batch statistics "
+        f"caused {share('coupling')} of it (`coupling`), which batch_norm='exact' "
+        "divides among the examples; if this exceeds the change, as under Adam with a "
+        "bias before a norm, single contributions mean little"
     )

@@ -1,9 +1,9 @@
-"""A recorded call of the model: its inputs, its circumstances, and the gradient ∂L/∂f
-of the loss with respect to its outputs.
+"""A recorded call of the model.
 
-A call's outputs depend on the weights, the inputs and the circumstances: the layers'
-modes, the states of the random number generators, autocast, and the allowed kernels. A
-replay under the same circumstances returns the same bits."""
+A call is recorded as its inputs, its circumstances, and the gradient ∂L/∂f of the loss
+with respect to its outputs f. The circumstances are the modes of the layers, the states
+of the random number generators, autocast, and the allowed kernels. A replay at the same
+weights, inputs and circumstances returns the same bits."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Autocast:
     kind: str  # dtype of the products
     # True if each weight is cast once in the context, instead of at every use
     cached: bool
-    # True if the context encloses the model, False if the model enters it
+    # True if autocast encloses the model, False if the model itself enters autocast
     whole: bool = True
 
     @classmethod
@@ -147,8 +147,8 @@ class Autocast:
         return dtype
 
     def again(self) -> AbstractContextManager[object]:
-        """Return a new context with these autocast settings, or a null context if the
-        model itself enters autocast."""
+        """Return a new context with these settings, or a null context if the model
+        itself enters autocast."""
         if not self.whole:
             return nullcontext()
         return torch.autocast(self.device, self.dtype, cache_enabled=self.cached)
@@ -174,8 +174,8 @@ KERNEL_SWITCHES: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] 
     "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     "mkldnn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
 }
-"""Switches between torch's implementations of attention, and of products on CPUs: a
-function that reads the switch, and a function that sets it."""
+"""Switches that allow or forbid torch's implementations of attention, and of products
+on CPUs. Each is a function that reads the switch, and one that sets it."""
 
 
 def forbidden_kernels() -> frozenset[str]:
@@ -194,7 +194,7 @@ def forbidden_kernels() -> frozenset[str]:
 
 @contextmanager
 def without_kernels(forbidden: frozenset[str]) -> Iterator[None]:
-    """Forbid these kernels and allow all others. Restore the switches on exit."""
+    """Forbid these kernels and allow all others. On exit, restore the switches."""
     before = forbidden_kernels()
 
     def set_switches(off: frozenset[str]) -> None:
@@ -226,7 +226,8 @@ class LayerModes:
 
     @classmethod
     def of(cls, layers: Mapping[str, nn.Module]) -> LayerModes:
-        """Return the modes of a module with these layers (`named_layers`)."""
+        """Return the modes of a module. `layers` are its layers by name
+        (`named_layers`)."""
         trains = layers[""].training
         otherwise = [name for name, layer in layers.items() if layer.training != trains]
         return cls(trains, frozenset(otherwise))
@@ -245,19 +246,18 @@ class Circumstances:
     """The state of the program that affects the outputs of a call."""
 
     modes: LayerModes = EVALUATION
-    # states of the generators that were used
+    # states of the generators that the call used
     states: Mapping[str, Tensor] = field(default_factory=dict)
     autocast: Autocast | None = None
-    # implementations that torch was forbidden to use,
-    # by their names in `KERNEL_SWITCHES`
+    # kernels that torch was forbidden to use, by their names in `KERNEL_SWITCHES`
     forbidden: frozenset[str] = frozenset()
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Restore random states and autocast for a replay.
 
-        The caller must set the modes of the module, and the kernels,
-        which the backward pass needs too."""
+        The caller must set the modes of the module and the allowed kernels, because the
+        backward pass needs them too."""
         autocast = nullcontext() if self.autocast is None else self.autocast.again()
         with beginning_at(self.states), autocast:
             yield
@@ -297,10 +297,10 @@ class Circumstances:
 # --- A call that returns several tensors.
 #
 # A hook on a tensor receives its total gradient. Suppose that the model computes one
-# output from another, as an autoencoder computes its image from its latent code. Then
-# the total gradient of the code includes the gradient through the image, which would
-# count twice. So the loop receives aliases of the outputs. The gradient of an alias is
-# the partial derivative, and these add up:
+# output from another, as an autoencoder computes the image from the latent code. The
+# total gradient of the code then includes the gradient through the image, so the image
+# would count twice. Therefore the loop receives an alias of each output. The gradient
+# of an alias is the partial derivative, and these add up:
 #
 #     ∂L/∂θ = Σ_outputs Jᵀ ∂L/∂(alias)
 #
@@ -317,11 +317,11 @@ class SeveralOutputs:
     shapes: dict[str, tuple[int, ...]]
     signatures: dict[str, Float[Tensor, "example row"]]
     gradients: dict[str, Float[Tensor, "example number"]] = field(default_factory=dict)
-    # a gradient reached a tensor without a row for each example
+    # True if a gradient reached a tensor without a row for each example
     has_inner_loss: bool = False
 
     def add_gradient(self, name: str, gradient: Tensor) -> None:
-        """Add the gradient that an alias received in one backward pass."""
+        """Add the gradient that one backward pass gave to an alias."""
         rows = as_rows(gradient.detach().clone())
         self.gradients[name] = self.gradients.get(name, 0) + rows
 
@@ -333,52 +333,55 @@ class SeveralOutputs:
 class ModelCall:
     """A recorded call of the model, or of the user's function of `trace.losses`.
 
-    In the second case, f is the vector of losses,
-    and `inputs` is the batch of the function."""
+    For a call of `trace.losses`, f is the vector of losses,
+    and `inputs` is the batch."""
 
-    at: int  # index of the step before which the call was made
+    at: int  # index of the first step after the call
     inputs: Inputs
-    given_names: tuple[str, ...] | None = None  # names of the examples by `ids=`
+    given_names: tuple[str, ...] | None = None  # names of the examples from `ids=`
     how: Circumstances = field(default_factory=Circumstances)
     gradient: Float[Tensor, "example out"] | None = None  # ∂L/∂f, after backward
-    # the shapes of the outputs that f concatenates, by name,
-    # if several outputs have a gradient
+    # the outputs that received a gradient, if there are several: the shape of each by
+    # name. f is then their concatenation
     joined: dict[str, tuple[int, ...]] = field(default_factory=dict)
     backward: int = -1  # the id of the latest backward pass that reached the outputs
-    # number of backward passes so far, even if their gradients were dropped
+    # number of backward passes so far, also those whose gradient was dropped
     passes: int = 0
     # signature (random projection) of f
     signed: Float[Tensor, "example row"] | None = None
     shape: tuple[int, ...] = ()  # shape of the followed output
     # BatchNorm's running statistics, before and after the call
     statistics: tuple[Weights, Weights] | None = None
-    # sums over the examples for a log: of the losses, and of the weights in the mean
+    # for a log: two sums over the examples, of their losses and of their weights in the
+    # mean
     sums_of_loss: tuple[Tensor, Tensor] | None = None
     # outputs with a gradient, but without a row for each example
     other_outputs: list[str] = field(default_factory=list)
     # all outputs of the call, while the loop runs
     several: SeveralOutputs | None = None
     losses: LossFunction | None = None  # the function of `trace.losses`
-    is_differentiated: bool = False  # a backward pass of its step had create_graph=True
-    # the weights that the loop perturbed before the call (as SAM does), or None
+    # True if a backward pass of its step had create_graph=True
+    is_differentiated: bool = False
+    # the perturbed weights of this call, if the loop perturbs them (as SAM does), else
+    # None
     weights: Weights | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the examples, by default digests. Digests are computed when
-        first read, because they take time."""
+        """The names of the examples, by default digests of their content. Digests are
+        computed when first read, because they take time."""
         return digests(self.rows) if self.given_names is None else self.given_names
 
     @property
     def rows(self) -> Inputs:
-        """The inputs with a row for each example."""
+        """The inputs that have a row for each example."""
         if self.losses is None:
             return self.inputs
         return rows_of_batch(self.inputs, self.shape[0])
 
     def __copy__(self) -> ModelCall:
-        """Return a shallow copy. `copy.copy` would take longer than the rest
-        of `consumed`."""
+        """Return a shallow copy. `copy.copy` would
+        be the slowest part of `consumed`."""
         call = object.__new__(ModelCall)
         vars(call).update(vars(self))
         return call
@@ -404,13 +407,13 @@ class ModelCall:
         )
 
     def output(self, followed: Output) -> Output:
-        """Return the names of the outputs whose gradient is stored in `gradient`:
-        `followed`, or several names."""
+        """Return the names of the outputs whose gradients are stored in `gradient`: the
+        name `followed`, or several names."""
         return tuple(self.joined) or followed
 
     def consumed(self) -> ModelCall:
-        """Return a copy of the call with the output gradient
-        that the optimizer step used.
+        """Return a copy of the call whose `gradient` is the one that the optimizer step
+        used.
 
         If several outputs received a gradient, their gradients are concatenated.
         """
@@ -430,23 +433,24 @@ class ModelCall:
 
 
 def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
-    """Return the inputs of a call. A scalar tensor becomes a Python number,
-    which all examples share.
+    """Return the inputs of a call. Convert scalar tensors to Python numbers, which all
+    examples share.
 
     >>> call_inputs((), {"x": torch.ones(2), "items": torch.tensor(3)})
     {'x': tensor([1., 1.]), 'items': 3}
     """
     if args and kwargs:
         raise Mistake(
-            "the model is called with inputs by position and by name at once; call it with one kind"
+            "the model is called with inputs by position and by name at once; use "
+            "only one kind"
         )
     inputs: object = kwargs or args
     if len(args) == 1:
         inputs = args[0]
     if not isinstance(inputs, Tensor | tuple | dict):
         raise Mistake(
-            f"the model is called with a {type(inputs).__name__}; tensors are followed, by "
-            "position or by name"
+            f"the model is called with a {type(inputs).__name__}; call it only with "
+            "tensors, by position or by name"
         )
 
     def as_number(leaf: object) -> object:
@@ -459,9 +463,9 @@ def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
 def weights_of_calls(
     calls: Sequence[ModelCall], starts: Sequence[Weights]
 ) -> list[Weights]:
-    """Return the weights of each call, from the weights before its step.
+    """Return the weights of each call. `starts` are the weights before the call's step.
 
-    Calls share one dict if they have the same `weights`.
+    Calls with the same `weights` share one dict.
 
     >>> start, moved = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
     >>> calls = [ModelCall(0, torch.ones(1), weights=weights) for weights in (None, moved, moved)]
@@ -483,7 +487,8 @@ def weights_of_calls(
 
 
 def facts_of(calls: Sequence[ModelCall]) -> StepFacts:
-    """Return facts about the calls of a step, for the error message of proof (a)."""
+    """Return facts about the calls of a step, for the
+    error message if proof (a) fails."""
     return StepFacts(
         rows=sum(len(call.names) for call in calls),
         drew=any(call.how.states for call in calls),

@@ -1,14 +1,15 @@
-"""The hooks at the calls of a followed model.
-They record the inputs and circumstances of each call.
+"""The hooks at the calls of a followed model. They record the inputs of each call and
+its circumstances (see `call`).
 
     begin     the circumstances of the call: the states of random number generators, autocast
     layer     autocast, if the model enters it
     end       a copy of the inputs, the index of the step, a signature (random projection) of the
               outputs, and the weights if the loop has moved them since the latest step, as SAM does
 
-`losses` records a call of the user's function of `trace.losses` in the same way. The
-hooks raise an error if anything but the followed optimizers and calls has changed
-weights, buffers or BatchNorm's running statistics."""
+`losses` records a call of the user's function of `trace.losses` in the same way.
+
+Only the followed optimizers may change weights, and only the recorded calls may change
+buffers. The hooks raise an error if anything else has changed them."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ class CallRecorder:
     ids: Ids
     log: StepLog | None = None
     count: int = 0  # number of recorded calls
-    # `count` at the start of each nested call
+    # `count` at the start of each call, for calls inside calls
     under_way: list[int] = field(default_factory=list)
     latest_call: LatestCall = field(default_factory=LatestCall)
     # True inside `losses`, where calls of the model are not recorded
@@ -100,11 +101,12 @@ class CallRecorder:
             )
 
     def on_layer(self, layer: nn.Module, *_: object) -> None:
-        """Record the autocast context of a call,
-        which may begin at its first layer or later."""
+        """Record the autocast context of a call. Autocast may
+        begin at the first layer or later."""
         call = self.latest_call
         if torch.is_grad_enabled() and call.autocast is None:
-            # `layer.parameters()` would take most of this hook's time
+            # only the layer's own parameters, because `layer.parameters()` would
+            # dominate the cost of this hook
             own = [
                 weight for weight in layer._parameters.values() if weight is not None
             ]
@@ -121,11 +123,12 @@ class CallRecorder:
     ) -> object:
         """Record a call with gradients enabled.
 
-        If the model returns several tensors, return aliases of them to the loop.
-        Otherwise return None, which leaves the model's answer unchanged."""
+        If the model returns several tensors, return aliases, which the loop receives
+        instead of them. Otherwise return None, so that
+        the loop receives the model's own answer."""
         if self.in_losses or is_transformed():
             return None
-        # for example a library's outer wrapper
+        # for example an outer wrapper of a library
         contains_calls = self.under_way.pop() < self.count
         if not self.loop.store.takes_next:
             return None
@@ -176,8 +179,8 @@ class CallRecorder:
         return with_outputs(answer, aliases) if aliases else None
 
     def losses(self, function: LossFunction, batch: Batch) -> Tensor:
-        """Return the losses `function(model, *batch)`,
-        and record the call if gradients are enabled."""
+        """Return the losses `function(model, *batch)`. Record
+        the call if gradients are enabled."""
         if self.in_losses:
             return function(self.loop.model, *batch)
         refuse_unfollowed_losses(self.loop, weighed=self.pending.weighing is not None)
@@ -279,7 +282,7 @@ class CallRecorder:
         first = args[0] if len(args) == 1 and not kwargs else None
         if (
             isinstance(first, Tensor) and first.dim()
-        ):  # the most frequent case, with the fewest calls
+        ):  # the most frequent case, handled with the fewest Python calls
             inputs = first.detach().clone()
             rows = len(first)
         else:
@@ -287,15 +290,17 @@ class CallRecorder:
             rows = examples(inputs)
         if len(output) != rows:
             raise Mistake(
-                f"step {step}: the model gives {len(output)} rows for {rows} examples; "
-                "follow one whose outputs have the examples as their first axis"
+                f"step {step}: the model returns {len(output)} rows for {rows} "
+                "examples; follow a module whose outputs have the examples as their "
+                "first axis"
             )
         return inputs
 
     def circumstances(self, modes: LayerModes) -> Circumstances:
-        """Return the circumstances of the latest call, with these modes of the layers.
+        """Return the circumstances of the latest call, in which the layers had the
+        modes `modes`.
 
-        They include the random states of those generators that the call used.
+        Only the states of the generators that the call used are included.
         """
         call = self.latest_call
         after = generator_states(self.loop.inner)
@@ -308,7 +313,7 @@ class CallRecorder:
 
 
 IN_AUTOCAST = (
-    "trace.losses: losses under autocast are not followed; compute them with "
+    "trace.losses: losses under autocast cannot be followed; compute them inside "
     "torch.autocast(…, enabled=False)"
 )
 
@@ -321,40 +326,42 @@ def refuse_unfollowed_losses(loop: RunningLoop, *, weighed: bool) -> None:
     step = loop.store.count
     if is_transformed():
         raise Mistake(
-            f"step {step}: trace.losses: it was called inside a transform of torch.func; call it "
-            "outside, and take the derivatives inside the function"
+            f"step {step}: trace.losses was called inside a transform of torch.func; "
+            "call it outside, and take the derivatives inside its function"
         )
     if weighed:
         raise Mistake(
-            "again=: trace.losses cannot leave examples out of the loop; run the loop without them"
+            "again=: examples cannot be left out of a loop that calls "
+            "trace.losses; run the loop without them yourself"
         )
     if current_processes().world > 1:
         raise Mistake(
-            f"step {step}: trace.losses: losses of several processes are not followed; train in one"
+            f"step {step}: trace.losses cannot be followed in several processes; "
+            "train in one process"
         )
     if couples(loop.inner):
         raise Mistake(
-            f"step {step}: trace.losses: BatchNorm in training mode is not followed there; put "
-            "these layers in eval(), or take another norm"
+            f"step {step}: trace.losses cannot be followed with BatchNorm in training "
+            "mode; put these layers in eval(), or use another norm"
         )
     weight = next(loop.inner.parameters())
     if torch.is_autocast_enabled(weight.device.type):
         raise Mistake(f"step {step}: {IN_AUTOCAST}")
     if shortest(loop.inner) is not None:
         raise Mistake(
-            f"step {step}: trace.losses: frozen weights in half precision are not followed there; "
-            "convert them to the precision of the trained weights"
+            f"step {step}: trace.losses cannot be followed with frozen weights in half "
+            "precision; convert them to the precision of the trained weights"
         )
 
 
 def is_transformed() -> bool:
-    """Return True inside a transform of torch.func. Its tensors cannot be recorded.
+    """Return True inside a transform of torch.func, whose tensors cannot be recorded.
 
     >>> torch.func.vmap(lambda x: x * is_transformed())(torch.ones(1)), is_transformed()
     (tensor([1.]), False)
     """
-    # torch.compile traces hooks, and the traced call below would always return an
-    # object
+    # torch.compile also traces hooks. In its trace, the call below would always return
+    # an object, so return before it.
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is not None

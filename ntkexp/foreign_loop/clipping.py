@@ -33,45 +33,47 @@ from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 from ntkexp.text import counted
 
-# eps: relative rounding error of a batch gradient summed in another order
+# eps: relative rounding error of a batch gradient that is summed in another order
 SUM_EPS = 1e3
-# rounding may change a gradient by this multiple of the effect of one eps
-# of noise in weights and inputs
+# Rounding may change a gradient by this multiple of the change that noise of one eps in
+# weights and inputs causes.
 NOISE_MULTIPLE = 64
-# eps of the lower precision: rounding error if torch computes sums differently
+# eps of the lower precision: rounding error if torch sums in another order under casts
 CAST_EPS = 8
-# two factors or norms count as equal if they differ by at most this many error bounds
+# Two factors or norms count as equal if they differ by at most this many error bounds.
 EQUAL_BOUNDS = 4
-# a factor 2^k/n counts as a scale (a mean of n terms) if n is at most this
+# A factor 2^k/n counts as a scale (a mean of n terms) if n is at most this number.
 MAX_MEAN = 1000
-# two bounds of clipping by value, or two norms of gradients with a single nonzero
-# element, count as equal if they differ by at most this many error bounds
+# The stricter form of EQUAL_BOUNDS for two bounds of clipping by value, and for two
+# norms of gradients with a single nonzero element.
 RESOLVED_BOUNDS = 0.05
-# a norm or scale is common if at least this fraction of a parameter's steps has it
+# A norm or scale is common if at least this fraction of a parameter's steps has it.
 COMMON_SHARE = 0.1
 WHAT_ADDED = "was a term added to the loss, or a gradient changed by hand?"
 ASK_LOSSES = "let a function return one loss for each example, and call it as trace.losses(function, *batch)"
-# changes of a factor or bound, in units in the last place. They are tried until a
-# replayed gradient has the bits of the gradient that the optimizer used
+# Changes of a factor or bound, in units in the last place. They are tried one after
+# another until the replayed gradient has the same bits as the optimizer's gradient.
 UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
-RARE_SHARE = 0.01  # limits n: about this fraction of random factors is near some 2^k/n
+# The largest n of a mean 2^k/n is chosen so that about this fraction of random factors
+# is close to some 2^k/n.
+RARE_SHARE = 0.01
 ASK_ADDED = (
-    f"{WHAT_ADDED} A penalty on weights is followed as weight_decay of "
-    "the optimizer; one on another output, when that is part of the module's output (output=…), or "
-    f"of a call of its own. For a loss on derivatives of the model, {ASK_LOSSES}"
+    f"{WHAT_ADDED} For a penalty on weights, use weight_decay of the optimizer. For a "
+    "penalty on another output, let the module return this output (output=…), or "
+    "compute it in a separate call. For a loss on derivatives of the model, "
+    f"{ASK_LOSSES}"
 )
 ASK_DERIVATIVES = (
     f"the loss uses derivatives of the model (create_graph=True); {ASK_LOSSES}"
 )
 ASK_SAME_LOSSES = (
-    "does the function of trace.losses use the model that it is given, and only tensors and "
-    "numbers that stay the same?"
+    "does the function of trace.losses use the model that it is given, and only "
+    "tensors and numbers that do not change?"
 )
 ASK_DRAWS = (
-    "were other random numbers drawn in the call, by fused attention (choose "
-    "attn_implementation='eager', or "
-    "SDPBackend.MATH in the loop), by a compiled model, after seeding inside? If not, "
-    + ASK_ADDED
+    "did the call draw other random numbers in the loop, because of fused attention "
+    "(choose attn_implementation='eager', or SDPBackend.MATH in the loop), a compiled "
+    "model, or seeding inside the model? If not, " + ASK_ADDED
 )
 
 
@@ -92,12 +94,12 @@ class StepFacts:
 
 @dataclass(frozen=True)
 class FactorFit:
-    """One factor for each parameter, and how well they explain the gradient
-    that the optimizer used."""
+    """One factor for each parameter, and the distance that remains
+    between the two gradients."""
 
     factors: Mapping[str, float]
-    # distance of c g from the gradient that the optimizer used, relative to this
-    # gradient: for all parameters together, or for the worst one
+    # ‖c g − p‖/‖p‖, where p is the gradient that the optimizer used: over all
+    # parameters together, or for the parameter with the largest ratio
     missed: float
     failing: tuple[str, ...] = ()  # parameters that no factor explains, the worst first
     # rounding error of the replayed g, if measured
@@ -111,7 +113,8 @@ class FactorFit:
 def fit_factors(
     found: Weights, consumed: Weights, tolerance: float, noise: Callable[[], Weights]
 ) -> FactorFit:
-    """Fit one factor c to all parameters, or else one to each.
+    """Fit one factor c to all parameters. If it does not explain the gradient, fit a
+    factor to each parameter.
 
     Args:
         found: replayed gradient g of the recorded examples, or its signatures.
@@ -131,7 +134,7 @@ def fit_factors(
     if missed <= bound:
         return FactorFit(dict.fromkeys(consumed, factor), missed)
     moved = noise()
-    # 1.0 is for a gradient that is only a rounding error
+    # 1.0 is for a gradient that consists only of rounding errors
     for near in (near_power_of_two(factor, missed), 1.0):
         if cancels(found, consumed, near, bound, moved):
             return FactorFit(dict.fromkeys(consumed, near), missed)
@@ -151,31 +154,35 @@ def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
     reason = ASK_DRAWS if facts.drew else ASK_ADDED
     if facts.passes > 1:
         reason = (
-            f"a call had {facts.passes} backward passes (torch.autograd.grad?). PCGrad and GradNorm "
-            "combine their gradients with factors of inner products or norms, so the result is the "
-            "gradient of no loss of examples; train with a weighted sum of the losses"
+            f"a call had {facts.passes} backward passes (torch.autograd.grad?). PCGrad "
+            "and GradNorm combine gradients with factors of inner products or norms, "
+            "so the result is not the gradient of any loss of the examples; train with "
+            "a weighted sum of the losses"
         )
     if facts.losses:
-        reason = f"{ASK_SAME_LOSSES} Does the loss have terms besides these losses?"
+        reason = (
+            f"{ASK_SAME_LOSSES} Does the loss have other terms besides these losses?"
+        )
     if facts.differentiated:
         reason = ASK_DERIVATIVES
     if facts.other_outputs:
         others = " or ".join(facts.other_outputs)
         reason = (
-            f"does the loss use {others}, which has no row for each example? Let the model return the "
-            "tensors that the loss is computed from"
+            f"does the loss use {others}, which has no row for each example? Let the "
+            "model return the tensors from which the loss is computed"
         )
     return Mistake(
-        f"step {step}: the optimizer's gradient is not the gradient of the {facts.rows} recorded "
-        f"examples, off by {fit.missed:.2g} of itself in '{fit.failing[0]}'; {reason}"
+        f"step {step}: the optimizer's gradient is not the gradient of the {facts.rows} "
+        f"recorded examples, with a relative difference of {fit.missed:.2g} in "
+        f"'{fit.failing[0]}'; {reason}"
     )
 
 
 def cancels(
     found: Weights, consumed: Weights, factor: float, bound: float, noise: Weights
 ) -> bool:
-    """True if rounding of terms that cancel explains, for every parameter,
-    the distance of two gradients."""
+    """True if the distance of two gradients is explained by rounding of terms that
+    cancel, for every parameter."""
     for name, part in consumed.items():
         missed = float((factor * found[name] - part).norm())
         rounding = (
@@ -189,8 +196,8 @@ def cancels(
 
 
 def near_power_of_two(factor: float, missed: float) -> float:
-    """Return the power of two within the relative distance `missed`
-    of a factor, or the factor.
+    """Return the power of two whose relative distance from `factor` is at most
+    `missed`. If there is none, return `factor`.
 
     >>> near_power_of_two(0.25 + 1e-12, 1e-11), near_power_of_two(0.3, 1e-11)
     (0.25, 0.3)
@@ -202,8 +209,8 @@ def near_power_of_two(factor: float, missed: float) -> float:
 
 
 def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """Return the factor c that minimizes ‖c ours − theirs‖,
-    and this distance relative to ‖theirs‖.
+    """Return the factor c that minimizes ‖c ours − theirs‖, and the minimum relative to
+    ‖theirs‖.
 
     If squares would underflow, as for examples with a tiny loss,
     compute in double precision.
@@ -215,10 +222,10 @@ def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
 
 
 def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """Return `factor_between` of gradients in parts,
-    without concatenating them, which can take gigabytes."""
-    # ‖ours‖, ‖theirs‖, ours·ours and ours·theirs of each part,
-    # in one transfer from the device
+    """Return `factor_between` of gradients that are given in parts. A concatenation
+    could take gigabytes."""
+    # ‖ours‖, ‖theirs‖, ours·ours and ours·theirs of each part, in one transfer from the
+    # device
     norms = torch._foreach_norm(
         [ours for ours, _ in pairs] + [theirs for _, theirs in pairs]
     )
@@ -229,7 +236,7 @@ def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, floa
     size = hypot(*read[:parts])
     size_of_theirs = hypot(*read[parts : 2 * parts])
 
-    # if squares underflow, repeat this in double precision
+    # if squares underflow, compute again in double precision
     count = sum(theirs.numel() for _, theirs in pairs)
     dtype = pairs[0][1].dtype
     underflows = (
@@ -252,13 +259,13 @@ def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, floa
 
 
 def multiple(factor: float, tensor: Tensor) -> Tensor:
-    """Return a tensor times a factor, and the tensor itself if the factor is 1."""
+    """Return a tensor times a factor. If the factor is 1, return the tensor itself."""
     return tensor if factor == 1 else factor * tensor
 
 
 def bound_of(consumed: Weights, tolerance: float) -> float:
-    """Return the bound on the relative rounding error of a gradient.
-    `tolerance` is the eps of casts, or 0."""
+    """Return the bound on the relative rounding error of a gradient. `tolerance` is the
+    eps of the lower precision under casts, else 0."""
     return max(
         SUM_EPS
         * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0),
@@ -271,14 +278,14 @@ def bound_of(consumed: Weights, tolerance: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Multiplied:
-    """Parameters whose gradients were multiplied by the same factor in a step."""
+    """The parameters of one step whose gradients were multiplied by the same factor."""
 
     step: int
     names: tuple[str, ...]
     factor: float
-    # squared norm of each parameter's gradient after multiplication
+    # squared norm of each parameter's gradient, after the multiplication
     squares: array[float]
-    single: bool  # True if at most one element of all gradients is not zero
+    single: bool  # True if all gradients together have at most one nonzero element
     bound: float  # relative rounding error of `factor` and of the norm
 
     @property
@@ -288,23 +295,23 @@ class Multiplied:
 
     @property
     def tolerance(self) -> float:
-        """The largest distance of two norms after clipping to the same norm. PyTorch
-        divides by ‖g‖ + 1e-6, so that the result is up to 1e-6 below the clipping
-        norm."""
+        """The largest difference between two norms that were clipped to the same norm.
+        PyTorch divides by ‖g‖ + 1e-6, so a clipped norm is up to 1e-6
+        below the clipping norm."""
         return EQUAL_BOUNDS * self.bound * self.norm + GUARD
 
     @property
     def mantissa(self) -> float:
-        """The factor, divided by a power of two,
-        because a GradScaler may change this power."""
+        """The factor without its power of two, because
+        a GradScaler may change this power."""
         return frexp(self.factor)[0]
 
     def may_be_clipped(self, other: Multiplied) -> bool:
         """True if this step and another may have been clipped to the same norm.
 
-        For a single element, the norm is compared more strictly. Because PyTorch
-        divides by ‖g‖ + 1e-6, clipping by norm makes c(‖g‖ + 1e-6) equal in both steps.
-        Clipping by value makes c‖g‖ equal."""
+        If the gradient has a single nonzero element, the norms are compared more
+        strictly. Clipping by norm then makes c(‖g‖ + 1e-6) equal in both steps, and
+        clipping by value makes c‖g‖ equal."""
         if not self.single:
             return self.factor > 0
         by_value = abs(self.norm - other.norm)
@@ -316,7 +323,7 @@ class Multiplied:
         )
 
     def only(self, names: Iterable[str]) -> Multiplied:
-        """Restrict the entry to the parameters `names`."""
+        """Return the same entry for the parameters `names` alone."""
         chosen = frozenset(names)
         indices = [index for index, name in enumerate(self.names) if name in chosen]
         squares = array("d", (self.squares[index] for index in indices))
@@ -356,20 +363,20 @@ class Factors:
         """Return the factor of each parameter in a step.
         Store all factors that are not scales.
 
-        Any factor explains a parameter with a single nonzero element. Such a parameter
-        gets the factor of a group of other parameters, if the factor of this group
-        explains it, too."""
-        # if all parameters have the same factor and it is a scale,
-        # there is nothing to store
+        For a gradient with a single nonzero element, a factor always exists. Such a
+        parameter joins a group of other parameters if the factor of this group explains
+        its gradient, too."""
+        # if all parameters share one factor and it is a scale, there is nothing to
+        # store
         first = next(iter(factors.values()), 1.0)
         if all(factor == first for factor in factors.values()) and is_scale(
             first, bound, 1
         ):
             return dict(factors)
 
-        # form groups of parameters with equal factors. A parameter with a single
-        # nonzero element joins the group whose factor fits it best, if the distance is
-        # within the rounding error of the whole gradient
+        # Form groups of parameters with equal factors. A parameter with a single
+        # nonzero element joins the group whose factor fits best, if the remaining
+        # distance is within the rounding error of the whole gradient.
         counts = read_numbers([consumed[name].count_nonzero() for name in factors])
         numbers = dict(zip(factors, counts, strict=True))
         chosen = dict(factors)
@@ -424,8 +431,8 @@ class Factors:
             if others and all(map(each.may_be_clipped, others)):
                 clipped.add(each)
 
-        # a factor that several steps share, up to a power of two, is a scale. Factors
-        # of unions of groups that were clipped to known norms have an explanation, too
+        # A factor that several steps share, up to a power of two, is a scale. A group
+        # is also explained if it is a union of groups that were clipped to known norms.
         left = [each for each in self.seen if each not in clipped]
         scales = {each.mantissa for each in scales_among(left)}
         known = {
@@ -445,8 +452,9 @@ class Factors:
             )
         ]
 
-        # an unexplained factor below 1 is accepted as clipping if its parameters have
-        # no other in the loop, because the gradients have the same direction
+        # An unexplained factor below 1 is accepted as clipping if it is the only one of
+        # its parameters in the loop: the optimizer's gradient has the direction of the
+        # examples' gradient.
         times = Counter(name for each in left for name in each.names)
         for each in sorted(left, key=lambda each: each.step):
             once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
@@ -457,14 +465,20 @@ class Factors:
                     else ""
                 )
                 what = (
-                    "one number, whose factor is that of no group it could be clipped with"
+                    (
+                        "a single number, and no group of parameters that was clipped "
+                        "with it has this factor"
+                    )
                     if each.single
-                    else "not a scale, and not to the norm of another step, as by clipping to one norm"
+                    else (
+                        "which is neither a scale nor clipping to the norm of another "
+                        "step"
+                    )
                 )
                 raise Mistake(
-                    f"step {each.step}: the optimizer's gradient is not the gradient of the recorded "
-                    f"examples: in '{each.names[0]}'{more} it is {each.factor:.4g} times that, {what}; "
-                    f"{WHAT_ADDED}"
+                    f"step {each.step}: the optimizer's gradient is not the gradient of "
+                    f"the recorded examples: in '{each.names[0]}'{more} it is "
+                    f"{each.factor:.4g} times that gradient, {what}; {WHAT_ADDED}"
                 )
 
     def is_clipped_by_value(self, each: Multiplied) -> bool:
@@ -475,10 +489,10 @@ class Factors:
     def refuse_lone_elements(self) -> None:
         """Raise if a step reduced one element only, to a value that no other step has.
 
-        It is clipping if several elements equal the bound, or if several steps have the
-        same bound. A single element may be smaller for any other reason. If only one
-        step of the loop was clipped, accept it, because no other element of the
-        gradient is larger than the bound."""
+        Clipping by value is recognised if several elements equal the bound, or if
+        several steps have the same bound. A single smaller element may have any other
+        cause. The only exception is a loop with one such step. It is accepted, because
+        no other element of that gradient exceeds the bound."""
         for one in self.clipped_values:
             others = [other for other in self.clipped_values if other is not one]
             if (
@@ -487,17 +501,18 @@ class Factors:
                 and not any(each.is_near(one.value) for each in others)
             ):
                 raise Mistake(
-                    f"step {one.step}: the optimizer's gradient is not the gradient of the recorded "
-                    f"examples: one element was reduced to {one.value:.4g}, which is not the bound "
-                    f"of clipping by value in another step; {WHAT_ADDED}"
+                    f"step {one.step}: the optimizer's gradient is not the gradient of "
+                    "the recorded examples: one element was reduced to "
+                    f"{one.value:.4g}, and no other step clips by value to this bound; "
+                    f"{WHAT_ADDED}"
                 )
 
 
 def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
     """Yield the entries whose factor occurs in several steps, up to a power of two.
 
-    The factor of a gradient with a single nonzero element must occur
-    in almost all steps."""
+    For gradients with a single nonzero element, the factor
+    must occur in almost all steps."""
     for single, fair in ((False, COMMON_SHARE), (True, 1 - COMMON_SHARE)):
         ordered = sorted(
             (each for each in several if each.single == single),
@@ -519,10 +534,10 @@ def shared(
     tolerance: Callable[[Multiplied], float],
     fair: float = COMMON_SHARE,
 ) -> Iterator[tuple[Multiplied, ...]]:
-    """For each entry, yield the first and the last entry whose value is equal within
-    the tolerance.
+    """For each entry, yield the first and the last entry whose value is equal to its
+    value within the tolerance.
 
-    Yield () if fewer than the fraction `fair` of the parameter's steps have this value,
+    Yield () for values in fewer than the fraction `fair` of the parameter's steps,
     because a few values are nearly equal by chance.
 
     Args:
@@ -559,8 +574,8 @@ def clusters(factors: Mapping[str, float], tolerance: float) -> list[list[str]]:
 
 
 def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
-    """True if the parameters in `each` are a union of parameter groups, each clipped to
-    its known norm, whose clipping factors coincide."""
+    """True if the parameters in `each` are a union of groups that were clipped to their
+    `known` norms, all by the same factor."""
     left = each
     if each.single or each.factor < 0:
         return False
@@ -580,8 +595,7 @@ def nearly_equal(one: float, other: float, tolerance: float) -> bool:
 
 
 def is_scale(factor: float, bound: float, most: int = MAX_MEAN) -> bool:
-    """True if the factor is a power of two, or 0,
-    or smaller than 1 and 2^k/n with n ≤ `most`.
+    """True if the factor is 0, a power of two, or 2^k/n < 1 with n ≤ `most`.
 
     >>> [is_scale(factor, 1e-9) for factor in (1.0, 2.0**-10, 1 / 3, 2.0, 0.3, 3.0, -1.0, 0.0)]
     [True, True, True, True, False, False, False, True]
@@ -598,7 +612,7 @@ def is_scale(factor: float, bound: float, most: int = MAX_MEAN) -> bool:
 
 
 def moved_by_units(factor: float, units: int, kind: torch.dtype) -> float:
-    """Return the number `units` units in the last place above `factor`, in a dtype.
+    """Return the floating-point number that is `units` steps above `factor` in a dtype.
 
     >>> moved_by_units(1.0, 2, torch.float32) == 1 + 2 * torch.finfo(torch.float32).eps
     True

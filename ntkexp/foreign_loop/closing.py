@@ -8,11 +8,12 @@ of the outputs.
     + Σ_s ‖J̄_s Δθ_s − Δf_s‖                   error of the secant of each step, proof (c)
     + 64 eps Σ|parts|                         rounding of the parts, at most 1 % of the change
 
-J̄_s is the secant Jacobian of step s at the queries, and the parts are the terms on the
-left side. If the check fails, an error is raised. It also reports how strongly the
-contributions cancel, Σ|c| / |Σc|, and the parameter that causes it. If they cancel
-strongly, they still add up in double precision, but a single contribution means
-little."""
+J̄_s is the secant Jacobian of step s at the queries. The parts are the terms on the
+left side. If the check fails, it raises an error.
+
+The check also reports the cancellation of the contributions c, Σ|c| / |Σc|, and the
+parameter that causes most of it. Contributions that cancel strongly still add up in
+double precision, but a single one means little."""
 
 from __future__ import annotations
 
@@ -36,13 +37,16 @@ from ntkexp.text import short
 if TYPE_CHECKING:
     import xarray as xr
 
-# safety factor on the effect of rounded weights in a random direction
+# safety factor for the effect of rounded weights, which is measured in one random
+# direction
 WEIGHT_ROUNDING_FACTOR = 4
 PART_EPS = 64  # eps: rounding error of the parts, relative to Σ|parts|
-MAX_PART_SHARE = 0.01  # upper limit of this rounding error, relative to the change
-# Σ|parts| / |Σ parts| above which the responsible parameter is named
+# upper limit of the rounding error of the parts, relative to the change
+MAX_PART_SHARE = 0.01
+# for Σ|parts| / |Σ parts| above this, the check names the responsible parameter
 MIN_CANCELLATION = 1e3
-MAGNITUDES_AT_ONCE = 2**18  # elements whose absolute values are stored at once (2 MB)
+# number of elements whose absolute values are stored at once (2 MB)
+MAGNITUDES_AT_ONCE = 2**18
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,13 @@ class Closing:
             return "the outputs at the queries did not change"
         share = short(self.relative(self.missed))
         return (
-            f"the parts add up to the change of the outputs, to {share} of it; contributions "
-            f"{self.cancel}"
+            "the parts add up to the change of the outputs, with the relative error "
+            f"{share}; contributions {self.cancel}"
         )
 
     @property
     def cancel(self) -> str:
-        """The strength of the cancellation, as a clause of a sentence."""
+        """The cancellation as a clause of a sentence."""
         where = f", mostly in '{self.parameter}'" if self.parameter else ""
         return f"cancel {self.cancellation:.3g} : 1{where}"
 
@@ -95,22 +99,22 @@ class Closing:
         share = short(self.relative(self.missed))
         bound = short(self.relative(self.tolerance))
         raise Mistake(
-            f"the parts of the examples miss the change of the outputs by {share} of it, where "
-            "rounding explains "
-            f"{bound}; contributions {self.cancel}; train in float64{freeze}"
+            f"the sum of the parts misses the change of the outputs by {share} of the "
+            f"change, and rounding explains only {bound}; contributions {self.cancel}; "
+            f"train in float64{freeze}"
         )
 
 
 @dataclass
 class ClosingSums:
-    """Sums over the steps for the final check.
-    They stay on the device until the end."""
+    """Sums over the steps for the final check. They stay
+    on the device until the end."""
 
     mass: Float[Tensor, "query out"]  # Σ|parts| of all steps
     unclosed: Float[Tensor, ""]  # errors of the secants, Σ_s ‖J̄Δθ − Δf‖
     noise: Float[Tensor, ""]  # effects of rounded weights, Σ_s ‖J̄ (eps θ ⊙ ±1)‖
     signs: Weights = field(default_factory=dict)  # ±1, drawn once for each parameter
-    heaviest: float = 0.0  # the largest Σ|parts| of a single step whose parts cancel
+    heaviest: float = 0.0  # largest Σ|parts| among the steps whose parts cancel
     parameter: str = ""
 
     @classmethod
@@ -142,8 +146,8 @@ class ClosingSums:
         self.noise += jacobian.applied(self.rounded(weights)).norm()
 
     def rounded(self, weights: Weights) -> Weights:
-        """Return eps θ ⊙ ±1, a perturbation of the weights θ by rounding, with the same
-        signs in every step."""
+        """Return eps θ ⊙ ±1, which is a perturbation of θ as large as rounding. The
+        signs are the same in every step."""
         for name, weight in weights.items():
             if name not in self.signs:
                 drawn = torch.randint(
@@ -160,8 +164,8 @@ class ClosingSums:
         }
 
     def cancels_most(self, parts: Float[Tensor, "query out row"]) -> bool:
-        """Return True if the parts of a step cancel, and Σ|parts| is the largest so
-        far. In this case, store it."""
+        """Return True if the parts of a step cancel, and their Σ|parts| is the largest
+        so far. Then also store this Σ|parts|."""
         mass, net = torch.stack([parts.abs().sum(), parts.sum(2).abs().sum()]).tolist()
         if mass <= max(MIN_CANCELLATION * net, self.heaviest):
             return False
@@ -175,7 +179,7 @@ class ClosingSums:
         names: Sequence[str],
         like: Float[Tensor, "query out"],
     ) -> None:
-        """Find the parameter with more than half of the magnitude
+        """Find the parameter, if any, that contributes more than half of the magnitude
         of a step's contributions.
 
         Args:
@@ -222,7 +226,7 @@ class ClosingSums:
 
 
 def total_magnitude(numbers: Tensor) -> float:
-    """Return Σ|numbers| without allocating a second tensor of the same size.
+    """Return Σ|numbers| without allocating a second tensor of this size.
 
     >>> total_magnitude(torch.tensor([[1.0, -2.0], [3.0, -4.0]]))
     10.0
@@ -242,9 +246,9 @@ def total_magnitude(numbers: Tensor) -> float:
 #     f_T − f_0 = Σ contributions + decay + rounding       f in the precision of the trained weights
 #
 # In each step, `rounding` is the effect of the difference between two gradients: the
-# gradient that the optimizer used, and the gradient of the examples without casts for
-# the same ∂L/∂f. It belongs to no example. The loop computes its outputs under casts.
-# Their distance from f is reported separately.
+# one that the optimizer used, and the one of the examples without casts, for the same
+# ∂L/∂f. No example caused it. The loop computes its outputs under casts. Their distance
+# from f is reported separately.
 
 
 def casts_sentence(found: xr.Dataset) -> str:
@@ -265,28 +269,28 @@ def casts_sentence(found: xr.Dataset) -> str:
     )
     shares = [short(each / moved) if moved else short(each) for each in (ours, theirs)]
     return (
-        f"{' and '.join(causes)} moved gradients by up to "
-        f"{short(float(found['casts_error'].max()))} of themselves, "
-        f"and so the outputs by {shares[0]} of what training changed, which no example added; "
-        "outputs are read without "
-        f"casts, {shares[1]} of that change away from those with them"
+        f"{' and '.join(causes)} changed gradients by up to "
+        f"{short(float(found['casts_error'].max()))} of their size, and thereby the "
+        f"outputs by {shares[0]} of what training changed, which no example caused; "
+        f"outputs are computed without casts, which moves them by {shares[1]} of what "
+        "training changed"
     )
 
 
 def rounding_sentence(found: xr.Dataset) -> str:
-    """Return a sentence on rounding without casts, or an empty string if its share of
-    the change is at most √eps."""
+    """Return a sentence on rounding errors without casts. Return an empty string if
+    their share of the change is at most √eps."""
     share = float(found.attrs.get("rounding", 0.0))
     if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
         return ""
     if "rounds" in found.attrs:
         return (
-            f"{found.attrs['rounds']} rounds its steps to shorter numbers, which did "
-            f"{short(share)} of what training "
-            "changed (`rounding`), and no example did"
+            f"{found.attrs['rounds']} computes its steps in lower precision; the "
+            f"rounding caused {short(share)} of what training changed (`rounding`), and "
+            "no example did"
         )
     return (
-        f"rounding did {short(share)} of what training changed: gradients that cancel were divided "
-        "by their own size, "
-        "which no example added; a larger eps of the optimizer avoids this"
+        f"rounding caused {short(share)} of what training changed: gradients that "
+        "cancel were divided by their own size, and no example caused this; a larger "
+        "eps of the optimizer avoids it"
     )

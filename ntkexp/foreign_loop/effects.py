@@ -1,5 +1,5 @@
-"""Leave-out effects of the examples of a followed loop: by backward sweeps over the
-steps, or by retraining without each example."""
+"""Leave-out effects of the examples of a followed loop: estimated by backward sweeps
+over the steps, or measured by retraining without each example."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from ntkexp.statistics import kinks
 
 
 SWEEP_SAVE_SECONDS = 60.0
-"""Seconds between two saved states of a sweep."""
+"""Seconds between two saves of a sweep's state."""
 
 
 @dataclass(kw_only=True)
@@ -63,8 +63,8 @@ class FollowedSweep:
     progress: AbstractProgress = field(default_factory=Silent)
 
     def effects(self) -> Float[Tensor, "query out example"]:
-        """Run the remaining steps, save the state from time to time,
-        and return the effects."""
+        """Run the remaining steps, save the state from time to
+        time, and return the effects."""
         if self.files is not None and self.files.whole(self.files.sweep):
             state = self.files.read(self.files.sweep)
             if state["of"] == self.of:
@@ -72,8 +72,8 @@ class FollowedSweep:
                 self.training.norm = state["norm"]
         kept_at, announced = time.monotonic(), None
         for done, whole in self.sweep.steps_back():
-            # estimate the time from the steps of this process only, because a continued
-            # sweep took its earlier steps in another process
+            # Estimate the remaining time from the steps of this process only. A
+            # continued sweep took its earlier steps in another process.
             announced = announced or Announced(
                 "ntkexp: the sweep for effects", 1 + whole - done, self.progress
             )
@@ -88,8 +88,8 @@ class FollowedSweep:
 
     @cached_property
     def of(self) -> Mapping[str, object]:
-        """The identity of the sweep. A saved state is continued only
-        if it has the same identity."""
+        """Data that identify the sweep. A saved state is continued only by a
+        sweep with the same data."""
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
         asked = [
@@ -122,8 +122,8 @@ def sweep_over(
     mean: MeanName,
     progress: AbstractProgress,
 ) -> FollowedSweep:
-    """Return backward sweeps for all outputs at the queries of a trace,
-    with no step taken yet."""
+    """Return a sweep for all outputs at the queries of a
+    trace, before its first step."""
     flat, end = training.flat, training.end
 
     def outputs(weights: Tensor, query: Inputs) -> Tensor:
@@ -160,21 +160,22 @@ def sweep_over(
     return FollowedSweep(training=training, sweep=sweep, files=files, progress=progress)
 
 
-# --- Effects by sweeps, or by retraining without each example, if this is cheaper.
+# --- Effects by sweeps, or by retraining without each example if retraining is cheaper.
 #
-# In both cases, `loss=` is compared with every call of the loop, because effects assume
-# that it is a mean. The optimizer's rule (proof (b)) is checked at every step of the
-# retrainings. The sum of the examples' gradients (proof (a)) is checked for the
-# followed training, which is repeated first.
+# Leave-out effects assume that the loss is a mean over examples. In both cases, the
+# user's `loss=` is therefore compared with every call of the loop. Proof (b), the
+# optimizer's rule, is checked at every step of the retrainings. Proof (a), the sum of
+# the examples' gradients, is checked for the followed training, which is repeated
+# first.
 
 
 LOG = logging.getLogger("ntkexp.follow")
 OUTPUTS_PER_TRAINING = 2
-"""A backward sweep for this many outputs costs about as much as one training. The
-measured number is 0.7 for wide networks, and up to 5.5 for others."""
+"""A backward sweep for this many outputs costs about as much as one training. Measured:
+0.7 outputs for wide networks, and up to 5.5 for others."""
 UNCHECKED = (
-    "effects were not checked against trainings without examples; give again=, a function that "
-    "trains again"
+    "effects were not checked by retraining without examples; give again=, a function "
+    "that trains again"
 )
 
 
@@ -186,8 +187,8 @@ def loop_effects(
     again: Again | None,
     progress: AbstractProgress | None = None,
 ) -> EffectsResult:
-    """Compute the leave-out effects of all examples. If `again` is given, check them by
-    retraining."""
+    """Compute the leave-out effects of all examples. If `again` is given,
+    also retrain to check them."""
     progress = progress or Silent()
     training = training_of(trace, mean)
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
@@ -235,9 +236,9 @@ def loss_of(trace: LoopProblem) -> ExampleLoss:
     """Return the user's loss function, or raise if the trace has none."""
     if trace.loss is None:
         raise Mistake(
-            "effects=True: effects are derivatives of the gradient, for which the loss is needed; "
-            "follow with "
-            "loss=, a function of outputs and call that gives one loss for each example"
+            "effects=True: effects are derivatives of the loss, which is unknown; "
+            "follow with loss=, a function of outputs and call that returns one loss "
+            "for each example"
         )
     return trace.loss
 
@@ -268,8 +269,8 @@ def plan_of(
 
 
 def adjoints(settings: Mapping[str, object]) -> int:
-    """Return the number of adjoints for each weight: one for the weight, and one for
-    each of its optimizer states.
+    """Return the number of vectors as long as the weights in an adjoint: one for the
+    weights, and one for each optimizer state of a weight.
 
     >>> adjoints({"momentum": 0.0}), adjoints({"momentum": 0.9}), adjoints({"betas": (0.9, 0.99), "amsgrad": True})
     (1, 2, 4)

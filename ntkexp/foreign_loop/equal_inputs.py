@@ -1,10 +1,10 @@
 """Detect whether rows with equal inputs come from different examples.
 
-Rows with equal inputs have the same digest, so they count as one example. Its
-contribution is the sum over all of its rows. A loop that draws one example twice looks
-like a loop with two examples of equal inputs, and after shuffling nothing distinguishes
-the two. Numbering rows by their order would mix their contributions. Instead, four
-signs of several examples are reported:
+By default, examples are named by digests of their inputs. Rows with equal inputs have
+the same digest, so they count as one example, and its contribution is the sum over all
+of its rows. After shuffling, a loop that draws one example twice cannot be
+distinguished from a loop with two examples of equal inputs. Four signs of several
+examples are reported:
 
     equal rows in one call, different ∂L/∂f     several examples with different labels or weights
     equal rows in one call, the same ∂L/∂f      several examples, or one that was drawn twice
@@ -28,20 +28,22 @@ from ntkexp.text import counted, is_digest, several
 if TYPE_CHECKING:
     import xarray as xr
 
-EQUAL_INPUTS = "equal_inputs"  # the attribute with the sentence on repeated inputs
-# under casts, ∂L/∂f of rows with equal inputs may differ by this fraction of the
-# largest |∂L/∂f|: 8 eps of bfloat16
+# name of the attribute that holds the sentence on repeated inputs
+EQUAL_INPUTS = "equal_inputs"
+# Under casts, ∂L/∂f of rows with equal inputs may differ by this fraction of the
+# largest |∂L/∂f| (8 eps of bfloat16).
 ROUNDED_SHARE = 0.06
-# Report examples with many uses only if at least this fraction of all examples is used
-# about equally often. Report examples with several labels only if they are at most the
-# fraction 1 − USUAL_SHARE.
+# "Nearly all" examples means at least this fraction. The fourth sign is reported only
+# if nearly all examples are used about equally often, and the third only if nearly all
+# examples have one label.
 USUAL_SHARE = 0.9
-FEWEST_EXAMPLES = 10  # with fewer examples, the number of uses is not examined
+# with fewer examples than this, the number of uses is not examined
+FEWEST_EXAMPLES = 10
 
 
 @dataclass
 class RepeatedInputs:
-    """Digests that show one of the four signs."""
+    """The digests that show one of the four signs (see above)."""
 
     # number of uses of every digest
     used: Counter[str] = field(default_factory=Counter)
@@ -63,7 +65,8 @@ class RepeatedInputs:
             if raised >= 0 and self.classes.setdefault(name, raised) != raised:
                 self.other_classes.add(name)
 
-        if len(set(call.names)) == len(call.names):  # no name is repeated
+        # no example occurs twice in the call
+        if len(set(call.names)) == len(call.names):
             return
         rows_of = defaultdict[str, list[int]](list)
         for row, name in enumerate(call.names):
@@ -81,8 +84,8 @@ class RepeatedInputs:
                 self.differing.add(name)
 
     def often(self) -> set[str]:
-        """Return the digests that are used at least twice as often
-        as nearly all others.
+        """Return the digests that are used at least twice as often as nearly all
+        others.
 
         >>> three_epochs = Counter(dict.fromkeys("abcdefghijk", 3))
         >>> RepeatedInputs(three_epochs + Counter(l=6)).often()
@@ -98,17 +101,18 @@ class RepeatedInputs:
     def relabelled(self) -> set[str]:
         """Return the digests whose ∂L/∂f shows several labels.
 
-        Return an empty set if there are many, because the loop then uses soft labels.
+        Return an empty set if there are many of them, because the loop then uses soft
+        labels.
         """
         few = (1 - USUAL_SHARE) * len(self.used)
         return self.other_classes if len(self.other_classes) <= max(few, 1.0) else set()
 
     def facts(self, numbers: Mapping[str, int]) -> dict[str, str]:
-        """Return a sentence on all signs, as an attribute of the attribution,
-        or nothing.
+        """Return a sentence on all signs, as an attribute of the attribution. Return {}
+        if there is no sign.
 
-        `numbers` maps the digests to the numbers of the examples,
-        which the sentence shows."""
+        `numbers` maps each digest to the number of its example.
+        The sentence shows numbers."""
         labels = self.differing | self.relabelled()
         drawn_twice = self.together - labels
         signs = {
@@ -128,8 +132,8 @@ class RepeatedInputs:
         if not parts:
             return {}
         sentence = (
-            f"rows with equal inputs count as one example ({'; '.join(parts)}); name rows by "
-            "ids='dataset' or a function, ids=…, to tell them apart"
+            f"rows with equal inputs count as one example ({'; '.join(parts)}); to tell "
+            "them apart, name rows by ids='dataset' or by a function, ids=…"
         )
         return {EQUAL_INPUTS: sentence}
 
@@ -138,7 +142,8 @@ def classes_of(call: ModelCall) -> list[int]:
     """Return the label k of each row if ∂L/∂f = κ(p − 1ₖ), as in cross-entropy,
     else −1.
 
-    κ(p − 1ₖ) sums to zero, and only its entry k is negative.
+    p are probabilities, and 1ₖ is the one-hot vector of the label. κ(p − 1ₖ) sums to
+    zero, and only its entry k is negative.
 
     >>> gradient = torch.tensor([[0.2, -0.5, 0.3], [0.2, 0.5, -0.1]])
     >>> classes_of(ModelCall(0, torch.ones(2, 1), gradient=gradient, shape=(2, 3)))

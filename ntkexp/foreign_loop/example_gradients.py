@@ -1,8 +1,9 @@
 """Per-example gradients Jᵢᵀℓ′ᵢ of a call, at the weights of the call.
 
-If the examples are independent, one recorded forward pass (a `Tape`) gives their
-gradients. If BatchNorm couples the batch, the gradient of an example is the gradient of
-its term of the loss, through the whole batch."""
+Jᵢ is the Jacobian of example i, and ℓ′ᵢ is ∂L/∂f of this example. If the examples are
+independent, one recorded forward pass (a `Tape`) gives all gradients. If BatchNorm
+couples the batch, the gradient of an example is the gradient of its term of the loss,
+through the whole batch."""
 
 from __future__ import annotations
 
@@ -34,14 +35,14 @@ from ntkexp.shapes import Function, Weights
 class CallReaders:
     """Computes per-example gradients of the recorded calls.
 
-    There is one reader for each combination of layer modes and outputs, so that its
-    checks and programs are reused."""
+    Calls with the same layer modes and outputs share one `Reader`, which runs its
+    checks and compiles its programs only once."""
 
     called: CalledModule
     trained: frozenset[str]
     batch_norm: BatchNormMode = "exact"
     buffer_bytes: float = 1e9  # memory for gradients of examples
-    # if given, also compute the gradients of positions
+    # if given, also compute the gradients by position
     positions: Positions | None = None
     readers: dict[tuple[LayerModes, Output], Reader] = field(default_factory=dict)
     # ids of functions of `trace.losses` whose examples depend on one another
@@ -82,8 +83,8 @@ class CallReaders:
             self.readers[key], function=function, repeats_random=bool(call.how.states)
         )
         if reader.is_unfaithful:
-            # surrogate gradients need autograd's graph,
-            # which the record of a program lacks
+            # surrogate gradients need the graph of autograd, which a recorded program
+            # lacks
             reader = replace(reader, programs=None)
         return reader, reader.record(weights, call.inputs)
 
@@ -103,8 +104,8 @@ class CallReaders:
         totals = coupled.gradients(output_gradient, keep=is_exact)
         whole = dict(zip(coupled.leaves, totals, strict=True))
 
-        # gradients at constant statistics; also checks
-        # that nothing else couples the examples
+        # gradients at constant batch statistics; also checks that nothing else couples
+        # the examples
         features: Sequence[Jacobian] = ()
         is_checked = call.losses is not None or reader_key(call) in self.readers
         if not is_exact or not is_checked:
@@ -118,7 +119,7 @@ class CallReaders:
                 )
             ]
 
-        # or gradients of each term, through the batch
+        # or the gradient of each example's term, through the whole batch
         if is_exact:
             features = self.split_gradients(
                 call, function, weights, coupled
@@ -163,8 +164,8 @@ class CallReaders:
 
 
 def reader_key(call: ModelCall) -> tuple[LayerModes, Output]:
-    """Return the key of the reader for a call: the layer modes,
-    and the outputs if several are joined."""
+    """Return the key under which readers are shared: the layer modes, and the names of
+    the outputs if several are joined."""
     return call.how.modes, tuple(call.joined)
 
 
@@ -181,16 +182,17 @@ def replayed_call(
 class CallGradients:
     """The gradients Jᵢᵀℓ′ᵢ of the examples of a call, and the replayed outputs."""
 
-    features: Sequence[Jacobian]  # one for each group of examples
+    features: Sequence[Jacobian]  # one Jacobian for each group of examples
     replayed: Replayed
-    # gradient of a coupled batch, which may differ from the sum
-    # of the examples' gradients
+    # gradient of a coupled batch, which may differ from the sum of the gradients in
+    # `features`
     whole: Weights | None = None
     by_position: PositionGradients | None = None
 
     @property
     def can_be_reread(self) -> bool:
-        """True if reading `features` again needs no further backward passes."""
+        """True if `features` are stored, so that reading
+        them again needs no backward pass."""
         return not isinstance(self.features, TermGradients) or self.features.fits
 
     def total(self, weights: Weights) -> Weights:

@@ -4,10 +4,12 @@
     ∂L/∂θ = Σᵢ ∂L/∂ℓᵢ ∇_θ ℓᵢ(θ; batch)
 
 The function may differentiate the model, call it at other weights, or couple the
-examples of the batch. The gradient of an example is its term of this sum, through the
-whole batch. A call of the function is recorded like a call of the model: the batch, the
-random states, ∂L/∂ℓ and a signature of ℓ. The calls of the model inside the function
-are not recorded."""
+examples of the batch. The gradient of example i is term i of this sum, through the
+whole batch.
+
+A call of the function is recorded like a call of the model: the batch, the random
+states, ∂L/∂ℓ and a signature (random projection) of ℓ. Calls of the model inside the
+function are not recorded."""
 
 from __future__ import annotations
 
@@ -29,14 +31,15 @@ LossFunction: TypeAlias = Callable[..., Tensor]
 Batch: TypeAlias = tuple[object, ...]
 
 PLAIN_TYPES = (bool, int, float, str, type(None))
-MODEL = "model"  # the name of the model in `LossModule`
+MODEL = "model"  # name under which `LossModule` holds the model
 
 
 # --- Record.
 
 
 def copied_batch(batch: Batch) -> Batch:
-    """Copy the tensors of a batch. Raise for objects that may change after the call.
+    """Copy the tensors of a batch. Raise if the batch holds objects that may change
+    after the call.
 
     >>> copied_batch((torch.ones(1), 2, object()))
     Traceback (most recent call last):
@@ -53,8 +56,8 @@ tuples, lists and dicts
             leaf.is_nested or leaf.layout is not torch.strided
         ):
             raise Mistake(
-                "trace.losses: the batch holds a nested or sparse tensor; give plain ones, such "
-                "as the indices and values of its elements"
+                "trace.losses: the batch holds a nested or sparse tensor; give plain "
+                "tensors, such as the indices and values of its elements"
             )
     return fresh(batch)
 
@@ -75,8 +78,8 @@ def leaves_of(part: object) -> Iterator[object]:
 
 
 def fresh(batch: Inputs) -> Batch:
-    """Copy a batch. The copies of tensors are leaves that require gradients
-    if the tensors do."""
+    """Copy a batch. Each copied tensor is a leaf of the autograd graph, and requires a
+    gradient if the original does."""
 
     def leaf(tensor: Tensor) -> Tensor:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
@@ -87,8 +90,8 @@ def fresh(batch: Inputs) -> Batch:
 
 
 def refuse_other_losses(losses: object, batch: Batch) -> None:
-    """Raise unless the losses are a vector, and some tensor
-    of the batch has a row for each.
+    """Raise unless the losses are a vector, and some tensor of the batch has one row
+    for each loss.
 
     >>> refuse_other_losses(torch.ones(3), (torch.ones(2, 1), 0.5))
     Traceback (most recent call last):
@@ -100,13 +103,14 @@ loss for each row, and choose among them outside
         if isinstance(losses, Tensor):
             kind = f"a tensor of shape {list(losses.shape)}"
         raise Mistake(
-            f"trace.losses: the function gives {kind}; return one loss for each example, a tensor "
-            "[examples], and take the mean outside"
+            f"trace.losses: the function returns {kind}; return one loss for each "
+            "example, a tensor [examples], and take the mean outside"
         )
     if not tensors(rows_of_batch(batch, len(losses))):
         raise Mistake(
-            f"trace.losses: the function gives {len(losses)} losses, and no tensor of the batch "
-            f"has {len(losses)} rows; return a loss for each row, and choose among them outside"
+            f"trace.losses: the function returns {len(losses)} losses, but no tensor of "
+            f"the batch has {len(losses)} rows; return a loss for each row, and select "
+            "losses outside the function"
         )
 
 
@@ -130,12 +134,12 @@ def part_of_batch(batch: Inputs, count: int, where: slice) -> Inputs:
     return map_tensors(part, batch)
 
 
-# --- The stored form of a call in a folder. Each example's rows are stored once, and
-# the function by its name.
+# --- The form in which a call is stored in a folder. The rows of each example are
+# stored only once, and the function is stored by its name.
 
 
 def name_of(function: LossFunction) -> str:
-    """Return the name of a function, by which a later process finds it.
+    """Return the name of a function. A later process finds the function by this name.
 
     >>> name_of(fresh)
     'fresh'
@@ -149,13 +153,15 @@ def store_function(functions: dict[str, LossFunction], function: LossFunction) -
     name = name_of(function)
     if functions.setdefault(name, function) is not function:
         raise Mistake(
-            f"trace.losses: two functions have the name '{name}', and a folder holds only names; "
-            "define each function once, outside the loop, under a name of its own"
+            f"trace.losses: two functions have the name '{name}', and a folder stores "
+            "functions by name; define each function once, outside the loop, under its "
+            "own name"
         )
 
 
 def stored_batch(batch: Inputs, count: int) -> dict[str, object]:
-    """Return the stored form of a batch, without the rows of its `count` examples."""
+    """Return the part of a batch that is stored once per call: everything but the rows
+    of its `count` examples."""
 
     def is_row(tensor: Tensor) -> bool:
         return bool(rows_of_batch(tensor, count))
@@ -199,7 +205,8 @@ class LossModule(nn.Module):
     def __init__(self, model: nn.Module, function: LossFunction) -> None:
         super().__init__()
         self.model = model
-        # if it is a module, it is not registered as a layer
+        # `partial` hides a function that is a module from nn.Module, which would
+        # register it as a layer
         self.function = partial(function)
 
     def forward(self, *batch: object) -> Tensor:

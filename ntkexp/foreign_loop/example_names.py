@@ -36,7 +36,7 @@ class SeenCall:
 
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
-    ids: tuple[str, ...] = ()  # names of the examples
+    ids: tuple[str, ...] = ()  # names of the examples of the call
 
     @classmethod
     def of(cls, inputs: Inputs, ids: tuple[str, ...] = ()) -> SeenCall:
@@ -55,8 +55,8 @@ name of the model's keyword argument that contains them. """
 
 
 def digests(inputs: Inputs) -> tuple[str, ...]:
-    """Return a digest of the content of each example,
-    independent of its batch and position.
+    """Return a digest of the content of each example. It does not depend on the other
+    examples of the batch.
 
     >>> import torch
     >>> one, other, again = digests(torch.tensor([[1.0], [2.0], [1.0]]))
@@ -97,11 +97,13 @@ def names_of(
     elif isinstance(inputs, Mapping) and ids in inputs:
         values = inputs[ids]
     else:
-        raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
+        raise Mistake(
+            f"ids={ids!r}: the model is not called with a keyword of this name"
+        )
     if not isinstance(values, Tensor | Sequence):
         raise Mistake(
-            f"ids=: it gives a {type(values).__name__}; give a list with a name for each example "
-            "of a call"
+            f"ids=: the names are a {type(values).__name__}; give a list with a name "
+            "for each example of a call"
         )
     if isinstance(values, Tensor):
         values = values.tolist() if values.dim() else [values.item()]
@@ -109,29 +111,29 @@ def names_of(
     count = examples(inputs) if count is None else count
     if len(names) != count:
         raise Mistake(
-            f"ids=: it gives {len(names)} names for the {count} examples of a call; give one for "
-            "each"
+            f"ids=: there are {len(names)} names for the {count} examples of a call; "
+            "give one name for each example"
         )
     return names
 
 
 # --- ids="dataset": the indices of the examples in the Dataset that a DataLoader reads.
 #
-# While a loop is followed, every batch that a DataLoader loads is recorded: the indices
-# that it requested from its Dataset, and digests of the rows. The rows of a call are
-# found among these batches by their digests, and named by their indices. An error is
-# raised if rows were changed between the DataLoader and the model, if equal rows have
-# several indices, or if the order of the rows is unknown.
+# Every batch that a DataLoader loads during the loop is recorded: the indices that the
+# DataLoader requested from its Dataset, and a digest of each row. The rows of a model
+# call are then found among the recorded batches by their digests, and named by their
+# indices. An error is raised if rows were changed between the DataLoader and the model,
+# if equal rows have several indices, or if the order of the rows is unknown.
 
 
 DATASET = "dataset"  # value of `ids=`: name examples by their index in the data set
-# number of latest batches that are searched:
-# a loop may load several before it calls the model
+# number of recent batches that are searched. A loop may load several batches before it
+# calls the model.
 RECENT_BATCHES = 256
 
 REQUESTED = "_ntkexp_requested"
-"""The attribute of a DataLoader's iterator with the indices
-that were requested, but not loaded yet."""
+"""The attribute of a DataLoader's iterator that holds the requested indices whose
+batches are not loaded yet."""
 
 Indices: TypeAlias = tuple[int, ...]
 """The indices of the rows of a call."""
@@ -147,7 +149,8 @@ class RecordedBatch:
     columns: tuple[tuple[str, ...], ...]
 
     def places(self, rows: tuple[str, ...]) -> set[Indices]:
-        """Return the indices of every run of consecutive rows with these digests."""
+        """Return the indices of all sequences of consecutive rows
+        that have these digests."""
         matches = set[Indices]()
         for column in self.columns:
             for start in range(len(self.indices) - len(rows) + 1):
@@ -164,15 +167,15 @@ class RecordedLoading:
     batches: deque[RecordedBatch] = field(
         default_factory=lambda: deque(maxlen=RECENT_BATCHES)
     )
-    # why no batch is recorded
-    reason: str = "no DataLoader was read while it was followed"
+    # reason why no batch is recorded
+    reason: str = "no DataLoader was read while the loop was followed"
 
     def names(self, call: SeenCall) -> list[str]:
         """Return the indices of the rows of a call.
         Raise if they are unknown or ambiguous.
 
-        All tensors of the call must lead to the same indices. Tensors whose rows are
-        all equal are ignored if possible."""
+        All tensors of the call must lead to the same indices. A tensor whose rows are
+        all equal is ignored if another tensor gives the indices."""
         leaves = tree_leaves((call.args, dict(call.kwargs)))
         columns = [
             digests(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()
@@ -192,16 +195,18 @@ class RecordedLoading:
             return [str(index) for index in candidates.pop()]
 
         if len(candidates) > 1:
-            reason = "rows of several places hold what the model is called with"
+            reason = "the inputs of the model occur at several places of a batch"
         elif len(datasets) > 1:
-            reason = "DataLoaders read several Datasets that hold the same"
+            reason = "several Datasets contain the inputs of the model"
         elif self.batches:
-            reason = "the model is not called with rows of a batch as they were loaded"
+            reason = (
+                "the inputs of the model are not rows of a batch as they were loaded"
+            )
         else:
             reason = self.reason
         raise Mistake(
-            f"ids='dataset': {reason}; let the Dataset give its index too, and name it by a "
-            "function, ids=…"
+            f"ids='dataset': {reason}; let the Dataset return its index too, and give a "
+            "function, ids=…, that returns this index"
         )
 
     def record(self, iterator: Any, batch: object) -> None:
@@ -214,14 +219,16 @@ class RecordedLoading:
                 "the DataLoader reads an IterableDataset, which has no indices"
             )
         elif indices is None:
-            self.reason = "the DataLoader was begun before it was followed"
+            self.reason = "the DataLoader was started before the loop was followed"
         elif not are_indices(indices):
-            self.reason = "the DataLoader asks for no batches of indices"
+            self.reason = "the DataLoader does not request batches of indices"
         elif iterator._collate_fn is not default_collate:
-            self.reason = "the DataLoader has a collate_fn of its own, which may put rows elsewhere"
+            self.reason = (
+                "the DataLoader has its own collate_fn, which may reorder the rows"
+            )
         elif not getattr(iterator, "_in_order", True):
             self.reason = (
-                "the DataLoader gives batches in another order than it asks for them "
+                "the DataLoader returns batches in another order than it requests them "
                 "(in_order=False)"
             )
         else:
@@ -245,7 +252,7 @@ def recorded_loading() -> Iterator[RecordedLoading]:
     """Patch the iterators of DataLoaders, so that loaded batches are recorded.
 
     Batches may be loaded in this process, or
-    by workers whose batches are requested in advance."""
+    requested in advance from worker processes."""
     recorded = RecordedLoading()
     kind = loading._BaseDataLoaderIter
     next_index: Callable[..., Any] = kind._next_index

@@ -1,5 +1,5 @@
-"""Proof (a) of the first step, directly after it,
-so that a loop that cannot be explained fails early.
+"""Proof (a) of the first step, directly after this step. A loop that cannot be
+explained fails early.
 
 If several processes train together, each process records only its own calls. In this
 case the attribution does the check."""
@@ -27,14 +27,14 @@ from ntkexp.shapes import Inputs
 
 @dataclass(frozen=True)
 class FirstStepProof:
-    """Check of the first step against the recorded model calls and the queries."""
+    """Compares the gradient of the first step with the recorded model calls."""
 
     called: CalledModule
     queries: Inputs
 
     def prove(self, step: FollowedStep, others: Collection[str] = ()) -> None:
-        """Recompute the gradient from the recorded model calls, and compare it with the
-        gradient that the optimizer used. Raise if they differ.
+        """Recompute the gradient of the first step from the recorded model calls. Raise
+        if the optimizer used another gradient.
 
         `others` names the outputs that received a gradient,
         but have no row for each example."""
@@ -59,10 +59,10 @@ class FirstStepProof:
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:
-        """Raise if queries and inputs of the loop differ in their number of axes, and
-        the outputs per example differ in number too. The queries then probably lack the
-        batch axis."""
-        if call.losses is not None:  # its inputs need not be those of the model
+        """Raise if queries probably lack the batch axis: queries and inputs of the loop
+        differ in their number of axes, and so do the outputs per example."""
+        # the inputs of `trace.losses` need not be those of the model
+        if call.losses is not None:
             return
         ours = axes_of(self.queries)
         theirs = axes_of(call.inputs)
@@ -79,9 +79,10 @@ class FirstStepProof:
         loop_outputs = prod(call.shape[1:])
         if outputs != loop_outputs:
             raise Mistake(
-                f"queries=: they have {counted_axes(ours)}, which the model answers with {outputs} "
-                f"outputs each, and the loop calls it with {counted_axes(theirs)}, answered with "
-                f"{loop_outputs}; give queries with the axes of a batch, also if there is only one"
+                f"queries=: they have {counted_axes(ours)}, for which the model returns "
+                f"{outputs} outputs each, but the loop calls it with "
+                f"{counted_axes(theirs)}, for which it returns {loop_outputs}; give "
+                "queries with the axes of a batch, even if there is only one"
             )
 
 
@@ -90,9 +91,9 @@ def refuse_uncalled(step: FollowedStep, others: Collection[str]) -> None:
     from a recorded model call."""
     if others:
         raise Mistake(
-            f"step {step.index}: no gradient came back to an output with a row for each example, but "
-            f"to {' and '.join(sorted(others))}; let the model return the tensors that the loss is "
-            "computed from"
+            f"step {step.index}: no output with a row for each example received a "
+            f"gradient, but {' and '.join(sorted(others))} did; let the model return "
+            "the tensors from which the loss is computed"
         )
     submodule = common_submodule(step.with_grad)
     perhaps = f", perhaps its part '{submodule}'" if submodule else ""

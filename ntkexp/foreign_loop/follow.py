@@ -175,7 +175,7 @@ def follow(
     options.refuse_unusable()
     refuse_followed(optimizers)
 
-    # a copy of the model is used for replays, and evaluated at the queries
+    # replays run on a copy of the model, which is also evaluated at the queries
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
     moved = moved_names(inner, optimizers)
@@ -196,9 +196,8 @@ def follow(
             loop, called, inputs, options, current_processes(), altered_loop()
         )
         store = choose_store(setup, chosen)
-        # Replayed casts must have the bits of the loop's casts only if both use the
-        # same kernels. A compiled model, a GPU, or another machine may round
-        # differently
+        # A replay of a call under casts returns the same bits only with the same
+        # kernels. A compiled model, a GPU, or another machine may use other kernels.
         is_alone = setup.processes.world == 1
         same_kernels = is_alone and not store.count and runs_as_it_is(model)
         called = replace(called, same_kernels=same_kernels)
@@ -222,7 +221,7 @@ class FollowSetup:
     queries: Inputs
     options: FollowOptions
     processes: Processes
-    altered: AlteredLoop | None  # weights of examples, if the loop runs again
+    altered: AlteredLoop | None  # weights of the examples, if the loop runs again
 
 
 def watched(setup: FollowSetup, store: AbstractStore) -> Iterator[Trace]:
@@ -292,8 +291,8 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
     yield
     watch.steps.catch_up()
 
-    # f_T, except if tensors were changed after the last step,
-    # because no step explains the change
+    # f_T. If tensors were changed after the last step, use the values before that
+    # change, because no step explains it.
     last = {
         **named_tensors(trace.module),
         **watch.loop.latest.weights,
@@ -342,8 +341,9 @@ def choose_store(
             or len(loop.optimizers) > 1
         ):
             raise Mistake(
-                "steps=: some steps are held in memory, of one optimizer in one process; leave "
-                "steps= out, or to= and other optimizers"
+                "steps=: chosen steps can be stored only in memory, for one optimizer "
+                "in one process; omit steps=, or omit to= and follow a single "
+                "optimizer"
             )
         return ChosenStore(loop.known, output, options.every, options.budget, chosen)
     if options.to is None:
@@ -360,20 +360,22 @@ def refuse_processes(
         return
     if altered is not None:
         raise Mistake(
-            f"again=: {processes.world} processes train together, and one cannot carry their loop "
-            "out again; give a function that does it in one process, with a call for each of "
-            "them, and ask later, by ntkexp attribute"
+            f"again=: {processes.world} processes train together, and one process "
+            "cannot repeat their loop; give a function that runs the loop in one "
+            "process, with a call for each of them, and compute effects later, with "
+            "ntkexp attribute"
         )
     if options.to is None:
         raise Mistake(
-            f"{processes.world} processes train together, and each sees a part of every batch; "
-            "give a folder in which they write side by side, to=…, the same in every process"
+            f"{processes.world} processes train together, and each sees only a part of "
+            "every batch; give a folder for all of them, to=…, the same in every "
+            "process"
         )
 
 
 def disk_store(path: Path | str, setup: FollowSetup) -> DiskStore:
-    """Return a store in a folder. A loop may continue the trace only
-    if its config is equal."""
+    """Return a store in a folder. If the folder already holds a trace, continue it, but
+    only if both loops have the same config."""
     loop = setup.loop
     called = setup.called
     options = setup.options
@@ -443,7 +445,7 @@ class FollowSession:
         """The trace, while training runs or after it."""
         if self.begun is None:
             raise Mistake(
-                "no training has begun; give the callback to the Trainer and train, then ask for "
-                ".trace"
+                "no training has begun; give the callback to the Trainer and train, "
+                "then read .trace"
             )
         return self.begun

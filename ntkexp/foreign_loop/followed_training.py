@@ -1,6 +1,7 @@
-"""A followed loop as a differentiable training, for leave-out effects: the batches,
-losses and updates of every step, Adam's moments, and the norm that gradients were
-clipped to."""
+"""A followed loop as a differentiable training, for leave-out effects.
+
+For every step, this file provides the batches, losses and updates, Adam's moments, and
+the norm to which gradients were clipped."""
 
 from __future__ import annotations
 
@@ -61,13 +62,14 @@ class AdamStates:
     """Adam's moments after every step."""
 
     rows: NDArray[Any]  # [step, part, weight], the parts in the order of ADAM_PARTS
-    moved: list[dict[str, int]]  # number of steps of each parameter, after each step
+    # after each step: the number of steps that each parameter has taken
+    moved: list[dict[str, int]]
     flat: FlatWeights
     device: torch.device
 
     def denominator(self, step: FollowedStep, name: str) -> Denominator | None:
-        """Return the denominator in the step of a parameter,
-        or None if Adam does not update it."""
+        """Return the denominator of Adam's step of a parameter, or None if Adam does
+        not update the parameter."""
         settings = step.settings[name]
         weight_slice = self.flat.slices[name]
         if "betas" not in settings:
@@ -108,8 +110,8 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
         for name in step.with_grad:
             times[name] += 1
             if "betas" in step.settings[name]:
-                # If the linear step has no momentum although β₁ > 0, a new optimizer
-                # began here: drop the moments of the earlier one
+                # If the linear step has no momentum although β₁ > 0, the loop created a
+                # new optimizer here. Drop the moments of the earlier one.
                 if (
                     step.settings[name]["betas"][0]
                     and not step.linear[name].momentum_decay
@@ -130,7 +132,7 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
 
 def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
     """Return Adam's moments of a parameter after a step, [part, weight]."""
-    # p = g + λθ
+    # p = g + λθ, the gradient with weight decay λ
     p = step.gradient[name]
     l2 = step.linear[name].l2
     if isinstance(l2, Tensor) or l2:
@@ -147,7 +149,8 @@ def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
 
 
 def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
-    """Memory-map an empty temporary file. Raise if the disk is too small."""
+    """Create an empty temporary file, memory-mapped as an array.
+    Raise if the disk is too small."""
     folder, dtype = Path(gettempdir()), like.cpu().numpy().dtype
     needed = steps * len(ADAM_PARTS) * flat.size * dtype.itemsize
     require_disk(folder, needed, "Adam's moments of every step", "set TMPDIR")
@@ -156,8 +159,8 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 
 
 # --- The mean that a loop computes. Let mᵢ be the count of example i in the mean: 1,
-# its class weight, or its number of tokens. The trace shows only the loss factor κ of
-# each call, with ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ.
+# its class weight, or its number of tokens. The trace does not contain these counts. It
+# shows only the loss factor κ of each call, with ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ.
 #
 # Without example i, a mean divides by Σm − mᵢ instead of Σm. The loss is known to be
 # such a mean only if κ Σm is the same at every call, up to the scale of a GradScaler.
@@ -165,23 +168,23 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 # number of outputs or targets of each.
 
 
-MAX_WHOLE_NUMBER = 1000  # largest integer that a mean may be multiplied or divided by
+# `is_plain` accepts a mean that is an integer, or its inverse, up to this number
+MAX_WHOLE_NUMBER = 1000
 COUNTS = (
-    "let loss= also give what each example counts in the loop's mean: 'return losses, "
-    "weight[labels]' for "
-    "cross_entropy(weight=weight), the number of its targets for a mean over them, "
-    "torch.ones(len(losses)) if each "
-    "counts once; or let the others keep their shares, by mean='fixed'"
+    "let loss= also return the weight of each example in the loop's mean: 'return "
+    "losses, weight[labels]' for cross_entropy(weight=weight), the number of targets "
+    "of each example for a mean over targets, torch.ones(len(losses)) if each counts "
+    "once; or keep the shares of the other examples, with mean='fixed'"
 )
 
 
 def consumed_share(
     share: CallShare, after: TakenBatch, before: TakenBatch
 ) -> CallShare:
-    """Return the share in the gradient that the optimizer used: `share` with κ times
-    the scale of the step, for example 1/scale of a GradScaler.
+    """Multiply the κ of a share by the scale that the gradient received before the
+    optimizer used it, for example 1/scale of a GradScaler.
 
-    κ is 0 if the examples of the call have no weight. `after` and `before` are the
+    If all examples of the call have weight 0, κ is 0. `after` and `before` are the
     batch with and without this scale."""
     scale = (
         after.unweighted_shares[0] / before.unweighted_shares[0]
@@ -193,8 +196,8 @@ def consumed_share(
 
 @dataclass
 class MeanCheck:
-    """The loss factor κ times Σm, for each kind of count m ("examples", "counts", …) on
-    which all calls agree."""
+    """The products κ Σm that all calls so far agree on, by the kind of count m
+    ("examples", "counts", …). See the comment above."""
 
     first: tuple[int, CallShare] | None = None
     means: dict[str, float] = field(default_factory=dict)
@@ -213,8 +216,8 @@ class MeanCheck:
                 self.compare(step, share, agreed)
 
     def agreed(self, step: int, share: CallShare) -> dict[str, float]:
-        """Return κ Σm of a call (see above),
-        for each kind of count that agrees with earlier calls."""
+        """Return κ Σm of a call by kind of count, for the kinds in which it
+        agrees with earlier calls."""
         assert self.first is not None
         means = means_of(share)
         tolerance = share.tolerance + self.first[1].tolerance
@@ -225,11 +228,10 @@ class MeanCheck:
         }
         if share.counts is not None and "examples" in agreed and "counts" not in agreed:
             raise Mistake(
-                f"step {step}: shares are those of a mean in which each example counts once, as at "
-                "step "
-                f"{self.first[0]}, and not what loss= says that it counts; let it give "
-                "torch.ones(len(losses)) (of a "
-                "sum, let the others keep their shares, by mean='fixed')"
+                f"step {step}: the loss is a mean in which each example counts once, as "
+                f"at step {self.first[0]}, but loss= returns other weights; let it "
+                "return torch.ones(len(losses)), or, for a sum, keep the shares of the "
+                "other examples, with mean='fixed'"
             )
         return agreed
 
@@ -239,7 +241,8 @@ class MeanCheck:
         assert self.first is not None
         if share.counts is None and share.targets is not None and isnan(share.targets):
             raise Mistake(
-                f"step {step}: loss= has class weights, or targets that are ignored; {COUNTS}"
+                f"step {step}: loss= has class weights, or targets that are "
+                f"ignored; {COUNTS}"
             )
         known = {
             name: mean
@@ -248,24 +251,23 @@ class MeanCheck:
         }
         if share.counts is None and not known:
             raise Mistake(
-                f"step {step}: shares of examples are not those of a mean over the examples of a "
-                "call, as they would "
-                f"be by step {self.first[0]}; {COUNTS}"
+                f"step {step}: the loss is not the mean over the examples of a call "
+                f"that it was at step {self.first[0]}; {COUNTS}"
             )
         if share.counts is None and not any(
             is_plain(mean, 2 * share.tolerance) for mean in known.values()
         ):
             raise Mistake(
-                f"step {step}: the shares of {share.examples} examples of a call add up to "
-                f"{share.factor * share.examples:.4g}, which is not a mean over them, or one of a "
-                "loss with a "
-                f"factor that loss= leaves out; {COUNTS}"
+                f"step {step}: the shares of {share.examples} examples of a call add up "
+                f"to {share.factor * share.examples:.4g}, so the loss is not their "
+                f"mean, or loss= omits a factor; {COUNTS}"
             )
         self.means = known if share.counts is None else self.means or agreed
 
 
 def means_of(share: CallShare) -> dict[str, float]:
-    """Return the loss factor κ of a call, times Σm for each kind of count m."""
+    """Return κ Σm of a call, for each kind of count m. κ is
+    the loss factor of the call."""
     means = {"examples": share.factor * share.examples}
     if share.counts is not None:
         return means | {"counts": share.factor * float(share.counts.sum())}
@@ -276,8 +278,8 @@ def means_of(share: CallShare) -> dict[str, float]:
 
 
 def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
-    """Raise if the loss is a sum: its factor κ is 1, or the same in two calls with
-    different total counts."""
+    """Raise if the loss is a sum: κ is 1, or two calls with different
+    total counts have the same κ."""
     sizes = [
         float(share.examples if share.counts is None else share.counts.sum())
         for share in (one, other)
@@ -287,11 +289,11 @@ def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
     is_sum = one.counts is None and isclose(one.factor, 1.0, rel_tol=tolerance)
     if is_sum or (same_share and not isclose(*sizes, rel_tol=tolerance)):
         raise Mistake(
-            f"step {step}: an example has the share {one.factor:.4g} of the loss however many "
-            "there are in its call: "
-            "the loss is a sum, or a mean over all calls of a step, where effects know a mean over "
-            "each call; let the "
-            f"others keep their shares, by mean='fixed'{'; or ' + COUNTS if is_sum else ''}"
+            f"step {step}: an example has the share {one.factor:.4g} of the loss, "
+            "whatever the number of examples in its call: the loss is a sum, or a mean "
+            "over all calls of a step, but effects assume a mean over each call; keep "
+            "the shares of the other examples, with "
+            f"mean='fixed'{'; or ' + COUNTS if is_sum else ''}"
         )
 
 
@@ -307,8 +309,8 @@ def same_scale(one: float, other: float, tolerance: float) -> bool:
 def is_plain(mean: float, tolerance: float) -> bool:
     """True if a mean is an integer or the inverse of an integer, times a power of two.
 
-    The integer may be a number of calls or outputs,
-    and the power of two the scale of a GradScaler.
+    The integer can be a number of calls or outputs, and the power of two can be the
+    scale of a GradScaler.
 
     >>> is_plain(1 / 12, 1e-9), is_plain(-5.0, 1e-9), is_plain(24 / 37.1, 1e-9)
     (True, True, False)
@@ -331,16 +333,17 @@ def is_plain(mean: float, tolerance: float) -> bool:
 
 # eps: relative rounding error of a gradient that is summed in another order
 SUM_ORDER_EPS = 1e4
-# if c is nearly a power of two, up to this relative distance,
-# measure whether terms of g cancel
+# if c is within this relative distance of a power of two, measure whether terms of g
+# cancel
 NEAR_POWER = 0.01
-SAME_NORM = 1e-3  # relative tolerance for equal clipping norms of all steps, in float32
+# relative tolerance for comparing the clipping norms of two steps, in float32
+SAME_NORM = 1e-3
 
 
 @dataclass(kw_only=True)
 class FollowedTraining(AbstractTrajectory):
-    """The steps of a followed loop. Read them from the last to the first,
-    which is cheapest."""
+    """The steps of a followed loop. Reading them from the last
+    to the first is cheapest."""
 
     steps: AbstractSteps
     called: CalledModule
@@ -361,9 +364,9 @@ class FollowedTraining(AbstractTrajectory):
             (each for each in self.steps.known if not each.rule.has_effects), None
         ):
             raise Mistake(
-                f"effects of a loop with {unknown.kind.__name__} are not known, because they need "
-                "the derivative of "
-                "the denominator of its steps; train with SGD, Adam or AdamW, or leave effects out"
+                f"effects of a loop with {unknown.kind.__name__} are not known, because "
+                "they need the derivative of its denominator; train with SGD, Adam or "
+                "AdamW, or leave effects out"
             )
 
     @property
@@ -418,29 +421,30 @@ class FollowedTraining(AbstractTrajectory):
         """Return the examples of a call, and the factor κ of its loss."""
         if call.weights is not None:
             raise Mistake(
-                f"step {step.index}: it used gradients at weights that the loop had moved before "
-                "(SAM), whose dependence on examples effects do not know; ask only for contributions"
+                f"step {step.index}: it used gradients at weights that the loop had "
+                "moved (SAM), and effects do not know how these weights depend on the "
+                "examples; ask only for contributions"
             )
         if call.at != step.index:
             raise Mistake(
-                f"step {step.index}: it used gradients that were computed at the weights of step "
-                f"{call.at}, "
-                "which effects do not know; zero gradients at every step"
+                f"step {step.index}: it used gradients that were computed at the "
+                f"weights of step {call.at}, which effects cannot include; zero "
+                "gradients at every step"
             )
         if self.called.is_cast(call.how):
             how = "under autocast"
             if call.how.autocast is None:
-                how = "with frozen weights in short numbers"
+                how = "with frozen weights in half precision"
             raise Mistake(
-                f"step {step.index}: it was taken {how}, whose rounding has no derivative; follow "
-                "the loop "
-                "without, or leave effects out"
+                f"step {step.index}: it was taken {how}, and the rounding has no "
+                "derivative; follow the loop without it, or leave effects out"
             )
         if call.joined:
             raise Mistake(
-                f"step {step.index}: its loss uses the outputs {several(list(call.joined))} together, and "
-                "effects need a loss of one output; ask only for contributions, or let the model "
-                "return one tensor (torch.cat)"
+                f"step {step.index}: its loss uses the outputs "
+                f"{several(list(call.joined))} together, but effects need a loss of one "
+                "output; ask only for contributions, or let the model return one "
+                "tensor (torch.cat)"
             )
         losses = CallLoss(self.loss, self.called.at(call), call, step.index)
         share = losses.share(step.start, self.weighing)
@@ -462,7 +466,8 @@ class FollowedTraining(AbstractTrajectory):
         return batch, share
 
     def update(self, step: FollowedStep, name: str) -> Update:
-        """Return the linear step of a parameter, and its denominator."""
+        """Return the linear step of a parameter, and
+        its denominator if Adam updates it."""
         linear, denominator = step.of(name), None
         if self.memory is not None:
             denominator = self.memory.denominator(step, name)
@@ -483,8 +488,8 @@ class FollowedTraining(AbstractTrajectory):
         )
 
     def clipped(self, followed: FollowedStep, step: TrainedStep) -> TrainedStep:
-        """Return the step with its loss scale or its clipping norm, whichever explains
-        the gradient that the optimizer used.
+        """Return the step with the scale of its loss, or with its clipping norm. Choose
+        the one that explains the gradient that the optimizer used.
 
         The optimizer used c times the replayed gradient. If c is a power of two, it is
         the scale of the loss, and the batches are multiplied by it. Otherwise, the
@@ -520,8 +525,8 @@ class FollowedTraining(AbstractTrajectory):
         """Return the factor c between the replayed gradient g and the gradient that the
         optimizer used, and the relative rounding error of c.
 
-        If terms of g cancel, the rounding error is measured from `replayed`, which
-        returns the gradient of a multiple of the loss."""
+        If terms of g cancel, measure the rounding error: `replayed` returns the
+        gradient of a multiple of the loss."""
         factor, missed = factor_between(g, consumed)
         rounding = SUM_ORDER_EPS * torch.finfo(self.end.dtype).eps
         near_power = is_power_of_two(factor, NEAR_POWER)
@@ -529,9 +534,9 @@ class FollowedTraining(AbstractTrajectory):
             rounding += ROUNDING_FACTOR * cancelled(replayed)
         if not missed <= rounding:
             raise Mistake(
-                f"step {index}: the gradients of some parameters were multiplied with other "
-                "factors than those of "
-                f"others (off by {missed:.2g}), and effects need one factor for all; clip all "
+                f"step {index}: the gradients of some parameters were multiplied by "
+                "other factors than those of others (relative difference "
+                f"{missed:.2g}), but effects need one factor for all; clip all "
                 "parameters together, by norm"
             )
         return factor, rounding
@@ -540,22 +545,21 @@ class FollowedTraining(AbstractTrajectory):
         """Return the clipping norm of a step. Raise if the factor is not below 1, or if
         an earlier step was clipped to another norm."""
         multiplied = (
-            f"step {index}: the gradient was multiplied with {factor:.4g}, which is not a power of "
-            "two"
+            f"step {index}: the gradient was multiplied by {factor:.4g}, which is not a "
+            "power of two"
         )
         if not 0 < factor < 1:
             raise Mistake(
-                f"{multiplied} and does not clip; effects know only clipping and the scale of a "
-                "GradScaler"
+                f"{multiplied} and does not clip; effects support only clipping by norm "
+                "and the scale of a GradScaler"
             )
         norm = factor * (size + GUARD)
         if self.norm is None:
             self.norm = norm
         if not isclose(norm, self.norm, rel_tol=SAME_NORM):
             raise Mistake(
-                f"{multiplied} and clips to {norm:.4g} where another step clips to "
-                f"{self.norm:.4g}; effects know one "
-                "norm for all steps"
+                f"{multiplied} and clips to the norm {norm:.4g}, but another step clips "
+                f"to {self.norm:.4g}; effects support only one norm for all steps"
             )
         return norm
 

@@ -1,5 +1,5 @@
-"""Examples and queries for display in reports: one input tensor each,
-or its decoded text."""
+"""Examples and queries for display in reports. Each is shown as one input tensor, or as
+its decoded text."""
 
 from __future__ import annotations
 
@@ -25,26 +25,30 @@ if TYPE_CHECKING:
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 """A function from token ids to their text, such as a tokenizer's `decode`."""
 
-MAX_SHOWN_BYTES = 500e6  # largest memory for copies of examples during the attribution
-# if all queries and examples take more bytes,
-# copy only the strongest examples and their queries
+# largest number of bytes of copied examples during the attribution
+MAX_SHOWN_BYTES = 500e6
+# If all queries and examples take more bytes than this, copy only the examples with the
+# largest contributions, and their queries.
 MAX_COPIED_BYTES = 50e6
-# inputs of Hugging Face models that are shown if present
-PREFERRED = ("input_ids", "pixel_values")
-FILLER = -1  # pads short texts to the length of the longest one
+# inputs of Hugging Face models, which are shown if present
+PREFERRED = (
+    "input_ids",
+    "pixel_values",
+)
+FILLER = -1  # value that pads short texts to the length of the longest one
 
 
 @dataclass
 class Gallery:
-    """The input row of each example by name.
-    Rows are added until `free_bytes` is used up."""
+    """One input row for each example, by the example's name. Rows are added until
+    `free_bytes` is used up."""
 
     rows: dict[str, NDArray[Any]] = field(default_factory=dict)
     free_bytes: float = MAX_SHOWN_BYTES
     repeated: RepeatedInputs = field(default_factory=RepeatedInputs)
 
     def add(self, call: ModelCall) -> None:
-        """Add those examples of a recorded call that are new."""
+        """Add the examples of a recorded call that are not stored yet."""
         self.repeated.add(call)
         for name, row in zip(call.names, shown(call.rows), strict=True):
             if name not in self.rows and self.free_bytes > 0:
@@ -52,7 +56,8 @@ class Gallery:
                 self.free_bytes -= row.nbytes
 
     def of(self, names: Sequence[str]) -> NDArray[Any]:
-        """Return the rows of some examples, or empty rows if not all were stored."""
+        """Return the stored rows of some examples. Return
+        empty rows if any is missing."""
         rows = [self.rows[name] for name in names if name in self.rows]
         if len(rows) < len(names) or self.free_bytes <= 0:
             return np.zeros((len(names), 0))

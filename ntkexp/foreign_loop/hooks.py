@@ -1,8 +1,8 @@
 """Hooks on a followed model and its optimizers.
 
 `copy.deepcopy`, `pickle`, `torch.save` and new processes copy a module together with
-its hooks. A copy is not part of the followed loop, and may be loaded in a program
-without this package. So `FollowHook` works only on the followed object and its shallow
+its hooks. But a copy is not part of the followed loop, and a program without this
+package may load it. So `FollowHook` works only on the followed object and its shallow
 copies:
 
     the same object, in this process     the hook works
@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 FOLLOWING: WeakSet[FollowHook] = WeakSet()
-"""All hooks in this process. `silence` disables them in a forked process."""
+"""All hooks in this process. A forked process disables them with `silence`."""
 
 
 class FollowHook:
-    """A hook of `owner`, a module or an optimizer. If torch calls it, it calls `react`.
+    """A hook on the module or optimizer `owner`. When torch calls it, it calls `react`.
 
     >>> from copy import deepcopy
     >>> net, events = torch.nn.Linear(1, 1), []
@@ -62,20 +62,20 @@ class FollowHook:
         return owner._parameters is self.owner._parameters
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        """Replace the hook in copies and pickles by `nullcontext().__exit__`, which
-        takes any arguments and does nothing."""
+        """Replace the hook in copies and pickles by `nullcontext().__exit__`, a
+        function that accepts any arguments and does nothing."""
         return getattr, (nullcontext(), "__exit__")
 
 
 def is_traced() -> bool:
-    """Return True during `torch.export` and `torch.jit.trace`,
-    whose programs must not contain hooks."""
+    """Return True during `torch.export` and `torch.jit.trace`. Exported programs must
+    not contain hooks."""
     return torch.compiler.is_exporting() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
 def silence() -> None:
-    """Disable all hooks in a forked process,
-    because the loop continues in its parent."""
+    """Disable all hooks in a forked process. The
+    followed loop continues in the parent."""
     for hook in FOLLOWING:
         hook.forked = True
 
@@ -87,13 +87,13 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 # --- Hooks on the gradients of outputs.
 #
 # Some models compute their loss from an output inside `forward`. Under autocast, a
-# library may then cast this output before it is returned. The gradient of the loss
-# reaches the tensor before the cast, but not the returned output, so the hook must be
-# on the tensor before the cast.
+# library may then cast this output before it is returned. The gradient of the loss then
+# reaches the tensor before the cast, but not the returned output. The hook must
+# therefore be on the tensor before the cast.
 
 
 CAST_NODE = "ToCopyBackward0"
-"""The name of a cast in the autograd graph."""
+"""The name of the node of a cast in the autograd graph."""
 
 Listener: TypeAlias = Callable[[Tensor], Tensor | None]
 """A function that receives a gradient, and returns its replacement or None."""
@@ -102,8 +102,8 @@ Listener: TypeAlias = Callable[[Tensor], Tensor | None]
 def listen(output: Tensor, listener: Listener, *, past_casts: bool) -> None:
     """Register a listener for the gradient of an output.
 
-    With `past_casts`, the listener receives the gradient of the tensor from
-    which the output was cast.
+    With `past_casts`, if the output is the result of a cast, listen to the tensor
+    before the cast.
 
     >>> gradients, hidden = [], torch.ones(2, requires_grad=True) * 3
     >>> listen(hidden.double(), gradients.append, past_casts=True)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# elements; concatenating a larger tensor would double its memory
+# number of elements; a larger tensor is not concatenated, because that would double its
+# memory
 MAX_JOINED_NUMBERS = 2**16
 
 

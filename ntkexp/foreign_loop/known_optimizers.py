@@ -1,9 +1,9 @@
 """The rule of an optimizer: the user's rule,
 or the rule of PyTorch's or another library's class.
 
-The rule of an optimizer is the rule of its class, or of the first base class with a
-rule. If a subclass computes a different step, the check of its first step raises
-(`rule.RuleProof`)."""
+Without a rule of the user, an optimizer has the rule of its class, or of the first base
+class with a rule. If a subclass computes other steps than its base class, the proof of
+its first step (`rule.RuleProof`) raises an error."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.model.foreign import load_torchvision
 
 LIBRARIES = frozenset({"timm", "lion_pytorch", "schedulefree"})
-"""Packages whose optimizers a later process imports by name,
+"""Packages whose optimizers a later process may import by name,
 to replay a trace on disk."""
 
 
 @dataclass(frozen=True)
 class KnownOptimizer:
-    """A rule, and the class of optimizer that it applies to.
-    Replays use an optimizer of this class."""
+    """A rule, and the optimizer class that it applies to.
+    Replays construct this class."""
 
     rule: AbstractOptimizerRule
     kind: type[torch.optim.Optimizer]
 
     @property
     def name(self) -> str:
-        """The name that a trace stores. For a user's rule, it includes the name of the
-        rule. For a rule of another library, it includes the module of the class.
+        """The name that a trace stores. It includes the rule's name for a rule of the
+        user, and the module of the class for a rule of another library.
 
         >>> KnownOptimizer(TORCH_RULES[0], torch.optim.SGD).name
         'SGD'
@@ -60,8 +60,9 @@ class KnownOptimizer:
     def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """Construct an optimizer with these parameter groups.
 
-        Required arguments of the constructor are taken from the first group. Some
-        optimizers read settings that all groups share from their defaults."""
+        Required arguments of the constructor get their values from the first group.
+        Some optimizers read settings that all groups share from
+        `defaults`, so these are set too."""
         shared = groups[0]
         _, *needed = self.required_arguments
         optimizer = self.kind(
@@ -73,9 +74,9 @@ class KnownOptimizer:
 
 
 NOT_LINEAR = {
-    "LBFGS": "each of its steps asks for the gradient at several weights, and multiplies it by a "
-    "matrix of earlier gradients",
-    "SparseAdam": "its gradients are sparse, of some rows alone",
+    "LBFGS": "each step asks for the gradient at several weights, and multiplies it by "
+    "a matrix of earlier gradients",
+    "SparseAdam": "its gradients are sparse, with only some of the rows",
 }
 
 
@@ -88,7 +89,7 @@ def known_optimizer(
     where = f"{kind.__module__}.{kind.__qualname__}"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise Mistake(
-            f"{kind.__name__} with differentiable=True: its steps are not followed; train with "
+            f"{kind.__name__} with differentiable=True cannot be followed; train with "
             "differentiable=False"
         )
     ours = () if "SAM" in kind.__name__ else (*TORCH_RULES, *LIBRARY_RULES)
@@ -98,15 +99,16 @@ def known_optimizer(
                 return KnownOptimizer(rule, base)
     if kind.__name__ == "ZeroRedundancyOptimizer":
         raise Mistake(
-            "ZeroRedundancyOptimizer splits its state over the processes, so that none sees a "
-            "whole step; train with "
-            "the optimizer that it holds, in every process"
+            "ZeroRedundancyOptimizer divides its state among the processes, so that no "
+            "process sees a complete step; train with the optimizer that it wraps, in "
+            "every process"
         )
     if "SAM" in kind.__name__:
         raise Mistake(
-            f"{kind.__name__} takes gradients at weights that it has moved up first "
-            "(sharpness-aware minimisation), and has no base_optimizer whose step could be followed; "
-            "let it wrap an optimizer, or move the weights in the loop"
+            f"{kind.__name__} computes gradients at weights that it has moved up first "
+            "(sharpness-aware minimisation), and has no base_optimizer whose step "
+            "could be followed; let it wrap an optimizer, or move the weights in the "
+            "loop"
         )
     reason = next(
         (
@@ -126,8 +128,8 @@ def known_optimizer(
 
 
 def applies(rule: AbstractOptimizerRule, kind: type) -> bool:
-    """True if a rule is for a class. Rules for other libraries compare the name of the
-    class."""
+    """Return True if a rule applies to the optimizer class `kind`. Rules for other
+    libraries compare the name of the class."""
     if kind in rule.kinds:
         return True
     is_by_name = (
@@ -151,7 +153,10 @@ def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimi
     optimizer = optimizer or next(optimizers_of_libraries(name, rules), None)
     if optimizer is None:
         raise WrongArgument(
-            f"rule=: the trace has steps of {name}, whose rule has to be given again",
+            (
+                f"rule=: the trace has steps of {name}, and does not store their rule; "
+                "give the rule again"
+            ),
             "rule",
         )
     return optimizer
@@ -162,8 +167,8 @@ def optimizers_of_libraries(
 ) -> Iterator[KnownOptimizer]:
     """Yield the optimizer whose class has this module and name.
 
-    A rule of the user may name the class, or a module that this process has imported
-    may contain it. Only the packages in `LIBRARIES` are imported for this purpose."""
+    Find the class in a rule of the user, or in a module that this process has already
+    imported. Import only the packages in `LIBRARIES`."""
     module, _, kind_name = name.rpartition(".")
     for rule in rules:
         for kind in rule.kinds:

@@ -3,7 +3,7 @@ and schedule-free ones.
 
 These libraries need not be installed. A rule applies to every class with one of its
 names, for example `timm.optim.Lion`. If a class with this name computes other steps,
-the check of its first step raises (`rule.RuleProof`).
+the proof of its first step (`rule.RuleProof`) raises an error.
 
 The docstrings use the symbols of `torch_rules.py`.
 """
@@ -21,11 +21,11 @@ from ntkexp.foreign_loop.torch_rules import AbstractTorchRule, Entries
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import LinearStep
 
-LEAST_CAUTION = 1e-3  # least mean of the mask of a cautious optimizer, as in timm
+LEAST_CAUTION = 1e-3  # smallest mean of the mask of a cautious optimizer, as in timm
 
 
 class AbstractLibraryRule(AbstractTorchRule):
-    """Base class for rules that apply to classes by name."""
+    """Base class for rules that find their optimizer by the name of its class."""
 
     kinds = ()
     class_names: ClassVar[tuple[str, ...]]
@@ -35,12 +35,13 @@ class LionRule(AbstractLibraryRule):
     """Lion: θ ← (1 − ηλ)θ − η sign(c), with c = β₁m₋ + (1 − β₁)g
     and m ← β₂m₋ + (1 − β₂)g.
 
-    With m₋ = (m − (1 − β₂)g)/β₂, c = a m + b g, so that S = aη/|c|, N = bη/|c|,
-    and 0 where c = 0:
+    Here m₋ is the momentum before the step, and m after it. Inserting m₋ = (m − (1 −
+    β₂)g)/β₂ gives c = a m + b g. So S = aη/|c| and N = bη/|c|, and both are 0 where c =
+    0:
 
         a = β₁/β₂,   b = (1 − β₁) − a(1 − β₂),   β = β₂,   α = 1 − β₂
 
-    If the optimizer is cautious, its mask multiplies S and N.
+    A cautious optimizer multiplies S and N by its mask.
     """
 
     class_names = ("Lion",)
@@ -56,7 +57,8 @@ class LionRule(AbstractLibraryRule):
         first, second = (float(beta) for beta in group["betas"])
         if not second:
             raise Mistake(
-                "Lion with betas=(…, 0) forgets the momentum of its step; take another"
+                "Lion with betas=(…, 0) forgets the momentum of its step; choose "
+                "another second beta"
             )
         of_momentum = first / second
         of_gradient = (1 - first) - of_momentum * (1 - second)
@@ -112,8 +114,8 @@ class SignSGDRule(AbstractLibraryRule):
 def sign_denominator(direction: Tensor, rate: float) -> tuple[Tensor, Tensor | None]:
     """Return n and r with direction/n + r = rate · sign(direction).
 
-    n is |direction|/rate, or ∞ where the direction is 0. r is None, unless some
-    elements are so small that 1/n overflows. The movement of these elements is
+    n is |direction|/rate, or ∞ where the direction is 0. r is None unless some elements
+    are so small that 1/n overflows. r is the movement of these elements, which is
     attributed to no example.
 
     >>> sign_denominator(torch.tensor([2.0, 0.0, -4.0]), 0.5)
@@ -133,8 +135,8 @@ def sign_denominator(direction: Tensor, rate: float) -> tuple[Tensor, Tensor | N
 
 
 def caution(update: Tensor, gradient: Tensor) -> Tensor:
-    """Return the factors of a cautious update: 0 where update and gradient differ in
-    sign, and one number elsewhere, so that the mean of the factors is 1."""
+    """Return the mask of a cautious update. It is 0 where update and gradient differ in
+    sign. Elsewhere it is one number, chosen so that the mean of the mask is 1."""
     mask = (update * gradient > 0).to(update.dtype)
     return mask / mask.mean().clamp(min=LEAST_CAUTION)
 
@@ -156,9 +158,9 @@ class LAMBRule(AbstractLibraryRule):
         S = rη/(1 − β₁ᵗ)/n,   d = rηλ,   β = β₁,   α = (1 − β₁)/k
 
     k = max(1, ‖g‖/`max_grad_norm`) clips the gradients of all parameters together. With
-    decoupled decay, d = ηλ, and θ is the weight after the decay. r is 1 if a norm is 0,
-    or without decay unless `always_adapt` is set. As in Adafactor, r and k multiply the
-    gradients of all examples."""
+    decoupled decay, d = ηλ, and θ is the weight after the decay. r is 1 if a norm is 0.
+    Without decay, r is also 1 unless `always_adapt` is set. r and k are treated as
+    constants that multiply the gradients of all examples, as in Adafactor."""
 
     class_names = ("Lamb",)
     remembers = "exp_avg"
@@ -220,7 +222,7 @@ class LAMBRule(AbstractLibraryRule):
 
 
 def trust_ratio(weights: float, update: float) -> float:
-    """Return the ratio of two norms, or 1 if one of them is 0.
+    """Return ‖weights‖/‖update‖, or 1 if one of the norms is 0.
 
     >>> trust_ratio(1.0, 4.0), trust_ratio(0.0, 4.0)
     (0.25, 1.0)
@@ -234,9 +236,9 @@ class LARSRule(AbstractLibraryRule):
         timm, Lightning Bolts    r = κ‖θ‖ / (‖g‖ + λ‖θ‖ + ε);   r = 1 and λ = 0 without decay
         MoCo v3, MAE             r = κ‖θ‖ / ‖g + λθ‖ for matrices;   r = 1 and λ = 0 for vectors
 
-    κ is the trust coefficient. r is 1 if a norm is 0. The coefficients are as in SGD,
-    with α times r, and with N = rη for Nesterov momentum. r multiplies the gradients of
-    all examples."""
+    κ is the trust coefficient, and r is 1 if a norm is 0. All coefficients are those of
+    `SGDRule`, except that α is multiplied by r, and N = rη for Nesterov momentum. r
+    multiplies the gradients of all examples."""
 
     class_names = ("Lars", "LARS")
 
@@ -304,7 +306,7 @@ class LARSRule(AbstractLibraryRule):
 
 
 def trust_coefficient(group: Entries) -> float:
-    """Return the trust coefficient κ, which libraries name differently."""
+    """Return the trust coefficient κ. Libraries use different names for it."""
     name = "trust_coeff" if "trust_coeff" in group else "trust_coefficient"
     return float(group[name])
 
@@ -316,8 +318,8 @@ class ScheduleFreeRule(AbstractLibraryRule):
         y ← (1 − c)y + cz + η(β(1 − c) − 1)u,   z ← z − ηu,   u = (g + λny)/n
 
     η is the rate after warmup, and c is the weight of this step in the average. n = 1
-    for SGD, and n = √(v/(1 − β₂ᵗ)) + ε for AdamW. With the memory m = y − z, which is 0
-    at the beginning,
+    for SGD, and n = √(v/(1 − β₂ᵗ)) + ε for AdamW. Let m = y − z, which is 0 before the
+    first step. In terms of y and m,
 
         m ← (1 − c)m + (1 − c)βη/n p,   y ← y − c/(1 − c) m − η(1 − β)/n p,   p = g + λny
 

@@ -1,9 +1,9 @@
 """The breakdown of a removal: run a followed loop again without some examples, and
 divide the change of the outputs among all examples.
 
-The first training is the followed one, read from its folder. The second training is
-followed and proved as well, and its steps are stored until the breakdown is complete.
-The model and the loss are taken from the call of `follow` in the second training."""
+The first training is the followed one, which is read from its folder. The second
+training is followed and proved too. Its steps are stored until the breakdown is
+complete. Its call of `follow` provides the model and the loss for both trainings."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from ntkexp.records.contributions import REMOVAL_FOLDER, Removal
 from ntkexp.removal.between import Pair, TrainingPair
 from ntkexp.removal.retraining import ChosenOutputs, removal_of, split_change
 
-# elements of the adjoints in one backward sweep;
-# about 12 arrays of this size are in memory
+# number of elements of the adjoints in one backward sweep; about 12 arrays of this size
+# exist at once
 MAX_ADJOINT_NUMBERS = 2**28 // 12
 
 
@@ -46,7 +46,7 @@ def loop_without(
     progress: AbstractProgress,
 ) -> Removal:
     """Retrain without some examples. Return the change of the outputs at some queries,
-    and its split by example and step.
+    divided among examples and steps.
 
     Args:
         files: trace of the followed loop.
@@ -80,15 +80,15 @@ def loop_without(
             change = split_change(pair, outputs, progress).checked()
     finally:
         progress.stop()
-    # the first training is read from its folder, so no training was repeated
+    # repeated=0.0: the first training is read from its folder, not run again
     return removal_of(change, group, points, range(outs), repeated=0.0)
 
 
 def outputs_at(
     trace: Trace, flat: FlatWeights, point: int, weights: Float[Tensor, " weight"]
 ) -> Float[Tensor, " out"]:
-    """Return the outputs at query `point`. A measure takes all queries at once, so it
-    is evaluated at all queries."""
+    """Return the outputs at query `point`. If there is a measure, evaluate it at all
+    queries, because it takes all of them at once."""
     if trace.measured is not None:
         return trace.function(flat.weights(weights), trace.queries)[point]
     query = part(trace.queries, slice(point, point + 1))
@@ -102,8 +102,8 @@ def trained_twice(
     group: Sequence[int],
     folder: Path,
 ) -> tuple[TrainingPair, Trace]:
-    """Return the followed training and the training without the examples in `group`,
-    and the trace of the followed training.
+    """Return the followed training, paired with a training without the examples in
+    `group`. Also return the trace of the followed training.
 
     Both trainings use the model of the second one, whose steps are stored in `folder`.
     """

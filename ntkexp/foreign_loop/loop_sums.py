@@ -1,5 +1,5 @@
-"""Sums of contributions over the steps of a followed loop: by example, step, component
-and position. Also the plan of the memory that they take."""
+"""Sums of contributions over the steps of a followed loop, by example, step, component
+and position, and a plan of their memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ntkexp.text import counted
 LOG = logging.getLogger("ntkexp.follow")
 
 NamedArrays: TypeAlias = dict[str, tuple[tuple[str, ...], Tensor]]
-"""Arrays with the names of their axes."""
+"""Arrays by name, each with the names of its axes."""
 
 
 # --- The terms of one step, and their sums.
@@ -41,10 +41,12 @@ class StepProofs(NamedTuple):
     gradient_factor: float  # (a) smallest factor c of all parameters
     # (a) relative distance of c g from the gradient that the optimizer used
     gradient_error: float
-    # (b) relative distance of the weights from the optimizer's update rule
+    # (b) relative distance between the weights after the step and those by the
+    # optimizer's update rule
     rule_error: float
     closure: float  # (c) relative error of the secant, ‖J̄Δθ − Δf‖/‖Δf‖
-    # norm of the gradient error by casts, relative to the optimizer's gradient
+    # norm of the gradient error by casts, relative to the norm of the optimizer's
+    # gradient
     casts_error: float
 
 
@@ -63,7 +65,8 @@ class LoopTerms(NamedTuple):
 
 @dataclass(frozen=True)
 class StepSummands:
-    """The summands of one step, and its proofs."""
+    """The terms of one step with their places in the sums,
+    and the proofs of the step."""
 
     index: int  # position of the step in `by_step`
     rows: Int[Tensor, " row"]  # index of the example of each row of the step's calls
@@ -76,8 +79,8 @@ class StepSummands:
 
 @dataclass
 class TermTotals:
-    """Sums of terms over the steps so far. With components, the first axis of each
-    tensor is the component."""
+    """Sums of terms over the steps so far. If there are components, they are the first
+    axis of each tensor."""
 
     contributions: Float[Tensor, "*component query out example"]
     decay: Float[Tensor, "*component query out"]
@@ -121,8 +124,8 @@ class TermTotals:
             index: position of the step in `by_step`.
             rows: index of the example of each row of the step's calls.
             terms: terms of the step.
-            of_no_example: further change in this step,
-                which is included in `by_step` only.
+            of_no_example: change in this step that no example caused. It is added to
+                `by_step` only.
         """
         contributions = terms.contributions.to(self.contributions.dtype)
         self.contributions.index_add_(2, rows, contributions)
@@ -157,7 +160,8 @@ class LoopSums:
 
     totals: TermTotals
     statistics: Float[Tensor, "query out"]  # effect of BatchNorm's running statistics
-    jumps: Float[Tensor, "query out"]  # effect of changed discrete choices
+    # part of the change that no secant explains, because a discrete choice changed
+    jumps: Float[Tensor, "query out"]
     carried: Float[Tensor, "query out"]  # effect of momentum from before these steps
     other_steps: Float[Tensor, "query out"]  # change in steps that were not followed
     proofs: Float[Tensor, "proof step"]
@@ -228,32 +232,33 @@ class LoopSums:
         return arrays
 
 
-# --- The memory of the sums and of one step. If they do not fit, an error is raised
-# before the first step. If only `half_by` does not fit, it is omitted.
+# --- The memory of the sums and of one step. If it is too small, an error is raised
+# before the first step. If it is too small only for `half_by` (the step by which half
+# of a contribution was made), `half_by` is omitted.
 
 
 MAX_HALF_BY_NUMBERS = 2**27
 """`half_by` is computed if it needs at most this many numbers (1 GB)."""
 
 PRODUCT_COPIES = 5
-"""The number of arrays of inner products ⟨V, J⟩ that exist at once in a step: the
-products of one parameter, their sum over parameters, a multiple of the sum, its
-negative, and a temporary array."""
+"""The number of arrays of inner products ⟨V, J⟩ that exist at once in a step. They hold
+the products of one parameter, their sum over parameters, a multiple of the sum, its
+negative, and temporary values."""
 
 CACHED_COPIES = 6
-"""The number of blocks of gradients, of the size of the processor's cache,
-that exist at once."""
+"""The number of blocks of gradients that exist at once. A block is as large as the
+processor's cache."""
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The largest memory that one step takes."""
+    """The peak memory of one step."""
 
     tape: Tape  # recorded forward pass of the queries
     rows: int  # largest number of examples in a step
     parameters: int  # number of trained weights
-    # number of arrays like the adjoint: 1 for U, or 3 if V and N ⊙ J̄
-    # (`path.backward_sum`) differ
+    # number of tensors per weight for the adjoint: 1 if U suffices, or 3 if V and N ⊙
+    # J̄ differ from multiples of U (`path.backward_sum`)
     adjoints: int
 
     @property
@@ -267,8 +272,8 @@ class StepMemory:
 
     @property
     def held(self) -> float:
-        """Bytes of the adjoints, the tapes of queries and examples,
-        and blocks of gradients."""
+        """Bytes of the adjoints, of the tapes of queries and examples, and of the
+        blocks of gradients."""
         points, outputs_each = self.tape.outputs.shape
         outputs = self.tape.outputs.numel()
         query_tapes = points * (3 + 2 * outputs_each)

@@ -3,10 +3,10 @@ which is attributed instead of the outputs.
 
     m(θ) = g(f(θ; x), x)            m_T − m_0 = Σ contributions + decay + rounding + outside
 
-g may be a loss, a log-probability, a margin, or a projection. The secant is computed
-through g as through any layer, so the parts add up to the change of m up to rounding.
-If g returns one value for each query, one adjoint for each query suffices, instead of
-one for each output.
+g may be a loss, a log-probability, a margin, or a projection. The secant Jacobian is
+computed through g as through any layer. So the parts on the right add up to the change
+of m, up to rounding. If g returns one value for each query, one adjoint per query
+suffices, instead of one per output.
 
 `measure` is called with the outputs at all queries, or at one batch of a DataLoader.
 """
@@ -41,8 +41,8 @@ from ntkexp.records.contributions import MEASURE
 from ntkexp.shapes import Function, Inputs, Weights
 
 Measure: TypeAlias = Callable[[Tensor, SeenCall], Tensor | Mapping[str, Tensor]]
-"""A function (outputs, call) of the queries of a call. It returns values [query], or
-[query, out], or a dict from names to tensors [query]."""
+"""A function (outputs, call) of the queries of one call. It returns values of shape
+[query] or [query, out], or a dict from names to tensors [query]."""
 
 RANDOM = "the module draws random numbers"
 MEASURE_FORMS = "give a tensor [queries], or [queries, numbers], or a dict of names to tensors [queries]"
@@ -58,7 +58,7 @@ class NamedValues(NamedTuple):
 
 @dataclass(frozen=True)
 class QueryCalls:
-    """The calls that evaluate the queries."""
+    """The calls of the model that evaluate the queries."""
 
     sizes: tuple[int, ...]  # number of queries of each call
     ids: tuple[str, ...]  # names of all queries
@@ -97,7 +97,7 @@ class MeasuredQueries:
     @property
     def described(self) -> str:
         """The name of the measure and a digest of its code,
-        as stored in config.json."""
+        as they are stored in config.json."""
         return described(self.measure)
 
     @property
@@ -105,7 +105,7 @@ class MeasuredQueries:
         return self.described.split()[0]
 
     def of(self, function: Function) -> Function:
-        """Return the composition g ∘ f of the measure and the model, as a function of
+        """Return g ∘ f, the composition of the measure and the model, as a function of
         the weights and all queries."""
 
         def measured(weights: Weights, inputs: Inputs) -> Tensor:
@@ -138,7 +138,8 @@ class MeasuredQueries:
             names = list(result)
             if not names or not all(isinstance(name, str) for name in names):
                 raise Mistake(
-                    f"measure=: it gives a dict with the names {names}; {MEASURE_FORMS}"
+                    f"measure=: it returns a dict with the names {names}; "
+                    f"{MEASURE_FORMS}"
                 )
             for name, column in result.items():
                 refuse_form(column, (len(ids),), f" for '{name}'")
@@ -153,8 +154,8 @@ class MeasuredQueries:
         return NamedValues([MEASURE], torch.stack([result], 1).to(outputs.dtype))
 
     def out_names(self, outputs: Tensor, queries: Inputs) -> list[str] | list[int]:
-        """Return the names or indices of the values. Raise if the measure fails or is
-        not finite at these outputs."""
+        """Return the names or indices of the values. Raise if the measure fails or
+        returns values that are not finite."""
         outputs = at_least_float(outputs)
         try:
             with torch.no_grad():
@@ -169,29 +170,31 @@ class MeasuredQueries:
         for where, call in zip(self.calls, calls, strict=True):
             if list(call.names) != first:
                 raise Mistake(
-                    f"measure=: it gives {first} for one call and {list(call.names)} for another; "
-                    "give the same"
+                    f"measure=: it returns {first} for one call and {list(call.names)} "
+                    "for another; return the same names"
                 )
             infinite = (~call.values.isfinite()).nonzero()
             if len(infinite):
                 row, column = infinite[0].tolist()
                 raise Mistake(
                     f"measure=: '{call.names[column]}' of query {where.start + row} is "
-                    f"{float(call.values[row, column])}, from which nothing can be explained; give "
-                    "finite numbers, log_softmax in place of softmax().log()"
+                    f"{float(call.values[row, column])}, which cannot be explained; "
+                    "return finite numbers, for example by log_softmax in place of "
+                    "softmax().log()"
                 )
         return [*map(str, first)] if isinstance(first[0], str) else [*map(int, first)]
 
     def refuse_unexplained(self, outputs: Tensor, queries: Inputs) -> None:
-        """Raise if an operation of the measure has no secant rule, or if its values do
-        not have the gradient that autograd computes."""
+        """Raise if an operation of the measure has no secant rule, or if autograd's
+        gradient is not the derivative of its values."""
         with torch.enable_grad():
             values = self.values(outputs.detach().requires_grad_(), queries)
             if not values.requires_grad:
                 raise Mistake(
-                    "measure=: its numbers have no gradient in the outputs (a constant, a count, "
-                    "detach(), numpy?), so no example adds to them; let them follow from "
-                    "`outputs` by operations of torch that have one"
+                    "measure=: its values have no gradient with respect to the outputs "
+                    "(a constant, a count, detach(), numpy?), so no example "
+                    "contributes to them; compute them from `outputs` by "
+                    "differentiable operations of torch"
                 )
         with self.rewording():
             reader, tape = self.recorded(outputs, queries)
@@ -205,8 +208,8 @@ class MeasuredQueries:
             reader.checks.refuse_dependence(tape)
 
     def recorded(self, outputs: Tensor, queries: Inputs) -> tuple[Reader, Tape]:
-        """Record the measure g alone, as a function of a single weight of value 1 that
-        multiplies these outputs."""
+        """Record the measure g alone. To give it a weight, multiply the outputs by a
+        scalar weight of value 1."""
 
         def scaled_measure(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)
@@ -218,7 +221,7 @@ class MeasuredQueries:
 
     @contextmanager
     def rewording(self) -> Iterator[None]:
-        """Replace an error message about a module by a message about the measure."""
+        """Replace "module" by "measure" in error messages raised inside the block."""
         try:
             yield
         except Mistake as error:
@@ -235,19 +238,20 @@ class MeasuredQueries:
             return reason.removeprefix("measure=: ")
         if COUPLED in reason:
             return (
-                "the number of a query depends on other queries, so it cannot be attributed "
-                "alone; give a number for each, and take means or ranks over queries afterwards"
+                "the value of a query depends on other queries, so it cannot be "
+                "attributed alone; return a value for each query, and take means or "
+                "ranks over queries afterwards"
             )
         if CHANGING in reason or reason.startswith(RANDOM):
             return (
-                "it gives other numbers when it runs again; let it draw no random numbers, and "
-                "count nothing"
+                "it returns other values when it runs again; let it draw no random "
+                "numbers, and count nothing"
             )
         if UNFAITHFUL in reason:
             return (
-                "its gradients are not the derivatives of its values (look for detach(), "
-                "no_grad() or an autograd.Function); let its numbers follow from `outputs` by "
-                "operations of torch"
+                "its gradients are not the derivatives of its values (look for "
+                "detach(), no_grad() or an autograd.Function); compute its values from "
+                "`outputs` by differentiable operations of torch"
             )
         return f"{reason}; write it without that"
 
@@ -260,22 +264,23 @@ def at_least_float(outputs: Tensor) -> Tensor:
 
 
 def refuse_form(values: object, shape: tuple[int, ...], name: str = "") -> None:
-    """Raise unless `values` is a floating-point tensor of this shape,
-    with a row for each query."""
+    """Raise unless `values` is a floating-point tensor of shape `shape`, with one row
+    for each query."""
     if not isinstance(values, Tensor):
         raise Mistake(
-            f"measure=: it gives a {type(values).__name__}{name}; {MEASURE_FORMS}"
+            f"measure=: it returns a {type(values).__name__}{name}; {MEASURE_FORMS}"
         )
     if values.shape != shape:
         count = "1 query" if shape[0] == 1 else f"{shape[0]} queries"
         raise Mistake(
-            f"measure=: it gives a tensor of shape {list(values.shape)}{name}, and was given "
+            f"measure=: it returns a tensor of shape {list(values.shape)}{name} for "
             f"{count}; {MEASURE_FORMS}"
         )
     if not values.is_floating_point():
         raise Mistake(
-            f"measure=: it gives numbers of {values.dtype}{name}, which have no gradient; give "
-            "floating numbers, such as the margin in place of whether it is > 0"
+            f"measure=: it returns numbers of {values.dtype}{name}, which have no "
+            "gradient; return floating-point numbers, such as the margin in place of "
+            "whether it is > 0"
         )
 
 
@@ -296,22 +301,24 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
         return inputs, (examples(inputs),)
     if isinstance(queries.sampler, RandomSampler | DistributedSampler):
         raise Mistake(
-            "queries=: the DataLoader shuffles, or gives a part, so that it is not known which "
-            "query is which; give one with shuffle=False"
+            "queries=: the DataLoader shuffles the queries, or omits some, so that it "
+            "is not known which query is which; give one with shuffle=False"
         )
-    # a DataLoader draws a seed, which must not change the random numbers of the loop
+    # a DataLoader draws a seed; restore the random state, so that the loop draws the
+    # same numbers
     with beginning_at({"cpu": torch.get_rng_state()}):
         batches = [as_inputs(batch) for batch in queries]
     if not batches:
         raise Mistake(
-            "queries=: they are empty; give inputs at which the model is to be explained"
+            "queries=: there are none; give inputs at which the model is to be "
+            "explained"
         )
     return joined(batches), tuple(examples(batch) for batch in batches)
 
 
 def refuse_bare_graph(queries: object) -> None:
-    """Raise if tensors of the queries have different lengths,
-    as the nodes and edges of a graph.
+    """Raise if the tensors of the queries have different lengths, such as the nodes and
+    edges of a graph.
 
     >>> refuse_bare_graph((torch.ones(3, 2), torch.ones(2, 7)))
     Traceback (most recent call last):
@@ -324,10 +331,10 @@ trace.losses in the loop, with one loss for each node
     ]
     if len({tuple(shape[:1]) for shape in shapes}) > 1:
         raise Mistake(
-            f"queries=: tensors of {', '.join(map(str, shapes))} differ in their first axis, which "
-            "is that of the queries; if they are one graph, give the module an axis of graphs, "
-            "queries=(x[None], edges[None]), and call trace.losses in the loop, with one loss for "
-            "each node"
+            f"queries=: the tensors of {', '.join(map(str, shapes))} differ in their "
+            "first axis, the axis of queries; if they are one graph, give the module "
+            "an axis of graphs, queries=(x[None], edges[None]), and call trace.losses "
+            "in the loop, with one loss for each node"
         )
 
 
@@ -351,8 +358,9 @@ def joined(batches: list[Inputs]) -> Inputs:
         )
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise Mistake(
-            f"queries=: batches of the DataLoader have different forms ({first_line(error)}); let "
-            "them have the same names and lengths, such as texts filled up to one length"
+            "queries=: the batches of the DataLoader have different forms "
+            f"({first_line(error)}); give all batches the same names and lengths, for "
+            "example by padding texts to one length"
         ) from error
 
 
@@ -362,13 +370,13 @@ def joined_leaves(leaves: list[Any]) -> Any:
     if all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
         return torch.cat(leaves)
     if any(isinstance(leaf, Tensor) or leaf != leaves[0] for leaf in leaves):
-        raise ValueError("they hold different numbers or words beside tensors")
+        raise ValueError("values other than tensors differ between them")
     return leaves[0]
 
 
 def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str, ...]:
-    """Return the names of the queries for a measure: from `ids`,
-    or their indices by default."""
+    """Return the names of the queries that a measure receives: from `ids`, or their
+    indices by default."""
     if ids is None or ids == DATASET:
         return tuple(map(str, range(sum(sizes))))
     names = list[str]()
@@ -379,15 +387,16 @@ def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str,
             raise
         except Exception as error:  # any error of the user's function
             raise Mistake(
-                f"ids=: it fails at the queries ({type(error).__name__}: {first_line(error)}), "
-                "whose names measure= sees as call.ids; let it name them too"
+                f"ids=: it fails at the queries ({type(error).__name__}: "
+                f"{first_line(error)}), and measure= receives their names as call.ids; "
+                "let it name the queries too"
             ) from error
     return tuple(names)
 
 
 # --- The identity of a measure. A trace continues only with a measure of the same name,
-# code and constants. `signatures.OutputsAtEnds` also compares the measure's values at
-# the queries, for the replayed model and for the user's model.
+# code and constants. Also, `signatures.OutputsAtEnds` compares the values of the
+# measure for the replayed model with those for the user's model.
 
 
 def described(measure: Measure) -> str:

@@ -1,9 +1,9 @@
 """The followed model as a function of its weights: in evaluation mode for the queries,
 and for each call under the recorded circumstances.
 
-These functions compute without casts, in the precision of the trained weights. There
-they are smooth, so secants explain their change up to rounding. Frozen weights of lower
-precision, as in a base model with adapters, are converted to the precision of the
+These functions compute without casts, in the precision of the trained weights, because
+casts would round in steps and secants could not explain the change. Frozen weights of
+lower precision, as in a base model with adapters, are converted to the precision of the
 trained weights. Calls under casts are also replayed with casts, by autograd
 (`CalledModule.gradient`).
 
@@ -56,7 +56,8 @@ from ntkexp.stream import stream
 LOG = logging.getLogger("ntkexp.follow")
 
 QUERIES_PER_CALL = 256
-QUERIES_TO_CHECK = 2  # enough to check if a module mixes its examples
+# this number of queries suffices to check if a module mixes its examples
+QUERIES_TO_CHECK = 2
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,17 @@ class CalledModule:
     """A copy of the followed module, and its outputs and gradients
     as functions of its weights."""
 
-    module: nn.Module  # copy in evaluation mode
+    module: nn.Module  # copy of the followed module, in evaluation mode
     output: Output
     casts: Autocast | None = None  # autocast of the loop
-    # True if replays presumably use the same implementations of operations as the loop
+    # True if replays presumably use the same kernels (torch's implementations of
+    # operations) as the loop
     same_kernels: bool = False
     twins: dict[tuple[LayerModes, torch.dtype | None], nn.Module] = field(
         default_factory=dict
     )
-    # half-precision tensors of the module, converted to a longer dtype, by id and dtype
+    # half-precision tensors of the module after conversion to a longer dtype, by id and
+    # dtype
     long: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     measured: MeasuredQueries | None = None  # the measure of the outputs at the queries
 
@@ -85,14 +88,13 @@ class CalledModule:
 
     @cached_property
     def outputs(self) -> Function:
-        """The module in evaluation mode without casts,
-        whose outputs the measure receives."""
+        """The module in evaluation mode without casts. The measure is not applied."""
         cast = self.casts is not None
         return self.without_casts(EVALUATION, self.output, cast=cast, any_mode=False)
 
     def asked(self, function: Function) -> Function:
-        """Return the measure composed with a function,
-        or the function if there is no measure."""
+        """Return the measure composed with a function. If
+        there is no measure, return the function."""
         return function if self.measured is None else self.measured.of(function)
 
     def without_casts(
@@ -128,9 +130,9 @@ class CalledModule:
         return in_long_numbers
 
     def at(self, call: ModelCall) -> Function:
-        """Return the module as a function under the circumstances of a call, with the
-        running statistics from before the call. For a call of `trace.losses`, the
-        function returns the losses."""
+        """Return the module as a function that repeats a call: with its circumstances,
+        and with the running statistics from before it. For a call of `trace.losses`,
+        the function returns the losses."""
         if call.losses is not None:
             return self.losses_at(call, call.losses)
         before: Weights = {} if call.statistics is None else call.statistics[0]
@@ -165,8 +167,8 @@ class CalledModule:
 
     def couples(self, call: ModelCall) -> bool:
         """Return True if the loss of an example may depend on other examples of its
-        call: if BatchNorm normalised by the batch statistics, or in a call of
-        `trace.losses`."""
+        call: in a call of `trace.losses`, or if
+        BatchNorm normalised by the batch statistics."""
         if call.losses is not None:
             return True
         return call.statistics is not None and couples(self.twin(call.how.modes))
@@ -175,8 +177,8 @@ class CalledModule:
         """Return the names of the measure's values. Raise if the value of a query
         depends on other queries.
 
-        The module and the measure are checked separately. A check of their composition
-        would need many calls with all queries."""
+        The module and the measure are checked separately, because a check of their
+        composition would need many calls with all queries."""
         assert self.measured is not None
         weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
         queries = tape.given
@@ -203,26 +205,26 @@ class CalledModule:
         return how.autocast is not None or self.short is not None
 
     def cast_eps_of(self, how: Circumstances, *, exact: bool = True) -> float:
-        """Return the eps of a replayed call under casts.
+        """Return the eps with which a replayed call under casts may differ from the
+        loop's call.
 
-        It is 0 if the replay has the exact weights and the same kernels, because the
-        result then has the same bits. Otherwise values may be rounded differently, so
-        it is the eps of the lower precision."""
+        If the replay has the same weights and kernels as the loop, the result has the
+        same bits, and eps is 0. Otherwise values may be rounded differently, and eps is
+        that of the lower precision."""
         if self.same_kernels and exact:
             return 0.0
         kinds = [None if how.autocast is None else how.autocast.dtype, self.short]
         return max((torch.finfo(kind).eps for kind in kinds if kind), default=0.0)
 
     def cast_eps(self, calls: Sequence[ModelCall], *, exact: bool = True) -> float:
-        """Return the largest eps of the casts of these calls, 0 if every replay has the
-        same bits (see `cast_eps_of`)."""
+        """Return the largest `cast_eps_of` of these calls."""
         return max(
             (self.cast_eps_of(call.how, exact=exact) for call in calls), default=0.0
         )
 
     def under(self, casts: Autocast | None) -> Function:
-        """Return the module in evaluation mode under an autocast context, as a function
-        without the measure."""
+        """Return the module in evaluation mode under an autocast
+        context, without the measure."""
         function = function_of(self.twin(EVALUATION), self.output)
 
         def cast(weights: Weights, inputs: Inputs) -> Tensor:
@@ -239,11 +241,11 @@ class CalledModule:
 
     @property
     def as_evaluated(self) -> Iterator[Function]:
-        """Candidates for the function that the user's model computed at the queries,
-        which depends on autocast.
+        """Yield candidates for the function that the user's model computed at the
+        queries.
 
-        The user's model may run without autocast, under the loop's autocast, or under
-        the autocast that its half-precision weights need."""
+        The function depends on autocast: the user's model may run without it, under the
+        loop's autocast, or under the autocast that its half-precision weights need."""
         candidates = [None, self.casts]
         if self.short is not None:
             device = next(self.module.parameters()).device.type
@@ -289,12 +291,12 @@ class CalledModule:
         calls: Sequence[ModelCall],
         on_outputs: Callable[[Float[Tensor, "example ..."]], object] | None,
     ) -> None:
-        """Replay calls at the present weights,
-        and add their gradients to `grad` in one backward pass.
+        """Replay calls at the present weights. Add their gradients to `grad`, in one
+        backward pass.
 
-        The order of the sum matters: if gradients cancel, a different order gives a
-        different rounding error, and Adam may turn it into a step of the opposite sign.
-        So each backward pass of the loop is replayed as one backward pass."""
+        Each backward pass of the loop is replayed as one backward pass, so that
+        gradients are summed in the same order. If gradients cancel, another order gives
+        another rounding error, which Adam may turn into a step of the opposite sign."""
         outputs = list[Tensor]()
         gradients = list[Tensor]()
         with ExitStack() as circumstances:
@@ -320,9 +322,9 @@ class CalledModule:
                     on_outputs(output.detach())
                 outputs.append(output)
                 gradients.append(call.gradient.reshape(output.shape).to(output.dtype))
-            # The function of `trace.losses` may reach other leaves, which get no
-            # gradient. Name the leaves only then: checkpoints with use_reentrant=True
-            # do not allow it.
+            # The function of `trace.losses` may also compute with leaves outside of the
+            # module, which must get no gradient. So name the leaves for its calls, and
+            # only for them: checkpoints with use_reentrant=True do not allow names.
             leaves: list[nn.Parameter] | None = None
             if any(call.losses is not None for call in calls):
                 leaves = [
@@ -331,10 +333,11 @@ class CalledModule:
             torch.autograd.backward(outputs, gradients, inputs=leaves)
 
     def noise(self, calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Weights:
-        """Estimate the rounding error of a gradient whose terms cancel: return its
-        change under relative noise of one eps in weights, inputs and ∂L/∂f.
+        """Estimate the rounding error of a gradient whose terms cancel: return the
+        change of the gradient if weights, inputs and ∂L/∂f receive relative noise of
+        one eps.
 
-        The result is empty under casts, which round in large steps, and for functions
+        Return an empty dict under casts, which round in large steps, and for functions
         with hidden randomness."""
         if any(self.is_cast(call.how) for call in calls):
             return {}
@@ -370,8 +373,8 @@ class CalledModule:
 
     @cached_property
     def modes(self) -> LayerModes:
-        """The training or evaluation mode of each layer.
-        Replays with other modes use a copy (`twin`)."""
+        """The mode of each layer, training or evaluation. Replays
+        in other modes use a copy (`twin`)."""
         return LayerModes.of(named_layers(self.module))
 
     def twin(self, modes: LayerModes, kind: torch.dtype | None = None) -> nn.Module:
@@ -400,7 +403,7 @@ class CalledModule:
 
 
 def members(module: nn.Module) -> Iterator[Tensor]:
-    """Yield parameters and buffers."""
+    """Yield all parameters and buffers of a module."""
     return chain(module.parameters(), module.buffers())
 
 
@@ -435,8 +438,8 @@ def shortest(module: nn.Module) -> torch.dtype | None:
 
 
 def passes(calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Iterator[list[int]]:
-    """Split calls into the backward passes of a replay.
-    Yield the indices of the calls of each.
+    """Split calls into the backward passes of a replay. For each pass, yield the
+    indices of its calls.
 
     Consecutive calls share a pass if they did so in the loop, at the same weights and
     under the same kernels. A call that updates running statistics gets its own pass,
@@ -469,12 +472,12 @@ def evaluate_at_queries(
     queries: Inputs,
     measured: MeasuredQueries | None = None,
 ) -> Tensor | None:
-    """Return the signature of the outputs of the user's model,
-    or of their measure, in evaluation mode.
+    """Return the signature of the outputs of the user's model at the queries, in
+    evaluation mode. With a measure, return the signature of its values.
 
-    The model and the random states stay unchanged. A model with half-precision frozen
-    weights is tried without and with autocast. If the model raises an error, log a
-    warning and return None, so that the training continues."""
+    The model and the random states stay unchanged. If frozen weights are in half
+    precision, try the model without autocast and then with it. If the model raises an
+    error, log a warning and return None, so that the training continues."""
     device = next((weight.device for weight in model.parameters()), None)
     contexts = autocast_contexts(model, "cpu" if device is None else device.type)
     eager = nullcontext()
@@ -515,8 +518,8 @@ def evaluate_at_queries(
 def autocast_contexts(
     model: nn.Module, device: str
 ) -> list[AbstractContextManager[object]]:
-    """Return contexts to try at the queries: no autocast, and autocast to the dtype of
-    half-precision weights if there are any."""
+    """Return the contexts to try at the queries: no autocast, and autocast to the dtype
+    of half-precision weights, if there are any."""
     off: AbstractContextManager[object] = nullcontext()
     if torch.is_autocast_enabled(device):
         off = torch.autocast(device, enabled=False)
@@ -542,8 +545,8 @@ def in_chunks(function: Function) -> Function:
 
 @contextmanager
 def left_alone(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes of all layers on exit, such as modes and counters, and the
-    values of all buffers."""
+    """On exit, restore the values of all buffers, and the attributes of all layers,
+    such as modes and counters."""
     layers = [(layer, layer.training, dict(vars(layer))) for layer in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:

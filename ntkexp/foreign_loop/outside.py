@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 
 # --- Frozen parameters and buffers.
 #
-# The queries are evaluated by a copy of the model, with the frozen tensors from the
-# start. Other code may change a tensor without any effect on gradients, such as the
-# bias of the last layer. The proofs of the steps would not show this.
+# The queries are evaluated by a copy of the model, which holds the frozen tensors from
+# the start. Other code may change some tensors without any effect on gradients, for
+# example the bias of the last layer. The proofs of the steps would not detect such a
+# change.
 
 
 @dataclass
@@ -66,10 +67,11 @@ class FrozenTensors:
         layers: Mapping[str, nn.Module] | None = None,
     ) -> None:
         """Raise if a tensor that no optimizer updates has changed, or if a parameter
-        was replaced by another tensor. `moved` names the tensors that optimizers and
-        calls update. `layers` are the present layers of the model (`named_layers`).
+        was replaced by another tensor.
 
-        A frozen tensor may be replaced by a tensor with equal values.
+        `moved` names the tensors that optimizers and calls update. `layers` are the
+        present layers of the model (`named_layers`). A frozen tensor may be replaced by
+        a tensor with equal values.
 
         >>> net = nn.Linear(2, 1)
         >>> frozen = FrozenTensors(net, nn.Linear(2, 1))
@@ -86,8 +88,9 @@ class FrozenTensors:
             if name not in now or (name in moved and now[name] is not tensor):
                 refuse_other_weights(step, name, tensor, now.get(name))
                 raise Mistake(
-                    f"step {step}: '{name}' is no longer the tensor that it was when following "
-                    "began; write new values into it, or follow from there on"
+                    f"step {step}: '{name}' is no longer the tensor that it was when "
+                    "following began; write new values into the old tensor, or begin "
+                    "to follow after this change"
                 )
         for name, tensor in now.items():
             known, writes = self.checked.get(name, (None, 0))
@@ -97,17 +100,18 @@ class FrozenTensors:
                 tensor.detach(), named_tensors(self.copy)[name]
             ):
                 raise Mistake(
-                    f"step {step}: '{name}', which no followed optimizer moves, was changed; "
-                    "follow what moves it too"
+                    f"step {step}: '{name}' was changed, and no followed optimizer "
+                    "updates it; follow the optimizer that does, too"
                 )
             self.checked[name] = (tensor, tensor._version)
 
     def differences(self, weights: Weights) -> Iterator[str]:
-        """Yield the names of all tensors and attributes of the model
-        that differ from the end of the trace.
+        """Yield the names of the tensors and attributes that the end of the loop has
+        changed.
 
-        Compare all tensors with `weights` or with the copy of the model. Also compare
-        numbers and strings that are attributes of modules or their classes.
+        Compare all tensors with `weights`, or else with the copy of the model. Also
+        compare the numbers and strings that are attributes of modules or of their
+        classes.
 
         >>> net = nn.Dropout(0.5)
         >>> frozen, net.p = FrozenTensors(net, nn.Dropout(0.5)), 0.1
@@ -150,17 +154,17 @@ def settings_of(module: nn.Module) -> dict[str, object]:
 
 
 def refuse_other_weights(step: int, name: str, own: Tensor, now: Tensor | None) -> None:
-    """Raise if the model is called with a computed tensor in place
-    of a parameter, as in MAML."""
+    """Raise if the loop calls the model with a computed tensor in place of a
+    parameter, as MAML does."""
     if (
         isinstance(own, nn.Parameter)
         and now is not None
         and not isinstance(now, nn.Parameter)
     ):
         raise Mistake(
-            f"step {step}: the model was called with another tensor in place of '{name}' "
-            f"(torch.func.functional_call, MAML?); {ASK_LOSSES}, or call a copy of the model where "
-            "no gradient comes back to its weights"
+            f"step {step}: the model was called with another tensor in place of "
+            f"'{name}' (torch.func.functional_call, MAML?); {ASK_LOSSES}, or call a "
+            "copy of the model if its weights need no gradient"
         )
 
 
@@ -195,9 +199,9 @@ def same_values(now: Tensor, before: Tensor) -> bool:
 
 # --- Weights that the optimizers move.
 #
-# PyTorch counts the writes to a tensor (`_version`), and the count is checked at every
-# call. Writes to `weight.data` are not counted. So before every step, the weights are
-# compared with a copy, bit by bit.
+# PyTorch counts the writes to a tensor (`_version`). This count is checked at every
+# call. But PyTorch does not count writes to `weight.data`. So the weights are also
+# compared with a copy before every step, bit by bit.
 
 
 MEMCMP = ctypes.CDLL(None).memcmp
@@ -213,10 +217,10 @@ class LatestWeights:
     writes: dict[str, int] = field(default_factory=dict)
     # buffers to reuse, because allocation is slow
     spare: Weights = field(default_factory=dict)
-    # the largest change of a weight by rounding if the loop moves it
-    # and back between steps
+    # by parameter: the largest change by rounding if the loop moves the weight and then
+    # moves it back
     rounding_of_swaps: Callable[[str], Tensor | None] = lambda _: None
-    # unfollowed optimizer, by parameter
+    # names of the unfollowed optimizers that move parameters, by parameter
     strangers: dict[str, str] = field(default_factory=dict)
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
@@ -235,7 +239,7 @@ class LatestWeights:
         torch._foreach_copy_(copies, values)  # one call for all weights
 
     def release(self, before: Weights) -> None:
-        """Reuse the memory of `before`, older copies of the weights."""
+        """Reuse the memory of the older weight copies in `before`."""
         self.spare |= {
             name: weight
             for name, weight in before.items()
@@ -247,7 +251,8 @@ class LatestWeights:
     ) -> None:
         """Raise if weights have changed since the latest step.
 
-        Compare only weights whose write count has changed, or all weights if `closely`.
+        If `closely`, compare all weights, else only those whose write count has
+        changed.
         """
         for name in self.changed(step, members, closely=closely):
             self.refuse_change(step, name)
@@ -261,7 +266,7 @@ class LatestWeights:
         for name, weight in members:
             if name not in self.weights:
                 raise Mistake(
-                    f"step {step}: '{name}' was given to the optimizer during training"
+                    f"step {step}: '{name}' was added to the optimizer during training"
                 )
             if weight._version != self.writes[name] or closely:
                 written[name] = weight
@@ -284,15 +289,16 @@ class LatestWeights:
         """Raise the error for a weight that has changed between steps."""
         if name in self.strangers:
             raise Mistake(
-                f"step {step}: '{name}' was moved by another optimizer ({self.strangers[name]}), "
-                "which is not followed; build it before the loop, and follow both: follow(model, "
-                "[first, second]), or leave follow before this stage, and begin anew with its "
-                "optimizer"
+                f"step {step}: '{name}' was updated by another optimizer "
+                f"({self.strangers[name]}), which is not followed; create it before the "
+                "loop, and follow both: follow(model, [first, second]), or end follow "
+                "before this stage, and begin again with its optimizer"
             )
         raise Mistake(
-            f"step {step}: '{name}' was changed by something other than the optimizer since the "
-            "last step (a clamp, an average that was copied back, a load, an ascent of SAM that was "
-            "not undone?), which is not followed"
+            f"step {step}: '{name}' was changed by something other than the optimizer "
+            "since the last step (a clamp, a copied average, a load, an ascent of SAM "
+            "that was not undone?), which cannot be followed; change weights before or "
+            "after the loop"
         )
 
 
@@ -328,6 +334,58 @@ def have_same_bits(one: Tensor, other: Tensor) -> bool | Tensor:
         return not MEMCMP(one.data_ptr(), other.data_ptr(), one.nbytes)
     kind = torch.int64 if one.nbytes % 8 == 0 else torch.uint8
     return (one.reshape(-1).view(kind) == other.reshape(-1).view(kind)).all()
+
+
+# --- Memory of large models.
+
+
+LARGE_MODEL_BYTES = 1e8  # size of the weights of a large model
+KEPT_BYTES = 2**28  # freed memory of allocations up to this size stays in the process
+MMAP_THRESHOLD = -3  # option of mallopt
+TRIM_THRESHOLD = -1  # option of mallopt
+# upper limits of the values that glibc itself adapts
+GLIBC_MAXIMA = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}
+# not empty inside `memory_kept`, so that nested uses do nothing
+KEEPING: list[int] = []
+
+
+@contextmanager
+def memory_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Make the C library keep freed memory, because allocating new pages can take
+    longer than the arithmetic.
+
+    Do nothing for large models, or if the user has configured malloc.
+    """
+    set_option = getattr(LIBRARY, "mallopt", None)  # glibc only
+    configured = {"MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
+    if set_option is None or KEEPING or configured or is_large(tensors):
+        yield
+        return
+    KEEPING.append(KEPT_BYTES)
+    set_option(MMAP_THRESHOLD, KEPT_BYTES)
+    set_option(TRIM_THRESHOLD, 4 * KEPT_BYTES)
+    try:
+        yield
+    finally:
+        KEEPING.clear()
+        for option, value in GLIBC_MAXIMA.items():
+            set_option(option, value)
+        LIBRARY.malloc_trim(0)
+
+
+def is_large(tensors: Iterable[Tensor]) -> bool:
+    return sum(tensor.nbytes for tensor in tensors) > LARGE_MODEL_BYTES
+
+
+def release_memory(tensors: Iterable[Tensor]) -> None:
+    """Return freed memory to the system, if the model with these tensors is large.
+
+    The C library keeps freed blocks smaller than 32 MB. For a large model, they add up
+    to several times the size of the weights."""
+    trim = getattr(LIBRARY, "malloc_trim", None)  # glibc only
+    if trim is not None and is_large(tensors):
+        gc.collect()
+        trim(0)
 
 
 # --- Changes after the last step.
@@ -372,7 +430,7 @@ class Outside:
 
     @property
     def named(self) -> str:
-        """The names of the changes, for a message."""
+        """The names of the changed tensors and attributes, for a message."""
         if len(self.names) == 1:
             return f"'{self.names[0]}'"
         return f"'{self.names[0]}', and {len(self.names) - 1} more,"
@@ -389,6 +447,6 @@ def outside_sentence(attribution: xr.Dataset) -> str:
     change = float((attribution["change"] ** 2).sum() ** 0.5)
     share = short(outside / change if change else outside)
     return (
-        f"{named} changed after the last step, which did {share} of what changed (`outside`) and "
-        "is no example's"
+        f"{named} changed after the last step, which caused {share} of the change "
+        "(`outside`), and no example did"
     )

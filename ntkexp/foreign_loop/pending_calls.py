@@ -1,8 +1,9 @@
 """The calls of a running loop whose gradients a later step may use, and their ∂L/∂f.
 
-A hook on the outputs f of a call receives ∂L/∂f of each example. It includes reduction,
-accumulation and loss scale, so the loss function need not be known. `zero_grad` and new
-`grad` tensors discard earlier gradients."""
+A hook on the outputs f of a call receives ∂L/∂f of each example. This gradient includes
+the mean over the batch, gradient accumulation and the loss scale, so the loss function
+itself need not be known. `zero_grad` and new `grad` tensors
+discard earlier gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class PendingCalls:
     loop: RunningLoop
     weighing: Weighing | None = None  # weights of examples in a loop that runs again
     calls: list[ModelCall] = field(default_factory=list)
-    # a backward pass since the latest step had create_graph=True
+    # True if a backward pass since the latest step had create_graph=True
     is_differentiated: bool = False
     # calls used by the latest step
     consumed_calls: list[ModelCall] = field(default_factory=list)
@@ -34,7 +35,7 @@ class PendingCalls:
 
     @property
     def have_gradients(self) -> bool:
-        """True if a backward pass has reached a call since the latest step."""
+        """True if a backward pass since the latest step has reached a call."""
         step = self.loop.store.count
         return any(call.at == step and call.has_gradient for call in self.calls)
 
@@ -66,8 +67,9 @@ class PendingCalls:
 
         In a loop that runs again, return the gradient times the weights of the
         examples. Otherwise return None, which leaves the gradient unchanged."""
-        # one part of a split tensor, if the loss uses only the other parts
-        if gradient is None:
+        if (
+            gradient is None
+        ):  # f is one part of a split tensor, and the loss uses only the other parts
             return None
         backward = self.begin_backward(call)
         weighed = None
@@ -94,7 +96,7 @@ class PendingCalls:
         self, call: ModelCall, name: str, gradient: Tensor | None
     ) -> None:
         """Record that a gradient reached a tensor without a row for each example, such
-        as a loss that the model computes."""
+        as a loss that the model computes itself."""
         if gradient is None or not bool(gradient.any()):
             return
         if call.several is not None:
@@ -117,19 +119,19 @@ class PendingCalls:
     def weighed(
         self, call: ModelCall, counts: Tensor | None, gradient: Tensor
     ) -> Tensor | None:
-        """Return the gradient times the weights of the examples, or None in a loop
-        without such weights."""
+        """Return the gradient times the weights of the examples, or None if examples
+        have no weights."""
         if self.weighing is None:
             return None
         factors = self.weighing.factors(call.names, counts).to(gradient)
         return gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
 
     def drop_zeroed(self, latest: ModelCall, backward: int) -> None:
-        """Drop gradients that the loop has discarded by `zero_grad`. Call this if all
-        `grad` tensors are zero.
+        """Drop the gradients that the loop has discarded by `zero_grad`. Call this if
+        all `grad` tensors are zero.
 
-        Keep the gradients of the present backward pass,
-        and calls whose examples all have weight 0."""
+        Keep gradients of the present backward pass, and
+        calls whose examples all have weight 0."""
         for call in self.calls:
             has_no_weight = (
                 self.weighing is not None
@@ -148,14 +150,14 @@ class PendingCalls:
         """Drop the calls that the previous step used,
         if all of its `grad` tensors were replaced.
 
-        Autograd adds to existing `grad` tensors in place, so that they contain earlier
-        gradients. New tensors (`p.grad = …`) do not."""
+        Autograd adds to existing `grad` tensors in place, so they contain earlier
+        gradients. New tensors (`p.grad = …`) do not contain them."""
         now = [weight.grad for weight in moved if weight.grad is not None]
         consumed = {
             id(tensor()) for tensor in self.consumed_tensors if tensor() is not None
         }
         if any(grad.requires_grad or id(grad) in consumed for grad in now):
-            return  # with create_graph=True, accumulated gradients are new tensors, too
+            return  # with create_graph=True, accumulation also creates new tensors
         for call in self.consumed_calls:
             call.drop_gradient()
         dropped = {id(call) for call in self.consumed_calls}

@@ -8,7 +8,8 @@ t, and contributions are linear in the gradient:
 
     Jᵢᵀ ℓ′ᵢ = Σ_t J_itᵀ ∂L/∂f_it
 
-For each position, the call is back-propagated once, with ∂L/∂f set to zero at all other
+J_it is the Jacobian of f_it, the outputs of example i at position t. For each position,
+one backward pass of the call computes this term, with ∂L/∂f set to zero at all other
 positions. At padding and ignored targets ∂L/∂f is zero, and so is by_position."""
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
     from ntkexp.kernel.record.tape import Tape
 
 OUTPUT_AXES = 3
-# largest rounding error of Σ_c ∂L/∂f_tc over the classes c, relative to Σ_c |∂L/∂f_tc|:
+# largest rounding error of Σ_c ∂L/∂f_tc, the sum over the classes c, relative to Σ_c
+# |∂L/∂f_tc|:
 SOFTMAX_SUM_EPS = 64  # eps
-MAX_SOFTMAX_SUM = 0.01  # upper limit, for dtypes with a large eps
+MAX_SOFTMAX_SUM = 0.01  # upper limit of this error, for dtypes with a large eps
 
 
 # --- The axis of positions in the outputs is found by two signs,
@@ -48,7 +50,7 @@ MAX_SOFTMAX_SUM = 0.01  # upper limit, for dtypes with a large eps
 
 @dataclass(frozen=True)
 class Positions:
-    """The axis of positions in the outputs, and sizes for the memory plan."""
+    """The axis of positions in the outputs, and sizes for the plan of the memory."""
 
     axis: int  # axis number: 1 or 2
     longest: int  # largest number of positions in a call
@@ -79,13 +81,14 @@ def positions_of(
             pairs = sum(call.shape[0] * call.shape[axis] for call in calls)
             rows[axis] = max(rows[axis], pairs)
     if len(axes) != 1:
-        which = "neither the loss nor the texts tell"
+        which = "neither the loss nor the lengths of the texts show"
         if axes:
-            which = "the loss and the lengths of texts disagree"
+            which = "the loss and the lengths of the texts disagree about"
         raise Mistake(
-            f"positions=True: one axis of outputs of shape {list(first_shape)} is of positions and "
-            f"one of classes, and {which} which; call the model with texts [example, position], "
-            "and let the loss take softmax over classes"
+            f"positions=True: outputs of shape {list(first_shape)} have one axis of "
+            f"positions and one of classes, and {which} which is which; call the model "
+            "with texts [example, position], and let the loss take softmax over "
+            "classes"
         )
     (axis,) = axes
     return Positions(axis, longest[axis], rows[axis])
@@ -102,35 +105,37 @@ be [example, position, class] or [example, class, position]
     """
     if call.losses is not None:
         raise Mistake(
-            f"step {call.at}: positions=True: trace.losses gives one loss for each example, and "
-            "none for each position; leave positions=True out"
+            f"step {call.at}: positions=True: trace.losses returns one loss for each "
+            "example, not for each position; leave positions=True out"
         )
     if coupled:
         raise Mistake(
-            f"step {call.at}: positions=True: BatchNorm in training mode couples the texts of a "
-            "batch, and positions are not told apart there; leave positions=True out"
+            f"step {call.at}: positions=True: BatchNorm in training mode couples the "
+            "texts of a batch, so positions cannot be separated; leave positions=True "
+            "out"
         )
     if call.joined:
         raise Mistake(
-            f"step {call.at}: positions=True: the loss uses the outputs {several(list(call.joined))} "
-            "together, which have no common axis of positions; leave positions=True out"
+            f"step {call.at}: positions=True: the loss uses the outputs "
+            f"{several(list(call.joined))} together, and they have no common axis of "
+            "positions; leave positions=True out"
         )
     if not call.shape:
         raise Mistake(
-            "positions=True: the trace is an older one, without the shapes of outputs; follow the "
-            "loop again"
+            "positions=True: the trace is from an earlier version, which did not store "
+            "the shapes of outputs; follow the loop again"
         )
     if len(call.shape) != OUTPUT_AXES:
         raise Mistake(
-            f"step {call.at}: positions=True: the loop's calls give outputs of shape "
-            f"{list(call.shape)}; their axes have to be [example, position, class] or [example, "
-            "class, position]"
+            f"step {call.at}: positions=True: the model returns outputs of shape "
+            f"{list(call.shape)}; their axes must be [example, position, class] or "
+            "[example, class, position]"
         )
 
 
 def by_loss(call: ModelCall) -> int | None:
-    """Return the axis of text positions if ∂L/∂f sums
-    to zero over the other axis only, else None.
+    """Return the axis of positions if ∂L/∂f sums to zero over the other axis, and only
+    over it. Otherwise return None.
 
     In this example, the outputs are [example, class, position].
 
@@ -157,8 +162,8 @@ def by_loss(call: ModelCall) -> int | None:
 
 
 def by_inputs(call: ModelCall) -> int | None:
-    """Return the axis with the length of the input texts [example, position], or None
-    if both or neither have it."""
+    """Return the axis whose length is that of the input texts [example, position], or
+    None if both axes or neither have this length."""
     lengths = {
         tensor.shape[1]
         for tensor in tensors(call.inputs)
@@ -177,7 +182,7 @@ class PositionGradients(Sequence[Jacobian]):
     as a sequence over positions t.
 
     Positions without a loss are omitted. An element is computed when it is read, and
-    stored if there is space left in `buffer_bytes`."""
+    stored if `buffer_bytes` is not used up."""
 
     reader: Reader
     tape: Tape
@@ -210,8 +215,8 @@ class PositionGradients(Sequence[Jacobian]):
 
 @dataclass
 class LoopPositions:
-    """The contributions so far of each position of each example,
-    up to the longest call."""
+    """The sum of the contributions so far, by position and example. There are as many
+    positions as in the longest call."""
 
     parts: Float[Tensor, "query out example position"]
 
@@ -226,7 +231,7 @@ class LoopPositions:
         Raise if they do not fit into memory."""
         outputs = prod(parts.shape[:2])
         examples = parts.shape[2]
-        # the sum, and one step
+        # the sum and the terms of one step
         numbers = outputs * (examples * positions.longest + positions.rows)
         budget.require(
             numbers * parts.element_size(),
@@ -241,8 +246,7 @@ class LoopPositions:
         calls: Sequence[tuple[PositionGradients, Int[Tensor, " _"]]],
         kernel: Float[Tensor, "query out row"],
     ) -> None:
-        """Add the contributions of all positions in one step,
-        the negative elements of `kernel`.
+        """Add the contributions of all positions in one step, which are −`kernel`.
 
         Args:
             calls: gradients of each call, and the indices of its examples.

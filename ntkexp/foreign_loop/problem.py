@@ -1,4 +1,4 @@
-"""The interface of a followed loop for leave-out effects and reruns.
+"""The interface through which leave-out effects and reruns read a followed loop.
 `trace.Trace` implements it."""
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class LoopProblem(Protocol):
 
     @property
     def called(self) -> CalledModule:
-        """The model in the modes and random states of each recorded call."""
+        """The model as a function that repeats each recorded call,
+        in its modes and random states."""
 
     @property
     def examples(self) -> dict[str, int]:

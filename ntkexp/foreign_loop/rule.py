@@ -1,8 +1,8 @@
 """Proof (b): the linear step of an optimizer maps the weights before a step
 to the weights after it.
 
-`AbstractOptimizerRule` is the interface for rules of further optimizers.
-`torch_rules.py` has the rules of PyTorch's optimizers. `RuleProof` checks a rule at
+A rule computes this linear step. `AbstractOptimizerRule` is the interface of all rules,
+and `torch_rules.py` has those of PyTorch's optimizers. `RuleProof` checks a rule at
 every step, by comparing random projections of the tensors (signatures)."""
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ntkexp.stream import stream
 #
 # g is the gradient that the optimizer used. The fields of `LinearStep` are λ: l2, β:
 # momentum_decay, α: momentum_gain, d: decoupled_decay, S: momentum_scale / denominator,
-# N: gradient_scale / denominator. They follow from the optimizer's settings and from
-# its state before and after the step. They may depend on g, as in an optimizer that
-# clips its own update: the step is still linear in the examples, because the same S, N
-# and α multiply the gradient of every example.
+# N: gradient_scale / denominator. A rule computes these coefficients from the
+# optimizer's settings and from its state before and after the step. They may depend on
+# g, as in an optimizer that clips its own update. The step is still linear in the
+# gradients of the examples, because the same S, N and α multiply each of them.
 
 
 class StepInput(NamedTuple):
@@ -44,22 +44,23 @@ class StepInput(NamedTuple):
     times: int  # number of earlier steps of this parameter
     # optimizer state before the step; only entries in the rule's `needs`
     state: Mapping[str, Any]
-    # ‖g‖ of all parameters of the optimizer, if the rule `reads_norm`
+    # norm of the gradients of all parameters of the optimizer; NaN unless the rule has
+    # `reads_norm`
     gradient_norm: float = nan
 
 
 class AbstractOptimizerRule(ABC):
-    """The linear steps of some classes of optimizers, for `ntkexp.follow(…,
-    rules=[MyRule()])`.
+    """Base class for rules, which compute the linear steps of some classes of
+    optimizers. Pass a rule of your own as `ntkexp.follow(…, rules=[MyRule()])`.
 
     A rule returns the linear step of each parameter, from the settings of its group and
-    the optimizer's state after the step. Every step is checked: from the weights before
-    the step, the rule must compute the weights after it and the optimizer's momentum,
-    up to rounding. Otherwise an error is raised.
+    the optimizer's state after the step. Every step is checked: applied to the weights
+    before the step, the linear step must give the weights after it and the optimizer's
+    momentum, up to rounding. Otherwise an error is raised.
 
-    As an example, ADOPT divides the gradient by the root of its mean square v before
-    the step: m ← β₁m + (1 − β₁)g/√v₋ and θ ← θ − ηm. So α is a tensor, and the rule
-    needs v₋:
+    Example: ADOPT divides the gradient by √v₋, where v₋ is the mean of squared
+    gradients before the step: m ← β₁m + (1 − β₁)g/√v₋ and θ ← θ − ηm. So α is the
+    tensor (1 − β₁)/√v₋, and the rule `needs` v₋ from the state before the step:
 
     >>> import torch
     >>> import ntkexp
@@ -107,7 +108,8 @@ class AbstractOptimizerRule(ABC):
     """The classes of optimizers. The rule is also applied to their subclasses."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """Keys of the optimizer state whose values before the step the rule needs."""
+    """The entries of the optimizer state that the rule reads as
+    they were before the step."""
 
     has_effects: ClassVar[bool] = False
     """True if leave-out effects can differentiate the step,
@@ -124,13 +126,13 @@ class AbstractOptimizerRule(ABC):
     """True if the optimizer writes into the gradients in its step."""
 
     swaps_weights: ClassVar[bool] = False
-    """True if the user moves weights to an average and back between steps, by functions
-    of the optimizer that compute them from z, an entry of its state. The weights then
-    come back up to rounding."""
+    """True if functions of the optimizer move the weights to an average and back
+    between steps. They compute the weights from z, an entry of the optimizer state, so
+    the weights come back only up to rounding."""
 
     rounds: ClassVar[bool] = False
     """True if the optimizer computes in lower precision than the weights. The rounding
-    is then the `residual` of the linear step."""
+    error is then the `residual` of the linear step."""
 
     @abstractmethod
     def step(
@@ -170,9 +172,9 @@ class AbstractOptimizerRule(ABC):
     def momentum_at(
         self, group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor
     ) -> Tensor | None:
-        """Return the momentum m after the step. Override it if m follows from the state
-        and the weights after the step, and `momentum` returns only the part of m in the
-        state.
+        """Return the momentum m after the step, which may also depend on the weights
+        after the step. Override this method if `momentum` returns only the part of m
+        that the state holds.
 
         Args:
             group: settings of the parameter group.
@@ -191,8 +193,8 @@ class AbstractOptimizerRule(ABC):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        """Return a linear step that suffices for proof (b).
-        Override it if it is cheaper than `step`.
+        """Return a linear step for proof (b). Override this method if proof (b) can do
+        with a cheaper step than that of `step`.
 
         Args:
             group: settings of the parameter group.
@@ -201,7 +203,7 @@ class AbstractOptimizerRule(ABC):
             buffer: buffer of the parameter's shape, as in `step`.
 
         Returns:
-            The step. It must lead to the same weights and momentum as that of `step`.
+            A step that leads to the same weights and momentum as the result of `step`.
         """
         return self.step(group, state, step_input, buffer)
 
@@ -211,14 +213,14 @@ class AbstractOptimizerRule(ABC):
 #
 #     σ_b = Σ_i r_i w_{b,i}
 #
-# w_b is one of 16 equal parts of the flattened tensor. r_i ~ N(0, 1) are drawn once.
-# For an error e, E‖σ(e)‖² = ‖e‖², so the signatures differ by about the norm of the
-# error.
+# w_b is one of 16 equal parts of the flattened tensor. The r_i ~ N(0, 1) are drawn
+# once. If a tensor has an error e, its signature has the error σ(e), and E‖σ(e)‖² =
+# ‖e‖². So the distance of two signatures is about the distance of the tensors.
 
 
 SIGNATURE_PARTS = 16
-# sums in the tensor's dtype have at most this many terms;
-# a signature adds them in float64
+# A sum in the tensor's dtype has at most this many terms. Longer sums are split, and
+# their parts are added in float64.
 MAX_SUMMED = 2**14
 Numbers: TypeAlias = NDArray[np.float64]
 """A signature in double precision, in host memory."""
@@ -226,7 +228,8 @@ Numbers: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Signed:
-    """Signatures of a step's gradients, and of the weights after it, in host memory."""
+    """Signatures of a step's gradients and of the weights after
+    the step, in host memory."""
 
     gradient: Mapping[str, Tensor]
     after: Mapping[str, Tensor]
@@ -252,7 +255,8 @@ class Signatures:
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Float[Tensor, " part"]]:
         """Return the signature of every tensor, in host memory.
 
-        The last element projects the remainder that does not fit into equal parts.
+        The last element is the projection of the elements that remain after 16 equal
+        parts.
 
         >>> Signatures().of({"w": torch.ones(3)})["w"].shape
         torch.Size([4])
@@ -273,8 +277,8 @@ class Signatures:
         width, rest = divmod(count, parts)
         values = tensor.detach()
         signature = values.new_zeros(parts + 1)
-        # the most frequent case, with the fewest calls
         if not rest and width <= MAX_SUMMED:
+            # the most frequent case, with the fewest Python calls
             torch.mv(
                 values.reshape(parts, width),
                 self.drawn(width, values),
@@ -286,9 +290,8 @@ class Signatures:
         rows, drawn = rows.view(parts, width), self.drawn(width, flat)
         if width <= MAX_SUMMED:
             torch.mv(rows, drawn, out=signature[:parts])
-        # rounding errors grow with the length of a sum:
-        # add short sums in double precision
         else:
+            # rounding errors grow with the length of a sum: add short sums in float64
             sums = (
                 torch.mv(rows[:, at : at + MAX_SUMMED], drawn[at : at + MAX_SUMMED])
                 for at in range(0, width, MAX_SUMMED)
@@ -346,32 +349,34 @@ def in_doubles(signatures: Sequence[Tensor]) -> list[Numbers]:
 #
 #     σ(m) = βσ(m₋) + σ(α ⊙ p)      σ(θ) = (1 − d)σ(θ₋) − σ(S ⊙ m) − σ(N ⊙ p) − σ(r)      p = g + λθ₋
 #
-# If S, N and α are scalars, they multiply signatures, and no tensor is computed. If S
-# is a tensor, σ(S ⊙ m) is computed from the m that the optimizer stores, and σ(m) is
-# compared with the equation above. The check runs at every step of a user's training.
-# It reads each gradient and weight once. Recomputing the weights would read and write
-# them several times.
+# If S, N and α are scalars, these equations need only the signatures of the weights and
+# of the gradient. If S is a tensor, σ(S ⊙ m) is computed from the m that the optimizer
+# stores, and σ(m) is compared with the first equation.
 #
-# An error changes the signature by about its own norm. If it is smaller than 64 eps
-# times the norm of the tensor, as an error in one weight of very many may be, it cannot
-# be separated from rounding. Between steps, `outside` checks every weight exactly for
-# changes that no step made.
+# The check runs at every step of a user's training, so it must be fast. It reads each
+# gradient and weight once. Recomputing the weights would read and write them several
+# times.
+#
+# An error changes the signature by about its own norm. An error below 64 eps times the
+# norm of the tensor cannot be distinguished from rounding. An error in a single one of
+# very many weights can be that small. Between steps, `outside` compares every weight
+# exactly, so it finds any change that no step made.
 
 
-# eps: rounding error of the operations of a step, fused or not, and of short sums
-STEP_EPS = 64
+STEP_EPS = 64  # eps: rounding error of the operations of a step and of short sums
 LONG_SUM_DIVISOR = 4  # the rounding error of a long sum is √length/4 eps
 
 
 PendingProof: TypeAlias = Generator[dict[str, Tensor], dict[str, Numbers], float]
-"""A generator that checks one parameter in one step: it yields the signatures that it
-needs by name, receives their values, and returns the relative error."""
+"""A generator that checks one parameter in one step. It yields the tensors of
+signatures that it needs by name, receives their values, and finally returns the
+relative error."""
 
 
 @dataclass(frozen=True)
 class StepClaim:
-    """The linear step of one parameter by the rule,
-    to be compared with the optimizer's step."""
+    """The linear step of one parameter according to the rule, which the proof compares
+    with the optimizer's step."""
 
     where: str  # parameter and step, for the error message
     name: str
@@ -381,8 +386,8 @@ class StepClaim:
 
     @property
     def rounding(self) -> float:
-        """The bound on the rounding error of the parameter's signature after the step,
-        relative to the sum of the norms of the update's terms."""
+        """The bound on the rounding error of the parameter's signature after the step.
+        It is relative to the sum of the norms of all terms of the update."""
         weight = self.step_input.weight
         length = min(weight.numel() / SIGNATURE_PARTS, MAX_SUMMED)
         eps: float = torch.finfo(weight.dtype).eps
@@ -391,8 +396,8 @@ class StepClaim:
 
 @dataclass
 class RuleProof:
-    """Proof (b) of all steps. The fields hold the state after the latest step,
-    by parameter."""
+    """Proof (b) of all steps. Between steps, the dicts hold the state of each parameter
+    after the latest step."""
 
     signatures: Signatures = field(default_factory=Signatures)
     # signature σ(θ) of the weight
@@ -401,7 +406,8 @@ class RuleProof:
     memory: dict[str, Numbers] = field(default_factory=dict)
     # sum of the norms of the terms of m
     made: dict[str, float] = field(default_factory=dict)
-    moved: dict[str, int] = field(default_factory=dict)  # number of steps
+    # number of steps of each parameter
+    moved: dict[str, int] = field(default_factory=dict)
 
     def begin(self, name: str, weight: Tensor) -> None:
         """Store the signature of a parameter before its first step."""
@@ -479,20 +485,21 @@ class RuleProof:
     def proved(
         self, claim: StepClaim, asked: dict[str, Tensor], scale: float
     ) -> PendingProof:
-        """Check one parameter: yield the signatures that are needed, and compare the
-        step with the optimizer's rule."""
+        """Check one parameter. First yield the tensors whose signatures are needed,
+        then compare the optimizer's step with its rule."""
         step, name = claim.step, claim.name
         read = yield asked
         after, before = read["after"], self.weights[name]
         size_after = size(after)
         if not isfinite(size_after):
             raise Mistake(
-                f"{claim.where} is no longer finite; training has diverged, follow the steps "
-                "before, or smaller ones"
+                f"{claim.where} is no longer finite, because training has diverged; "
+                "follow only the steps before, or take smaller steps"
             )
         rounding = claim.rounding
 
-        # σ(p), σ(α ⊙ p), and σ(m) by the rule; `made` sums the norms of the terms of m
+        # σ(p), σ(α ⊙ p), and σ(m) by the rule. `made` is the sum of the norms of the
+        # terms of m.
         p = read["gradient"] + signature_of_l2(step, read, before)
         gained = read["α ⊙ p"] if "α ⊙ p" in read else step.momentum_gain * p
         known = self.memory.get(name)
@@ -500,7 +507,7 @@ class RuleProof:
         made = step.momentum_decay * self.made.get(name, 0.0) + size(gained)
 
         # the part of the step that momentum must explain, (1 − d)σ(θ₋) − σ(θ) − σ(r) −
-        # Nσ(p), and the sum of the norms of its terms
+        # Nσ(p). `terms` is the sum of the norms of its terms.
         left = (1 - float(step.decoupled_decay)) * before - after
         terms = size(before) + size_after
         if "residual" in read:
@@ -515,9 +522,9 @@ class RuleProof:
             left = left - moves[1] * p
             terms = terms + abs(moves[1]) * size(p)
 
-        # σ(m) of the optimizer's m must equal σ(m) by the rule. If S is a scalar, the
-        # optimizer's m is read only if the rule's m does not explain the step, because
-        # both have accumulated rounding errors
+        # Compare σ(m) of the optimizer's m with σ(m) by the rule. Both have accumulated
+        # rounding errors. If S is a scalar, first try whether the rule's m explains the
+        # step; if so, the optimizer's m need not be read.
         explained = (
             moves is not None
             and step.residual is None
@@ -531,8 +538,8 @@ class RuleProof:
                 raise Mistake(astray(claim.where, missed))
             momentum = read["momentum"]
 
-        # compare with the part by momentum, σ(S ⊙ m),
-        # or σ(M(S ⊙ m + N ⊙ p)) with a matrix M
+        # compare this part of the step with the momentum's: σ(S ⊙ m), or σ(M(S ⊙ m + N
+        # ⊙ p)) if the step has a matrix M
         if moves is not None:
             moved = moves[0] * momentum
             terms = terms + abs(moves[0]) * made
@@ -555,7 +562,7 @@ class RuleProof:
         buffer: Tensor,
     ) -> tuple[float, Tensor]:
         """Return the signature of the update without decay, σ(M(S ⊙ m + N ⊙ p)), as a
-        scalar and a signature to be multiplied by it.
+        pair: a scalar, and the signature that it multiplies.
 
         M is the identity unless the step has `mixing`. Without momentum, m = α ⊙ p.
         """
@@ -583,7 +590,7 @@ class RuleProof:
 
 
 def norm_of(tensors: Iterable[Tensor]) -> float:
-    """Return the norm of several tensors together.
+    """Return the norm of the concatenated tensors.
 
     >>> norm_of([torch.tensor([3.0]), torch.tensor([4.0])])
     5.0
@@ -612,8 +619,9 @@ def signature_of_l2(
 def astray(where: str, missed: float) -> str:
     """Return the error message for a step that differs from the optimizer's rule."""
     return (
-        f"{where} is not where its optimizer's rule leads, by {missed:.2g} or more; was its "
-        "gradient changed in the step, or its memory, or the weight before the step was over?"
+        f"{where} does not follow its optimizer's rule (relative difference at least "
+        f"{missed:.2g}); did something change its gradient, the optimizer's state or the "
+        "weight during the step?"
     )
 
 

@@ -1,5 +1,5 @@
-"""Write the attribution of a trace as a run folder, which `ntkexp report` and other
-readers of runs can read. The queries are the split `query` of the run.
+"""Write the attribution of a trace as a run folder. `ntkexp report` and all other
+readers of runs can then read it. The queries are the split `query` of the run.
 
 metrics.csv    a row for each step with its proofs: factor and error of the gradient (a), error of
                the update rule (b), error of the secant (c)
@@ -104,7 +104,7 @@ def write_run(
         if check is not None:
             write_leave_out(path / STORE, check)
 
-        # progress, pictures, and the identity of the results
+        # the state of the run, its pictures, and the identity of the results
         files = TraceFolder(folder)
         identity = identity_of(files)
         folder.begin(RESULTS, identity)
@@ -163,7 +163,7 @@ def split_arrays(
 
 
 def write_metrics(folder: RunFolder, attribution: xr.Dataset) -> None:
-    """Write metrics.csv, with a row for each step."""
+    """Write metrics.csv, which has a row for each step."""
     change = np.linalg.norm(attribution["by_step"].to_numpy(), axis=(0, 1))
     proofs = [name for name in (*PROOFS, CASTS) if name in attribution]
     with MetricsWriter(
@@ -258,7 +258,8 @@ def write_parts(folder: RunFolder, attribution: xr.Dataset) -> None:
 
 
 def shares_of_components(attribution: xr.Dataset) -> ByComponent | None:
-    """Return the contributions by component, or None if they were not asked for."""
+    """Return the contributions by component, or None if the user
+    did not ask for components."""
     if BY_COMPONENT not in attribution:
         return None
     names = (BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP)
@@ -276,7 +277,7 @@ def identity_of(files: TraceFolder) -> str:
     for file in (files.path / START, files.shard / "steps.log"):
         with file.open("rb") as stream:
             stream.seek(-WIDTH, os.SEEK_END)
-            # the file ends with a digest of the whole file
+            # every file ends with a digest of its content, which identifies the file
             sealing.update(stream.read())
     return sealing.digest.hex()
 
@@ -296,7 +297,7 @@ def outcome_sentence(attribution: xr.Dataset, files: TraceFolder) -> str:
     caveats = [
         ""
         if files.ended.exists()
-        else "the loop was interrupted after these, or still runs",
+        else "the loop was interrupted after these steps, or still runs",
         casts_sentence(attribution),
         rounding_sentence(attribution),
         batch_norm_sentence(attribution),
@@ -311,15 +312,15 @@ def outcome_sentence(attribution: xr.Dataset, files: TraceFolder) -> str:
     )
     processes = f" in {files.processes} processes" if files.processes > 1 else ""
     proved = (
-        f"{attribution.sizes['step']} steps of a loop{processes} were followed; at worst a "
-        f"gradient is off by {gradient} of itself, a step of its optimizer by {rule}, and a secant "
-        f"by {closure}"
+        f"{attribution.sizes['step']} steps of a loop{processes} were followed; the "
+        f"largest relative errors are {gradient} of a gradient, {rule} of a step of the "
+        f"optimizer, and {closure} of a secant"
     )
     return "; ".join([proved, *filter(None, caveats)])
 
 
 def provenance(folder: RunFolder) -> dict[str, Any]:
-    """Return the command, the versions and the machine that wrote the results."""
+    """Return the command that wrote the results, the versions, and the machine."""
     return {
         "command": command("attribute", [str(folder.path)]),
         "folder": os.getcwd(),

@@ -1,5 +1,5 @@
-"""The tensors of a running loop, and the checks
-that only its followed optimizers and calls change them.
+"""The tensors of a running loop. Checks ensure that only the followed optimizers and
+calls change them.
 
 SAM is an exception: it moves weights before a call, and back before the step. The call
 then records the moved weights."""
@@ -30,7 +30,7 @@ from ntkexp.shapes import Weights
 
 LOG = logging.getLogger("ntkexp.follow")
 
-SWAP_EPS = 32  # eps: rounding error of weights that the loop moved and then moved back
+SWAP_EPS = 32  # eps: rounding error of weights that the loop moved away and back
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class FollowedLoop:
     inner: nn.Module  # `model` without wrappers
     module: nn.Module  # a copy of `inner` in evaluation mode
     optimizers: Sequence[torch.optim.Optimizer]
-    known: Sequence[KnownOptimizer]  # the rule of each optimizer
+    known: Sequence[KnownOptimizer]  # the rules of the optimizers, in their order
     moved: set[str]  # names of the optimizers' parameters
 
     @property
@@ -53,14 +53,15 @@ class FollowedLoop:
 
 @dataclass
 class RunningLoop:
-    """A loop while it runs: its store, and its tensors after the latest step."""
+    """A loop while it runs: the store of its steps, and
+    its tensors after the latest step."""
 
     followed: FollowedLoop
     store: AbstractStore
     latest: LatestWeights = field(default_factory=LatestWeights)
-    # weights that the loop moved before a call
+    # weights that the loop moved before a call, as SAM does
     moved: Weights = field(default_factory=dict)
-    moved_at: int = -1  # index of the step after that call
+    moved_at: int = -1  # index of the first step after that call
 
     def __post_init__(self) -> None:
         self.model = self.followed.model
@@ -88,9 +89,10 @@ class RunningLoop:
     def moved_weights(self, *, closely: bool) -> Weights | None:
         """Return the weights that the loop has moved since the latest step, or None.
 
-        SAM moves weights after a first gradient, before its second one. `StepRecorder`
-        raises if they are not moved back. Calls at the same weights share one copy. If
-        `closely`, compare all weights, or else those whose write count has changed."""
+        SAM moves weights after its first gradient, computes a second gradient, and
+        moves them back. `StepRecorder` raises if they are not moved back. Calls at the
+        same weights share one copy. If `closely`, compare all weights, else only those
+        whose write count has changed."""
         step = self.store.count
         changed = self.latest.changed(step, self.parameters, closely=closely)
         if not changed:
@@ -109,8 +111,8 @@ class RunningLoop:
         return self.moved
 
     def rounding_of_swaps(self, name: str) -> Tensor | None:
-        """Return the largest rounding error of each element of a weight that the loop
-        has moved and then moved back, or None if the weight must have the same bits.
+        """Return the largest rounding error, for each element, of a weight that the
+        loop has moved away and back. Return None if the weight must have the same bits.
 
         SAM moves weights before its second gradient.
         Schedule-free optimizers move them to an average."""
@@ -131,14 +133,14 @@ class RunningLoop:
     def refuse_changes(
         self, layers: Mapping[str, nn.Module], *, moves_statistics: bool
     ) -> None:
-        """Raise if something other than a followed optimizer or call has changed
-        weights, buffers or normalisation layers. `layers` are the present layers of the
-        model."""
+        """Raise if anything but a followed optimizer or call has changed weights,
+        buffers or normalisation layers."""
         step = self.store.count
         if moves_statistics and self.store.chooses:
             raise Mistake(
-                f"step {step}: BatchNorm in training mode moves statistics at every step, of which "
-                "steps= leaves some out; put it in eval(), or follow all steps"
+                f"step {step}: BatchNorm in training mode updates statistics at every "
+                "step, but steps= omits some steps; put it in eval(), or follow all "
+                "steps"
             )
         refuse_instance_statistics(step, layers)
         self.frozen.refuse_writes(step, self.moving, layers)
@@ -162,7 +164,7 @@ class RunningLoop:
         outside = Outside(tuple(names), tensors)
         consequence = "the model is attributed without that change"
         if len(tensors) == len(names):
-            consequence = "attribute() gives what that changed as `outside`"
+            consequence = "attribute() reports the effect of this change as `outside`"
         LOG.warning(
             "ntkexp: %s changed outside the steps; %s", outside.named, consequence
         )

@@ -3,7 +3,7 @@ if a replay returns the outputs of the loop.
 
     σ_im = Σ_k r_k f_imk        r_k ~ N(0, 1), fixed
 
-i is the example, k the last axis of the outputs, and m all axes between.
+i is the example, k runs over the last axis of the outputs, and m over all axes between.
 
 A model may depend on objects that are not tensors: a number in a dict, a class
 attribute, a global variable, a hook, a replaced `forward`. If such an object changes,
@@ -30,21 +30,22 @@ from ntkexp.model.functional import as_rows
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
-# eps: relative rounding error of outputs that torch computes differently
+# eps: relative rounding error of outputs if torch computes them in another order
 OUTPUT_TOLERANCE = 1e3
-CAST_TOLERANCE = 8  # eps of the lower precision, under casts
-# rounding may change outputs by this multiple of the effect of one eps
-# of noise in weights and inputs
+CAST_TOLERANCE = 8  # eps of the lower precision: the same under casts
+# Rounding may change outputs by this multiple of the change that noise of one eps in
+# weights and inputs causes.
 NOISE_FACTOR = 64.0
-CAST_NOISE_FACTOR = 2.0  # replaces NOISE_FACTOR under casts
-NOISE_REPEATS = 4  # repeated calls, which detect hidden randomness
+CAST_NOISE_FACTOR = 2.0  # used instead of NOISE_FACTOR under casts
+NOISE_REPEATS = 4  # number of repeated calls, which detect hidden randomness
 
 SIGNATURE_VECTORS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 """The random vectors r drawn so far, by length, dtype and device."""
 
 CHANGED = (
-    "something changed that is not a tensor (a number in a dict, a class or a global, a hook, a "
-    "'forward' that was replaced?); let it be an input of the model, or follow from there on"
+    "something other than a tensor has changed (a number in a dict, a class or a "
+    "global variable, a hook, a replaced 'forward'?); make it an input of the model, "
+    "or begin to follow after the change"
 )
 
 
@@ -87,8 +88,8 @@ def signature_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
 def with_noise(
     generator: torch.Generator, size: float | None, tensor: Tensor
 ) -> Tensor:
-    """Multiply each element of a tensor by 1 + `size` · N(0, 1).
-    The default size is the dtype's eps.
+    """Add relative noise: multiply each element by 1 + `size` · N(0, 1). By default,
+    `size` is the dtype's eps.
 
     Return integer tensors unchanged.
     """
@@ -114,12 +115,12 @@ class Replayed:
     joined: Sequence[tuple[int, ...]] = ()
 
     def other(self, signed: Float[Tensor, "example row"]) -> float:
-        """Compare these outputs with the signature of the loop's outputs.
+        """Return the relative distance between these outputs and the signature of the
+        loop's outputs, or 0 if the distance is a rounding error.
 
-        Return the relative distance of the signatures, or 0 if it is a rounding error.
         The bound on rounding errors is relative to the norm of the outputs. If terms of
-        the outputs cancel, it is a multiple of the effect of noise in weights and
-        inputs."""
+        the outputs cancel, the bound is larger: a multiple of the change that noise in
+        weights and inputs causes."""
         norms = [self.outputs.norm()]
         ours = self.signature_like(signed)
         if ours is not None:
@@ -153,11 +154,11 @@ class Replayed:
         return signature(self.outputs.reshape(*signed.shape, -1))
 
     def noise(self, eps: float) -> float:
-        """Return a bound on the rounding error of the outputs: a multiple of the change
-        of the outputs under relative noise in weights and inputs.
+        """Return a bound on the rounding error of the outputs: a multiple of their
+        change if weights and inputs receive relative noise.
 
-        Return 0 if the function has hidden randomness. Under casts the multiple is
-        smaller, because the same kernels round in the same way."""
+        Return 0 if the function has hidden randomness. Under casts, the multiple is
+        smaller, because a replay with the same kernels rounds in the same way."""
         noisy = partial(with_noise, stream("outputs", 0), max(eps, self.cast_eps))
         near_weights = {name: noisy(weight) for name, weight in self.weights.items()}
         near_inputs = map_tensors(noisy, self.inputs)
@@ -178,12 +179,14 @@ class Replayed:
 
 @dataclass
 class OutputsAtEnds:
-    """Signatures of the user's model's outputs at the queries, at the start and end of
-    the loop, or of the values of the measure with `measure=`."""
+    """Signatures of the outputs of the user's model at the queries, at the start and
+    the end of the loop. With `measure=`, they are signatures
+    of the values of the measure."""
 
     start: Tensor | None = None
-    end: Tensor | None = None  # None: the model was not evaluated after its last step
-    steps: int = -1  # number of steps before `end`
+    # at the end of the loop; None if the model was not evaluated after its last step
+    end: Tensor | None = None
+    steps: int = -1  # number of steps before the evaluation at the end
 
     def check(
         self,
@@ -193,15 +196,15 @@ class OutputsAtEnds:
         *,
         measured: bool = False,
     ) -> None:
-        """Raise unless, at the start and at the end of the loop, a replay returns the
-        outputs of the user's model. Ignore an end without a recorded signature.
+        """Raise unless a replay returns the outputs of the user's model, at the start
+        and at the end of the loop. Skip the end if it has no recorded signature.
 
         Args:
             began: replays at the start of the loop,
                 for example with and without autocast.
             ended: replays at the end of the loop.
             steps: number of steps before the end.
-            measured: True if the values of a measure are compared.
+            measured: True if the outputs are values of a measure.
         """
         self.refuse_other("began", self.start, began, measured=measured)
         if steps == self.steps:
@@ -220,8 +223,9 @@ class OutputsAtEnds:
             return
         gap = min(candidate.other(signed) for candidate in replayed)
         if gap:
-            perhaps = "is measure= the one that was followed? Or " if measured else ""
+            perhaps = "is measure= the followed one? Or " if measured else ""
             raise Mistake(
-                f"when following {when}, the model gave other outputs at the queries than it does "
-                f"now at the same weights, off by {gap:.2g} of them; {perhaps}{CHANGED}"
+                f"when following {when}, the model returned other outputs at the "
+                "queries than it does now at the same weights (relative difference "
+                f"{gap:.2g}); {perhaps}{CHANGED}"
             )

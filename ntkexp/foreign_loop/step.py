@@ -1,5 +1,5 @@
-"""One followed step, and the interfaces of the stored steps of a loop and
-of their stores."""
+"""One followed step, and two interfaces: the stored steps of a loop, and the stores
+that write them."""
 
 from __future__ import annotations
 
@@ -30,20 +30,23 @@ class FollowedStep:
     calls: tuple[ModelCall, ...]
     start: Weights  # weights before the step
     gradient: Weights  # gradient that the optimizer used
-    linear: Mapping[str, LinearStep]  # step of every parameter that an optimizer moves
+    # linear step of every parameter that an optimizer moves
+    linear: Mapping[str, LinearStep]
     without_grad: frozenset[str]  # parameters that received no gradient
     # group settings after the step, by parameter
     settings: Mapping[str, Mapping[str, Any]]
-    # proof (b): relative distance of the new weights from the update rule
+    # proof (b): relative distance between the weights after the step and those by the
+    # update rule
     rule_error: float
     # BatchNorm's running statistics, before and after the step
     statistics: tuple[Weights, Weights] | None = None
     # momentum from before the followed steps
     remembered: Weights = field(default_factory=dict)
-    # group settings before the step, by parameter,
-    # if a step of the optimizer changes them
+    # group settings before the step, by parameter; only if steps of the optimizer
+    # change its settings
     settings_before: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    exact: bool = True  # False if `start` was replayed, so that its rounding may differ
+    # False if `start` was replayed, so that its rounding may differ from the loop's
+    exact: bool = True
 
     def joined(self, other: FollowedStep) -> FollowedStep:
         """Merge this step with the step that another optimizer took
@@ -68,20 +71,21 @@ class FollowedStep:
         return [name for name in self.linear if name not in self.without_grad]
 
     def of(self, name: str) -> LinearStep:
-        """Return the linear step of a parameter, or the identity if no optimizer
+        """Return the linear step of a parameter. It is the identity if no optimizer
         updates the parameter."""
         return self.linear.get(name, IDLE)
 
 
 class AbstractSteps(ABC):
-    """The stored steps of a loop, to be read from the first or from the last step."""
+    """The stored steps of a loop. They can be read from the
+    first or from the last step."""
 
-    # True if this process presumably uses the same kernels as the loop
+    # True if this process presumably uses the same kernels as the loop did
     same_kernels: bool = False
     known: Sequence[KnownOptimizer] = ()  # the optimizers and their rules
 
     def refresh(self) -> None:
-        """Reread the store, to which a running loop may have added steps."""
+        """Reread the store, because a running loop may have added steps."""
         return
 
     @abstractmethod
@@ -110,7 +114,7 @@ class AbstractSteps(ABC):
 
     @property
     def outside(self) -> Outside:
-        """The changes of the model that no step made, after the last step."""
+        """The changes of the model after the last step."""
         return Outside()
 
     @property
@@ -129,9 +133,9 @@ class AbstractSteps(ABC):
         return None
 
     def statistics(self, index: int) -> Weights:
-        """Return BatchNorm's running statistics before step `index`, where `len(self)`
-        means the end of the loop. The result is empty if no call updates running
-        statistics."""
+        """Return BatchNorm's running statistics before step `index`. If `index` is
+        `len(self)`, return those at the end. Return {} if no call
+        updates running statistics."""
         return {}
 
     @abstractmethod
@@ -184,8 +188,8 @@ class AbstractStore(ABC):
         return True
 
     def store_function(self, function: LossFunction) -> None:
-        """Hold a function of `trace.losses` for replays,
-        if steps are stored with its name only."""
+        """Hold a function of `trace.losses`. A replay needs it if the
+        steps store only its name."""
         return
 
     def pass_over(self) -> None:
@@ -193,8 +197,8 @@ class AbstractStore(ABC):
         raise ValueError("every step is stored")
 
     def go_on(self, weights: Weights) -> None:
-        """Set the weights before the next stored step,
-        after steps that were not stored."""
+        """Set the weights before the next stored step. Call
+        this after steps that were not stored."""
         raise ValueError("every step is stored")
 
     @abstractmethod
@@ -213,10 +217,10 @@ class AbstractStore(ABC):
     def add(
         self, step: FollowedStep, which: int, after: Weights, signed: Signed
     ) -> None:
-        """Store a step of the optimizer with index `which`.
+        """Store a step of optimizer number `which`.
 
-        Copy the tensors that are kept, because the loop may overwrite them. The
-        signatures `signed` of gradients and weights need no copy."""
+        Copy all stored tensors, because the loop may overwrite them. Only `signed`, the
+        signatures of gradients and weights, need no copy."""
 
     @abstractmethod
     def end(self, outside: Outside, *, whole: bool) -> None:
@@ -232,11 +236,11 @@ class AbstractStore(ABC):
 def step_index(
     step: FollowedStep, moved: frozenset[str], count: int
 ) -> tuple[int, frozenset[str]]:
-    """Return the index of an optimizer's step, and all parameters that the step with
-    this index has moved so far.
+    """Return the index of an optimizer's step, and the set of all parameters that steps
+    with this index have moved so far.
 
-    If several optimizers use the gradients of the same backward pass,
-    their steps count as one.
+    If several optimizers use the gradients of the same backward pass, their steps have
+    the same index.
 
     Args:
         step: step of one optimizer.

@@ -33,8 +33,8 @@ LogStep: TypeAlias = Callable[[dict[str, float], int], object]
 
 @dataclass
 class StepLog:
-    """Collects the metrics of a step, and calls `log` once all optimizers have taken
-    the step."""
+    """Collects the metrics of a step. Calls `log` once
+    all optimizers have taken the step."""
 
     log: LogStep
     optimizers: Sequence[torch.optim.Optimizer]
@@ -45,8 +45,8 @@ class StepLog:
     def sums_of_loss(
         self, outputs: Tensor, call: ModelCall
     ) -> tuple[Tensor, Tensor] | None:
-        """Return the sum of the losses ℓᵢ of a call, and the sum of the weights mᵢ in
-        the mean. Return None if the user gave no `loss=`."""
+        """Return two sums over the examples of a call: of the losses ℓᵢ, and of the
+        weights mᵢ in the mean. Return None if the user gave no `loss=`."""
         if self.loss is None:
             return None
         with torch.no_grad():
@@ -57,11 +57,12 @@ class StepLog:
             return losses.double().sum(), counts.double().sum()
 
     def add(self, index: int, step: FollowedStep, after: Mapping[str, Tensor]) -> None:
-        """Add the step of one optimizer. `after` are its parameters after the step."""
+        """Add the step of one optimizer. `after`
+        are the optimizer's parameters after the step."""
         if index != self.index:
             self.flush()
             self.index = index
-        # ‖·‖² adds up over the optimizers of a step
+        # ‖·‖² of the step is the sum over the optimizers that took it
         squares = {
             "gradient_norm": squared_norm(step.gradient.values()),
             "weight_norm": squared_norm(after.values()),
@@ -72,7 +73,7 @@ class StepLog:
             self.numbers.get("rule_error", 0.0), step.rule_error
         )
 
-        # the calls are the same for all optimizers
+        # all optimizers of a step used the same calls
         self.numbers["examples"] = float(
             sum(examples(call.rows) for call in step.calls)
         )

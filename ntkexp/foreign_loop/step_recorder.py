@@ -44,28 +44,28 @@ from ntkexp.shapes import Weights
 
 @dataclass
 class StepRecorder:
-    """Records the steps of a running loop in its store,
-    and proves the rules of the optimizers."""
+    """Records each step of a running loop in the store, and proves that the optimizer's
+    rule explains it."""
 
     loop: RunningLoop
     pending: PendingCalls
-    first: FirstStepProof | None = None  # proof of the first step, until it has run
+    first: FirstStepProof | None = None  # runs proof (a) of the first step; then None
     log: StepLog | None = None
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(
         default_factory=dict
     )
-    # by parameter: the optimizer's state before the step,
-    # with only the entries in `rule.needs`
+    # by parameter: the entries of the optimizer's state in `rule.needs`, before the
+    # step
     states_before: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # if there are several optimizers: the index of the optimizer that moved each
-    # parameter last, and the number of steps of each parameter by each optimizer
+    # if there are several optimizers: the id of the optimizer that moved each parameter
+    # last, and the number of steps of each parameter by each optimizer
     movers: dict[str, int] = field(default_factory=dict)
     times_moved: dict[tuple[int, str], int] = field(default_factory=dict)
-    # copies, if steps overwrite gradients
+    # copies of the gradients, if steps overwrite them
     gradients_before: Weights = field(default_factory=dict)
     settings_before: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    # ids of optimizers between the two step hooks
+    # ids of the optimizers that are between their two step hooks
     stepping: set[int] = field(default_factory=set)
     passed: bool = False  # True if the latest step was not stored
 
@@ -79,18 +79,19 @@ class StepRecorder:
             dict(loop.latest.weights), loop.optimizers, loop.parameters.names
         )
 
-        # if a trace continues, the optimizers have momenta from earlier steps
+        # if the loop continues a trace, the optimizers have momenta from earlier steps
         for optimizer in loop.optimizers:
             if not loop.store.count and any(map(has_moved, optimizer.state.values())):
                 raise Mistake(
-                    "the optimizer has taken steps already, and its memory (momentum, moments) "
-                    "holds their gradients, which this trace does not know; begin anew with a new "
-                    "optimizer, or continue the trace that followed these steps, with its to="
+                    "the optimizer has taken steps already, and its state (momentum, "
+                    "moments) contains their gradients, which this trace does not "
+                    "know; begin with a new optimizer, or continue the trace that "
+                    "followed these steps, with its to="
                 )
             self.remember(optimizer)
 
     def remember(self, optimizer: torch.optim.Optimizer) -> None:
-        """Store the momenta of an optimizer, which proof (b) needs."""
+        """Store the momenta of an optimizer, because proof (b) needs them."""
         rule = self.loop.rules[id(optimizer)]
         for group, members in self.loop.parameters.groups(optimizer):
             for name, weight in members.items():
@@ -106,7 +107,7 @@ class StepRecorder:
                     self.proof.remember(name, momentum)
 
     def catch_up(self) -> None:
-        """Store the present weights and momenta, after steps that were not stored."""
+        """Store the present weights and momenta after some steps were not stored."""
         if not self.passed:
             return
         self.passed = False
@@ -119,7 +120,7 @@ class StepRecorder:
         self.loop.store.go_on(dict(self.loop.latest.weights))
 
     def on_begin(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Raise if weights have changed since the last step. Copy the optimizer state
+        """Raise if weights have changed since the last step. Copy the state entries
         that the rule needs from before the step."""
         if not self.loop.store.takes_next:
             self.stepping.add(id(optimizer))
@@ -130,7 +131,7 @@ class StepRecorder:
             # rules do not handle sparse gradients
             if weight.grad is not None and weight.grad.is_sparse:
                 raise Mistake(
-                    f"step {step}: the gradient of '{name}' is sparse, and such steps are not "
+                    f"step {step}: the gradient of '{name}' is sparse, which cannot be "
                     "followed; build its layer with sparse=False"
                 )
         self.loop.latest.refuse_writes(step, moved.items(), closely=True)
@@ -161,14 +162,14 @@ class StepRecorder:
         index = self.loop.store.count
         moved = self.loop.parameters.of(optimizer)
         if id(optimizer) not in self.stepping:
-            # if a subclass calls its base class's `step`, this hook runs twice, and the
-            # weights must not change in between
+            # if a subclass calls the `step` of its base class, this hook runs twice;
+            # the weights must not change in between
             self.loop.latest.refuse_writes(index, moved.items(), closely=True)
             return
         self.stepping.discard(id(optimizer))
         before = dict(self.loop.latest.weights)
 
-        # g, θ after the step, and the signature of each
+        # gradient g, weights θ after the step, and the signatures of both
         gradient: Weights = {}
         for name, weight in moved.items():
             if weight.grad is None:
@@ -275,10 +276,10 @@ class StepRecorder:
     def change_mover(
         self, optimizer: torch.optim.Optimizer, name: str, step: int, *, remembers: bool
     ) -> None:
-        """Forget the momentum of another optimizer that moved a parameter
-        in an earlier stage.
+        """If another optimizer moved this parameter in an earlier stage, forget the
+        momentum of that optimizer.
 
-        Raise if optimizers take turns: the momentum of each would contain gradients
+        Raise if two optimizers take turns. The momentum of each would contain gradients
         from before the steps of the other."""
         key = (id(optimizer), name)
         times = self.times_moved.get(key, 0)
@@ -289,9 +290,10 @@ class StepRecorder:
             return
         if times and remembers:
             raise Mistake(
-                f"step {step}: '{name}' was moved by another optimizer since "
-                f"{type(optimizer).__name__} moved it, and its momentum is from before that; let "
-                "one stage end before the next begins, or give each optimizer other parameters"
+                f"step {step}: another optimizer has updated '{name}' since the last "
+                f"step of {type(optimizer).__name__}, whose momentum is from before; "
+                "let one stage end before the next begins, or give each optimizer "
+                "other parameters"
             )
         self.proof.memory.pop(name, None)
         self.proof.made.pop(name, None)
@@ -300,7 +302,7 @@ class StepRecorder:
     def on_other_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Record the parameters that an unfollowed optimizer moves,
         for an error message."""
-        base = getattr(optimizer, "base_optimizer", None)  # of SAM
+        base = getattr(optimizer, "base_optimizer", None)  # SAM's inner optimizer
         if any(followed in (optimizer, base) for followed in self.loop.optimizers):
             return
         for group in optimizer.param_groups:
@@ -312,8 +314,9 @@ class StepRecorder:
     def on_passed_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Count a step without storing it. If the next step is stored, store the
         weights after this step."""
-        # a subclass calls its base class's `step`
-        if id(optimizer) not in self.stepping:
+        if (
+            id(optimizer) not in self.stepping
+        ):  # a subclass calls the `step` of its base class
             return
         self.stepping.discard(id(optimizer))
         self.passed = True
@@ -352,14 +355,14 @@ def read_step(
     scratch: Tensor,
     where: str,
 ) -> LinearStep:
-    """Return the linear step by the optimizer's rule. Raise if a subclass of the
-    optimizer lacks a state entry that the rule reads."""
+    """Return the linear step by the optimizer's rule. Raise if the optimizer's state
+    lacks an entry that the rule reads, which can happen for subclasses."""
     try:
         return rule.watched(group, state, step_input, scratch)
     except KeyError as error:
         raise Mistake(
-            f"{where}: its optimizer has no {error}, which {type(rule).__name__} reads; give its "
-            "own, rules=[…]"
+            f"{where}: the optimizer's state has no {error}, which "
+            f"{type(rule).__name__} reads; give a rule for this optimizer, rules=[…]"
         ) from error
 
 

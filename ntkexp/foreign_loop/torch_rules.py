@@ -1,12 +1,13 @@
-"""The rules of PyTorch's optimizers. For a fixed denominator,
-each step is linear in the gradient.
+"""The rules of PyTorch's optimizers. Each step is linear in the gradient if its
+denominator is treated as a constant.
 
-In the linear step of Adam, the second moment v is fixed at its value after the step. No
-example is credited with the change of v.
+For example, the linear step of Adam holds the second moment v constant, at its value
+after the step. No example is credited with the change of v.
 
 The docstrings use the symbols of `rule.py`: θ ← (1 − d)θ − S ⊙ m − N ⊙ p, m ← βm + α ⊙
-p and p = g + λθ. Coefficients that are not given are d = N = λ = β = 0 and α = 1. η is
-the learning rate, and t the number of steps."""
+p and p = g + λθ. Each docstring lists only the coefficients that differ from the
+defaults d = N = λ = β = 0 and α = 1. η is the learning rate,
+and t the number of steps."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class AbstractTorchRule(AbstractOptimizerRule):
     the step uses −g and stores −m."""
 
     remembers: ClassVar[str | None] = None
-    """The key of the optimizer state that holds the momentum m."""
+    """The key of the momentum m in the optimizer state."""
 
     def step(
         self,
@@ -53,7 +54,7 @@ class AbstractTorchRule(AbstractOptimizerRule):
         step_input: StepInput,
         buffer: Tensor | None,
     ) -> LinearStep:
-        """Return the linear step that minimizes, as with `maximize=False`."""
+        """Return the linear step of an optimizer with `maximize=False`."""
 
     def momentum(self, group: Entries, state: Entries) -> Tensor | None:
         if self.remembers is None or self.remembers not in state:
@@ -100,12 +101,13 @@ class AdamRule(AbstractTorchRule):
 
     S = η/(1 − β₁ᵗ) · r / (√v + εr),   r = √(1 − β₂ᵗ),   β = β₁,   α = 1 − β₁
 
-    v is the second moment after the step, or the largest so far with AMSGrad. In Adam,
-    weight decay is λ. In AdamW, it is d, η times the weight decay."""
+    v is the second moment after the step. With AMSGrad, v is its largest value so far.
+    Adam's weight decay is λ. AdamW has λ = 0, and d is η times its weight decay."""
 
     kinds = (torch.optim.Adam, torch.optim.AdamW)
     has_effects = True
-    remembers = "exp_avg"  # missing for a parameter that never had a gradient
+    # the entry is missing for a parameter that never had a gradient
+    remembers = "exp_avg"
 
     def downwards(
         self,
@@ -119,7 +121,8 @@ class AdamRule(AbstractTorchRule):
         count = float(state["step"])
         decoupled_decay = rate * decay
         if isinstance(group["lr"], Tensor) and not group["fused"]:
-            # if the learning rate is a tensor, torch computes in the tensor's dtype
+            # if the learning rate is a tensor, torch computes in the dtype of this
+            # tensor
             decoupled_decay = 1 - float(1 - group["lr"] * decay)
             rate = float(group["lr"] / (1 - first**count)) * (1 - first**count)
         square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
@@ -190,8 +193,8 @@ class AdagradRule(AbstractTorchRule):
 class AdadeltaRule(AbstractTorchRule):
     """Adadelta: S = η √(u₋ + ε) / √(v + ε).
 
-    v is the mean square of the gradients, and u₋ the mean square
-    of the updates before this step."""
+    v is the mean of squared gradients, and u₋ is the mean of squared
+    updates before this step."""
 
     kinds = (torch.optim.Adadelta,)
     needs = ("acc_delta",)
@@ -237,7 +240,7 @@ class AdamaxRule(AbstractTorchRule):
 
 
 class NAdamRule(AbstractTorchRule):
-    """NAdam, Adam with Nesterov momentum.
+    """NAdam: Adam with Nesterov momentum.
 
     n = √(v/(1 − β₂ᵗ)) + ε,   μₜ = β₁(1 − 0.96^(tψ)/2),   Π = μ₁ ⋯ μₜ
     N = η(1 − μₜ)/(1 − Π) / n,   S = ημₜ₊₁/(1 − Πμₜ₊₁) / n,   β = β₁,   α = 1 − β₁
@@ -276,7 +279,7 @@ class NAdamRule(AbstractTorchRule):
 
 
 class RAdamRule(AbstractTorchRule):
-    """RAdam, Adam that omits its denominator in the first steps, while ρ ≤ 5.
+    """RAdam: Adam that omits its denominator in the first steps, while ρ ≤ 5.
 
     ρ∞ = 2/(1 − β₂) − 1,   ρ = ρ∞ − 2tβ₂ᵗ/(1 − β₂ᵗ),   β = β₁,   α = 1 − β₁
     S = η/(1 − β₁ᵗ) · √(1 − β₂ᵗ)√((ρ − 4)(ρ − 2)ρ∞ / ((ρ∞ − 4)(ρ∞ − 2)ρ)) / (√v + ε)    if ρ > 5
@@ -335,8 +338,8 @@ def decay_of(group: Entries) -> tuple[float, float]:
 
 
 class ASGDRule(AbstractTorchRule):
-    """Averaged stochastic gradient descent: S = η, d = η `lambd`,
-    with η after the previous step.
+    """Averaged stochastic gradient descent: S = η and d = η `lambd`. η is the rate
+    after the previous step, because ASGD lowers its rate at the end of a step.
 
     The average of the weights does not affect the steps.
     """
@@ -364,9 +367,8 @@ class AdafactorRule(AbstractTorchRule):
     S = ρ / max(1, rms(u)/δ) / √v,    d = η times the weight decay
 
     ε₂ is the second number of `eps`, and δ is the setting `d`. For a matrix, v = r
-    cᵀ/mean(r), where r and c are the mean squares of rows and columns. The step is
-    clipped by rms(u), which multiplies the gradients of all examples by the same
-    factor."""
+    cᵀ/mean(r), where r and c are the mean squares of rows and columns. The factor
+    1/max(1, rms(u)/δ) clips the step. It multiplies the gradients of all examples."""
 
     kinds = (torch.optim.Adafactor,)
 
@@ -409,7 +411,7 @@ def rms(tensor: Tensor) -> float:
 class RpropRule(AbstractTorchRule):
     """Rprop moves each weight by its own step size s, against the sign of the gradient.
 
-    S = s/|g|, or 0 if g is zero or has changed its sign.
+    S = s/|g|, or 0 if g is zero or has just changed its sign.
     """
 
     kinds = (torch.optim.Rprop,)
@@ -425,9 +427,8 @@ class RpropRule(AbstractTorchRule):
         scale = torch.where(size > 0, state["step_size"] / size, 0.0)
         if not bool(scale.isfinite().all()):
             raise Mistake(
-                "Rprop took steps by gradients that are too small to be divided among examples; "
-                "train in "
-                "float64, or with another optimizer"
+                "the gradients of some steps of Rprop are too small to be divided "
+                "among examples; train in float64, or with another optimizer"
             )
         return LinearStep(scale)
 
@@ -442,8 +443,8 @@ class MuonRule(AbstractTorchRule):
     The result is X = Lu with L = Π (aI + bA + cA²) / ‖u‖, so that S = η′μ, N = η′(1 −
     μ), and the matrix M of the linear step is L. A matrix with more rows than columns
     is transposed first. PyTorch computes X in bfloat16. L is the product of the factors
-    that PyTorch computed. The rounding of X between these products is the residual of
-    the linear step."""
+    as PyTorch computed them. The rounding of X in each iteration is the
+    residual of the linear step."""
 
     kinds = (torch.optim.Muon,)
     rounds = True
@@ -489,7 +490,7 @@ class MuonRule(AbstractTorchRule):
         """Return a linear step with S = N = 0. Its residual is η′X, the whole update
         except weight decay, in bfloat16 as PyTorch computes it.
 
-        Proof (b) needs no more, and the matrix L is expensive.
+        Proof (b) needs only the residual, and the matrix L would be expensive.
         """
         update, momentum = (
             self.update(group, state, step_input),
@@ -534,7 +535,8 @@ def newton_schulz(
 
 
 def adjusted_rate(group: Entries, rows: int, columns: int) -> float:
-    """Return η′, the learning rate that Muon adjusts to the shape of a matrix."""
+    """Return η′, the learning rate after Muon has adjusted it to
+    the shape of the matrix."""
     if group["adjust_lr_fn"] == "match_rms_adamw":
         return float(group["lr"]) * 0.2 * sqrt(max(rows, columns))
     return float(group["lr"]) * sqrt(max(1.0, rows / columns))

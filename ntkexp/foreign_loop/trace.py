@@ -95,12 +95,12 @@ class Trace:
     folder: RunFolder | None = None
     rank: int = 0  # rank of this process
     budget: MemoryBudget = DEFAULT_MEMORY
-    by: By | None = None  # components that split the contributions
+    by: By | None = None  # components by which contributions are split
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
     # measure to attribute instead of the outputs
     measured: MeasuredQueries | None = None
-    watch: Watch | None = None  # the hooks on the loop, while it is followed
+    watch: Watch | None = None  # the hooks on the loop; None after the loop
 
     def __repr__(self) -> str:
         self.refresh()
@@ -115,7 +115,7 @@ class Trace:
 
     @property
     def naming(self) -> str:
-        """Advice to name the examples, or an empty string if they have names."""
+        """Advice to name the examples. It is empty if they have names."""
         if not self.examples or not all(map(is_digest, self.examples)):
             return ""
         return (
@@ -131,8 +131,8 @@ class Trace:
 
     @cached_property
     def called(self) -> CalledModule:
-        """The model as a function of its weights,
-        in evaluation mode and in the mode of each call."""
+        """The model as a function of its weights, in
+        evaluation mode or repeating a recorded call."""
         return CalledModule(
             self.module,
             self.output,
@@ -177,10 +177,10 @@ class Trace:
         """Return `function(model, *batch)`, one loss for each example,
         and record the call.
 
-        Use it in the loop if the loss is not a function of the outputs of `model(x)`:
-        if it differentiates the model, calls it at other weights, or if nodes of a
-        graph exchange messages. The loop computes its loss from these losses. The
-        contribution of an example is then made by the gradient of its loss.
+        Use it in the loop if the loss is not a function of the outputs of `model(x)`.
+        Examples are a loss that differentiates the model or calls it at other weights,
+        and a graph whose nodes exchange messages. Compute the loop's loss from the
+        returned losses. An example then contributes through the gradient of its loss.
 
         Args:
             function: a function of the model and the batch that returns a tensor
@@ -210,7 +210,7 @@ class Trace:
         """
         if self.watch is None:
             raise Mistake(
-                "trace.losses: call it in the loop, while the loop is followed"
+                "trace.losses: call it inside the loop, while the loop is followed"
             )
         return self.watch.calls.losses(function, batch)
 
@@ -221,10 +221,11 @@ class Trace:
         if not len(self.steps):
             if self.steps.count:
                 raise Mistake(
-                    f"steps=: the loop took {counted(self.steps.count, 'step')}, and none of these"
+                    f"steps=: the loop took {counted(self.steps.count, 'step')}, "
+                    "and none of the chosen ones"
                 )
             raise Mistake(
-                "no step was followed; were the model and the optimizer those that the loop uses?"
+                "no step was followed; does the loop use this model and this optimizer?"
             )
         if not self.examples:
             raise Mistake(NEVER_CALLED)
@@ -234,18 +235,19 @@ class Trace:
         change = self.outside()
         if change is not None and bool(change.any()):
             raise Mistake(
-                f"effects of examples lead to the last step, and {self.steps.outside.named} "
-                "changed after it (an average that was loaded, a clamp?), and what that would be "
-                "without an example is not known; leave the loop before that"
+                "effects of examples end at the last step, but "
+                f"{self.steps.outside.named} changed after it (a loaded average, a "
+                "clamp?), and the change without an example is unknown; leave the loop "
+                "before this change"
             )
 
     def refuse_coupled(self) -> None:
         """Raise for leave-out effects if batch statistics couple the examples."""
         if self.steps.statistics(0):
             raise Mistake(
-                "without an example the statistics of its batches are others too, which effects "
-                "do not know: BatchNorm was in training mode; put these layers in eval(), or "
-                "leave effects out"
+                "effects do not know how the batch statistics change without an "
+                "example, and BatchNorm was in training mode; put these layers in "
+                "eval(), or leave effects out"
             )
 
     def refuse_losses(self) -> None:
@@ -254,15 +256,15 @@ class Trace:
             call.losses is not None for calls in self.steps.calls() for call in calls
         ):
             raise Mistake(
-                "effects need losses that are functions of the outputs, and the loop called "
-                "trace.losses; ask only for contributions"
+                "effects need losses that are functions of the outputs, but the loop "
+                "called trace.losses; ask only for contributions"
             )
 
     def refuse_effects(self, mean: MeanName) -> None:
         """Raise if leave-out effects cannot be computed, before the work begins."""
         if len(self.steps) < self.steps.count:
             raise Mistake(
-                "effects need all steps, and steps= leaves some out; follow all"
+                "effects need all steps, but steps= omits some; follow all steps"
             )
         self.refuse_empty()
         self.refuse_losses()
@@ -270,8 +272,9 @@ class Trace:
         self.refuse_coupled()
         if self.steps.shared is not None:
             raise Mistake(
-                f"effects need one optimizer for each parameter, and several moved "
-                f"'{self.steps.shared}'; ask only for contributions, or follow each stage alone"
+                "effects need one optimizer for each parameter, but several updated "
+                f"'{self.steps.shared}'; ask only for contributions, or follow each "
+                "stage alone"
             )
         training_of(self, mean).step(len(self.steps) - 1)
 
@@ -349,16 +352,16 @@ class Trace:
         largest contributions to the first queries."""
         if altered_loop() is not None:
             raise Mistake(
-                "again=: the function attributes what it has trained, and would never end; let it "
-                "only train"
+                "again=: the function calls attribute() itself, and would never end; "
+                "let it only train"
             )
         refuse_arguments(effects, mean, again, decode, positions)
         self.refresh()
         if self.rank:
             raise Mistake(
-                f"rank {self.rank} has written its part of the trace, and the whole is attributed "
-                "by one process: if rank == 0: trace.attribute(); or later, ntkexp attribute "
-                "FOLDER"
+                f"rank {self.rank} has written its part of the trace, and one process "
+                "attributes the whole: call trace.attribute() only if rank == 0, or "
+                "later ntkexp attribute FOLDER"
             )
         if memory_gb is not None:
             self.budget = MemoryBudget.of_gb(memory_gb)
@@ -379,8 +382,8 @@ class Trace:
             attribution = self.contributions(gallery, progress, positions=positions)
             if effects and SURROGATE in attribution.attrs:
                 raise Mistake(
-                    f"effects: {SURROGATE_GRADIENTS}, and effects need these derivatives; ask only "
-                    "for contributions"
+                    f"effects: {SURROGATE_GRADIENTS}, but effects need these "
+                    "derivatives; ask only for contributions"
                 )
             if effects:
                 known = loop_effects(self, effects, mean, self.budget, again, progress)
@@ -455,7 +458,7 @@ class Trace:
         )
         self.go_back(back, gallery, progress)
 
-        # the replay must return the outputs f_0 and f_T that the user's model had
+        # a replay must return the outputs f_0 and f_T of the user's model
         start = back.later.outputs
         first = numbers_of(steps.statistics(0))
         began = self.replayed(steps.start(0) | first, start)
@@ -477,7 +480,8 @@ class Trace:
         arrays["start"] = (("query", "out"), start)
         arrays["change"] = (("query", "out"), change)
 
-        # the final check: the parts of the steps add up to their change
+        # the final check: the parts of all steps must add up to the change of the
+        # outputs
         sums = back.added
         closing = sums.closing.check(
             sums.totals.contributions, sums.total, start, last.outputs
@@ -486,7 +490,7 @@ class Trace:
         for sentence in (closing.sentence, *back.caveats.values()):
             progress.say(f"ntkexp: {sentence}")
 
-        # the `attrs` and the coordinates of the data set
+        # the attributes and the coordinates of the data set
         facts: dict[str, str | float] = {
             **closing.facts,
             **gallery.repeated.facts(self.examples),
@@ -526,8 +530,9 @@ class Trace:
             tape,
             rows=self.steps.most_examples(),
             parameters=sum(weight.numel() for weight in self.steps.end.values()),
-            # for SGD and Adam, the adjoint V is a multiple of U
-            adjoints=3 if forms_v else 1,
+            adjoints=3
+            if forms_v
+            else 1,  # for SGD and Adam, V is a multiple of U, so one adjoint suffices
         )
         examples = len(self.examples)
         return sums_at_zero(
@@ -537,8 +542,8 @@ class Trace:
     def go_back(
         self, back: LoopBackward, gallery: Gallery, progress: AbstractProgress
     ) -> None:
-        """Add all steps to the sums in `back`,
-        and the examples of the steps to `gallery`."""
+        """Add all steps to the sums in `back`. Add the
+        examples of the steps to `gallery`."""
         announced = Announced("ntkexp: attribution", len(self.steps), progress)
 
         def explained(calls: Sequence[ModelCall]) -> None:
@@ -556,7 +561,7 @@ class Trace:
         """Return candidates for the outputs of the user's model at the queries.
 
         Without casts, `outputs` is the only candidate. With casts, the user's model may
-        have run with or without an autocast context, so there is a candidate for each.
+        have run with or without autocast, so there is one candidate for each case.
         """
         how = Circumstances(autocast=self.called.casts)
         if not self.called.is_cast(how):
@@ -567,8 +572,8 @@ class Trace:
             # some autocast contexts raise for the model's dtypes
             with torch.no_grad(), plain_kernels(), suppress(RuntimeError):
                 cast = columns(function, weights, self.queries).to(outputs)
-                # `Replayed` measures the effect of noise,
-                # so its function must be without casts
+                # `Replayed` measures the effect of noise, so its function must be the
+                # one without casts
                 candidates.append(
                     Replayed(self.function, weights, self.queries, cast, cast_eps)
                 )
@@ -595,8 +600,8 @@ class Trace:
     ) -> dict[str, str | float]:
         """Return the share of rounding in the change.
 
-        With casts, return their dtypes instead, and the distance between the outputs
-        with and without casts."""
+        If the loop used casts, return their dtypes instead, and the distance between
+        the outputs with and without casts."""
         facts: dict[str, str | float] = {}
         casts = self.called.casts
         if self.called.is_cast(Circumstances(autocast=casts)):
@@ -637,17 +642,17 @@ def refuse_arguments(
 ) -> None:
     """Raise for arguments of the wrong type, and for `again` without `effects`."""
     if not isinstance(mean, str) or mean not in MEANS:
-        raise Mistake(f"mean={in_short(mean)} is none of {', '.join(MEANS)}")
+        raise Mistake(f"mean={in_short(mean)}: choose one of {', '.join(MEANS)}")
     kinds = (False, True, "one_step", "derivative")
     if not isinstance(effects, bool | str) or effects not in kinds:
         raise Mistake(
-            f"effects={in_short(effects)} is none of {', '.join(map(str, kinds))}"
+            f"effects={in_short(effects)}: choose one of {', '.join(map(str, kinds))}"
         )
     if not isinstance(positions, bool):
-        raise Mistake(f"positions={in_short(positions)}: it takes True or False")
+        raise Mistake(f"positions={in_short(positions)}: give True or False")
     if again is not None and not effects:
         raise Mistake(
-            "again=: effects are checked against trainings without examples; add effects=True"
+            "again=: it checks effects by retraining without examples; add effects=True"
         )
     for name, function in (("again", again), ("decode", decode)):
         if not (function is None or callable(function)):
@@ -676,14 +681,15 @@ def load_trace(
     """Return the trace in a folder.
 
     The stored tensors are copied into `module`, which must have the architecture of the
-    followed model. The folder stores a measure, the rules of optimizers other than
-    PyTorch's and the functions of `trace.losses` only by name, so they must be given
-    again."""
+    followed model. Functions are stored only by name, so pass them again: the measure,
+    the rules of optimizers other than PyTorch's, and the functions of
+    `trace.losses`."""
     start = files.read(files.path / START)
     if (measure is None) != (measure_name(files) is None):
         raise Mistake(
-            f"measure=: {files.folder.path} explains {measure_name(files) or 'outputs'}; give "
-            "that, or follow the loop again"
+            f"measure=: the trace in {files.folder.path} explains "
+            f"{measure_name(files) or 'outputs'}; give the same, or follow the loop "
+            "again"
         )
     measured = None
     if measure is not None:
@@ -737,8 +743,8 @@ def load_tensors(
         ]
     if wrong:
         raise Mistake(
-            f"the module is not the one that was followed in {files.folder.path}: its '{wrong[0]}' "
-            "is missing or differs"
+            f"the module is not the one that was followed in {files.folder.path}: "
+            f"'{wrong[0]}' is missing or differs"
         )
     with torch.no_grad():
         for name in tensors.keys() & state.keys():
@@ -746,7 +752,7 @@ def load_tensors(
 
 
 def measure_name(files: TraceFolder) -> str | None:
-    """Return the name of the measure that a trace attributes, or None for outputs."""
+    """Return the name of the measure of a trace, or None if it attributes outputs."""
     measure = files.folder.config["follow"].get("measure")
     return None if measure is None else str(measure).split()[0]
 
@@ -761,7 +767,7 @@ def outputs_at_ends(folder: RunFolder) -> OutputsAtEnds:
     """Read the signatures of the outputs of the user's model at the start
     and end of the loop.
 
-    They are missing in traces of earlier versions.
+    Traces of earlier versions have no such signatures.
     """
     files = TraceFolder(folder)
     if not files.outputs_at_ends.is_file():

@@ -1,11 +1,11 @@
-"""The user's loss ℓᵢ of each example of a call,
-and the weights of examples in a loop that runs again.
+"""The user's loss ℓᵢ of each example of a call, and the example weights of a loop that
+runs again.
 
     ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ        one factor κ for each call
 
-κ is computed from the recorded ∂L/∂f, and the equation is then checked. If L is a mean,
-it divides by Σm, where mᵢ is the weight of example i in the mean: 1, its class weight,
-or its number of tokens."""
+κ is computed from the recorded ∂L/∂f, and then the equation is checked. If L is a mean,
+it is divided by Σm, where mᵢ is the weight of example i in the mean: 1, its class
+weight, or its number of tokens."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ from ntkexp.kernel import plain_kernels
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Weights
 
-# eps: relative distance of gradients by two formulas of the same loss
+# eps: relative distance of gradients that two formulas of the same loss give
 LOSS_TOLERANCE = 1e4
-ROUNDING_FACTOR = 4  # safety factor on the measured rounding error
-# multiples of the loss; their gradients show rounding errors
-MULTIPLES = (1 / 3, 3 / 7, 1 / 11)
+ROUNDING_FACTOR = 4  # safety factor for the measured rounding error
+# multiples of the loss, whose gradients reveal rounding errors
+MULTIPLES = (
+    1 / 3,
+    3 / 7,
+    1 / 11,
+)
 
 # eps: relative error of the factor κ between two nearly equal gradients
 FACTOR_PRECISION = 64
@@ -41,8 +45,8 @@ MEAN_WEIGHT_EPS = 1e-6  # relative rounding error of class weights in float32
 
 
 ExampleLoss: TypeAlias = Callable[[Tensor, SeenCall], Tensor | tuple[Tensor, Tensor]]
-"""A function (outputs, call) that returns the loss of each example, or a pair: these
-losses, and the weight m of each example in the mean."""
+"""A function (outputs, call) that returns the loss of each example. It may also return
+a pair: the losses, and the weight m of each example in the mean."""
 
 
 # --- The return value of the user's function.
@@ -51,8 +55,8 @@ losses, and the weight m of each example in the mean."""
 def losses_of(
     loss: ExampleLoss, outputs: Tensor, call: SeenCall
 ) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"] | None]:
-    """Return the losses of the examples, and their weights m in the mean, or None if
-    the user's function returns only losses."""
+    """Return the losses of the examples, and their weights m in the mean. The weights
+    are None if the user's function returns only losses."""
     result = loss(outputs, call)
     losses: object = result
     counts = None
@@ -60,13 +64,14 @@ def losses_of(
         losses, counts = result
     if not isinstance(losses, Tensor):
         raise Mistake(
-            f"loss=: it gives a {type(losses).__name__}; give a tensor with one loss for each "
-            "example"
+            f"loss=: it returns a {type(losses).__name__}; return a tensor with one "
+            "loss for each example"
         )
     if losses.shape != (len(call.ids),):
         raise Mistake(
-            f"loss=: it gives a tensor of shape {list(losses.shape)} for {len(call.ids)} examples; "
-            "give one loss for each, such as cross_entropy(outputs, labels, reduction='none')"
+            f"loss=: it returns a tensor of shape {list(losses.shape)} for "
+            f"{len(call.ids)} examples; return one loss for each, such as "
+            "cross_entropy(outputs, labels, reduction='none')"
         )
     return losses, counts
 
@@ -75,7 +80,7 @@ def counts_of(
     loss: ExampleLoss, outputs: Tensor, call: SeenCall
 ) -> Float[Tensor, " row"] | None:
     """Return the weights m of the examples in the mean, or None if the user's function
-    returns only losses. Raise if they are negative or have a wrong shape."""
+    returns only losses. Raise if weights are negative or have a wrong shape."""
     try:
         with torch.no_grad():
             losses, counts = losses_of(loss, outputs.detach(), call)
@@ -90,15 +95,15 @@ def counts_of(
     is_tensor = isinstance(counts, Tensor) and counts.shape == losses.shape
     if not is_tensor or not bool((counts >= 0).all()):
         raise Mistake(
-            "loss=: what it gives beside the losses is what each example counts in their mean; "
-            f"give a tensor with one number ≥ 0 for each of {len(call.ids)} examples, such as "
-            "weight[labels]"
+            "loss=: besides the losses, it must return the weight of each example in "
+            "their mean; return a tensor with one number ≥ 0 for each of "
+            f"{len(call.ids)} examples, such as weight[labels]"
         )
     return counts.double()
 
 
 def failure(name: str, argument: str, outputs: Tensor, error: Exception) -> Mistake:
-    """Return the error for a user's function that raised `error`.
+    """Return the error message for a user's function that raised `error`.
 
     Args:
         name: keyword of the function, such as "loss".
@@ -107,8 +112,9 @@ def failure(name: str, argument: str, outputs: Tensor, error: Exception) -> Mist
         error: exception that the function raised.
     """
     return Mistake(
-        f"{name}=: it fails at outputs of shape {list(outputs.shape)} ({type(error).__name__}: "
-        f"{first_line(error)}); it is given {argument} and the call, which has args, kwargs and ids"
+        f"{name}=: it fails at outputs of shape {list(outputs.shape)} "
+        f"({type(error).__name__}: {first_line(error)}); it receives {argument} and the "
+        "call, which has args, kwargs and ids"
     )
 
 
@@ -119,8 +125,8 @@ class CountedTargets(TorchFunctionMode):
     """A mode that records the total target weight of each example
     in `cross_entropy` and `nll_loss`.
 
-    The weight of a target is its class weight, and zero for ignored targets.
-    Probabilities as targets are not counted, because torch divides their mean by the
+    The weight of a target is its class weight, or zero for ignored targets. Targets
+    that are probabilities are not counted, because torch then divides the mean by the
     number of examples."""
 
     def __init__(self, rows: int) -> None:
@@ -141,7 +147,7 @@ class CountedTargets(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def target_weights(self, target: Tensor, arguments: Mapping[str, Any]) -> Tensor:
-        """Return the total target weight of each example, or NaN if the number of
+        """Return the total target weight of each example. Return NaN if the number of
         targets is not a multiple of the number of examples."""
         weight = arguments["weight"]
         is_counted = target != arguments["ignore_index"]
@@ -156,8 +162,8 @@ class CountedTargets(TorchFunctionMode):
     def whole(self) -> float | None:
         """The sum of all target weights.
 
-        It is NaN if examples have different weights,
-        and None if no function was intercepted."""
+        It is NaN if examples have different weights, and None
+        if no loss function was called."""
         if not self.counts:
             return None
         counts = sum(self.counts[1:], self.counts[0])
@@ -227,7 +233,7 @@ class CallLoss:
                 gradient = gradient * rows
             return gradient.view(-1)
 
-        # the loss factor κ, and the relative distance between the two gradients
+        # the loss factor κ, and the relative distance of the two gradients
         assert self.call.gradient is not None
         recorded = self.call.gradient.reshape(-1)
         factor, gap = factor_between(slope(1.0), recorded)
@@ -235,9 +241,10 @@ class CallLoss:
         eps = torch.finfo(recorded.dtype).eps
         if not gap <= LOSS_TOLERANCE * eps + ROUNDING_FACTOR * rounding:
             raise Mistake(
-                f"step {self.step}: loss= is not the loss that was trained with: its gradient in "
-                f"the outputs is off by {gap:.2g} of itself, whatever factor it has; give the loss "
-                "of each example, as the loop has it"
+                f"step {self.step}: loss= is not the loss of the loop: whatever its "
+                "factor, the gradient with respect to the outputs has a relative "
+                f"difference of {gap:.2g}; return the loss of each example as in the "
+                "loop"
             )
         return CallShare(
             factor=factor,
@@ -253,8 +260,8 @@ def cancelled(gradient: Callable[[float], Tensor]) -> float:
     """Measure the relative rounding error of a gradient. `gradient` returns the
     gradient of a multiple of the loss.
 
-    If terms cancel, the error is far above eps. This happens, for example, for an
-    example with a tiny loss next to class weights of very different sizes.
+    If terms cancel, the error is far above eps. This happens, for example, if an
+    example has a tiny loss and class weights have very different sizes.
 
     >>> cancelled(lambda multiple: torch.tensor([multiple]))
     0.0
@@ -287,7 +294,8 @@ class Weighing:
 
     weights: Mapping[str, float] = field(default_factory=dict)
     mean: MeanName = "renormalised"
-    loss: ExampleLoss | None = None  # may return the weights m in the mean
+    # may return the weights m of the examples in the mean
+    loss: ExampleLoss | None = None
 
     def left(self, names: Sequence[str]) -> Float[Tensor, " row"]:
         """Return the weight w of the example in every row."""

@@ -13,8 +13,7 @@ the gradient of every example, so the step stays linear in the examples, and the
 contributions add up.
 
 The proof has one free number, b. Up to rounding, elements below b must equal s g, and
-clipped elements must be ±b. Noise, changed signs and several bounds are therefore
-refused."""
+clipped elements must be ±b. So it rejects noise, changed signs, and several bounds."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ Sign: TypeAlias = Callable[[Weights], Weights]
 
 HALVINGS = 40  # the search covers bounds down to 2^-40 times the largest element
 MAX_ITERATIONS = 100  # iterations of Newton's method for a bound
-STARTS = 4  # Newton's method starts at the best bounds of the search, this many
-DIGITS = (1, 2, 3, 4, 5, 6, 8, 10, 12)  # numbers of digits of bounds that users type
+STARTS = 4  # Newton's method starts from this many of the best bounds of the search
+DIGITS = (1, 2, 3, 4, 5, 6, 8, 10, 12)  # numbers of digits that users type for a bound
 NEARLY_ONE = 1 - 1e-6  # the search begins at this fraction of the largest element
 
 
@@ -95,16 +94,16 @@ class GradientFactors:
     clipped: ValueBound | None = None
 
     def before_clipping(self, consumed: Weights) -> Weights:
-        """Return the gradient that the optimizer used,
-        divided by the factors e of elements."""
+        """Divide the gradient that the optimizer used by the
+        factors e of its elements."""
         return {
             name: part / self.elements[name] if name in self.elements else part
             for name, part in consumed.items()
         }
 
     def smallest(self, names: Collection[str]) -> float:
-        """Return the smallest factor c e of any element
-        of the named parameters; 0 for no names."""
+        """Return the smallest factor c e of any element of the named parameters, or 0
+        if `names` is empty."""
         factors = []
         for name in names:
             element = float(self.elements[name].min()) if name in self.elements else 1.0
@@ -121,8 +120,8 @@ def gradient_factors(
     noise: Callable[[], Weights],
 ) -> GradientFactors:
     """Return the factors between the gradient g of the recorded examples and the
-    gradient that the optimizer used. Raise if rounding does not explain the distance of
-    the two.
+    gradient that the optimizer used. Raise if rounding does not explain the remaining
+    distance.
 
     Args:
         found: replayed gradient g.
@@ -137,8 +136,8 @@ def gradient_factors(
     if fit.explains:
         return GradientFactors(fit.factors, fit.missed)
 
-    # try clipping of all parameters to one bound,
-    # then of the parameters that no factor explains
+    # first try clipping of all parameters to one bound, then only of the parameters
+    # that no factor explains
     rounding = bound_of(consumed, tolerance)
     for names in (tuple(consumed), fit.failing):
         ours = {name: found[name] for name in names}
@@ -196,9 +195,9 @@ def leads_to(
 ) -> bool:
     """True if `consumed` is the gradient `found`, clipped by value.
 
-    Elements that are larger than the bound b by more than rounding must be ±b. There
-    must be at least one. (A replay may find b up to rounding, so ±b is not compared bit
-    by bit.)"""
+    At least one element must exceed the bound b by more than rounding, and all such
+    elements must be ±b. (±b is compared up to rounding, because a replay may know b
+    only up to rounding.)"""
     count = 0
     for name, part in found.items():
         scaled = clip.scale * part
@@ -222,20 +221,20 @@ def distance_of(ours: Weights, theirs: Weights) -> float:
 
 # --- The bound from signatures.
 #
-# A replay knows the gradient g of the recorded examples, and only the signature σ of
-# the gradient that the optimizer used. Let s be the scale, b the bound, and κ = b/s the
-# threshold for |g|:
+# A replay knows the gradient g of the recorded examples. Of the gradient that the
+# optimizer used, it knows only the signature σ. Let s be the scale, b the bound, and κ
+# = b/s the threshold for |g|:
 #
 #     σ(clamp(s g, −b, b)) = s σ(g where |g| ≤ κ) + b σ(sign g where |g| > κ)
 #
-# For fixed sets of elements this is linear in s and b. Newton's method solves for both
-# by least squares, and then recomputes κ and the sets. It begins at the best κ among
-# powers of two times the largest element.
+# If the set of clipped elements is known, this equation is linear in s and b. Each
+# iteration of Newton's method solves it by least squares, and then recomputes κ and the
+# set. It begins at the best κ among powers of two times the largest element.
 
 
 @dataclass
 class ClipSearch:
-    """A search for the scale and the bound with which clipping by value reproduces the
+    """A search for the scale and the bound. Clipping with them must reproduce the
     recorded signatures."""
 
     gradient: Weights  # gradient g of the recorded examples
@@ -243,12 +242,13 @@ class ClipSearch:
     sign: Sign
     rounding: float  # bound on the relative rounding error of a gradient
     moved: Weights  # signatures of the measured rounding error of g
-    # candidates for the bound: the largest elements of those gradients
-    # that are known exactly
+    # candidates for the bound: the largest elements of the gradients that are stored in
+    # full
     largest: Sequence[float] = ()
 
     def found(self, earlier: Sequence[ValueClip]) -> ValueClip | None:
-        """Return the clipping, or None. Try the clippings of earlier steps first."""
+        """Return the clipping, or None if there is none.
+        Try the clippings of earlier steps first."""
         for known in earlier:
             if self.explains(known):
                 return known
@@ -267,7 +267,7 @@ class ClipSearch:
 
     def solved(self, threshold: float) -> ValueClip | None:
         """Return the scale s and the bound b by Newton's method,
-        which begins at b/s = `threshold`."""
+        starting at b/s = `threshold`."""
         clip: ValueClip | None = None
         for _ in range(MAX_ITERATIONS):
             clip = self.least_squares(threshold)
@@ -280,7 +280,7 @@ class ClipSearch:
 
     def missed(self, threshold: float) -> float:
         """Return the relative distance of the signatures if |g| is clipped at
-        `threshold`, with the best scale."""
+        `threshold` and the scale is chosen best."""
         signature = self.sign(ValueClip(1.0, threshold).of(self.gradient))
         _, missed = factor_of_parts(
             [(signature[name], part) for name, part in self.parts]
@@ -311,11 +311,11 @@ class ClipSearch:
         return ValueClip(near_power_of_two(scale, self.rounding), bound)
 
     def with_equal_bits(self, clip: ValueClip) -> ValueClip:
-        """Return the clipping with the nearest bound whose result has the recorded
-        bits, or the clipping itself.
+        """Return the clipping with the nearest bound that reproduces the recorded bits.
+        If there is none, return `clip`.
 
-        Try the largest elements of known gradients, short decimal numbers, as users
-        type them, and then the nearest numbers."""
+        Try the largest elements of known gradients, then short decimal numbers as users
+        type them, then the nearest floating-point numbers."""
         dtype = next(iter(self.gradient.values())).dtype
         trials = [
             *self.largest,

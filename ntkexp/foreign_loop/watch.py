@@ -12,9 +12,9 @@ Three proofs of each step, up to rounding:
     (b)  the linear step maps the weights before to the weights after: `rule.RuleProof`
     (c)  the secant Jacobian explains the change of the outputs at the queries: `attribution`
 
-An error is raised if anything but the optimizers changes weights or buffers, for batch
-statistics of several processes, for sparse gradients, for a model without a row of
-outputs for each example, and for an optimizer without a known rule."""
+The hooks raise an error if anything but the optimizers changes weights or buffers. They
+also refuse batch statistics of several processes, sparse gradients, models without a
+row of outputs for each example, and optimizers without a known rule."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def refuse_followed(optimizers: Iterable[torch.optim.Optimizer]) -> None:
 
 @dataclass
 class Watch:
-    """The hooks on a loop, and what they call: a recorder of calls,
-    and a recorder of steps."""
+    """The hooks on a loop, with the two recorders that they call:
+    one for calls, one for steps."""
 
     loop: RunningLoop
     output: Output
@@ -90,7 +90,8 @@ class Watch:
         end = FollowHook(model, self.calls.on_end)
         self.hooks.append(model.register_forward_pre_hook(begin))
         self.hooks.append(model.register_forward_hook(end, with_kwargs=True))
-        # libraries may enter autocast between a model and its layers
+        # libraries may enter autocast between a model and its layers, so hook the
+        # layers too
         for layer in self.loop.model.modules():
             if list(layer.parameters(recurse=False)):
                 self.hooks.append(

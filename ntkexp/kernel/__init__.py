@@ -1,5 +1,4 @@
-"""Tangent and secant kernels of functions of weights,
-from one recording of the operations.
+"""Tangent and secant kernels of a network, computed from a recording of its operations.
 
 Each module imports only from the modules listed before it:
 

@@ -1,4 +1,4 @@
-"""Sketched kernels: kernels of randomly projected Jacobians, with error bars. They are
+"""Sketched kernels: kernels of randomly projected Jacobians, with error bars. Use them
 for Jacobians that would not fit into memory."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ntkexp.stream import stream
 
 
 class Draw(NamedTuple):
-    """The random buckets and signs of rows, of columns, or of elements."""
+    """Random buckets and signs of rows, of columns, or of elements."""
 
     bucket: Int[Tensor, "..."]
     sign: Int[Tensor, "..."]
@@ -63,7 +63,7 @@ class SketchTable:
 
     def factors(self, view: View) -> tuple[Draw, Draw] | None:
         """Return the buckets and signs along the two axes of a view. Return None unless
-        one axis of the view runs over the rows of the parameter, and the other over its
+        one axis of the view runs over rows of the parameter, and the other over
         columns.
 
         >>> table = draw_table("w", torch.Size([4, 3]), size=8, seed=0, device=torch.device("cpu"))
@@ -95,8 +95,8 @@ class SketchTable:
 def draw_table(
     name: str, shape: torch.Size, size: int, seed: int, device: torch.device
 ) -> SketchTable:
-    """Draw the buckets and signs of a parameter. The random stream depends on the seed
-    and the name, and not on other parameters or their order."""
+    """Draw the buckets and signs of a parameter. The random stream depends only on the
+    seed and on the name of the parameter."""
     generator = stream(
         "sketch", seed, int.from_bytes(sha256(name.encode()).digest()[:8], "big")
     )
@@ -118,8 +118,8 @@ def draw_table(
 def scattered(
     values: Float[Tensor, "*batch element"], where: Draw, size: int
 ) -> Float[Tensor, "*batch size"]:
-    """Return the count sketch of vectors whose elements have the buckets
-    and signs `where`.
+    """Return the count sketch of vectors, given the buckets and signs `where` of their
+    elements.
 
     >>> scattered(torch.tensor([[1.0, 2.0, 4.0]]), Draw(torch.tensor([1, 0, 1]), torch.tensor([1, 1, -1])), 3)
     tensor([[ 2., -3.,  0.]])
@@ -143,9 +143,9 @@ def scattered(
 # each.
 
 
-MAX_FOURIER_NUMBERS = 2**22  # elements that are held in Fourier space at once
+MAX_FOURIER_NUMBERS = 2**22  # number of elements that are held in Fourier space at once
 # cost of one element of a Fourier transform, or of adding one element to a bucket, in
-# multiplications
+# units of a multiplication
 SLOWER = 8
 
 
@@ -245,8 +245,8 @@ def operations(
     outputs: Float[Tensor, "example out use features"],
     size: int,
 ) -> tuple[float, float]:
-    """Return the number of arithmetic operations of two ways to sketch a sum
-    of outer products.
+    """Return the number of arithmetic operations of two ways to sketch a sum of outer
+    products.
 
     First: form the sum and add its elements to buckets. Second: add the elements of
     both factors of each use to buckets, and convolve the buckets by FFT."""
@@ -272,11 +272,11 @@ def sketched_gram(
 #
 #     E ‖(K̂ − K)V‖²_F = v ‖K̂ − K‖²_F
 #
-# To compute K V = J(J′ᵀV), contract each vector with the right Jacobian and the result
-# with the left one. This takes no products of examples with examples. The sum of
-# squares is a mixture of χ² variables with v degrees of freedom. It is most likely to
-# be far below its mean if the whole error lies in one direction (Székely & Bakirov
-# 2003). Even then, the error bar exceeds the error in 99 of 100 cases.
+# To compute K V = J(J′ᵀV), multiply each vector by the right Jacobian, and the result
+# by the left one. No kernel is formed. The sum of squares is a mixture of χ² variables
+# with v degrees of freedom. It is most likely to be far below its mean if the whole
+# error lies in one direction (Székely & Bakirov 2003). Even then, the error bar exceeds
+# the error in 99 of 100 cases.
 
 
 VECTORS = 8

@@ -2,7 +2,7 @@
 on an engine.
 
 An interrupted computation continues where it stopped. The bytes of the file do not
-depend on the number of workers, nor on interruptions."""
+depend on the number of workers or on interruptions."""
 
 from __future__ import annotations
 
@@ -112,8 +112,9 @@ def fill(
                     progress.step(tiles - len(remaining) + count)
         finally:
             progress.stop()
-        # killed processes may have left temporary files
-        drop_half_written(path.rglob("*"))
+        drop_half_written(
+            path.rglob("*")
+        )  # processes that were killed may have left temporary files
         if kernel.remark:
             progress.say(kernel.remark)
     return matrix
@@ -160,8 +161,8 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
         return matrix
     if path.exists() and any(path.iterdir()):
         with suppress(Damaged):
-            # Raise unless the folder is a kernel file,
-            # so that `force` never deletes anything else.
+            # raise unless the folder is a kernel file, so that `force` never deletes
+            # anything else
             open_matrix(path)
         refuse_foreign_files(path)
     layout = layout_of(kernel)
@@ -234,7 +235,7 @@ def fill_tiles(
         return
     waiting = iter(tiles)
     written = 0
-    # also if `kernel.threads` is 1, so that the bytes are the same
+    # one thread of linear algebra, even if `kernel.threads` is 1, so that bytes are equal
     torch.set_num_threads(1)
     with ThreadPoolExecutor(kernel.threads) as pool:
         running: dict[Future[tuple[Arrays, Arrays]], Tile] = {}
@@ -245,7 +246,7 @@ def fill_tiles(
                 if not running:
                     return
                 ready, _ = wait(running, return_when=FIRST_COMPLETED)
-                # Write finished tiles before a failed tile raises.
+                # write finished tiles before a failed tile raises its error
                 for future in sorted(
                     ready, key=lambda future: future.exception() is not None
                 ):
@@ -261,8 +262,9 @@ def compute_tile(
 ) -> tuple[Arrays, Arrays]:
     """Return the blocks of one tile, and the kernels of points with themselves.
 
-    The second result is empty unless the tile owns the diagonal entries of its rows:
-    tiles on the diagonal do, and one tile in each row of query or test points."""
+    The second result is empty unless the tile stores the diagonal entries of its rows.
+    Tiles on the diagonal do, and so does one tile in each row
+    of query or test points."""
     row, column = tile
     points = kernel.inputs[tiling.rows(row)]
     train = tiling.columns(column)
@@ -304,8 +306,8 @@ def to_arrays(blocks: Blocks) -> Arrays:
 
 
 TASK_SECONDS = 300.0
-"""The intended duration of a job. Drawing data and network
-at its start takes much less."""
+"""The intended duration of a job. It is much longer than the time for drawing data and
+network at the start of a job."""
 MAX_FILE_DELAY_SECONDS = 60.0
 """A new file on a network file system must become visible within this time."""
 POLL_SECONDS = 0.2
@@ -327,7 +329,7 @@ class TileJob(AbstractJob):
     trust: tuple[str, ...]
     kind: type[AbstractKernel]
     options: dict[str, Any]
-    """The fields that the kernel's class adds."""
+    """The fields of the kernel's class that are not in its base class."""
 
     tiles: tuple[Tile, ...] = ()
 
@@ -439,7 +441,7 @@ LITTLE_WORK_SECONDS = 10.0
 MIN_TIMED_SECONDS = 0.5
 """Increase the number of measured points until the measurement takes this long."""
 MAX_TIMED_POINTS = 32
-"""The maximal number of measured points; all pairs of them are timed."""
+"""The maximum number of measured points. All pairs of them are timed."""
 
 
 @dataclass(frozen=True)
@@ -510,17 +512,20 @@ def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> Remaini
 def time_pair(kernel: AbstractKernel) -> float:
     """Return the measured core seconds per pair of points.
 
-    Double the number of points until the measurement takes long enough.
+    Double the number of points until the measurement takes at least
+    `MIN_TIMED_SECONDS`.
     """
     kernel = replace(kernel)  # a copy, so that the original records no error bars
     train = kernel.inputs[: len(kernel.data.train.inputs)]
     count = 2
     while True:
         points = train[:count]
-        kernel.cross_block(points, points)  # warm up: the first call loads libraries
+        # a first call, to load libraries before the measurement
+        kernel.cross_block(points, points)
         start = time.process_time()
-        # conversion to NumPy waits for a GPU
-        to_arrays(kernel.cross_block(points, points))
+        to_arrays(
+            kernel.cross_block(points, points)
+        )  # the conversion to NumPy waits for a GPU
         elapsed = time.process_time() - start
         if elapsed >= MIN_TIMED_SECONDS or 2 * count > min(
             MAX_TIMED_POINTS, len(train)

@@ -4,8 +4,8 @@ and tangent kernels of finite networks.
     identity = sha256(canonical JSON of the description,
     which contains the sha256 of the data)
 
-Kernels with the same numbers have the same identity, and may continue each other's
-files. A kernel with a different identity may not be written to an existing file."""
+Kernels with the same numbers have the same identity, and may continue one another's
+files. A kernel with a different identity cannot be written to an existing file."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ class AbstractKernel(ABC):
 
     @abstractmethod
     def square_block(self, points: Float[Tensor, "query *shape"]) -> Blocks:
-        """Return the kernels among points. Entries of a point with itself are exact."""
+        """Return the kernels among points. Entries for
+        a point with itself are exact."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -129,8 +130,8 @@ class AbstractKernel(ABC):
 
     @cached_property
     def targets(self) -> Float[Tensor, "point out"]:
-        """The targets of the squared loss, also
-        if the experiment has a different loss."""
+        """The targets of the squared loss. They are used even if the experiment has a
+        different loss."""
         target = torch.cat([split.target for split in splits_of(self.data).values()])
         classes = len(self.data.classes)
         if self.outputs == classes == 2:  # a network with two outputs for two classes

@@ -51,7 +51,7 @@ from ntkexp.text import short
 # --- A kernel file as a matrix. Its rows and columns are entries,
 # pairs of a point and an output.
 #
-# A kernel with one output applies to every column of the targets separately. This is a
+# A kernel with one output is applied to every column of the targets separately. It is a
 # kernel at infinite width, or the trace over outputs, which is then divided by the
 # number of columns. For a kernel with all outputs, the targets form one long column
 # [point × output].
@@ -94,14 +94,14 @@ class Entries:
 
     @property
     def outputs(self) -> Any:
-        """The kernel's outputs: `all`, `trace`, or a list. At infinite width,
-        always `all`."""
+        """The kernel's outputs: `all`, `trace`, or a list of indices. At infinite
+        width, always `all`."""
         return self.matrix.description["kernel"].get("outputs", "all")
 
     @property
     def share(self) -> float:
-        """The factor of the stored kernel: 1/(number of target columns)
-        for a trace, else 1."""
+        """A factor for the stored kernel: 1/(number of
+        target columns) for a trace, else 1."""
         return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
 
     @property
@@ -170,15 +170,16 @@ class Entries:
 Solver: TypeAlias = Literal["eigen", "cholesky", "cg"]
 
 MAX_EIGEN_ENTRIES = 4096
-"""Up to this size of the matrix, prefer an eigendecomposition, which is fast enough."""
+"""If the matrix is not larger than this, prefer
+an eigendecomposition, which is fast enough."""
 KERNEL_COPIES: dict[Solver, int] = {"eigen": 6, "cholesky": 4, "cg": 0}
 """The number of copies of the kernel matrix that each solver holds in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionSettings:
-    """The training whose predictions are computed: gradient flow for some `times`, or
-    `steps` of gradient descent."""
+    """The training whose predictions are computed: gradient flow for the times `times`,
+    or gradient descent with `steps` steps."""
 
     times: tuple[float, ...] = (math.inf,)
     steps: int | None = None
@@ -216,8 +217,8 @@ class PredictionSettings:
         return MemoryBudget.of_gb(self.memory_gb)
 
     def gains(self, examples: int) -> dict[str, AbstractGain]:
-        """Return the gain (`closed_form`) for each training time or number
-        of steps, by name.
+        """Return the gain of each training time or number of steps, by name.
+        `closed_form` defines gains.
 
         The loss is the mean over `examples` training examples.
         """
@@ -271,7 +272,7 @@ PRODUCTS_PER_REMARK = 25
 
 @dataclass(frozen=True)
 class SolvedKernel:
-    """The coefficients g(R) y for one training time or number of steps.
+    """The coefficients g(R) y of a kernel, for one training time or number of steps.
 
     y are the targets, R is the kernel matrix with ridge, and g is the gain of the
     training (`closed_form`). For t = ∞, g(R) = R⁻¹."""
@@ -281,8 +282,8 @@ class SolvedKernel:
     coefficients: Float[Tensor, "entry column"]
     solver: str
     learned: tuple[Learned, Learned] | None = None
-    """The maps y ↦ g(R) y for this training time and for twice this time. None for
-    `cg`, where they would be too expensive."""
+    """The maps y ↦ g(R) y for this training time and for twice this time. None for the
+    solver `cg`, which would need too long for them."""
     left_out: Float[Tensor, "entry column"] | None = None
     """Cross-validated predictions: each training example is predicted
     from the examples of other folds. """
@@ -437,9 +438,9 @@ class MeanAndDeviation:
 #
 # If a file contains `nngp`, the predictions of `ntk` are the mean and standard
 # deviation over wide networks whose layers are all trained (`closed_form`). The
-# predictions of `nngp` are for networks of which only the readout is trained; at t = ∞,
-# they equal the Gaussian process posterior. A tangent kernel of finite networks gives
-# no deviation.
+# predictions of `nngp` are for networks of which only the readout is trained. At t = ∞,
+# they equal the Gaussian process posterior. For a tangent kernel of finite networks, no
+# standard deviation is known.
 
 
 LEFT_OUT = "left out"
@@ -512,7 +513,7 @@ def score_of(
         calibration = calibration_error(chances, labels)
     return Score(
         kernel=kernel,
-        # cross-validated predictions exist for t = ∞ only
+        # cross-validated predictions exist only for t = ∞
         when="t=∞" if is_left_out else solved.when,
         ridge=solved.ridge,
         split=split,
@@ -550,8 +551,8 @@ def predict_at(
 
 
 class Study(Component):
-    """Several infinite-width kernels to be compared in one table,
-    each given by its overrides.
+    """Several infinite-width kernels that are compared in one table. Each is given by
+    its overrides.
 
     `base` are overrides for all kernels. `published` maps kernels to published
     accuracies of their tangent kernels, in per cent. `published_with` describes the
@@ -567,8 +568,8 @@ class Study(Component):
     published_with: str = ""
 
     def overrides(self, overrides: Sequence[str]) -> dict[str, list[str]]:
-        """Return the overrides of each kernel, followed by `overrides`.
-        Later ones take precedence."""
+        """Return the overrides of each kernel, followed by `overrides`. Later overrides
+        have precedence."""
         return {
             name: [*self.base, *kernel_words, *overrides]
             for name, kernel_words in self.kernels.items()

@@ -77,8 +77,8 @@ class Convolution(nn.Module):
     """A convolution z = gain · W ∗ x + shift · b,
     on channels and up to three axes of pixels.
 
-    The module computes shift · (W ∗ (gain/shift · x) + b),
-    so that one operation uses weight and bias."""
+    The module computes shift · (W ∗ (gain/shift · x) + b), so that a single operation
+    uses both weight and bias."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class AbstractAffine(AbstractLayer):
 
     @abstractmethod
     def weight_shape(self, shape: Shape) -> Shape:
-        """Return the shape of the weight, [features, …]; the axes after the first are
+        """Return the shape of the weight, [features, …]. The axes after the first are
         the inputs of a unit."""
 
     @abstractmethod
@@ -192,8 +192,8 @@ class AbstractAffine(AbstractLayer):
         return values
 
     def mixed_pairs(self, pairs: Pairs) -> Pairs:
-        """Return the pixel pairs of the means over a window,
-        given the pixel pairs of the values."""
+        """Return the pixel pairs for which the covariance of the means over a window is
+        known, if the covariance of the values is known for `pairs`."""
         return pairs
 
     def samples(self, shape: Shape) -> list[Coarse]:
@@ -255,8 +255,8 @@ class AbstractAffine(AbstractLayer):
         return after.coarse(self.samples(shape))
 
     def source(self, nngp: Tensor, mixed: Tensor, shape: Shape) -> Tensor | float:
-        """Return the contribution of the gradients for this layer's weights to Θ′,
-        given K′ (`nngp`) and the means of K over a window (`mixed`)."""
+        """Return the term of Θ′ that comes from the gradients with respect to this
+        layer's weights. `nngp` is K′, and `mixed` are the means of K over a window."""
         if self.frozen:
             return 0.0
         if self.param == "ntk":
@@ -267,9 +267,9 @@ class AbstractAffine(AbstractLayer):
     def weighed(
         self, shape: Shape, register: int, windows: tuple[int, int, int]
     ) -> Operation:
-        """Return this layer as an operation on tiles (`covariance.pairs`). The
-        operation sums over windows. The factor s = W_std²/|window| turns the sums into
-        means."""
+        """Return this layer as an operation on tiles (see `covariance.pairs`). The
+        operation sums over windows, and the factor s = W_std²/|window|
+        turns the sums into means."""
         scale = detached_number(self.W_std) ** 2 / prod(windows)
         shift = detached_number(self.b_std) ** 2
         if self.frozen:
@@ -396,8 +396,9 @@ class AbstractTapped(AbstractAffine):
 
         K′[p, q] = W_std² Σ_k K[p_k, q_k]/|window| + b_std²
 
-    The sum is over weights k for which p_k and q_k are inside the image. Θ′ has the
-    same sum. Each option is one number, or one number per axis of pixels."""
+    The sum is over the weights k for which both p_k and q_k are inside the image. Θ′
+    contains the same sum. Each option is one number, or
+    one number per axis of pixels."""
 
     window: Depth | tuple[Depth, ...] = 3
     stride: Depth | tuple[Depth, ...] = 1

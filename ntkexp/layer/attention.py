@@ -19,8 +19,8 @@ from ntkexp.shapes import Shape
 
 
 class SelfAttention(AbstractLayer):
-    """Self-attention: at each pixel p, a sum of values over all pixels r,
-    weighted by query–key products.
+    """Self-attention: at each pixel p, a sum of values over all pixels r. The weights
+    are given by products of queries and keys.
 
         f[p] = OV_std Σ_h W_h Σ_r A_h[p, r] V_h x[r] + b_std · b,    A_h = ζ(G_h)
 
@@ -31,7 +31,7 @@ class SelfAttention(AbstractLayer):
     channels. Weights are drawn from N(0, 1), and divided by the square root of the
     number of their inputs.
 
-    The kernels are limits for many heads and large d (Hron et al. 2020, arXiv
+    The kernels are the limits for many heads and large d (Hron et al. 2020, arXiv
     2006.10540; as in neural-tangents). With linear scaling, A(x) = ζ(QK_std K(x, x)),
     and
 
@@ -145,7 +145,7 @@ class SelfAttention(AbstractLayer):
         """Return the attention weights A(x) = ζ(QK_std K(x,
         x)) of the left and right examples.
 
-        If K is between each example and itself, compute A and store it in `left`, like
+        If K is between each example and itself, compute A, and store it in `left` like
         a variance. Otherwise, read the stored A."""
         if covariance.ntk is None:
             A = self.QK_std * K

@@ -1,12 +1,17 @@
 """The interface of layers: a layer builds a module of finite width, and transforms
 kernels of infinite width.
 
-`shape` maps the shape of an example to the shape after the layer, so that a list of
-layers is an architecture for inputs of any shape. `build` returns a module. The kernels
-of infinite width use the same list of layers. `carry` raises if the layer has no limit.
-`input_pairs` is called from the last layer to the first, and collects the pixel pairs
-whose covariances are required. `push` transforms K and Θ. `fused` returns `push` as
-operations for the fused engine, if the layer supports it."""
+A list of layers is an architecture for inputs of any shape. Networks of finite width
+and kernels of infinite width use the same list.
+
+- `shape` maps the shape of an example to the shape after the layer.
+- `build` returns a module.
+- `carry` raises if the layer has no limit at infinite width.
+- `input_pairs` is called from the last layer to the first. It collects the pixel pairs
+  whose covariances are required.
+- `push` transforms the kernels K and Θ.
+- `fused` returns `push` as operations for the fused engine,
+  if the layer supports it."""
 
 from __future__ import annotations
 
@@ -37,7 +42,7 @@ from ntkexp.mistake import Mistake, in_short, nearest
 from ntkexp.shapes import Shape
 
 MAX_LAYER_SCALE = 1e150
-"""The largest scale of weights; the square of a larger scale could overflow."""
+"""The largest scale of weights. The square of a larger scale could overflow."""
 
 
 # --- Scales of weights: numbers, or one-element tensors,
@@ -45,7 +50,7 @@ MAX_LAYER_SCALE = 1e150
 
 
 def finite_number(value: object) -> object:
-    """Convert a value to a finite float, or raise; return tensors unchanged.
+    """Convert a value to a finite float, or raise. Return tensors unchanged.
 
     >>> finite_number("a")
     Traceback (most recent call last):
@@ -63,7 +68,7 @@ def finite_number(value: object) -> object:
 
 
 def single_number(value: Tensor | float) -> Tensor | float:
-    """Reshape a one-element tensor to shape (), or raise; return numbers unchanged.
+    """Reshape a one-element tensor to shape (), or raise. Return numbers unchanged.
 
     >>> single_number(torch.tensor([2.0]))
     tensor(2.)
@@ -85,7 +90,7 @@ def detached_number(value: Tensor | float) -> float:
 
 
 def scale(zero: bool) -> AfterValidator:
-    """Return a validator of positive scales, or of non-negative scales if `zero`."""
+    """Return a validator of positive scales. If `zero`, it also accepts 0."""
     sign = "≥" if zero else ">"
 
     def check(value: Tensor | float) -> Tensor | float:
@@ -148,8 +153,8 @@ class AbstractLayer(Component):
         """Return the pixel pairs of the input
         that are needed between an example and itself.
 
-        `output_pairs` are the pairs that later layers need;
-        None if no later layer needs variances."""
+        `output_pairs` are the pairs that later layers need, or None if no later layer
+        needs variances."""
         return None if output_pairs is None else self.input_pairs(output_pairs, shape)
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
@@ -250,7 +255,8 @@ def fused(layers: Layers, shape: Shape, register: int, free: int) -> Operations:
 
 
 def registers(operations: Operations) -> int:
-    """Return one more than the largest register that the operations use."""
+    """Return one more than the number of the largest register
+    that the operations use."""
     used = [max(operation.register, operation.other) for operation in operations]
     return 1 + max(used, default=-1)
 
@@ -259,8 +265,8 @@ def defines_itself(layer: AbstractLayer, form: str) -> bool:
     """Return whether the class that defines the layer's formula also defines the
     attribute `form`.
 
-    A subclass that overrides the formula, e.g. `dual`,
-    must not use the fused form of its parent class."""
+    A subclass that overrides the formula, such as `dual`, must not use the fused form
+    of its parent class."""
     names = {form, *FORMULA}
     definer = next(
         kind for kind in type(layer).__mro__ if not names.isdisjoint(vars(kind))
@@ -272,9 +278,9 @@ class Residual(AbstractLayer):
     """Residual layers: branch(x) + shortcut(x).
     Their kernels are K_branch + K_shortcut.
 
-    One of the two must end in weights (Dense or Conv) that follow the last activation;
-    without independent weights, the kernels would not add. An empty shortcut is the
-    identity.
+    One of the two must end in weights (Dense or Conv) after its last activation.
+    Without such independent weights, the kernels would not add. An empty shortcut is
+    the identity.
 
     >>> Residual(branch=()).shape((4, 8))
     (4, 8)
@@ -374,8 +380,8 @@ class Concatenation(AbstractLayer):
     >>> layer.shape((2,)), layer.shares((2,))
     ((8,), (0.75, 0.25))
 
-    Kernels are means over channels. With the share p_i = c_i/Σ_j c_j
-    of branch i with c_i channels:
+    Kernels are means over channels. Branch i has c_i channels, which is the share p_i =
+    c_i/Σ_j c_j:
 
         K′ = Σ_i p_i K_i,    Θ′ = Σ_i p_i Θ_i
 
@@ -469,7 +475,7 @@ def name_validator(
 ) -> Callable[[object], object]:
     """Return a validator that replaces the name of a layer by the layer `known[name]`.
 
-    `hint` ends the message for a name that is not similar to any known name.
+    If a name is not similar to any known name, the error message ends with `hint`.
 
     >>> name_validator("activation", {"relu": "R", "tanh": "T"})("tanh")
     'T'

@@ -34,9 +34,9 @@ from ntkexp.shapes import Shape
 class Flatten(AbstractLayer):
     """All axes of an example as one axis.
 
-    At infinite width, K′ = mean_p K[p, p], and Θ′ has the same form; this is the mean
-    that the next affine layer computes. No activation may follow directly, because
-    pixels may have different variances.
+    At infinite width, K′ = mean_p K[p, p], and Θ′ has the same form. (The next affine
+    layer computes this mean.) No activation may follow directly, because pixels may
+    have different variances.
 
     >>> Flatten().shape((1, 8, 8))
     (64,)
@@ -63,8 +63,8 @@ class Flatten(AbstractLayer):
 
 
 class GlobalAvgPool(AbstractLayer):
-    """The mean over all pixels. At infinite width, K′ = mean_pq K[p, q];
-    Θ′ has the same form.
+    """The mean over all pixels. At infinite width, K′ = mean_pq K[p, q], and Θ′ has the
+    same form.
 
     >>> GlobalAvgPool().shape((3, 8, 8))
     (3,)
@@ -95,7 +95,7 @@ class GlobalAvgPool(AbstractLayer):
 
 
 class MeanOverPixels(nn.Module):
-    """[example, channel, *pixels] → [example, channel]."""
+    """A module that maps [example, channel, *pixels] to [example, channel]."""
 
     def forward(
         self, x: Float[Tensor, "example channel *pixels"]
@@ -159,8 +159,8 @@ class Dropout(AbstractLayer):
 
 
 class AbstractPool(AbstractLayer):
-    """Pooling over consecutive windows without overlap;
-    pixels that do not fill a window are dropped."""
+    """Pooling over consecutive windows that do not overlap. Pixels that do not fill a
+    window are dropped."""
 
     modules: ClassVar[Sequence[Callable[[Any], nn.Module]]]
     """Torch's pooling modules for one, two and three axes of pixels."""
@@ -272,8 +272,8 @@ class AbstractNorm(AbstractLayer):
 class LayerNorm(AbstractNorm):
     """Layer norm over channels; with `affine`, a trained gain and bias follow.
 
-    Without gain and bias, and directly after weights, it has a limit of infinite width:
-    the mean over channels vanishes, and K′ = K/√((q₁ + ε)(q₂ + ε)) with the variances
+    Without gain and bias, and directly after weights, it has a limit at infinite width.
+    The mean over channels vanishes, and K′ = K/√((q₁ + ε)(q₂ + ε)) with the variances
     q₁ and q₂ at the two pixels. Θ′ has the same form."""
 
     eps: float = Field(1e-12, gt=0)
@@ -333,7 +333,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class GroupNorm(AbstractNorm):
-    """Group norm with the largest number of groups ≤ `groups`
+    """Group norm. The number of groups is the largest number ≤ `groups`
     that divides the channels."""
 
     groups: Count = 8

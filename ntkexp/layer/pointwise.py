@@ -41,8 +41,8 @@ Values: TypeAlias = Float[Tensor, "..."]
 
 @dataclass(frozen=True)
 class PairMoments:
-    """Variances q₁, q₂, covariance c and distances of the preactivations u and v of
-    each pair, in tensors of one shape."""
+    """Moments of the preactivations u and v of each pair: the variances q₁, q₂, the
+    covariance c, and the distances. All tensors have one shape."""
 
     q1: Tensor
     c: Tensor
@@ -80,22 +80,22 @@ class AbstractPointwise(AbstractLayer):
         raise NotImplementedError(type(self).__name__)
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return κ = E σ(u)² and κ̇ = E σ′(u)² for a preactivation u of variance q, if
-        possible by a formula without cancellation."""
+        """Return κ = E σ(u)² and κ̇ = E σ′(u)² for a preactivation u of variance q.
+        Subclasses use formulas without cancellation if possible."""
         return self.dual(q, q, q)
 
     def between(
         self, first: PairEnd, c: Tensor, second: PairEnd
     ) -> tuple[Tensor, Tensor]:
-        """Return κ and κ̇ of each pair of pixels,
-        given the variances and the covariance c."""
+        """Return κ and κ̇ of each pair of pixels. The arguments are the variances at
+        both pixels, and the covariance c."""
         q1 = first.broadcast(first.variance)
         q2 = second.broadcast(second.variance)
         return self.dual(q1, c, q2)
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ and κ̇ from distances, which is accurate even if the preactivations
-        u and v are nearly equal or opposite."""
+        """Return κ and κ̇, computed from distances. The result is accurate even if the
+        preactivations u and v are nearly equal or opposite."""
         # not reached, because callers ask `resolves` first
         raise NotImplementedError(type(self).__name__)
 
@@ -231,7 +231,7 @@ class AbstractBent(AbstractPointwise):
         return nonzero_root * (k * sine + slope * rho), slope
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ, κ̇ and the distances after the layer, by half angles.
+        """Return κ, κ̇ and the distances after the layer, computed from half angles.
 
         The docstring of the class defines a, b, h, k and ϑ; `Distances` defines near
         and far. With R = √(q₁q₂), sin²(ϑ/2) = near/4R and cos²(ϑ/2) = far/4R. Let G =
@@ -330,7 +330,7 @@ class AbstractEntire(AbstractPointwise):
     """A smooth activation whose kernel depends on the difference q₁q₂ − c²
     or (q₁ + q₂)/2 − c.
 
-    Large variances therefore cause cancellation.
+    This difference cancels if the variances are large.
     `between` raises if too few digits remain."""
 
     @property

@@ -45,8 +45,8 @@ class Scales:
         """Return the fields `W_std`, `b_std`, `param` and `frozen` of a layer with
         `inputs` inputs per unit.
 
-        torch draws the weights from [−1/√counted, 1/√counted]. By default `counted`
-        equals `inputs`; transposed convolutions differ."""
+        torch draws the weights from [−1/√counted, 1/√counted]. By default, `counted`
+        equals `inputs`. For transposed convolutions, it does not."""
         counted = counted or inputs
         weight = module.weight
         bias = module.bias
@@ -345,5 +345,5 @@ READERS: Mapping[type[nn.Module], Reader] = {
         [Dropout(rate=module.p)] if module.training and module.p else []
     ),
 }
-"""Functions that translate a module, by its exact class:
-a subclass may compute a different function. """
+"""Functions that translate a module, by the exact class of the module. (A subclass may
+compute a different function.)"""

@@ -1,7 +1,8 @@
 """Smooth activations, by Mehler's series in Hermite polynomials.
 
-With h_k = He_k/√k! and z ~ N(0, 1), σ has the Hermite coefficients a_k(q) = E σ(√q z)
-h_k(z) at variance q. With ρ = c/√(q₁q₂) (Mehler 1866; Daniely, Frostig & Singer 2016),
+Let h_k = He_k/√k! be the normalised Hermite polynomials, and z ~ N(0, 1). At variance
+q, σ has the Hermite coefficients a_k(q) = E σ(√q z) h_k(z). With ρ = c/√(q₁q₂) (Mehler
+1866; Daniely, Frostig & Singer 2016),
 
     κ = Σ_k a_k(q₁) a_k(q₂) ρᵏ,    κ̇ has the same form with the coefficients of σ′.
 
@@ -48,8 +49,9 @@ def interpolated(
 ) -> Float[Tensor, "term *q"]:
     """Evaluate a function at many variances q, if possible by a Chebyshev sum in √q.
 
-    The sum needs fewer evaluations of the function. It is used only if its last terms
-    are negligible, and if it agrees with the function at CHECKED_VARIANCES variances.
+    The sum needs fewer evaluations of the function. Use it only if its last terms are
+    negligible, and if it agrees with the function at CHECKED_VARIANCES of the
+    variances.
 
     >>> q = torch.linspace(0.5, 2, 1000, dtype=torch.float64)
     >>> float((interpolated(lambda q: q.exp()[None], q) - q.exp()).abs().max()) < 1e-13
@@ -95,7 +97,8 @@ NEGLIGIBLE_SHARE = 1e-14
 MAX_MISSING_SHARE = 1e-6
 """Raise if even the longest series misses more than this share of E σ²."""
 QUADRATURE_REACH = 12.5
-"""The quadrature runs from −12.5 to 12.5; the normal density is below 1e-34 beyond."""
+"""The quadrature runs from −12.5 to 12.5. Outside,
+the normal density is below 1e-34."""
 QUADRATURE_NODES = 2048
 """Number of quadrature intervals. It suffices for functions whose poles are at least
 0.05 from the real line. """
@@ -192,8 +195,8 @@ class AbstractSmooth(AbstractPointwise):
 
     @property
     def correlation_powers(self) -> tuple[int, int]:
-        """The lowest power of ρ in κ̇, and the increment of the powers,
-        which is 2 for odd or even σ."""
+        """The lowest power of ρ in κ̇, and the increment of the powers. The increment
+        is 2 if σ is odd or even, else 1."""
         values = self.apply(nodes())
         tolerance = 4 * torch.finfo(values.dtype).eps * values.abs().max()
         mirrored = values.flip(0)
@@ -300,8 +303,8 @@ class SiLU(AbstractSmooth):
 
 
 MAX_DEGREE = 16
-"""Largest degree. The squares of such polynomials, times the density, are negligible at
-the last quadrature points. """
+"""Largest degree. For polynomials up to this degree, the square times the density is
+negligible at the last quadrature points."""
 
 
 class Polynomial(AbstractSmooth):
@@ -362,7 +365,7 @@ KINKED_LAYERS = {"abs": "Abs", "leaky_relu": "LeakyReLU", "relu": "ReLU"}
 
 
 def smooth_function_name(name: str) -> str:
-    """Return the name of a smooth function; raise if it is unknown or has a kink."""
+    """Return the name of a smooth function. Raise if it is unknown or has a kink."""
     if name in KINKED_LAYERS:
         raise Mistake(
             f"fn={name} has a kink, which Mehler's series never meets; choose the layer "

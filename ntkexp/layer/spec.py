@@ -74,7 +74,7 @@ def activations() -> dict[str, AbstractPointwise]:
 
 
 def activation(name: object) -> object:
-    """Replace the name of an activation by its layer; return layers unchanged.
+    """Replace the name of an activation by its layer. Return layers unchanged.
 
     >>> activation("leaky_relu")
     LeakyReLU(slope=0.1)
@@ -91,7 +91,7 @@ Spec: TypeAlias = str | Sequence[Mapping[str, Any] | AbstractLayer]
 
 
 def parse_layers(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
-    """Parse a list of layers; `place` is its name in error messages."""
+    """Parse a list of layers. `place` is the name of the list in error messages."""
     try:
         items = json.loads(spec) if isinstance(spec, str) else spec
     except json.JSONDecodeError as error:
@@ -172,8 +172,8 @@ Layers = tuple[AbstractLayer, ...]
 
 
 def at_width(layers: Layers, width: int) -> Layers:
-    """Scale the features of all hidden layers by one factor,
-    so that the widest has `width` features.
+    """Scale the features of all hidden layers by one factor, so that the widest layer
+    has `width` features.
 
     The last layer does not change.
 

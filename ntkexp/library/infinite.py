@@ -162,8 +162,8 @@ def estimate(
     seed: int,
     memory_gb: float,
 ) -> EstimatedKernels:
-    """Estimate the NNGP kernel E Σ_c f_c(x) f_c(x′)/C and the tangent kernel E Σ_c Θ[x,
-    c, x′, c]/C over random networks with C outputs."""
+    """Estimate two kernels by means over random networks with C outputs: the NNGP
+    kernel E Σ_c f_c(x) f_c(x′)/C, and the tangent kernel E Σ_c Θ[x, c, x′, c]/C."""
     if not isinstance(samples, int) or not 2 <= samples <= MAX_COUNT:
         raise Mistake(
             f"samples={in_short(samples)}: give a whole number of draws, 2 at least, such as 100"
@@ -201,7 +201,8 @@ class DrawsItself(Protocol):
 def draws(
     spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: int
 ) -> Iterator[nn.Module]:
-    """Yield random networks. For a module, draw the weights of one copy repeatedly."""
+    """Yield random networks. If `spec` is a module, draw
+    the weights of one copy repeatedly."""
     if not isinstance(spec, nn.Module):
         layers = parse_layers(spec)
         for k in range(samples):

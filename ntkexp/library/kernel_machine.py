@@ -44,8 +44,8 @@ Form = Literal["matrix", "diagonal", "blocks"]
 
 @dataclass(frozen=True)
 class LearnedMachine:
-    """The result of `fit`: for each matrix K of the kernel, the eigendecomposition
-    (modes) of K, and the coefficients a = g(K + ridge) (y − f_0), with the gain g of
+    """The result of `fit`, for each matrix K of the kernel: the eigendecomposition
+    (modes) of K, and the coefficients a = g(K + ridge) (y − f_0). g is the gain of
     `KernelMachine`."""
 
     x: Any
@@ -319,7 +319,7 @@ class KernelMachine:
     def matrices(
         self, x: Any, x2: Any, width: int
     ) -> tuple[Form, list[Float[Tensor, "row column"]]]:
-        """Return the kernel between `x` and `x2`, or, if `x2` is None,
+        """Return the kernel between `x` and `x2`. If `x2` is None, return the kernel
         among the examples of `x`."""
         if self.kernel == PRECOMPUTED:
             return as_matrices(x, width)
@@ -429,8 +429,8 @@ def as_matrices(
 
 
 def as_doubles(values: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
-    """Convert a plain tensor or array of numbers to double precision;
-    raise for others."""
+    """Convert a plain tensor or array of numbers to double precision.
+    Raise for other objects."""
     if isinstance(values, Tensor):
         holds_numbers = is_plain(values) and not values.is_complex()
     else:
@@ -458,7 +458,7 @@ def split(
 
 
 def symmetric(matrix: Float[Tensor, "entry entry"]) -> Float[Tensor, "entry entry"]:
-    """Return the matrix; raise unless it is symmetric."""
+    """Return the matrix. Raise unless it is symmetric."""
     asymmetry = float((matrix - matrix.T).abs().max()) / (
         float(matrix.abs().max()) or 1.0
     )

@@ -35,8 +35,8 @@ MIN_WEIGHT_BITS = 32  # a kernel of weights with fewer bits is mostly rounding
 CHECK_CACHES: WeakKeyDictionary[nn.Module, dict[frozenset[str], CheckCache]] = (
     WeakKeyDictionary()
 )
-"""Stored results of checks for each module in use,
-by the names of its trained parameters."""
+"""For each module in use: the stored results of checks, by the names of the module's
+trained parameters."""
 
 
 P = ParamSpec("P")
@@ -102,8 +102,8 @@ def refuse_uncallable(module: object) -> None:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return True unless a tensor is nested, sparse,
-    quantized or on the meta device."""
+    """Return True for a plain tensor: one that is not nested, sparse, quantized or on
+    the meta device."""
     return not (
         tensor.is_nested
         or tensor.layout is not torch.strided
@@ -138,7 +138,8 @@ def refuse_unfit(inputs: object, name: str) -> None:
 def refuse_unlike(left_name: str, left: Inputs, right_name: str, right: Inputs) -> None:
     """Raise if the left and right inputs of a kernel have different numbers of axes.
 
-    A module may treat such inputs differently. The lengths of axes may differ.
+    A module may treat inputs with different numbers of axes differently. The lengths of
+    axes may differ.
     """
     sides = [tensors(as_inputs(inputs)) for inputs in (left, right)]
     axes = [[tensor.dim() for tensor in inputs] for inputs in sides]
@@ -254,8 +255,8 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
     """Return the parameters in a mapping of tensors, each under its first name.
     Ignore buffers.
 
-    A shared parameter may be given under any of its names,
-    or under several if the tensors agree."""
+    A shared parameter may be given under any of its names. It may be given under
+    several names if the tensors are equal."""
     if not isinstance(weights, Mapping):
         raise Mistake(
             f"{argument} is a {type(weights).__name__}; give a mapping of tensors by the names of "

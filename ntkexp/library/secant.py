@@ -37,7 +37,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 @dataclass(frozen=True)
 class SegmentSide:
     """Examples, and the segment of weights for their secant Jacobians. `closures`
-    collects the error of J̄Δθ = Δf for each Jacobian."""
+    collects the error ‖J̄Δθ − Δf‖ of each Jacobian."""
 
     reader: Reader
     tape: Tape
@@ -145,8 +145,8 @@ def finite_step_kernel(
     *,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, "query out train out_"]:
-    """Return the change of the outputs at `x1` by one gradient step on each output of
-    each example in `x2`, divided by the step size.
+    """Return the change of the outputs at `x1`, divided by the step size, for one
+    gradient step on each output of each example in `x2`.
 
     As the step size goes to 0, this kernel tends to the tangent kernel. The module
     supplies missing weights. Axes of the outputs after the first are flattened.

@@ -3,7 +3,7 @@
 It is computed from assembled Jacobians, from chunks of Jacobians if these exceed the
 memory, or from random projections (sketches).
 
-A kernel that exceeds the memory raises before the computation.
+If the kernel itself exceeds the memory, an error is raised before the computation.
 
 >>> refuse_large("kernel", 10**6, 10**6, outputs=1000, needed=8e18)  # doctest: +ELLIPSIS
 Traceback (most recent call last):
@@ -85,8 +85,8 @@ MODES = ("all", "trace", "diagonal")
 
 
 def as_list(outputs: object) -> Any:
-    """Convert an array or tensor of output indices to a list;
-    return other choices unchanged.
+    """Convert an array or tensor of output indices to a list. Return other values
+    unchanged.
 
     >>> as_list(torch.tensor([0, 3])), as_list("all")
     ([0, 3], 'all')
@@ -193,9 +193,9 @@ def tangent_in_chunks(
         return None
 
     def probably_fits() -> bool:
-        """Return whether the assembled Jacobians probably fit into memory, judging by
-        the first examples. Return True if an operation has no rule, because only
-        assembled Jacobians work then."""
+        """Return whether the assembled Jacobians probably fit into memory. Judge by the
+        first examples. Return True if an operation has no rule, because only assembled
+        Jacobians work then."""
         first_rows = (
             left.places[0] if len(left.places) > 1 else slice(0, min(2, left.examples))
         )

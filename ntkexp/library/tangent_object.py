@@ -231,8 +231,8 @@ class TangentKernel:
         return as_inputs(inputs)
 
     def converted(self, array: np.ndarray[Any, Any], name: str) -> Tensor:
-        """Convert an array to a tensor on the weights' device, and floating-point
-        arrays to their dtype."""
+        """Convert an array to a tensor on the weights' device. Convert floating-point
+        arrays to the dtype of the weights."""
         if array.dtype.kind not in "biuf":
             raise Mistake(f"{name} is an array of {array.dtype}; give one of numbers")
         if array.ndim < 2:
@@ -296,7 +296,7 @@ def block_side(
     that fits into the budget.
 
     Estimate the memory from two examples. With `all_pairs`, a block contains all pairs
-    of outputs; otherwise, it is computed one output at a time."""
+    of outputs. Otherwise, it is computed one output at a time."""
     if examples(x1) <= 1:
         return MAX_BLOCK_SIDE
     reader, module_weights = reader_of(module, output, casts)

@@ -1,5 +1,5 @@
-"""Kernels of infinitely wide networks, computed block by block with torch
-or a fused engine for CPUs.
+"""Kernels of infinitely wide networks. They are computed block by block, with torch or
+with a fused engine for CPUs.
 
 Each module imports only from the modules listed before it:
 

@@ -34,10 +34,10 @@ from ntkexp.mistake import Mistake, in_short, nearest
 ENGINES = ("auto", "torch", "fused")
 Engine: TypeAlias = Literal["auto", "torch", "fused"]
 Run: TypeAlias = Callable[[Side, Side, bool], Kernels]
-"""An engine: `run(left, right, same)` returns the NNGP and the tangent kernel of a
-block, with finite entries. """
+"""An engine. `run(left, right, same)` returns the NNGP kernel and the tangent kernel of
+a block. All entries must be finite."""
 MIN_FUSED_WORK = 3e7
-"""`auto` uses the fused engine from this work on (pixel pairs times layers).
+"""`auto` uses the fused engine if the work (pixel pairs times layers) is at least this.
 
 Torch needs 0.1 s for this work; loading numba takes 1 s.
 """
@@ -64,8 +64,8 @@ def choose_engine(
     budget: MemoryBudget,
     threads: int | None,
 ) -> Run:
-    """Return the requested engine; `auto` chooses by the work
-    for `pairs` pairs of examples.
+    """Return the requested engine. For `auto`, choose by the work for `pairs` pairs of
+    examples.
 
     Raise if `fused` is requested but does not apply.
     """
@@ -103,7 +103,7 @@ __all__ = ["BlockSlices", "KernelBlock", "block_slices", "compute", "network"]
 
 @dataclass(frozen=True)
 class BlockSlices:
-    """Rows and columns of a block; if `same`, both are the same examples."""
+    """The rows and columns of a block. If `same`, both are the same examples."""
 
     rows: slice
     columns: slice
@@ -120,7 +120,7 @@ class KernelBlock:
 
     @property
     def mirrored(self) -> KernelBlock:
-        """The transposed block, on the opposite side of the diagonal."""
+        """The transposed block, which lies on the opposite side of the diagonal."""
         place = BlockSlices(self.place.columns, self.place.rows, self.place.same)
         return KernelBlock(place, self.nngp.t(), self.ntk.t())
 
@@ -162,8 +162,8 @@ def compute(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> KernelBlock:
-    """Compute one block of the NNGP kernel and the tangent kernel between `x1` and `x2`
-    (by default `x1`), within about `budget` of memory."""
+    """Compute one block of the NNGP kernel and the tangent kernel between `x1` and
+    `x2`, by default `x1`. Use about `budget` of memory."""
     left = net.side(x1[place.rows])
     right = left
     if not place.same:
@@ -208,9 +208,9 @@ def infinite_kernel(
     The public function `ntkexp.infinite_kernel` documents the arguments,
     and also accepts modules.
 
-    Without `x2`, pair the examples of `x1` with each other. The correlation of an
-    example with itself is then exactly 1. A call uses memory up to `budget` in addition
-    to its result.
+    Without `x2`, pair the examples of `x1` with one another. The correlation of an
+    example with itself is then exactly 1. In addition to its result, a call uses memory
+    up to `budget`.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     >>> nngp, ntk = infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x)

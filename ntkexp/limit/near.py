@@ -2,10 +2,11 @@
 
 The engines compute the angle of a pair from its covariance c. Rounding changes the
 correlation ρ = c/√(q₁q₂) by a few eps, and therefore the angle by about eps/√(2(1 −
-|ρ|)). The tangent kernel of a ReLU network depends on this angle. For unit vectors at a
-distance of 1e-7, it keeps nine digits in float64; at 1e-4, four digits in float32. A
-computation from the distance ‖x − x′‖ loses no digits. Near pairs are rare, so only
-their kernels are computed twice."""
+|ρ|)). The tangent kernel of a ReLU network depends on this angle. For two unit vectors
+at a distance of 1e-7, only nine digits of it are correct in float64. At a distance of
+1e-4, four digits are correct in float32. A computation from the distance ‖x − x′‖ loses
+no digits. Near pairs are rare, so only their kernels are computed a
+second time, in this way."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ from ntkexp.limit.network import Kernels, Network, Side, finite, kernels_of_pair
 from ntkexp.stream import stream
 
 MAX_NEAR_REST = {torch.float64: 1e-6, torch.float32: 1e-5}
-"""A pair is near if 1 − |ρ|, with the correlation ρ of its inputs,
-is at most this value.
+"""A pair is near if 1 − |ρ| is at most this value, where ρ is the correlation of its
+inputs.
 
-At this threshold, a layer's kernel computed from the covariance has errors of 1e-13 in
-float64 and 2e-5 in float32. """
+For a pair at this threshold, the kernel of a layer from the covariance has errors of
+1e-13 in float64 and 2e-5 in float32."""
 SEARCH_DEVIATIONS = 3.0
-"""Search radius in standard deviations of the projected difference of a pair
-at the threshold.
+"""Search radius, in standard deviations of the projected difference of a pair at the
+threshold.
 
 The search may miss a few pairs near the threshold. A pair at half the distance is
 missed only beyond six of its own standard deviations. """
@@ -95,8 +96,7 @@ def all_from_distances(
 
 @dataclass(frozen=True)
 class BlockSides:
-    """A network, and the examples of the rows (`left`) and columns (`right`)
-    of a block."""
+    """A network, and the examples of a block's rows (`left`) and columns (`right`)."""
 
     network: Network
     left: Side
@@ -104,8 +104,8 @@ class BlockSides:
     same: bool
 
     def fill(self, kernels: Kernels, places: PairIndices) -> bool:
-        """Write the kernels of the given pairs. If rows and columns are the same
-        examples, also write the mirrored pairs.
+        """Write the kernels of the given pairs into a block. If rows and columns are
+        the same examples, also write the mirrored pairs.
 
         Return False if there are no pairs.
         """
@@ -143,8 +143,8 @@ def near_pairs(
     ).to(x1)
     norms1, keys1 = project_unit_vectors(x1, axes)
     norms2, keys2 = (norms1, keys1) if same else project_unit_vectors(x2, axes)
-    # Unit vectors have ‖u − v‖ = √(2 (1 − ρ));
-    # their projections differ by about this much.
+    # unit vectors have ‖u − v‖ = √(2 (1 − ρ)), and their projections differ by about
+    # this much
     radius = SEARCH_DEVIATIONS * sqrt(2 * rest)
     for sign in (1.0, -1.0):
         for rows, columns in pairs_within(keys1[0], sign * keys2[0], radius):
@@ -170,7 +170,7 @@ def project_unit_vectors(
 ) -> tuple[Float[Tensor, "example 1"], Float[Tensor, "axis example"]]:
     """Return the norms of the examples, and the projections of their unit vectors.
 
-    A zero example gets norm 1, so that it is far from all others.
+    An example of zeros gets norm 1, so that it is far from all others.
     """
     norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     norm = torch.where(norm > 0, norm, 1.0)

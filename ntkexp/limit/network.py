@@ -23,8 +23,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.shapes import Shape
 
 CHUNK_NUMBERS = 2**20
-"""Numbers in a tensor of a chunk (a part of a block). Tensors of this size stay in the
-cache between operations. """
+"""Number of elements in a tensor of a chunk (a part of a block). Tensors of this size
+stay in the cache between operations."""
 Kernels = tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]
 """NNGP and tangent kernel."""
 
@@ -71,8 +71,8 @@ class Network:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The pixel pairs of two inputs whose covariances determine the kernels of the
-        outputs."""
+        """The pixel pairs of two inputs whose covariances determine
+        the kernels of the outputs."""
         return base.input_pairs(self.layers, Pairs((), ()), self.shape)
 
     @cached_property
@@ -89,8 +89,8 @@ class Network:
         return self.pairs.count * max(1, len(self.layers))
 
     def side(self, x: Float[Tensor, "example *shape"]) -> Side:
-        """Compute the variances of examples,
-        which all pairs with these examples share."""
+        """Compute the variances of examples. All
+        pairs with these examples share them."""
         x = x.reshape(-1, *self.shape)
         by_part = []
         for part in torch.split(x, max(1, CHUNK_NUMBERS // self.self_pairs.count)):
@@ -116,8 +116,8 @@ class Side:
 def finite(kernels: Kernels) -> Kernels:
     """Return the kernels, or raise if an entry is not finite."""
     for name, values in zip(("NNGP", "tangent"), kernels, strict=True):
-        # Check the sum first: this is fast, and the sum is not finite
-        # if any entry is not finite.
+        # check the sum first, which is fast: it is not finite if any entry is not
+        # finite
         if not values.detach().sum().isfinite() and not values.isfinite().all():
             dtype = str(values.dtype).removeprefix("torch.")
             raise Mistake(
@@ -129,15 +129,15 @@ def finite(kernels: Kernels) -> Kernels:
 
 # --- The engine in torch
 #
-# The engine cuts a block into chunks. Chunks bound the memory and, on a CPU, keep
-# tensors in the cache. If both sides are the same, the engine computes each pair of
-# chunks once, so that the kernels are exactly symmetric.
+# The engine cuts a block into chunks, so that memory stays bounded and tensors stay in
+# the CPU's cache. If both sides are the same, the engine computes each pair of chunks
+# only once, so that the kernels are exactly symmetric.
 
 
 COPIES = 32
-"""Upper bound on the tensors of a chunk's size that exist at once.
+"""Upper bound on the number of tensors of a chunk's size that exist at once.
 
-On several architectures, 19 to 29 were measured.
+Between 19 and 29 were measured on several architectures.
 """
 
 
@@ -174,8 +174,8 @@ def kernels(
 def kernels_of_pairs(
     network: Network, left: Side, right: Side, same: bool
 ) -> tuple[Tensor, Tensor]:
-    """Compute K(xₖ, x′ₖ) and Θ(xₖ, x′ₖ) for the k-th left and right examples,
-    from distances.
+    """Compute K(xₖ, x′ₖ) and Θ(xₖ, x′ₖ) from distances, where xₖ and x′ₖ are the k-th
+    left and right examples.
 
     The result is accurate even if the two examples are nearly equal or opposite.
     """

@@ -1,8 +1,8 @@
-"""The interface of kernel machines, which predict the outputs
-of the trained network from matrices.
+"""The interface of kernel machines. A kernel machine predicts the outputs of the
+trained network from matrices.
 
-A kernel machine receives the matrices of a run (`RunMatrices`) but no network. It can
-therefore be tested on small matrices."""
+It receives the matrices of a run (`RunMatrices`), but no network. It can therefore be
+tested on small matrices."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ntkexp.measure import AbstractMeasure, MeasuredPoints
 
 
 class Repeated(NamedTuple):
-    """The result of training with a fixed kernel Θ: f_T = f_0 + Θ(·,
-    X) a + (ρ − 1) J·θ_0."""
+    """The result of training with a fixed kernel Θ: the coefficients a and the factor ρ
+    in f_T = f_0 + Θ(·, X) a + (ρ − 1) J·θ_0."""
 
     coefficients: Float[Tensor, "train out"]  # a
-    # ρ: decay multiplies the initial weights by this factor
+    # ρ, the factor by which decay has multiplied the initial weights
     remaining: Float[Tensor, ""]
 
 
@@ -36,8 +36,8 @@ Repeat: TypeAlias = Callable[
     ],
     Repeated,
 ]
-"""A function (Θ(X, X), f_0(X), J(X)·θ_0) ↦ `Repeated`,
-which repeats the run with fixed Θ.
+"""A function (Θ(X, X), f_0(X), J(X)·θ_0) ↦ `Repeated`, which repeats the run with the
+fixed kernel Θ.
 
 The third argument is the term that weight decay shrinks.
 The function may raise `DoesNotApply`. """
@@ -48,29 +48,30 @@ class Training:
     """Properties of a run's training, which kernel machines need to repeat it."""
 
     time: float  # Σ_s η_s, the sum of the step sizes
-    # wᵢℓ″ for full-batch training, if it is constant (weight wᵢ of example i)
+    # wᵢℓ″ for full-batch training, where wᵢ is the weight of example i; None if it is
+    # not constant
     weight: float
-    # the loss is quadratic in the outputs, with minimum at the targets
+    # True if the loss is quadratic in the outputs, with its minimum at the targets
     is_quadratic: bool
-    # full-batch gradient descent or flow with one step size for all weights
+    # True for full-batch gradient descent or flow with one step size for all weights
     is_plain: bool
-    is_flow: bool  # gradient flow
+    is_flow: bool  # True for gradient flow
     mean_coefficients: Float[Tensor, "train out"] | None
-    """−Σ_s η_s ℓ′(s)/Σ_s η_s: the gradients ℓ′ of the loss at the training outputs,
-    averaged over time, with the opposite sign. None for an optimizer with memory, such
-    as momentum. """
+    """−Σ_s η_s ℓ′(s)/Σ_s η_s, the negative time average of ℓ′, the gradients of the
+    loss at the training outputs. None for an optimizer with
+    memory, such as momentum."""
     repeat: Repeat
 
     @property
     def description(self) -> str:
-        """A description of the training, for the table rows of kernel machines
-        that repeat it."""
+        """A description of the training, for the rows of kernel
+        machines that repeat it."""
         return f"flow to t={self.time:.4g}" if self.is_flow else "same steps"
 
 
 class DoesNotApply(Exception):
-    """Raised if a kernel machine has no prediction for a run;
-    the message is the reason."""
+    """Raised if a kernel machine has no prediction for a run.
+    The message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,8 @@ class PathKernel:
     """The path kernel 𝒦, the contributions 𝒮 and the effect of weight decay,
     by one path rule."""
 
-    # `kept` counts all training examples, or is 0 if 𝒦 was not stored.
+    # the axis `kept` contains all training examples, or has length 0 if 𝒦 was not
+    # stored
     kernel: Float[Tensor, "read integrated kept out_"]
     contributions: Float[Tensor, "read integrated train"]
     decay: Float[Tensor, "read integrated"]
@@ -92,8 +94,7 @@ class PathKernel:
 
     @property
     def without_examples(self) -> Float[Tensor, "read integrated"]:
-        """The part of the change that no example caused, i.e.
-        weight decay and rounding."""
+        """The part of the change that no example caused: weight decay and rounding."""
         return self.decay if self.rounding is None else self.decay + self.rounding
 
 
@@ -120,8 +121,8 @@ class LimitKernels:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMatrices:
-    """The results of a run at all points; the first `train` points are the training
-    examples."""
+    """The results of a run at all points. The first
+    `train` points are the training examples."""
 
     inputs: Float[Tensor, "query feature"]
     train: int
@@ -133,7 +134,8 @@ class RunMatrices:
     kernel_end: Float[Tensor, "query out kept out_"]
     # J(θ_0)·θ_0 if there is weight decay
     initial_weight_term: Float[Tensor, "query out"]
-    # the points for which 𝒦 and 𝒮 have rows: all, or all but the training examples
+    # the points that have rows in 𝒦 and 𝒮: all points, or all except the training
+    # examples
     read: slice
     # the points with a path kernel 𝒦 and contributions 𝒮
     attributed: Bool[Tensor, " query"]
@@ -145,8 +147,8 @@ class RunMatrices:
     # or None if they explain the outputs
     measured: MeasuredPoints | None = None
     measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None
-    """A function that returns a given measure with the targets of these points,
-    or raises a `Mistake`. """
+    """A function that returns a measure together with the targets of these points. It
+    may raise a `Mistake`."""
 
     @property
     def keeps_kernels(self) -> bool:
@@ -185,7 +187,7 @@ class RunMatrices:
         self, change: Float[Tensor, "read integrated"]
     ) -> Float[Tensor, "query explained"]:
         """Return f_0, or its measure, plus `change`. Points and outputs without
-        contributions are NaN."""
+        contributions get NaN."""
         outs = list(self.integrated)
         start = self.explained(self.start)
         changed = start[self.read, outs] + change
@@ -206,16 +208,17 @@ class Prediction:
     detail: str = ""  # settings and results to show, such as a rank
     note: str = ""
     # True for sums over the path. They are NaN where 𝒦 and 𝒮 were not computed. If 𝒦
-    # and 𝒮 explain a measure of the outputs, they predict this measure.
+    # and 𝒮 explain a measure of the outputs, so does the sum.
     is_path_sum: bool = False
-    # measure to apply to both f̂ and the network's outputs before comparing them; None
-    # to compare outputs
+    # a measure to apply to both f̂ and the network's outputs before they are compared;
+    # None to compare the outputs
     measure: MeasuredPoints | None = None
 
 
 class AbstractMachine(Component):
-    """A kernel machine, which is one row of the comparison. A `control` does not
-    explain the network, so reports never name it as the nearest kernel machine."""
+    """A kernel machine, which is one row of the comparison. If `control` is True, it is
+    not meant to explain the network, so reports never name it as
+    the nearest kernel machine."""
 
     control: ClassVar[bool] = False
     # True if the machine uses the kernels at infinite width
@@ -239,15 +242,15 @@ def apply_kernel(
 def train_matrix(
     kernel: Float[Tensor, "query out train out_"],
 ) -> Float[Tensor, "row column"]:
-    """Return the kernel among the training examples as a matrix [train · out,
-    train · out]."""
+    """Return the kernel among the training examples as a matrix
+    [train · out, train · out]."""
     refuse_none(kernel)
     return kernel[: kernel.shape[2]].flatten(2).flatten(0, 1)
 
 
 def refuse_none(kernel: Float[Tensor, "query out train out_"]) -> None:
-    """Raise `DoesNotApply` if the kernel was not stored, i.e.
-    has no training examples."""
+    """Raise `DoesNotApply` if the kernel was not stored, so
+    that it has no training examples."""
     if not kernel.shape[2]:
         raise DoesNotApply(
             "no kernel for every pair of outputs was kept: needs path.kernels=all"

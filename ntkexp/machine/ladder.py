@@ -6,8 +6,9 @@ floor            100 eps · size / ‖f_T − f_0‖, the error that rounding ex
 agreement        share of points with the same label: the largest output, or the sign of a single output
 r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²
 
-If the run integrates the path of a measure g, or if a kernel machine has a measure g,
-the errors compare g(f̂) with g(f_T) and g(f_0), and there is no agreement."""
+f̂ is the prediction of a kernel machine. If the run integrates the path of a measure g,
+or if a kernel machine has a measure g, then g(f̂), g(f_T) and g(f_0) replace f̂, f_T
+and f_0, and there is no agreement."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ from ntkexp.records.results import Result, at_points, rounding_floor
 class Ladder(Component):
     """The kernel machines that are compared with the network.
 
-    If no kernel machine has the name of a path rule, as for a user's rule, the
-    comparison has an extra row for this rule."""
+    A path rule of the user has no kernel machine of the same name. The comparison then
+    has an extra row for this rule."""
 
     machine: tuple[AbstractMachine, ...]
 
@@ -63,7 +64,7 @@ class MachineOutcome:
 
 @dataclass(frozen=True)
 class Region:
-    """A split: its points, and the norms that determine the size of rounding errors."""
+    """A split: its points, and norms that bound the rounding errors."""
 
     points: slice
     # norms of the terms that add up to f, at each point
@@ -139,7 +140,7 @@ def compare_on_split(
             machine.name,
             note="none of these points is attributed: raise path.attributed",
         )
-    # f_0 and f_T, or their measure g; the slope of g multiplies the rounding errors
+    # f_0 and f_T, or their measure g, whose slope multiplies the rounding errors
     g = outcome.measure
     start_of_all = matrices.start
     end_of_all = matrices.end
@@ -150,7 +151,7 @@ def compare_on_split(
         start_of_all = g(matrices.start)
         end_of_all = g(matrices.end)
 
-    # Select the points and outputs that have a prediction.
+    # select the points and outputs that have a prediction
     outputs = list(range(end_of_all.shape[1]))
     if outcome.is_path_sum and g is matrices.measured:
         outputs = list(matrices.integrated)

@@ -1,5 +1,5 @@
-"""The kernel machines: Domingos' path kernel machines, machines with fixed kernels, and
-controls, whose kernels are independent of the network."""
+"""The kernel machines: Domingos' path kernel machines, kernel machines with fixed
+kernels, and controls, whose kernels are independent of the network."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from ntkexp.text import percent, short
 # --- The path kernel machine of Domingos: f̂(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x). Its
 # coefficients depend on the query x.
 #
-# With 𝒮 by secants, f̂ is the trained network up to rounding. With 𝒮 from the left ends
-# of the steps, f̂ is the sum of Domingos' paper.
+# 𝒮 are the contributions, and 𝒟 is the effect of weight decay. With 𝒮 by secants, f̂
+# equals the trained network up to rounding. With 𝒮 from the left ends of the steps, f̂
+# is the sum in Domingos' paper.
 
 
 def path_sum(rule: str, matrices: RunMatrices) -> Prediction:
-    """Return f_0 + Σᵢ 𝒮 + 𝒟, the initial outputs plus all contributions and the decay,
-    by a path rule. Raise `DoesNotApply` if the run lacks this rule."""
+    """Return f_0 + Σᵢ 𝒮 + 𝒟 by a path rule: the initial outputs, plus all contributions
+    and the effect of decay. Raise `DoesNotApply` if the run lacks this rule."""
     if rule not in matrices.paths:
         if matrices.training.is_flow:
             raise DoesNotApply(
@@ -65,7 +66,7 @@ class AbstractPathSum(AbstractMachine):
 
 
 def without_machine(rules: Iterable[str]) -> list[str]:
-    """Return the path rules for which no kernel machine has the same name.
+    """Return the path rules that have no kernel machine of the same name.
 
     >>> without_machine(["secant", "my_rule"])
     ['my_rule']
@@ -124,8 +125,8 @@ class Nonlinear(AbstractMachine):
     xᵢ)), with b = f_0 + 𝒟.
 
     It applies the measure g to the sum by the first path rule, and is compared with g
-    of the network. By secants it is exact, because the sum is exact. To divide the
-    change of g itself among the examples, set `path.measure`."""
+    of the network. With the secant rule, it is exact, because the sum is exact. To
+    divide the change of g itself among the examples, set `path.measure`."""
 
     measure: AbstractMeasure = LogProbability()
 
@@ -159,8 +160,9 @@ class FixedCoefficients(AbstractMachine):
 
     f̂(x) = f_0(x) + Σᵢ 𝒦(x, xᵢ) āᵢ,    āᵢ = −Σ_s η_s ℓ′ᵢ(s) / Σ_s η_s.
 
-    With momentum or another optimizer state, fit āᵢ for each i by least squares over
-    the training points x: min Σ_x ‖𝒮(x, xᵢ) − 𝒦(x, xᵢ) āᵢ‖². The normal equations are:
+    If the optimizer has a state, such as momentum, fit āᵢ for each i by least squares
+    over the training points x: min Σ_x ‖𝒮(x, xᵢ) − 𝒦(x, xᵢ) āᵢ‖². The normal equations
+    are:
 
     Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ).
     """
@@ -220,7 +222,7 @@ class KernelRegression(AbstractMachine):
 #
 # f̂(x) = f_0(x) + K(x, X) K(X, X)⁺ (f_T(X) − f_0(X))
 #
-# Singular values below `cutoff` times the largest count as zero.
+# Singular values below `cutoff` times the largest one count as zero.
 
 
 def regression_prediction(
@@ -261,7 +263,7 @@ def regression_prediction(
 # --- Training with a fixed kernel Θ, in function space.
 #
 # For the loss ½c‖f − y‖² with example weights w/c, gradient flow has a closed form at
-# time t; g acts on the eigenvalues λ of Θ(X, X):
+# time t. The function g acts on the eigenvalues λ of Θ(X, X):
 #
 #     f_t(x) = f_0(x) − Θ(x, X) g(Θ(X, X)) (f_0(X) − y),    g(λ) = (1 − e^{−twλ})/λ
 #
@@ -305,7 +307,7 @@ class AbstractFrozen(AbstractMachine):
     """Training with a fixed kernel, from the initial outputs of the network.
 
     For a quadratic loss and plain gradient descent, the prediction is gradient flow in
-    closed form. Otherwise, the machine repeats the steps of the run."""
+    closed form. Otherwise, the kernel machine repeats the steps of the run."""
 
     @abstractmethod
     def kernel(self, matrices: RunMatrices) -> Float[Tensor, "query out train out_"]:
@@ -370,8 +372,8 @@ class NNGP(AbstractMachine):
 
     f̂(x) = 𝒢(x, X) 𝒢(X, X)⁻¹ y.
 
-    It describes Bayesian networks and networks whose readout alone is trained, not
-    networks whose layers are all trained."""
+    It describes Bayesian networks, and networks of which only the readout is trained.
+    It does not describe networks whose layers are all trained."""
 
     needs_limit = True
 
@@ -397,14 +399,14 @@ class NNGP(AbstractMachine):
 #
 #     f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ),
 #
-# This is exact for any kernel, which is the criticism of such sums as explanations. The
-# controls named "regression" must predict; a random kernel predicts new points no
-# better than chance.
+# This is exact for any kernel k. Therefore, exactness alone does not make such sums
+# explanations. The controls named "regression" must predict. A random kernel predicts
+# new points no better than chance.
 
 
 class RBFIdentity(AbstractMachine):
-    """A control: a Gaussian kernel with coefficients that depend on the query,
-    as exact as any kernel."""
+    """A control: a Gaussian kernel with coefficients that depend on the query. It is as
+    exact as any kernel."""
 
     control = True
 
@@ -448,8 +450,8 @@ def divide_and_multiply(
     rows: Callable[[slice], Float[Tensor, "query train"]],
     detail: str,
 ) -> Prediction:
-    """Divide 𝒮 by a kernel, multiply by this kernel, and sum over examples,
-    in blocks of rows."""
+    """Divide 𝒮 by a kernel, multiply by the same kernel, and sum over examples, in
+    blocks of rows."""
     parts = matrices.path.contributions
     changes = []
     for block in row_blocks(parts):
@@ -492,7 +494,7 @@ class RandomRegression(AbstractMachine):
 def kernel_for_each_output(
     kernel: Float[Tensor, "query train"], matrices: RunMatrices
 ) -> Float[Tensor, "query out train out_"]:
-    """Return the kernel for all outputs, which is k(x, x′) times the identity."""
+    """Return the kernel for all outputs: k(x, x′) times the identity."""
     identity = torch.eye(
         matrices.start.shape[1], dtype=kernel.dtype, device=kernel.device
     )

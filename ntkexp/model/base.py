@@ -56,8 +56,8 @@ class LearningTask:
         return f"the data has examples of shape {list(self.shape)}{tokens}"
 
     def refuse_tokens(self, model: str) -> None:
-        """Raise if the data are tokens; networks without an embedding table call this
-        method."""
+        """Raise if the data are tokens. Networks without
+        an embedding table call this method."""
         if self.vocabulary:
             raise Mistake(
                 f"model={model} takes numbers, and the data has tokens; choose model=transformer, "
@@ -119,7 +119,8 @@ class TrainedTerms(nn.Module):
 
 
 class Antisymmetric(ScaledOutput):
-    """f = α (h(θ_a) − h(θ_b))/√2, with θ_a = θ_b before training."""
+    """The antisymmetric form of the output, f = α (h(θ_a) − h(θ_b))/√2, with θ_a = θ_b
+    before training."""
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
         super().__init__(network, alpha / sqrt(2))
@@ -132,7 +133,8 @@ class Antisymmetric(ScaledOutput):
 
 
 class Centred(ScaledOutput):
-    """f = α (h(θ) − h(θ_0)), where θ_0 are the initial weights."""
+    """The centred form of the output, f = α (h(θ) − h(θ_0)),
+    where θ_0 are the initial weights."""
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
         super().__init__(network, alpha)

@@ -66,9 +66,9 @@ def adapt_module(
     """Build a module in double precision and evaluation mode,
     and check that it fits the task.
 
-    torch's global generator is seeded while `make` runs. Error messages begin with
-    `setting`, such as `model.path=net.py`, and report the line in the user's file
-    `file`."""
+    While `make` runs, torch's global generator has a fixed seed. Error messages begin
+    with `setting`, such as `model.path=net.py`, and report the
+    line in the user's file `file`."""
     with (
         torch.random.fork_rng(devices=[]),
         default_dtype(torch.float64),
@@ -206,9 +206,10 @@ class TrustedModules(MetaPathFinder):
     """An import hook that finds the modules that trusted files import
     from their own folders.
 
-    The folders are not added to `sys.path`: libraries search it for optional modules,
-    and would run untrusted files. The finder is the last in `sys.meta_path`, so that no
-    file replaces a module of Python or of an installed package."""
+    The folders are not added to `sys.path`, because libraries search it for optional
+    modules, and would run untrusted files. The finder is the last one in
+    `sys.meta_path`, so that no file replaces a module of Python or
+    of an installed package."""
 
     def __init__(self) -> None:
         self.folders = dict[str, str]()

@@ -48,7 +48,7 @@ def load_tensors(
     path: Path, device: str = "cpu", *, mmap: bool = False
 ) -> dict[str, Any]:
     """Load tensors that `torch.save` wrote. Raise `Damaged` if the file holds other
-    objects; no code in it is run."""
+    objects. No code in the file is run."""
     try:
         # the error below contains the reason
         with warnings.catch_warnings(action="ignore"):
@@ -118,10 +118,10 @@ def call_with(
 ) -> Any:
     """Call a module with the given values for its parameters and buffers.
 
-    A layer that occurs twice in a module has two names for each parameter. Each value
-    replaces the parameter under all of its names. `functional_call` alone would leave
-    the new value in such a layer after the call. Embeddings with `max_norm` receive a
-    copy, because they change their weights in place.
+    A layer that occurs twice in a module has two names for each parameter. Replace a
+    parameter under all of its names, because `functional_call` would otherwise leave
+    the new value in the layer after the call. Give a copy to embeddings with
+    `max_norm`, because they change their weights in place.
 
     >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
     >>> before = layer.weight
@@ -168,8 +168,8 @@ def named_members(
 def named_layers(module: nn.Module) -> dict[str, nn.Module]:
     """Return a module and all of its layers by name, as `named_modules` does.
 
-    A followed loop looks through all layers several times in each step, and a generator
-    in each layer would take most of that time.
+    A followed loop needs all layers several times in each step. `named_modules` is
+    slow, because it runs a generator in each layer.
 
     >>> list(named_layers(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU()))))
     ['', '0', '1', '1.0']
@@ -276,13 +276,13 @@ def hooked_parameters(module: nn.Module) -> Iterator[str]:
 
 
 Output: TypeAlias = str | int | tuple[str | int, ...] | None
-"""The name or index of an output, a tuple of these, or None if the module returns one
-tensor. A dot selects from a nested output: `"heads.0"`. """
+"""The name or index of an output, a tuple of these, or None if the module returns a
+single tensor. A dot selects from a nested output: `"heads.0"`."""
 
 
 def choose_output(answer: object, output: Output) -> Tensor:
-    """Return the tensor that `output` names in the result of a module;
-    concatenate several tensors.
+    """Return the tensor that `output` names in the result of a module. If `output`
+    names several tensors, concatenate them.
 
     The result may be a mapping, a dataclass or a tuple. If `output` is None,
     it must be a tensor.
@@ -400,8 +400,8 @@ def members_of(answer: object) -> dict[str | int, object]:
 
 
 def parts_of(answer: object) -> dict[str | int, object]:
-    """Return the parts of the result of a module by name or index;
-    a named tuple has both.
+    """Return the parts of the result of a module by name or index. The parts of a named
+    tuple have both.
 
     >>> parts_of((torch.ones(2), None))
     {0: tensor([1., 1.]), 1: None}
@@ -448,8 +448,8 @@ def batch_axis_missing(function: Function, weights: Weights, inputs: Inputs) -> 
 
 
 class RunOnce:
-    """A replacement for torch's `CheckpointFunction`
-    that runs the part without a checkpoint."""
+    """A replacement for torch's `CheckpointFunction`. It
+    runs the part without a checkpoint."""
 
     @staticmethod
     def apply(part: Callable[..., Any], _: bool, *args: Any) -> Any:
@@ -457,8 +457,8 @@ class RunOnce:
 
 
 def no_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
-    """Replace torch's `_checkpoint_without_reentrant_generator`, which runs code before
-    and after a checkpointed part, by a generator that runs nothing."""
+    """Replacement for torch's `_checkpoint_without_reentrant_generator`, which runs
+    code before and after a checkpointed part. This generator runs nothing."""
     yield
 
 

@@ -244,8 +244,8 @@ def constructor_settings(kind: type[nn.Module]) -> set[str]:
 
 
 class Body(nn.Module):
-    """A model without its head. It returns the vector at the last position,
-    or the mean over positions."""
+    """A model without its head. It returns the vector at the last position, or the mean
+    of the vectors over positions."""
 
     def __init__(
         self, model: nn.Module, entrance: nn.Module, key: str, last: bool

@@ -1,10 +1,10 @@
 """Recurrent layers on packed sequences, in the transforms of `torch.func`.
 
 A packed sequence holds the rows of all sequences at time 0, then those at time 1, and
-so on. Its batch sizes are the numbers of rows at each time. In `torch.func.grad` and
-`vjp`, every tensor is a wrapper without memory, but torch reads the memory of batch
-sizes. So `PackedInPython` converts batch sizes to Python numbers, and computes the
-layers by torch's decompositions."""
+so on. Its batch sizes are the numbers of rows at each time. torch reads the batch sizes
+from the memory of a tensor. But in `torch.func.grad` and `vjp`, every tensor is a
+wrapper without memory. So `PackedInPython` converts batch sizes to Python numbers, and
+computes the layers by torch's decompositions."""
 
 from __future__ import annotations
 

@@ -219,8 +219,8 @@ def largest_divisor(most: int, width: int) -> int:
 
 
 def fitting_patch(patch: int, shape: tuple[int, ...]) -> int:
-    """Return the largest patch side ≤ `patch` that divides both sides
-    of an image; 1 for other inputs."""
+    """Return the largest patch side ≤ `patch` that divides both sides of an image.
+    Return 1 for other inputs."""
     if len(shape) != 3:
         return 1
     return next(

@@ -64,8 +64,8 @@ class FunctionInFile:
 
 
 def find_function(module: object, name: str, key: str) -> Callable[..., object]:
-    """Return a function of the user's file; `key` is the configuration key
-    in error messages."""
+    """Return a function of the user's file. `key` is
+    the configuration key in error messages."""
     module_name = getattr(module, "__name__", "")
     functions = [
         function_name

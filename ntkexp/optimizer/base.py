@@ -28,7 +28,8 @@ class Arc:
     of a curve in weight space.
 
     The polynomial and the piece of the curve have the same ends, and the same slopes at
-    the ends. The arc begins at `start` and covers `length` training steps.
+    both ends. The arc begins at the weights `start`, and covers `length` training steps
+    (a fraction for most arcs).
 
     θ(u) = θ₀ + u(c₁ + (1−u)(c₂ + u(c₃ + (1−u)c₄)))        (Hairer, Nørsett & Wanner 1993, II.6)
     """
@@ -58,10 +59,11 @@ class Arc:
 
 # --- One step as an update, and as a linear map
 #
-# During training, a step follows PyTorch: clip the gradient, add coupled weight decay,
-# update the memory of past gradients, change the weights. After a run, the scalings of
-# the optimizer are known, so that every step is a linear map of the gradient g,
-# separately for each parameter (⊙ is elementwise):
+# During training, a step follows PyTorch: clip the gradient, add L2 weight decay,
+# update the memory of past gradients, change the weights. After a run, the optimizer's
+# scalings (such as Adam's denominator) are known. With these scalings as constants,
+# every step is a linear map of the gradient g, separately for each parameter (⊙ is
+# elementwise):
 #
 #     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
@@ -86,7 +88,7 @@ Coefficient: TypeAlias = float | Tensor
 
 @dataclass(frozen=True)
 class Mixing:
-    """A linear map that mixes the entries of a matrix: v ↦ Lv, or v ↦ vLᵀ if `by_rows`.
+    """A linear map of the matrix v of a parameter: v ↦ Lv, or v ↦ vLᵀ if `by_rows`.
 
     >>> swap = Mixing(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
     >>> swap.of(torch.tensor([[1.0], [2.0]])).tolist()
@@ -104,7 +106,7 @@ class Mixing:
     def adjoint(
         self, weight: Float[Tensor, "*several row column"]
     ) -> Float[Tensor, "*several row column"]:
-        """Apply the transposed linear map: ⟨u, of(v)⟩ = ⟨adjoint(u), v⟩."""
+        """Apply the transposed map, which satisfies ⟨u, of(v)⟩ = ⟨adjoint(u), v⟩."""
         return weight @ self.matrix if self.by_rows else self.matrix.mT @ weight
 
 
@@ -134,8 +136,8 @@ class LinearStep:
         p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p)/n − r
 
     A coefficient is one number, or a tensor with one number per weight. M is the
-    identity, except for optimizers such as Muon, which mix the entries of a matrix. r
-    is the part of the step that is not linear in gradients, such as rounding.
+    identity, except for optimizers such as Muon, which multiply the momentum by a
+    matrix. r is the part of the step that is not linear in gradients, such as rounding.
 
     Args:
         momentum_scale: S, the factor of the momentum in the step.
@@ -229,7 +231,8 @@ parameter
         return self.moves_in_numbers is None or isinstance(self.momentum_gain, Tensor)
 
     def divided(self) -> LinearStep:
-        """Return an equal step without denominator: S/n and N/n replace S and N.
+        """Return an equal step without denominator, in which S/n and N/n replace S and
+        N.
 
         >>> LinearStep(1.0, denominator=torch.tensor([2.0, 4.0])).divided().momentum_scale
         tensor([0.5000, 0.2500])
@@ -249,15 +252,15 @@ parameter
     def changed(self, **fields: Any) -> LinearStep:
         """Return a copy with other values of some fields.
 
-        It takes a third of the time of `replace`, which checks all fields again. A
-        followed loop calls it for each parameter in every step."""
+        A followed loop calls this for each parameter in every step. `replace` would
+        take three times as long, because it checks all fields again."""
         step = object.__new__(LinearStep)
         vars(step).update(vars(self) | fields)
         return step
 
     def reversed(self) -> LinearStep:
-        """Return the step for `maximize=True`:
-        it maps −g and −m as this step maps g and m."""
+        """Return the step for `maximize=True`, which maps −g and −m in the same way as
+        this step maps g and m."""
         return self.changed(
             momentum_scale=-self.momentum_scale,
             gradient_scale=-self.gradient_scale,
@@ -273,11 +276,11 @@ its weights and its momentum do not change."""
 class Spread(NamedTuple):
     """The divisor of an adaptive step, √square/ρ + ε.
 
-    square ← β₂ square + (1 − β₂)g²; if `largest` (AMSGrad),
-    the largest such value so far."""
+    square ← β₂ square + (1 − β₂)g². If `largest` (AMSGrad), the divisor uses the
+    largest square so far."""
 
-    second: float  # decay β₂ of the mean square
-    root: float  # ρ: √(1 − β₂ˢ⁺¹) of Adam, 1 of RMSprop
+    second: float  # β₂, the decay of the mean square
+    root: float  # ρ, which is √(1 − β₂ˢ⁺¹) for Adam, and 1 for RMSprop
     eps: float
     largest: bool
 
@@ -302,11 +305,11 @@ class AbstractOptimizer(Component):
     layers: dict[str, PositiveFloat] = Field(default_factory=dict)
 
     remembers: ClassVar[bool] = False
-    """True if steps depend on past gradients.
-    The path sum then needs a backward sum over steps."""
+    """True if steps depend on past gradients. The contributions then need a backward
+    sum over steps."""
 
     records: ClassVar[tuple[str, ...]] = ()
-    """The entries of the memory that `recursion` needs at every step."""
+    """The entries of the optimizer's memory that `recursion` needs at every step."""
 
     decouples: ClassVar[bool] = False
     """True if weight decay is decoupled from the gradient, as in AdamW."""
@@ -316,8 +319,8 @@ class AbstractOptimizer(Component):
     instead of straight steps."""
 
     copies: ClassVar[int] = 0
-    """Copies of the weights that `move` needs,
-    in addition to both ends and the gradient."""
+    """Number of copies of the weights that `move` needs, in
+    addition to both ends and the gradient."""
 
     elementwise: ClassVar[bool] = False
     """True if each weight has its own step size,
@@ -325,7 +328,7 @@ class AbstractOptimizer(Component):
 
     @property
     def needs_kernels(self) -> bool:
-        """True if the path sum is formed from kernels between all outputs."""
+        """True if the path sum needs kernels between all outputs."""
         return self.flows or self.remembers
 
     @abstractmethod
@@ -370,7 +373,7 @@ class AbstractOptimizer(Component):
     ) -> dict[str, LinearStep]:
         """Return the linear step of every parameter, without weight decay.
 
-        The coefficients of m ← βm + αg and θ ← θ − S ⊙ m − N ⊙ g follow from the
+        Compute the coefficients of m ← βm + αg and θ ← θ − S ⊙ m − N ⊙ g from the
         recorded memory after the step."""
 
     def linear_steps(
@@ -392,7 +395,7 @@ class AbstractOptimizer(Component):
 
     @property
     def differentiated(self) -> tuple[str, ...]:
-        """Further entries of the memory that leave-out effects need at every step."""
+        """Further entries of the memory, which leave-out effects need at every step."""
         return ()
 
     def spread_at(self, step: int) -> Spread | None:
@@ -406,8 +409,8 @@ class AbstractOptimizer(Component):
         return self.spread_at(0) is not None
 
     def factors(self, weights: Weights) -> dict[str, float]:
-        """Return the factor of each parameter's step size:
-        that of the longest matching key of `layers`.
+        """Return the factor of each parameter's step size. If several keys of `layers`
+        match, the longest one decides.
 
         >>> from ntkexp.optimizer.descent import GD
         >>> GD(layers={"head": 0.1}).factors({"body.weight": 0, "head.weight": 0})
@@ -473,8 +476,8 @@ def spread(coefficient: Coefficient, weight: Tensor) -> Tensor:
     )
 
 
-# --- Mini-batches. A batch depends only on (seed, step),
-# so that a resumed run draws equal batches.
+# --- Mini-batches. A batch depends only on the seed and the step, so that a resumed run
+# draws equal batches.
 
 
 class AbstractBatched(AbstractOptimizer):
@@ -503,8 +506,8 @@ class AbstractBatched(AbstractOptimizer):
 
 
 class AbstractStable(AbstractOptimizer):
-    """An optimizer whose step size is given,
-    or is a fraction of the largest stable one.
+    """An optimizer whose step size is given by the user, or is a fraction of the
+    largest stable one.
 
     The largest stable step size is that of gradient descent before training. The
     default fraction is ½."""

@@ -86,7 +86,8 @@ class Momentum(AbstractBatched, AbstractStable):
 class Nesterov(AbstractBatched, AbstractStable):
     """Nesterov's momentum as in PyTorch: v ← μv + g, θ ← θ − η(g + μv).
 
-    At the first step, v = g. As a linear step for m = μv, S = N = η and α = β = μ.
+    At the first step, v = g. As a linear step with the momentum m = μv, S = N = η and α
+    = β = μ.
     """
 
     momentum: float = Field(0.9, gt=0, lt=1)
@@ -124,15 +125,15 @@ class Nesterov(AbstractBatched, AbstractStable):
 
 
 class AbstractAdaptive(AbstractBatched):
-    """Steps that are divided, for each weight,
-    by the root of a mean of squared gradients.
+    """An optimizer that divides the step of each weight by the root of a mean of
+    squared gradients.
 
-    In a recorded run, this divisor is known. Steps are therefore linear in past
-    gradients, and the backward sum is exact."""
+    In a recorded run, this divisor is known. With the divisor as a constant, steps are
+    linear in past gradients, and the backward sum is exact."""
 
     step_size: PositiveFloat
 
-    # the forward sum needs one step size for all weights
+    # True, because the forward sum needs one step size for all weights
     remembers: ClassVar[bool] = True
     records: ClassVar[tuple[str, ...]] = ("square",)
     elementwise: ClassVar[bool] = True
@@ -145,7 +146,7 @@ class Rmsprop(AbstractAdaptive):
     """RMSprop (Tieleman & Hinton 2012) as in PyTorch: v ← βv + (1 − β)g²,
     θ ← θ − η g/(√v + ε).
 
-    As a linear step, S = η D with D = 1/(√v + ε).
+    As a linear step, S = η/(√v + ε).
     """
 
     step_size: PositiveFloat = 1e-2
@@ -206,8 +207,8 @@ class Rmsprop(AbstractAdaptive):
 
 
 class AbstractAdam(AbstractAdaptive):
-    """The step of Adam. With D as above, the linear step has S = η/(1 − β₁ˢ⁺¹) D, β =
-    β₁ and α = 1 − β₁."""
+    """The step of Adam. As a linear step, it has S = η/(1 − β₁ˢ⁺¹) D with D as above, β
+    = β₁ and α = 1 − β₁."""
 
     step_size: PositiveFloat = 1e-3
     betas: tuple[

@@ -47,8 +47,8 @@ DENSE = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """A tentative step: its arc, the weights and the slope at its end,
-    ‖θ₁ − θ‖, and the error."""
+    """A tentative step: its arc, the weights and the slope at its end, the distance ‖θ₁
+    − θ‖, and the error."""
 
     arc: Arc
     end: Weights
@@ -100,9 +100,10 @@ def size(weights: Weights) -> float:
 
 MIN_LENGTH = 1e-10  # shortest arc, in training steps
 SAFETY = 0.9
-MIN_STRETCH = 0.2  # length of the next arc, relative to this one
+MIN_STRETCH = 0.2  # minimum length of the next arc, relative to this one
 MAX_STRETCH = 5.0
-MIN_REST = 1e-9  # length in training steps; the last arc includes a shorter remainder
+# length in training steps; a shorter remainder becomes part of the last arc
+MIN_REST = 1e-9
 
 
 class Flow(AbstractPlain):
@@ -110,10 +111,10 @@ class Flow(AbstractPlain):
 
     It is the limit of gradient descent for small step sizes, at equal times.
 
-    A training step of size η follows the flow for a time η. Steps of the method of Dormand & Prince
-    give its path in arcs (`Arc`). An arc is accepted if its error is at most `tolerance` times the
-    distance covered so far, this arc included. The length h of the next arc is predicted from the
-    error:
+    A training step of size η follows the flow for a time η. The method of Dormand &
+    Prince gives the path of the step as a sequence of arcs (`Arc`). An arc is accepted
+    if its error is at most `tolerance` times the distance covered so far, including
+    this arc. The length h of the next arc is predicted from the error:
 
         h ← 0.9 h (allowed/error)^{1/5},  at most 5 times longer, at least 5 times shorter.
     """
@@ -170,8 +171,8 @@ class Flow(AbstractPlain):
 
 
 class Controller:
-    """The controller of the length of arcs. Lengths are in training steps;
-    in the memory, they are times.
+    """The controller of the length of arcs. Lengths are in training steps, but in the
+    memory they are times.
 
     A training step takes the time `scale`.
     """
@@ -203,8 +204,7 @@ class Controller:
     def accepts(self, attempt: Attempt, weights: float) -> bool:
         """Return True if the error of the arc is small enough,
         and choose the length of the next arc."""
-        # the error relative to the tolerance,
-        # and the predicted ratio of the next length to this one
+        # the allowed error, and the predicted ratio of the next length to this one
         allowed = (
             self.tolerance * (self.distance + attempt.distance) + 10 * EPS * weights
         )

@@ -5,8 +5,9 @@ Step s is linear in the gradient g it uses, with coefficients as in `optimizer.b
 
     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N ⊙ p − r
 
-J̄(s) is the secant Jacobian of the outputs along the step,
-or the Jacobian of another rule. Then
+Here m is the momentum and θ are the weights. J̄(s) is the secant Jacobian of the
+outputs along the step, or the Jacobian of another quadrature rule. Going back from the
+last step, the sum updates two adjoints, U and V:
 
     U_s = S_s ⊙ J̄(s) + β_{s+1} U_{s+1}     the adjoint of m_s: −∂(final outputs)/∂m_s
     V_s = α_s U_s + N_s ⊙ J̄(s)             the adjoint of p_s: −∂(final outputs)/∂p_s
@@ -15,10 +16,10 @@ or the Jacobian of another rule. Then
     decay      −⟨V_s, λθ_s⟩ − J̄(s)·dθ_s
     rounding   −⟨V_s, e_s⟩ − J̄(s)·r_s
 
-where g = Σᵢ c Jᵢᵀℓ′ᵢ + e. The factor c is for example the factor of gradient clipping.
-The part e of the gradient is a rounding error, which no example caused. If J̄ is the
-secant Jacobian, then contributions, decay and rounding add up to Σ_s J̄(s)Δθ_s = f_T −
-f_0, exactly.
+where g = Σᵢ c Jᵢᵀℓ′ᵢ + e. The factor c is, for example, the factor of gradient
+clipping. ℓ′ᵢ is the gradient of the loss at the outputs of example i. The part e is a
+rounding error, which no example caused. If J̄ is the secant Jacobian, then
+contributions, decay and rounding add up to Σ_s J̄(s)Δθ_s = f_T − f_0, exactly.
 
 Some optimizers apply a linear map M to the update of a matrix of weights:
 θ ← θ − M(S ⊙ m + N ⊙ p). Then MᵀJ̄ replaces J̄ in U and V.
@@ -44,24 +45,25 @@ from ntkexp.shapes import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardStep:
-    """The quantities of one step that the backward sum needs,
-    of a run or a followed loop."""
+    """The data of one step that the backward sum needs. They come from a run
+    or from a followed loop."""
 
     start: Weights  # θ_s, the weights before the step
     difference: Weights  # θ_{s+1} − θ_s
     # the optimizer's linear step for each parameter that changed
     linear: Mapping[str, LinearStep]
-    # Jᵢ at the weights of the model call, or Jᵢᵀℓ′ᵢ as the Jacobian of one output
+    # Jᵢ at the weights of the model call, or Jᵢᵀℓ′ᵢ in the form of a Jacobian with one
+    # output
     right: Sequence[Jacobian]
     factor: Mapping[str, float] | None = None  # c, by parameter; None: 1
     rounding: Weights = field(default_factory=dict)  # e, by parameter
-    # mask: 0 where g is a rounding error, 1 elsewhere
+    # mask by parameter: 0 where g is only a rounding error, 1 elsewhere
     credit: Weights = field(default_factory=dict)
 
 
 class StepTerms(NamedTuple):
-    """The terms of one step: inner products over all parameters,
-    or over the parameters of one component."""
+    """The terms of one step. Their inner products are over all parameters, or over the
+    parameters of one component."""
 
     kernel: Float[Tensor, "query out train out_"]  # ⟨V, c Jᵢ⟩
     decay: Float[Tensor, "query out"]
@@ -74,8 +76,9 @@ class StepResult(NamedTuple):
     terms: StepTerms
     # J̄Δθ, which is f(θ_{s+1}) − f(θ_s) if J̄ is the secant Jacobian
     change: Float[Tensor, "query out"]
-    # the terms of each component; `terms` is the sum
-    by_component: Sequence[StepTerms] = ()
+    by_component: Sequence[
+        StepTerms
+    ] = ()  # the terms of each component; their sum is `terms`
 
 
 @dataclass(kw_only=True)
@@ -84,7 +87,7 @@ class BackwardSum:
     terms of each component."""
 
     adjoint: Adjoint | None = None  # U; None before the first step is added
-    # β of the step that was added last
+    # β of the step that was added last, by parameter
     momentum_decay: Mapping[str, float] = field(default_factory=dict)
     # parameters with a map M in any step so far
     mixed: set[str] = field(default_factory=set)
@@ -116,8 +119,8 @@ class BackwardSum:
             # J̄Δθ
             change = torch.add(change, secant.applied(step.difference), alpha=weight)
 
-            # N ⊙ J̄, the second term of V: store it to form V,
-            # or add its products to the sums right away
+            # N ⊙ J̄ is the second term of V. Store it if V must be formed. Otherwise
+            # add its products to the sums now.
             if forms_v:
                 gradient_part = gradient_part or self.adjoint.zeros()
                 scale = broadcast_all(coefficients.gradient_scale, step.start)
@@ -136,7 +139,7 @@ class BackwardSum:
         return self.result(sums, change)
 
     def apply_momentum_decay(self) -> float:
-        """Return the momentum decay β if all parameters share it.
+        """Return the momentum decay β if it is the same for all parameters.
 
         Otherwise multiply the adjoint U of each parameter by its β, and return 1.
         """
@@ -150,8 +153,8 @@ class BackwardSum:
     def apply_mixing_adjoint(
         self, secant: Jacobian, step: BackwardStep, coefficients: StepCoefficients
     ) -> Jacobian:
-        """Return MᵀJ̄. Parameters in `mixed` are stored as dense rows,
-        one per query and output."""
+        """Return MᵀJ̄. For parameters in `mixed`, the result has dense rows, one per
+        query and output."""
         if not self.mixed:
             return secant
 
@@ -195,8 +198,9 @@ class BackwardSum:
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """The coefficients of a step and its weight vectors λθ, dθ and r, all by parameter.
-    The inner products of the vectors with V and J̄ are terms of the sum."""
+    """The coefficients of a step, and the weight vectors λθ, dθ and r, all by
+    parameter. The inner products of these vectors with V and
+    J̄ are terms of the sum."""
 
     momentum_scale: dict[str, Tensor]  # S, the factor of m
     gradient_scale: dict[str, Coefficient]  # N, the factor of p
@@ -262,7 +266,7 @@ class StepCoefficients:
 
 
 class ScaledAdjoint(NamedTuple):
-    """An adjoint, and a scale factor for each parameter."""
+    """An adjoint with a scale factor for each parameter."""
 
     adjoint: Adjoint
     scale: Mapping[str, float]
@@ -278,8 +282,8 @@ class ScaledAdjoint(NamedTuple):
 
 @dataclass
 class TermSums:
-    """The running sums of the terms of one step,
-    over the parameters in `names` (None: all)."""
+    """The running sums of the terms of one step, over the parameters in `names`. None
+    means all parameters."""
 
     step: BackwardStep
     coefficients: StepCoefficients
@@ -300,8 +304,8 @@ class TermSums:
 
     @property
     def examples(self) -> Iterator[Jacobian]:
-        """Yield Jᵢ in blocks of examples, because all examples may exceed the
-        memory."""
+        """Yield Jᵢ in blocks of examples, because the Jacobians of all examples may not
+        fit into memory."""
         return (jacobian.of(self.names) for jacobian in self.step.right)
 
     def add_secant(
@@ -312,7 +316,7 @@ class TermSums:
         *,
         with_gradient_scale: bool,
     ) -> None:
-        """Add the terms of J̄ and, unless V is formed, the terms of N ⊙ J̄."""
+        """Add the terms with J̄. Also add the terms with N ⊙ J̄, unless V is formed."""
         jacobian = secant.of(self.names)
         coefficients = self.coefficients
 
@@ -341,12 +345,13 @@ class TermSums:
 
     def add_adjoint(self, v: ScaledAdjoint, like: Float[Tensor, "query out"]) -> None:
         """Add ⟨V, c Jᵢ⟩, −⟨V, λθ⟩ and −⟨V, e⟩."""
-        # set V to zero where the gradient is a rounding error
+        # set V to zero where the gradient is only a rounding error
         credited = v.adjoint
         if self.step.credit:
             credited = credited.scaled(self.step.credit)
 
-        # the scale of V times c; if all parameters share it, multiply after the product
+        # Let the scale of V include c. If all parameters have the same scale, multiply
+        # after the product.
         factor = self.step.factor or {}
         scales = {
             name: number * factor.get(name, 1.0) for name, number in v.scale.items()
@@ -378,7 +383,7 @@ def times(number: float, weights: Weights) -> Weights:
 
 
 def broadcast_all(coefficients: Mapping[str, Coefficient], weights: Weights) -> Weights:
-    """Return the coefficients in the shapes of the weights."""
+    """Expand all coefficients to the shapes of the weights."""
     return {name: spread(each, weights[name]) for name, each in coefficients.items()}
 
 
@@ -391,7 +396,7 @@ def decayed(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
 
 
 def scalars_only(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
-    """Return only the coefficients that are numbers, not the tensors."""
+    """Return the coefficients that are numbers, and omit those that are tensors."""
     return {
         name: each
         for name, each in coefficients.items()
@@ -400,7 +405,7 @@ def scalars_only(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
 
 
 def shared_value(numbers: Mapping[str, float]) -> float | None:
-    """Return the coefficient that all parameters share, or None if they differ.
+    """Return the coefficient if it is the same for all parameters, else None.
 
     >>> shared_value({"a": 0.9, "b": 0.9}), shared_value({"a": 0.9, "b": 1.0}), shared_value({})
     (0.9, None, 1.0)

@@ -1,4 +1,5 @@
-"""The memory and the time that a run needs, and the number of points in a block."""
+"""Estimate the memory and the time of a run, and choose the
+number of points in a block."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class RunMemory:
     outputs: int
     integrated: int  # number of outputs that have path kernels or contributions
     rules: int
-    tangents: int  # number of tangent kernels, or of their traces, in memory
+    tangents: int  # number of tangent kernels, or traces of tangent kernels, in memory
     # number of path kernels (one for each quadrature rule) and of kernel snapshots
     path_kernels: int
     errors: int = 0  # number of error arrays in the shape of contributions
@@ -65,13 +66,16 @@ class RunMemory:
     tapes: int
     tape_bytes: float  # bytes on the tape of one point
     number_bytes: int
-    copies: int = 0  # copies of the weights in the optimizer during a step
+    # number of copies of the weights that the optimizer holds during a step
+    copies: int = 0
     kernels: Kernels = "all"
     steps: int = 0
-    phases: int = 1  # number of phases; contributions at the end of each are in memory
-    doubled: bool = False  # True if a second backward pass measures the error
+    # number of phases; the contributions at the end of each phase are in memory
+    phases: int = 1
+    doubled: bool = False  # True if a second backward sum measures the error
     disk: bool = False  # True if contributions may be stored on disk
-    components: int = 0  # number of components; contributions of each are in memory
+    # number of components; the contributions of each component are in memory
+    components: int = 0
 
     @property
     def fixed(self) -> float:
@@ -138,14 +142,14 @@ class RunMemory:
 
     @property
     def gradient_outputs(self) -> int:
-        """The number of outputs with gradients at a point. If kernels are computed, it
-        is the number of all outputs."""
+        """The number of outputs per point whose gradients are computed. If kernels are
+        computed, these are all outputs."""
         return self.outputs if self.kernels == "all" else self.integrated
 
     @property
     def kernel_outputs(self) -> int:
-        """The number of gradients per training example:
-        the length of the kernel's axis out_."""
+        """The number of gradients per training example, which is the length of the
+        kernel's axis out_."""
         return self.outputs if self.kernels == "all" else 1
 
     @property
@@ -162,7 +166,8 @@ class RunMemory:
     def block(self) -> int:
         """The number of points in a block.
 
-        A block uses half of the free memory. Cached tapes may use the rest.
+        A block uses half of the free memory. Cached tapes (recorded forward passes) may
+        use the rest.
         """
         self.require()
         return self.budget.holding(self.fixed).largest_batch(
@@ -231,15 +236,17 @@ class RunMemory:
 #             + points · work · SECONDS_PER_WORK),   on one core
 # work      = number of weights + WORK_PER_NUMBER · numbers on the tape of one point
 #
-# A run that would take years is rejected. If a run ends at a given loss,
-# its number of steps is unknown.
+# A run that would take years is rejected. If a run ends at a given loss, its number of
+# steps is unknown, so it is not rejected.
 
 
 START_SECONDS = 3.0
 POSITION_SECONDS = 0.003
 SECONDS_PER_WORK = 8e-11
-WORK_PER_NUMBER = 64  # multiplications with all training examples per number on a tape
-MAX_CORE_YEARS = {"cpu": 10.0, "cuda": 10_000.0}  # a GPU counts as a thousand cores
+# number of multiplications with all training examples per number on a tape
+WORK_PER_NUMBER = 64
+# limits of core years; a GPU counts as a thousand cores
+MAX_CORE_YEARS = {"cpu": 10.0, "cuda": 10_000.0}
 
 
 def core_seconds(memory: RunMemory, passes: int) -> float:

@@ -11,14 +11,14 @@ from ntkexp.on_disk import copy_rows
 
 
 class Resumable:
-    """An object whose fields in `checkpointed` are saved to and restored
-    from a checkpoint."""
+    """An object whose fields named in `checkpointed` are saved to a checkpoint and
+    restored from it."""
 
     checkpointed: ClassVar[tuple[str, ...]] = ()
 
     @property
     def state(self) -> dict[str, Any]:
-        """The fields in `checkpointed`, as plain data and tensors."""
+        """The fields named in `checkpointed`, as plain data and tensors."""
         return {name: state_of(getattr(self, name)) for name in self.checkpointed}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -21,7 +21,8 @@ Components: TypeAlias = Mapping[str, frozenset[str]]
 
 # part of the names of parameters under torch.nn.utils.parametrize
 PARAMETRISED = ".parametrizations."
-ROOT = "(root)"  # the component of parameters that the root module owns
+# name of the component with the parameters that the root module itself owns
+ROOT = "(root)"
 
 
 def components_of(
@@ -72,7 +73,7 @@ def owner(parameter: str) -> str:
 def matched(
     by: Mapping[str, Sequence[str]], parameters: Sequence[str], key: str
 ) -> dict[str, frozenset[str]]:
-    """Return the components defined by shell patterns. Raise unless each parameter is
+    """Return the components that shell patterns define. Raise unless each parameter is
     in exactly one component."""
     patterns = {str(name): patterns_of(value) for name, value in by.items()}
     for name, own in patterns.items():
@@ -90,7 +91,8 @@ def matched(
             "by '*'"
         )
 
-    # the parameters of each component; a pattern without a match is probably misspelled
+    # The parameters that match each component's patterns. A pattern without a match is
+    # probably misspelled.
     components: dict[str, frozenset[str]] = {}
     owners: dict[str, str] = {}
     for name, own in patterns.items():
@@ -115,7 +117,7 @@ def matched(
             )
         owners |= dict.fromkeys(matches, name)
 
-    # unmatched parameters belong to the component '*'; without it, raise
+    # unmatched parameters belong to the component '*'; without this component, raise
     left = [parameter for parameter in parameters if parameter not in owners]
     if left and not rest:
         known = [pattern for own in patterns.values() for pattern in own]
@@ -133,7 +135,7 @@ def matched(
 
 def patterns_of(value: object) -> list[str]:
     """Return a list of patterns from a string or a sequence.
-    It is empty for any other value."""
+    Any other value gives an empty list."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list | tuple):

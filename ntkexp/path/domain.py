@@ -1,5 +1,5 @@
-"""The points, outputs and steps of path kernels 𝒦 and contributions 𝒮,
-and arrays for the sums."""
+"""The shapes of path kernels 𝒦 and contributions 𝒮: their points, outputs and steps.
+Also arrays of these shapes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PATH_KERNEL_AXES = 4  # [point, out, train, out_]
 class Domain:
     """The points and outputs that have path kernels or contributions.
 
-    If the run attributes a measure of the outputs, such as the loss, then `explained`
-    computes that measure at the points. Otherwise it computes the outputs."""
+    The run attributes the outputs, or a measure of the outputs such as the loss.
+    `explained` computes the attributed quantity at the points."""
 
     points: Points
-    # the same points; their output is the explained measure, or the output itself
+    # the same points, evaluated to the outputs or to the measure of the outputs
     explained: Points
     # True if training examples also have path kernels or contributions
     sums_train: bool
@@ -60,7 +60,7 @@ class Domain:
 
     @property
     def rows(self) -> Int[Tensor, " attributed"]:
-        """The rows of the attributed points in the arrays of sums."""
+        """The rows in the arrays of sums that belong to the attributed points."""
         return self.attributed - self.first_point
 
     @property
@@ -86,9 +86,10 @@ class Domain:
     def zeros(
         self, axes: int, dtype: torch.dtype | None = None
     ) -> Float[Tensor, "point out ..."]:
-        """Return zeros in the shape of the first `axes` axes of the path kernel.
+        """Return zeros with the first `axes` axes of the path kernel, [point, out,
+        train, out_].
 
-        Contributions are stored in the folder `scratch`, if it is set.
+        If the folder `scratch` is set, contributions are stored there.
         """
         dtype = dtype or self.like.dtype
         if axes == CONTRIBUTION_AXES and self.scratch is not None:

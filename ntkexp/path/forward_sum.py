@@ -1,5 +1,5 @@
-"""Forward sums: path kernels and contributions, summed over every step or integrated
-over time along a gradient flow, with an error estimate."""
+"""Forward sums: path kernels and contributions, with an error estimate. They are summed
+over all steps, or integrated over time along a gradient flow."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from ntkexp.shapes import Weights
 
 
 class Error(NamedTuple):
-    """The estimated error of the contributions 𝒮. `parts` is ‖𝒮 − 𝒮_integral‖, the norm
-    of the errors of all single contributions.
+    """The estimated error of the contributions 𝒮. `parts` is the norm of the errors of
+    all single contributions, ‖𝒮 − 𝒮_integral‖ (see below).
 
     `sums` is the estimated error of Σᵢ 𝒮(x, xᵢ), or None if that sum is exact.
     """
@@ -45,8 +45,8 @@ class Error(NamedTuple):
 
 
 class AbstractAccumulator(Resumable, ABC):
-    """The base class of methods that sum over the steps of a path. The results 𝒦 and 𝒮
-    are complete after the last step, and after the backward pass if there is one."""
+    """The base class of all sums over the steps of a path. The results 𝒦 and 𝒮 are
+    complete after the last step, or after the backward pass if there is one."""
 
     @property
     @abstractmethod
@@ -77,7 +77,7 @@ class AbstractAccumulator(Resumable, ABC):
     @property
     def backward_tallies(self) -> Sequence[dict[str, Tally]] | None:
         """The tallies (norms of the terms) of all steps by rule, if the backward pass
-        computes them, else None."""
+        computes them. Otherwise None."""
         return None
 
     @property
@@ -96,8 +96,8 @@ class AbstractAccumulator(Resumable, ABC):
         steps, or None."""
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
-        """Return the fraction of the path time at which half
-        of each contribution has accumulated.
+        """Return the time, as a fraction of the path, at which half of each
+        contribution has accumulated.
 
         Return None if it is not available.
         """
@@ -105,16 +105,16 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def by_step(self, rule: str) -> StepTotals:
-        """Return the change of the outputs by each step, according to one rule."""
+        """Return the change of the outputs in each step, according to one rule."""
 
 
-# --- The error of the single contributions 𝒮(x, xᵢ).
-# Their sum over i is exact by the secant rule.
+# --- The error of the single contributions 𝒮(x, xᵢ). Their sum over i is exact by the
+# secant rule.
 #
-# Many matrices J̄ satisfy J̄Δθ = Δf. The contributions are defined by one of them: the
-# integral of the tangent Jacobian along the step. The mean secant Jacobian of n equal
-# substeps differs from this integral by O(n⁻²). So the error of the contributions S_n
-# of one step is
+# Many matrices J̄ satisfy J̄Δθ = Δf. The exact contributions, 𝒮_integral, use one of
+# them: the integral of the tangent Jacobian along the step. The mean secant Jacobian of
+# n equal substeps differs from this integral by O(n⁻²). Let S_n be the contributions of
+# one step with n substeps. Their error is
 #
 #     e = (S_2n − S_n) · 4/3        (4ᵏ⁺¹/(4ᵏ⁺¹ − 1) after k extrapolations)
 #
@@ -131,7 +131,7 @@ class ErrorBar(Resumable):
     rule: str  # the rule whose error is measured
     coarse: tuple[Substep, ...]
     fine: tuple[Substep, ...]
-    # the error divided by the difference of the sums with 2n and n substeps: 4/3
+    # the error divided by S_2n − S_n: 4/3 without extrapolation
     richardson_factor: float
     every: int  # interval between the steps of the sample
     total: Float[Tensor, "query out train"]  # Σe, the errors of these steps
@@ -144,14 +144,14 @@ class ErrorBar(Resumable):
         return step % self.every == self.every // 2
 
     def add(self, rows: slice, error: Float[Tensor, "chosen out train"]) -> None:
-        """Add the error of a step of the sample at the points in `rows`."""
+        """Add the error of one step, at the points in `rows`."""
         self.total[rows].add_(error)
         release_pages(self.total)
         self.squares += float(error.square().sum())
 
     def estimate(self, steps: int) -> float:
-        """Return the estimate of ‖𝒮 − 𝒮_integral‖ after `steps` steps,
-        or NaN if unmeasured."""
+        """Estimate ‖𝒮 − 𝒮_integral‖ after `steps` steps. Return
+        NaN if no step was measured."""
         m = sum(map(self.measures, range(steps)))
         if m == 0:
             return float("nan")
@@ -166,8 +166,8 @@ class ErrorBar(Resumable):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSum(AbstractAccumulator):
-    """The sum over all steps, by several quadrature rules that share the tapes
-    (recorded forward passes) of a step."""
+    """The sum over all steps, by several quadrature rules. The rules share the tapes
+    (recorded forward passes) of each step."""
 
     domain: Domain
     rules: Mapping[str, Integrals]

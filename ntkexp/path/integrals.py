@@ -31,7 +31,7 @@ from ntkexp.path.step_kernel import StepBlock
 
 
 class Rounding(NamedTuple):
-    """The quantities that bound the rounding error of a step.
+    """Data that bound the rounding error of a step.
 
     `terms` is Σ‖terms of f‖ at the start of the step. `eps` is the machine epsilon of
     the lowest precision in the computation of f from the weights."""
@@ -42,8 +42,9 @@ class Rounding(NamedTuple):
 
 @dataclass
 class Tally:
-    """Norms of the terms of one step, summed over the blocks of points, for metrics and
-    for the check of closure. Δ𝒮ᵢ is the contribution of example i in the step."""
+    """Norms of the terms of one step, summed over the blocks of points. They are
+    metrics, and used to check closure. Δ𝒮ᵢ is the contribution
+    of example i in the step."""
 
     missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖², the squared error of closure
     changed: float = 0.0  # ‖Δf‖², for the change Δf of the outputs
@@ -84,8 +85,8 @@ class Tally:
         self.kernels = kernel.numel() > 0
 
     def closure_error(self, rounding: Rounding) -> Closure | None:
-        """Return the error of Σᵢ Δ𝒮ᵢ = Δf if it exceeds the bound
-        on the rounding error, else None.
+        """Return the error of Σᵢ Δ𝒮ᵢ = Δf if it exceeds the bound on the rounding
+        error. Otherwise return None.
 
         The bound is relative to the sizes of the outputs and of the contributions. If
         the outputs are not finite, return None, because the run is reported as diverged
@@ -110,7 +111,7 @@ class Tally:
 
     @property
     def kernel_mass(self) -> float | None:
-        """η‖K_s‖, the step size times the norm of the step's kernel, or None if only
+        """η‖K_s‖, the step size times the norm of the step's kernel. None if only
         contributions are computed."""
         if not self.kernels:
             return None
@@ -133,21 +134,21 @@ def scalars_to_cpu(*numbers: Float[Tensor, ""]) -> list[float]:
 #     contributions   𝒮(x, xᵢ) = −Σ_s η_s K_s(x, xᵢ) ℓ′ᵢ(s)     [query, out, train]
 #     decay           𝒟(x) = −Σ_s λη_s J_s(x)·θ_s               [query, out]
 #
-# so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), up to the error of the rule.
-# The secant rule has no error.
+# so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), up to the error of the quadrature rule.
+# The secant rule has no error in this equation.
 
 
 @dataclass(frozen=True)
 class Integrals(Resumable):
-    """The path kernel 𝒦, the contributions 𝒮 and the decay 𝒟 by one quadrature rule,
-    with NaN at points that are not attributed."""
+    """The path kernel 𝒦, the contributions 𝒮 and the decay 𝒟 by one quadrature rule.
+    They are NaN at points that are not attributed."""
 
     substeps: tuple[Substep, ...]
     kernel: Float[Tensor, "query out kept out_"]
     contributions: Float[Tensor, "query out train"]
     decay: Float[Tensor, "query out"]
     by_component: ComponentSums | None = field(default=None, kw_only=True)
-    # the change of the outputs by gradients that are only rounding error, which Adam
+    # the change of the outputs by gradients that are only rounding error, but that Adam
     # and similar optimizers amplify
     rounding: Float[Tensor, "query out"] | None = field(default=None, kw_only=True)
 
@@ -187,8 +188,8 @@ class Integrals(Resumable):
     def weighted(
         self, step: Step, products: Tensor
     ) -> Float[Tensor, "query out train"]:
-        """Return Kℓ′, the kernel of a step times the gradients ℓ′ of the loss at the
-        outputs, given the products ⟨J̄(x), J(xᵢ)⟩."""
+        """Return Kℓ′, the kernel K of a step times ℓ′, the gradients of the loss at the
+        outputs. `products` are ⟨J̄(x), J(xᵢ)⟩."""
         return contract(products, step.output_gradient)
 
     def add_components(
@@ -213,8 +214,8 @@ class Integrals(Resumable):
 
     @property
     def without_examples(self) -> Float[Tensor, "query out"]:
-        """The change that no example caused: 𝒟(x), plus the change by gradients that
-        are only rounding error."""
+        """The change of the outputs that no example caused: 𝒟(x), plus the change by
+        gradients that are only rounding error."""
         if self.rounding is None:
             return self.decay.clone()
         return self.decay + self.rounding
@@ -232,9 +233,9 @@ class Integrals(Resumable):
 class ContributionIntegrals(Integrals):
     """The contributions 𝒮 and the decay 𝒟, without the path kernel 𝒦.
 
-    The right factor of a step is the gradient J(xᵢ)ᵀℓ′ᵢ, in the form of a Jacobian with
-    one output. So the products are Kℓ′. The axis of training examples of `kernel` has
-    length zero."""
+    Instead of the Jacobian J(xᵢ), a step provides the gradient J(xᵢ)ᵀℓ′ᵢ, in the form
+    of a Jacobian with one output. So its products are Kℓ′. `kernel` is empty: its axis
+    of training examples has length zero."""
 
     def add_products(
         self, step: Step, rows: slice, products: Tensor
@@ -281,21 +282,21 @@ def contract(
 #     Σᵢ Δ𝒮(x, xᵢ; s) + Δ𝒟(x; s)    [step, query, out],    whose sum over s is f_T(x) − f_0(x)
 #
 # up to the error of the rule. Without momentum, this is the change of the output during
-# step s. With momentum, it is the change at step s and all later steps that the
-# gradient of step s causes.
+# step s. With momentum, it is the change that the gradient of step s causes, at step s
+# and at all later steps.
 #
-# Long paths are summed over stretches of 2, 4, 8, … steps, so that the sums of all
-# rules have at most `MAX_TOTALS` numbers, or `MIN_STRETCHES` stretches each if that is
-# more. The number of steps is not known in advance, so adjacent stretches are merged in
-# pairs when there are too many.
+# Long paths are summed over stretches of 2, 4, 8, … steps. The sums of all rules
+# together then have at most `MAX_TOTALS` numbers, but every rule has at least
+# `MIN_STRETCHES` stretches. The number of steps is not known in advance, so adjacent
+# stretches are merged in pairs when there are too many.
 
 
 MAX_TOTALS = 2**23
-"""Maximum number of entries in the changes of the outputs by step,
-for all rules (67 MB)."""
+"""Maximum number of entries in the changes of the outputs by step, for all rules
+together (67 MB)."""
 
 MIN_STRETCHES = 128
-"""Number of stretches (ranges of steps) that is always available,
+"""Every rule may have this number of stretches (ranges of steps),
 even beyond `MAX_TOTALS`."""
 
 
@@ -313,10 +314,9 @@ class StepTotals(Resumable):
     ((0, 2, 3), [3.0, 3.0])
     """
 
-    # zeros, and NaN at points without contributions
+    # the initial value: zeros, and NaN at points without contributions
     zero: Float[Tensor, "query out *component"]
-    # maximum number of stretches; even, so that all can be merged in pairs
-    max_stretches: int
+    max_stretches: int  # maximum number of stretches; it is even, so that all stretches can be merged in pairs
     every: int = 1  # steps per stretch
     edges: list[int] = field(default_factory=lambda: [0])
     sums: list[Float[Tensor, "query out *component"]] = field(default_factory=list)
@@ -440,7 +440,8 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
     )
 
 
-# --- The sums at the end of each phase. The share of phase p is a difference:
+# --- The sums at the end of each phase. 𝒮(x, xᵢ; T) is the contribution of xᵢ up to
+# step T. The contribution in phase p is a difference:
 #
 #     𝒮_p(x, xᵢ) = 𝒮(x, xᵢ; T_p) − 𝒮(x, xᵢ; T_{p−1}),
 #     f(T_p) − f(T_{p−1}) = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
@@ -484,7 +485,7 @@ def phase_end_states(
 def restore_phase_ends(
     state: Sequence[Mapping[str, tuple[Tensor | RowsInFile, Tensor]]], like: Tensor
 ) -> list[PhaseEnd]:
-    """Restore the marks from a checkpoint.
+    """Restore the ends of phases from a checkpoint.
 
     Store them in memory or on disk, like the tensor `like`.
     """
@@ -498,11 +499,11 @@ def restore_phase_ends(
 
 
 class PhaseShare(NamedTuple):
-    """The sums of one phase by one quadrature rule:
-    the sums at its end minus those at its beginning."""
+    """The sums of one phase by one quadrature rule: the sums at its end, minus the sums
+    at its beginning."""
 
     end: Sums
-    begin: Sums | None  # None: zero, in the first phase
+    begin: Sums | None  # None means zero, in the first phase
 
     @property
     def contributions(self) -> RowsOfArray:
@@ -520,8 +521,8 @@ class PhaseShare(NamedTuple):
 def phase_shares(
     phase_ends: Sequence[PhaseEnd], end: PhaseEnd, rule: str, phases: int
 ) -> list[PhaseShare]:
-    """Return the sums of each phase by one quadrature rule.
-    They are zero for phases that were not reached.
+    """Return the sums of each phase by one quadrature rule. A phase that was not
+    reached has sums of zero.
 
     >>> import torch
     >>> ones = Sums(torch.ones(1, 1, 1), torch.zeros(1, 1))

@@ -34,8 +34,8 @@ class Costs(NamedTuple):
     rules: int  # number of arrays of contributions: one for each quadrature rule
     kernels: int  # number of path kernels and kernel snapshots
     errors: int  # number of error arrays in the shape of contributions
-    # number of positions in a step at which a block is evaluated,
-    # including start and end
+    # number of positions in a step at which a block is evaluated, including start and
+    # end
     tapes: int
     doubled: bool = False  # True if the error estimate needs a second set of adjoints
 
@@ -47,7 +47,7 @@ class AbstractIntegration(ABC):
     """
 
     path: Path
-    # number of passes over the path; if 1, additional points are cheap
+    # number of passes over the path; with a single pass, additional points are cheap
     passes: ClassVar[int] = 1
 
     @property
@@ -116,8 +116,9 @@ class EveryStep(AbstractIntegration):
 class Snapshots(AbstractIntegration):
     """The sum over kernel snapshots at a few steps, for optimizers without momentum.
 
-    The sums of ℓ′ between snapshots are exact. Two snapshots per path kernel are in
-    memory, and give an estimate of the error."""
+    The sums of ℓ′ (the gradients of the loss at the outputs) between snapshots are
+    exact. For each path kernel, memory holds two snapshots,
+    which also give an estimate of the error."""
 
     path: Path
 
@@ -234,8 +235,8 @@ class AlongFlow(AbstractIntegration):
 class Backward(AbstractIntegration):
     """The sum from the last step to the first, for optimizers with momentum.
 
-    It makes two passes over the path. An adjoint for each attributed point
-    and output is in memory."""
+    It makes two passes over the path. Memory holds an adjoint for each
+    attributed point and output."""
 
     path: Path
     optimizer: AbstractOptimizer

@@ -2,10 +2,9 @@
 and the network at one set of weights.
 
 The points are the training examples, followed by the queries. The network evaluates
-them block by block, so that memory stays bounded. No block contains both training
-examples and queries. A tape is the record of a forward pass on one block. The tape at
-the end of a step is also the tape at the start of the next step, so it is recorded
-once."""
+them block by block, so that memory stays bounded. A block contains only training
+examples or only queries. A tape is the record of a forward pass on one block. A step
+ends where the next step starts, so they share this tape."""
 
 from __future__ import annotations
 
@@ -41,13 +40,13 @@ class Points:
 
     reader: Reader
     inputs: Float[Tensor, "point *shape"]
-    # set if the explained measure needs targets
+    # the targets, if the explained measure needs them
     targets: Float[Tensor, "point out"] | None = None
     train: int
     block: int
     # True: cache the tapes at the start and the end of the latest step
     keeps_tapes: bool
-    # outputs with path kernels and contributions; None: all
+    # outputs that have path kernels and contributions; None means all outputs
     chosen: tuple[int, ...] | None = None
     kernels: Kernels = "all"
     cache: list[tuple[Weights, dict[int, Tape]]] = field(
@@ -58,7 +57,7 @@ class Points:
     def makes_kernels(self) -> bool:
         """True if kernels are computed, False if only contributions are computed.
 
-        Contributions need one gradient Jᵀℓ′ per training example. Kernels need one
+        Contributions need one gradient Jᵀℓ′ per training example. Kernels need a
         gradient per training example and output."""
         return self.kernels == "all"
 
@@ -212,9 +211,9 @@ class NetworkView:
         """Return the tangent kernel between all points
         and the training examples, as it is stored.
 
-        The setting `kernels` selects the kernel itself ("all"), its trace over outputs
-        Σ_c K[x, c, x′, c] ("trace"), or an empty array without training examples
-        ("none")."""
+        If the setting `kernels` is "all", this is the kernel itself. For "trace", it is
+        the trace over outputs, Σ_c K[x, c, x′, c]. For "none", it is an empty array
+        without training examples."""
         if self.points.kernels == "none":
             return self.outputs.new_zeros(*self.outputs.shape, 0, self.outputs.shape[1])
         if self.points.kernels == "trace":
@@ -232,8 +231,8 @@ class NetworkView:
         return torch.cat([gram(left, right) for right in self.train_jacobians], dim=2)
 
     def kernel_trace(self) -> Float[Tensor, "point 1 train 1"]:
-        """Return the trace over outputs, Σ_c K[x, c, x′, c]. The Jacobians of a few
-        outputs at a time are in memory."""
+        """Return the trace over outputs, Σ_c K[x, c, x′, c]. Compute the Jacobians of
+        only a few outputs at a time."""
         points = self.points
         tape = points.tape(self.weights, points.train_blocks[0])
         tangent = partial(points.reader.tangent, tape)
@@ -262,7 +261,7 @@ class NetworkView:
         """Return a lower estimate of the largest eigenvalue of the kernel JJᵀ
         of some training examples.
 
-        It uses products with J and Jᵀ, and never forms the kernel.
+        Use power iterations with J and Jᵀ, which never form the kernel.
         """
         inside = torch.zeros_like(self.train_outputs)
         inside[examples] = 1.0

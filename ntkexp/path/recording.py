@@ -34,12 +34,12 @@ from ntkexp.path.step import Descent, Step, TrainingRecipe, sizes_of
 from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
 
-# --- Rows of a recording: [θ_s, optimizer state after step s, ℓ′(s)],
-# with concatenated parameters.
+# --- A row of a recording: [θ_s, optimizer state after step s, ℓ′(s)], with the
+# parameters concatenated. ℓ′ are the gradients of the loss at the outputs.
 
 
 class Recorded(NamedTuple):
-    """One step in a recording: weights, optimizer state and ℓ′."""
+    """One step of a recording: weights, optimizer state and ℓ′."""
 
     weights: Weights
     memory: Memory
@@ -58,7 +58,7 @@ def row_length(
 
 
 AllocateRows: TypeAlias = Callable[[int, int], Trajectory]
-"""A function (rows, length) ↦ storage for `rows` rows of `length` numbers."""
+"""A function from (rows, length) to storage for `rows` rows of `length` numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +133,8 @@ class Playback:
     def __iter__(self) -> Iterator[Step]:
         """Yield the steps in order.
 
-        The weights at the start of a step are the same tensors as at the end of the
-        previous step, so that cached tapes remain valid."""
+        The weights at the start of a step are the same tensor objects as at the end of
+        the previous step, so that cached tapes remain valid."""
         start = None
         for index in range(len(self.step_sizes)):
             step = self.step(index, start=start)
@@ -167,16 +167,16 @@ class Playback:
 
 
 class Frame(NamedTuple):
-    """The weights before a step, as one vector,
-    and the optimizer's state after the step."""
+    """The weights before a step, as one vector, and
+    the optimizer's state after the step."""
 
     weights: Float[Tensor, " weight"]
     memory: Memory
 
 
 class AbstractRecordedTraining(AbstractTrajectory):
-    """A recorded training run of a `TrainingRecipe`,
-    with a frame for each step and for the end."""
+    """A recorded training run of a `TrainingRecipe`. It has a frame for each step, and
+    one for the end."""
 
     @property
     @abstractmethod
@@ -296,10 +296,10 @@ def update_of(
 ) -> Update:
     """Return the linear update of all weights by one step of an optimizer.
 
-    `memory` and `before` are the optimizer's state after and before the step. The
-    fields `momentum_scale` (S), `gradient_scale` (N) and `decoupled_decay` (d) of the
-    result are vectors over all weights. The other fields are numbers, because all
-    parameters share them."""
+    `memory` and `before` are the optimizer's state after and before the step. In the
+    result, `momentum_scale` (S), `gradient_scale` (N) and `decoupled_decay` (d) are
+    vectors over all weights. The other fields are numbers, because they are the same
+    for all parameters."""
     flat = flat_like(like)
     linear = optimizer.linear_steps(index, sizes, memory)
 
@@ -395,8 +395,8 @@ class Halves(Resumable):
         rows: Int[Tensor, " row"],
         parts: Float[Tensor, "query out row"],
     ) -> None:
-        """Add the contributions of the rows of a step at all points.
-        `rows` is the example of each row.
+        """Add the contributions of some rows of a step, at all points. `rows` holds the
+        example that each row belongs to.
 
         >>> halves = Halves((0, 1), torch.zeros(1, 1, 1, 2))
         >>> halves.add_rows(0, torch.tensor([1, 1]), torch.tensor([[[3.0, -1.0]]]))
@@ -428,8 +428,8 @@ class Halves(Resumable):
         before = torch.cat([torch.zeros_like(self.mass[:1]), self.mass.cumsum(0)])
         half = before[-1:] / 2
 
-        # the stretch in which the cumulative mass reaches half,
-        # and the interpolated time within it
+        # find the stretch in which the cumulative mass reaches half, and interpolate
+        # the time within it
         last = len(self.mass) - 1
         stretch = (before[1:] < half).sum(0, keepdim=True).clamp(max=last)
         start = before.gather(0, stretch)

@@ -45,7 +45,7 @@ class Kernel(Component):
     """The settings of kernel files: exact kernels,
     or kernels of randomly projected gradients.
 
-    `sketch` is the dimension of the projection. None: exact.
+    `sketch` is the dimension of the projection, or None for exact kernels.
     """
 
     sketch: int | None = Field(None, ge=1, le=MAX_COUNT)
@@ -55,11 +55,11 @@ class Kernel(Component):
 # or adapted to kernel change.
 #
 # An adaptive timetable measures the kernel change δ = ‖K_s − K_r‖/‖K_r‖ among the
-# training examples between consecutive kernels, at steps r < s. The next waiting time
-# is s − r, multiplied by `change`/δ, limited to the range from ¼ to 4. The waiting time
-# is never shorter than if the remaining kernels were log-spaced, so that the kernels
-# suffice until the end of training. Each switch between phases of training adds a
-# kernel.
+# training examples, between consecutive kernels at steps r < s. The next kernel is due
+# after (s − r) · `change`/δ steps, where the factor `change`/δ is limited to the range
+# from ¼ to 4. But it is never due earlier than if the remaining kernels were
+# log-spaced, so that the planned number of kernels suffices until the end of training.
+# Each switch between phases of training adds a kernel.
 
 
 # The interval between stored kernels grows or shrinks by at most this factor.
@@ -68,13 +68,14 @@ MAX_KERNELS = 10**5  # largest number of stored kernels; each is a file
 
 
 class AbstractTimetable(Resumable, ABC):
-    """The steps with a stored kernel, from step 0 to the end of training."""
+    """The choice of the steps with a stored kernel, from step
+    0 to the end of training."""
 
     @property
     @abstractmethod
     def capacity(self) -> int:
         """The largest number of kernels that can be due.
-        The run reserves space for this number."""
+        The run reserves space for them."""
 
     @abstractmethod
     def due(self, step: int) -> bool:
@@ -87,7 +88,8 @@ class AbstractTimetable(Resumable, ABC):
 
 @dataclass(frozen=True)
 class Planned(AbstractTimetable):
-    """Sorted steps that are chosen before training, and the switches between phases."""
+    """Steps that are chosen before training, in ascending order, together with the
+    switches between phases."""
 
     steps: tuple[int, ...]
     switches: tuple[int, ...] = ()
@@ -106,8 +108,8 @@ class Planned(AbstractTimetable):
 
 @dataclass
 class Adaptive(AbstractTimetable):
-    """Steps chosen during training so that the kernel changes
-    by about `change` from one to the next.
+    """Steps that are chosen during training, so that the kernel changes by about
+    `change` from one to the next.
 
     The switches between phases are added. Kernels
     at switches do not influence the waiting times."""
@@ -116,7 +118,7 @@ class Adaptive(AbstractTimetable):
     count: int
     change: float
     switches: tuple[int, ...] = ()
-    wait: int = 0  # number of steps from the latest stored kernel to the next
+    wait: int = 0  # number of steps from the latest stored kernel to the next one
     next: int = 0
     taken: int = 0
     latest: Float[Tensor, "train out train out_"] | None = None
@@ -149,8 +151,8 @@ class Adaptive(AbstractTimetable):
         self.latest = kernel.clone()
 
     def next_log_spaced(self, step: int) -> int:
-        """Return the step of the next kernel
-        if the remaining kernels were log-spaced up to the end.
+        """Return the step of the next kernel, if the remaining kernels were log-spaced
+        up to the end.
 
         >>> Adaptive(steps=1000, count=5, change=0.1, taken=2).next_log_spaced(1)
         10
@@ -272,21 +274,21 @@ class Path(Component):
     def tangents(self) -> int:
         """The largest number of tangent kernels in memory at once.
 
-        These are the first kernel, the current kernel twice (while its blocks are
-        concatenated), and the latest kernel of an adaptive timetable."""
+        These are the first kernel, two copies of the current kernel (while its blocks
+        are concatenated), and the latest kernel of an adaptive timetable."""
         if self.kernels == "none":
             return 0
         return 4 if self.schedule == "adaptive" else 3
 
     @property
     def may_retrain(self) -> bool:
-        """True if retraining without an example measures the leave-out effects
-        of the settings."""
+        """True if these settings allow leave-out effects to be measured by retraining
+        without an example."""
         return self.effects is True and self.mean == "renormalised"
 
     @property
     def closing_rule(self) -> AbstractRule | None:
-        """The first rule that closes every step, or None. Closing means that the
+        """The first rule that closes every step, or None. A rule closes a step if the
         contributions add up to the change of the outputs. The error of single
         contributions is estimated for this rule."""
         return next((rule for rule in self.rule if rule.closes), None)
@@ -311,8 +313,8 @@ class Path(Component):
         return 1 + 1 / (4.0 ** (self.romberg + 1) - 1)
 
     def positions(self, finer: tuple[Substep, ...]) -> frozenset[float]:
-        """Return the positions u in a step, at the weights θ₀ + uΔθ, that the rules and
-        `finer` evaluate, with 0 and 1.
+        """Return the positions u of all evaluations in a step, at the weights θ₀ + uΔθ.
+        They include 0, 1, and the positions of `finer`.
 
         >>> from ntkexp.path.rule.base import Secant
         >>> path = Path(rule=(Secant(),))

@@ -1,15 +1,17 @@
-"""The sum along a path from the kernel at a few steps,
-with exact sums of ℓ′ between them.
+"""The sum along a path from the kernel at only a few steps, with exact sums of ℓ′
+between them.
 
-ℓ′ᵢ(s) is available at every step at no cost, and the kernel varies slowly. So the
-kernel is computed at steps s₀ < s₁ < …, which include the last step of the path, and
-interpolated linearly in time. With the hat function φ_k around s_k,
+ℓ′ᵢ(s), the gradient of the loss at the outputs of example i, is available at every step
+at no cost. The kernel is expensive, but varies slowly. So it is computed only at steps
+s₀ < s₁ < …, which include the last step of the path, and interpolated linearly in time
+between them. With the hat function φ_k around s_k,
 
     𝒦 = Σ_k K_k Σ_s φ_k(s) η_s,        𝒮 = −Σ_k K_k Σ_s φ_k(s) η_s ℓ′(s).
 
-Between snapshots K_k at time t_k and K at time t, this is K(t_s) = (1 − u_s) K_k + u_s
-K with u_s = (t_s − t_k)/(t − t_k). The factors of both kernels follow from four sums
-over the steps between them. These sums do not depend on K:
+Between a snapshot K_k at time t_k and the next snapshot K at time t, the interpolated
+kernel is K(t_s) = (1 − u_s) K_k + u_s K with u_s = (t_s − t_k)/(t − t_k). The factors
+of K_k and K follow from four sums over the steps between them, which do not depend on
+the kernels:
 
     Σ_s η_s,   Σ_s (t_s − t_k) η_s,   Σ_s η_s ℓ′(s),   Σ_s (t_s − t_k) η_s ℓ′(s).
 
@@ -17,7 +19,7 @@ A step with a snapshot belongs to the interval that ends at the step, so that u 
 
 The error is estimated by omitting every other snapshot. The intervals of interpolation
 are then twice as long, so the error is four times as large if the kernel is smooth in
-time. Therefore the error is a third of the difference between both sums:
+time. Therefore the error is a third of the difference between the two results:
 
     e = ⅓ Σ_{k odd} (K_k − Ǩ_k) Σ_s φ_k(s) η_s ℓ′(s),
 
@@ -44,8 +46,8 @@ from ntkexp.path.step_kernel import StepBlock
 
 
 class Weight(NamedTuple):
-    """The factors of a kernel snapshot in the sums: `size` = Σ φη for 𝒦,
-    and `pull` = Σ φηℓ′ for 𝒮."""
+    """The factors of a kernel snapshot in the sums: `size` = Σ_s φη is its factor in 𝒦,
+    and `pull` = Σ_s φηℓ′ in 𝒮."""
 
     size: float
     pull: Float[Tensor, "train out_"]
@@ -104,7 +106,7 @@ class SnapshotInterval(NamedTuple):
 
     first: Weight
     second: Weight
-    # Σ_s φ_k(s) η_s ℓ′(s), for e; None if k is even
+    # Σ_s φ_k(s) η_s ℓ′(s), for the error e, or None if k is even
     middle: Float[Tensor, "train out_"] | None
     position: float  # time of K_k, on a scale from 0 at K_{k−1} to 1 at K_{k+1}
     end: int  # the step after the last step of the interval
@@ -162,8 +164,8 @@ class Track(Resumable):
         pulled: Float[Tensor, "chosen out"],
         weight: Weight,
     ) -> Float[Tensor, "chosen out"]:
-        """Add a snapshot times its factors to the sums. Return the resulting change of
-        the outputs, by contributions and decay together."""
+        """Add a snapshot to the sums, multiplied by its factors. Return the resulting
+        change of the outputs, by contributions and decay together."""
         parts = contract(kernel, weight.pull)
         self.integrals.kernel[rows].add_(kernel, alpha=weight.size)
         self.integrals.contributions[rows].sub_(parts)
@@ -179,7 +181,8 @@ class SnapshotSum(AbstractAccumulator):
     domain: Domain
     tracks: Mapping[str, Track]
     moments: Moments
-    # Σ φηℓ′, the factor of the latest snapshot in 𝒮, over the steps before the snapshot
+    # Σ φηℓ′ over the steps before the latest snapshot: the first part of its factor in
+    # 𝒮
     arriving: Float[Tensor, "train out_"]
     last: int  # the last step of the path
     taken: int = 0  # number of kernel snapshots so far
@@ -240,7 +243,7 @@ class SnapshotSum(AbstractAccumulator):
     def interval(self, span: float, end: int) -> SnapshotInterval:
         """Return the weights of the snapshots K_k and K_{k+1} in the sums 𝒦 and 𝒮.
 
-        Return their weights in the error estimate, too.
+        Also return their weights in the error estimate.
         """
         first, second = self.moments.share_out(span)
         middle: Tensor | None = None
@@ -266,8 +269,8 @@ def add_step(
     kernel: Float[Tensor, "chosen out train out_"],
     pulled: Float[Tensor, "chosen out"],
 ) -> None:
-    """Add the contributions of one step to its tally (norms of its terms). Do not add
-    the interval between snapshots that ends at this step."""
+    """Add the norms of one step's contributions to its tally. Do not add the interval
+    between snapshots that ends at this step."""
     parts = contract(kernel, step.output_gradient).mul_(-step.step_size)
     summed = parts.sum(2)
     change = summed - step.step_size * pulled

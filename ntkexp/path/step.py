@@ -33,13 +33,13 @@ from ntkexp.shapes import Weights
 # xᵢ)ᵀ ℓ′ᵢ(s).
 #
 # ℓ′ᵢ is the gradient of the loss at the outputs of example i. It includes the weight wᵢ
-# of the example and the factor of gradient clipping. It is zero for an example outside
-# the step's batch. The step size of a parameter is the step size of the step, times the
-# factor of the parameter.
+# of the example in the loss, and the factor of gradient clipping. It is zero for an
+# example outside of the step's batch. The step size of a parameter is the step size of
+# the step, times a factor of the parameter.
 
 
-# Gauss points on each arc (polynomial piece) of a gradient flow: order 6,
-# higher than the order of the arcs
+# number of Gauss points on each arc (polynomial piece) of a gradient flow; the order 6
+# is higher than the order of the arcs
 IMPULSE_POINTS = 3
 
 
@@ -64,10 +64,10 @@ class Step:
     # factor of each parameter's step size; 1 if missing
     factors: Mapping[str, float] = field(default_factory=dict)
     weight_decay: float = 0.0
-    # state of the optimizer, after the step
+    # the optimizer's state after the step
     memory: Memory = field(default_factory=dict)
     clipping: float = 1.0
-    # arcs of a gradient flow; None: the step is a straight line
+    # arcs of a gradient flow, or None if the step is a straight line
     curve: Curve | None = None
 
     @cached_property
@@ -81,8 +81,8 @@ class Step:
         """The right factor of the kernel: J(θ_s; xᵢ),
         scaled by the step-size factor of each parameter.
 
-        If only contributions are computed, it is the gradient Σ_c ℓ′_c J_c instead. The
-        gradient has the form of a Jacobian with one output per example."""
+        If only contributions are computed, it is the gradient Σ_c ℓ′_c J_c instead, in
+        the form of a Jacobian with one output per example."""
         view = self.view
         if view.points.makes_kernels:
             blocks = view.train_jacobians
@@ -105,8 +105,8 @@ class Step:
 
     @cached_property
     def impulse(self) -> Float[Tensor, "train out"]:
-        """ηℓ′, the step size times the gradients ℓ′ of the loss at the outputs, or
-        ∫ℓ′dt along a gradient flow."""
+        """ηℓ′, the step size times the gradients ℓ′ of the loss at the outputs. For a
+        gradient flow, ∫ℓ′dt."""
         if self.curve is None:
             return self.step_size * self.output_gradient
         points = self.quadrature_points(IMPULSE_POINTS)
@@ -191,12 +191,12 @@ class TrainingRecipe:
 
     targets: Float[Tensor, "train out"]
     loss: AbstractLoss
-    scale: float  # multiplies the loss: 1/α² where the network is centred
+    scale: float  # factor of the loss: 1/α² for a centred network with output scale α
     optimizer: AbstractOptimizer
     factors: Mapping[str, float]  # step-size factor of each parameter
     schedule: AbstractSchedule
-    step_size: float  # multiplied by the factor of the schedule
-    steps: int  # length of the schedule
+    step_size: float  # step size, to be multiplied by the factor of the schedule
+    steps: int  # number of steps in the schedule
     seed: int  # seed of the batches
 
     def step_size_at(self, index: int) -> float:
@@ -207,9 +207,9 @@ class TrainingRecipe:
 # --- Training on a fixed set of examples, as a stream of steps.
 #
 # The gradient of a step, Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), uses the same Jacobians as the right
-# factor of the kernel. In each phase, batches are drawn and losses averaged over the
-# examples of the phase only, and ℓ′ of all other examples is zero. The optimizer's
-# state persists from phase to phase.
+# factor of the kernel. In each phase, batches are drawn from the examples of the phase
+# only, and losses are averaged over them. For all other examples, ℓ′ is zero. The
+# optimizer keeps its state from phase to phase.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,8 +242,8 @@ class Descent(TrainingRecipe):
             gradient = {name: part * clipping for name, part in gradient.items()}
             output_gradient = output_gradient * clipping
 
-        # update the weights; a gradient flow evaluates ∇L along its arcs (`Arc`:
-        # polynomial pieces of its curved path)
+        # Update the weights. A gradient flow evaluates ∇L along the arcs of its curved
+        # path (`Arc`).
         size = self.step_size_at(index)
         sizes = sizes_of(weights, self.factors, size)
         vector_field = partial(self.gradient, index)
@@ -288,7 +288,7 @@ class Descent(TrainingRecipe):
         """Return wᵢℓ′ᵢ for the batch of a step: the weight of each example times the
         gradient of its loss at the outputs.
 
-        An example that was drawn twice counts twice. Examples of other phases are zero.
+        An example that was drawn twice counts twice. Examples of other phases get zero.
         """
         derivative = self.loss.output_gradient(outputs, self.targets)
         phase = self.phase(index)

@@ -10,8 +10,8 @@ or the tangent Jacobian if u₀ = u₁.
 
 J(xᵢ), on the right, is the tangent Jacobian of training example i at θ₀
 (`Step.right_factor`). If only contributions are computed, the gradient J(xᵢ)ᵀℓ′ᵢ
-replaces J(xᵢ), and K becomes Kℓ′, which is the contribution of example i up to the
-factor −η."""
+replaces J(xᵢ). K then becomes Kℓ′, which is the contribution of
+example i up to the factor −η."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class StepBlock:
 
     @property
     def rows(self) -> slice:
-        """The rows of this block in the arrays of sums,
-        whose row 0 is point `first_point`."""
+        """The rows of this block in the arrays of sums. Row 0
+        of these arrays is point `first_point`."""
         return slice(
             self.block.start - self.first_point, self.block.stop - self.first_point
         )
@@ -140,8 +140,8 @@ def kernel_between(
     """Return ⟨left, J(xᵢ)⟩ for the examples of all blocks on the right.
 
     If a factor has no gradients, for example because a block does not use the
-    parameters of a component, its kernel is zero. The shape of the zeros follows from
-    the outputs `like`."""
+    parameters of a component, return zeros. Their
+    shape follows from the outputs `like`."""
     kernels = [kernel_with_block(left, block, like) for block in right]
     if not kernels:
         return like.new_zeros(*like.shape, 0, 1)

@@ -6,9 +6,10 @@ from the last step to the first.
     path kernel     𝒦(x, xᵢ) = Σ_s K_s(x, xᵢ)            [query, out, train, out_]
     contributions   𝒮(x, xᵢ) = −Σ_s K_s(x, xᵢ) ℓ′ᵢ(s)     [query, out, train]
 
-with K_s as in `backward_sum`. The attributed points are processed in chunks, so that
-their adjoints fit into memory. Each chunk requires a pass over the whole recording. If
-training has phases, each phase requires a separate pass that begins at its end.
+K_s is the kernel of `backward_sum`, and ℓ′ᵢ the gradient of the loss at the outputs of
+example i. The attributed points are processed in chunks, so that their adjoints fit
+into memory. Each chunk requires a pass over the whole recording. If training has
+phases, each phase requires a separate pass that begins at its end.
 
 The error of the contributions is measured at a sample of m of the Q points, by the same
 sum with twice the substeps:
@@ -58,8 +59,8 @@ from ntkexp.shapes import Weights
 
 @dataclass(kw_only=True)
 class RulePass:
-    """The path integrals for one quadrature rule,
-    and the backward sum of the current chunk of points."""
+    """The path integrals for one quadrature rule, and the backward sum for the current
+    chunk of points."""
 
     integrals: Integrals
     totals: StepTotals
@@ -111,9 +112,10 @@ class FinerPass:
 
     rule: str  # the rule whose error is measured
     integrals: Integrals
-    sample: Int[Tensor, " sample"]  # indices into the list of attributed points
+    # positions of the sample in the list of attributed points
+    sample: Int[Tensor, " sample"]
     richardson_factor: float  # the error divided by 𝒮_2n − 𝒮_n: 4/3
-    # indices into `sample`, of the chunk's points
+    # positions in `sample` of the points that belong to the current chunk
     rows: Int[Tensor, " chosen"] | None = None
     points: Points | None = None  # the points at `rows`
     sum: BackwardSum = field(default_factory=BackwardSum)
@@ -178,8 +180,8 @@ def add_step(
 
 
 def rounding_of(step: Step) -> tuple[Weights, Weights]:
-    """Return the credit of a step's gradient,
-    and the part of the gradient that is only rounding error.
+    """Return the credit of a step's gradient elements, and the part of the gradient
+    that is only rounding error.
 
     The credit is 0 where the gradient is a rounding error, and 1 elsewhere. Return two
     empty dicts if the gradient is nowhere a rounding error."""
@@ -199,8 +201,8 @@ def rounding_of(step: Step) -> tuple[Weights, Weights]:
 
 @dataclass(kw_only=True)
 class SecondPass:
-    """The passes from the last step to the first, one per chunk of points. `done` is
-    the number of completed steps in all passes."""
+    """The passes from the last step to the first, one for each chunk of points. `done`
+    is the number of completed steps in all passes."""
 
     steps: Playback
     optimizer: AbstractOptimizer
@@ -334,7 +336,7 @@ class TwoPasses(AbstractAccumulator):
     domain: Domain
     recording: Recording
     second: SecondPass | None = None
-    # state of the backward pass from a checkpoint
+    # state of the backward pass, from a checkpoint
     saved: Mapping[str, Any] | None = None
     finished_phases: list[PhaseEnd] = field(default_factory=list)
 
@@ -412,8 +414,8 @@ class TwoPasses(AbstractAccumulator):
     def finer_pass(self) -> FinerPass | None:
         """Return the sums for the error estimate, which start at zero.
 
-        Return None if no quadrature rule closes the steps (gives the exact change of
-        the outputs), or if no error estimate is requested."""
+        Return None if no error estimate is requested, or if no quadrature rule closes
+        the steps (gives the exact change of the outputs)."""
         path = self.path
         domain = self.domain
         if path.closing_rule is None or not path.finer_quadrature:
@@ -454,8 +456,8 @@ class TwoPasses(AbstractAccumulator):
         integrals = self.second.rules[rule].integrals
         contributions = integrals.contributions[self.domain.rows]
 
-        # error of 𝒮 with n substeps, estimated at m of the Q points: ‖𝒮_2n − 𝒮_n‖ · 4/3
-        # · √(Q/m), where Richardson's factor is 4/3 without Romberg extrapolation
+        # The error of 𝒮 with n substeps, ‖𝒮_2n − 𝒮_n‖ · 4/3 · √(Q/m), estimated at m of
+        # the Q points. 4/3 is Richardson's factor without Romberg extrapolation.
         difference = finer.integrals.contributions - contributions[finer.sample]
         points = len(contributions) / len(finer.sample)
         return Error(finer.richardson_factor * float(difference.norm()) * sqrt(points))

@@ -111,7 +111,7 @@ class RunAxes:
     def of(
         cls, headers: Mapping[str, Header], read: Sequence[str], path: Path
     ) -> RunAxes:
-        """Return the lengths of the axes, where `read` are the evaluated splits.
+        """Return the lengths of the axes. `read` are the evaluated splits.
 
         Raise if the arrays are inconsistent.
         """

@@ -92,7 +92,7 @@ def make_folder(folder: Path) -> None:
 
 def cannot_write(folder: Path) -> PermissionError:
     """Return a PermissionError that names the folder. For folders such as /proc, the
-    system's own error would report a missing file."""
+    system's own error would report a missing file instead."""
     return PermissionError(errno.EACCES, "Nothing can be written there", str(folder))
 
 
@@ -152,8 +152,8 @@ def release(descriptor: int, lock: Path) -> None:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Return True if the path still leads to this open file,
-    which was not removed or replaced."""
+    """Return True if the path still leads to this open file. False means that the file
+    was removed or replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:
@@ -217,8 +217,8 @@ class Damaged(Mistake):
 
 
 class Sealing:
-    """The digest (seal) of a stream of bytes, updated block by block. `position` is the
-    number of bytes so far."""
+    """The digest (seal) of a stream of bytes, which is updated block by block.
+    `position` is the number of bytes so far."""
 
     def __init__(self, context: str = "") -> None:
         self.hash = sha256(context.encode() + b"\0")
@@ -406,7 +406,7 @@ def refuse_half_characters(value: object, path: Path) -> None:
 
 
 def finite_json(value: Json) -> Json:
-    """Return the value with None in place of infinities and NaN."""
+    """Return the value with None instead of infinities and NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -417,16 +417,17 @@ def finite_json(value: Json) -> Json:
 
 
 def sealed_text(value: Mapping[str, Json], context: str) -> str:
-    """Return an object as JSON text, with a digest (seal) of the text as the last key.
-    The digest covers the JSON text without this key."""
+    """Return an object as JSON text, with a digest (seal) as the last key. The digest
+    covers the JSON text without this key."""
     return to_text({**value, SEAL: seal(to_text(value).encode(), context).hex()})
 
 
 def read_sealed(path: Path, context: str) -> dict[str, Any]:
-    """Read an object from a JSON file, compare the text with its digest (seal), and
-    return the object without the seal."""
-    # read once, so that the checked bytes are the parsed bytes
-    content = read_bytes(path)
+    """Read an object from a JSON file, and compare the text with its digest (seal).
+    Return the object without the seal."""
+    content = read_bytes(
+        path
+    )  # read once, so that the checked bytes are the parsed bytes
     value = as_object(content, path)
     digest = value.pop(SEAL, None)
     if digest is None:

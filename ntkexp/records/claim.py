@@ -44,9 +44,10 @@ BELOW_MINIMUM = "below minimum"
 """The verdict on an effect whose direction is significant, and whose size is
 significantly below the stated minimum."""
 DECIDED = ("supported", "refuted", BELOW_MINIMUM)
-"""The verdicts that need two looks, and that Holm's correction may reject."""
+"""The verdicts that need two looks. Holm's correction may reject them."""
 EXACT = "exact"
-"""The word for an identity (exact by construction) that both looks confirm."""
+"""The word for an identity (a claim that is exact by construction)
+that both looks confirm."""
 WHOLE = "runs"
 """The part of timings.csv that covers all runs.
 The other parts are named after looks."""
@@ -169,7 +170,7 @@ class ClaimRecord:
 
     @property
     def looks_fields(self) -> dict[str, dict[str, Json]]:
-        """The fields of each look, with null in place of NaN."""
+        """The fields of each look, with null instead of NaN."""
         return {
             name: {key: finite_json(value) for key, value in look.fields.items()}
             for name, look in self.looks.items()
@@ -180,7 +181,7 @@ class ClaimRecord:
         """The fields for JSON: the fields of the claim and of its main look,
         then all looks by name.
 
-        `verdict` follows from the main and the second look.
+        `verdict` is computed from the main and the second look.
         """
         looks = {name: look.fields for name, look in self.looks.items()}
         about = {key: value for key, value in self.fields.items() if key != "looks"}
@@ -194,13 +195,13 @@ class ClaimRecord:
 
 
 FIXED_POOL = ", for these "
-"""In the description of what a seed draws, the words before a fixed pool
-of examples."""
+"""In the description of what a seed draws: the words
+before a fixed pool of examples."""
 
 
 def pool_of(draws: str) -> str:
-    """Return the pool to which an interval generalises,
-    from the description of what a seed draws.
+    """Return the pool of examples to which an interval generalises. `draws` describes
+    what a seed draws.
 
     >>> pool_of("each drawing data, for these 357 examples of digits")
     '357 examples of digits'
@@ -218,10 +219,13 @@ def pair_verdict(main: str, second: str) -> str:
 
     A claim is supported only if both looks are supported, and refuted only if both
     looks refute it. If the main look decides, and the second look does not repeat its
-    decision, the verdict is `not replicated`. A look with the verdict `below minimum`
-    also refutes the claim, so the claim is refuted if one look is `below minimum` and
-    the other is `refuted`. (The function is defined here, because the reports of claims
-    must not import `ntkexp.claim`.)
+    decision, the verdict is `not replicated`.
+
+    A look with the verdict `below minimum` also refutes the claim. So the claim is
+    refuted if one look is `below minimum` and the other is `refuted`.
+
+    (The function is defined here, because the reports of claims must not import
+    `ntkexp.claim`.)
 
     >>> [pair_verdict(main, "supported") for main in ("supported", "refuted", "undecided")]
     ['supported', 'not replicated', 'undecided']
@@ -236,8 +240,9 @@ def pair_verdict(main: str, second: str) -> str:
 
 
 def of_claim(path: Path, name: str) -> str:
-    """Return the text that identifies a claim's file, which its digest (seal) covers
-    too. The text contains the name of the folder, and so the digest of the claim."""
+    """Return the text that identifies a claim's file. Its digest (seal) covers this
+    text too. The text contains the name of the folder, and
+    so the digest of the claim."""
     return f"{name} of {Path(os.path.abspath(path)).name} by {results_version}"
 
 

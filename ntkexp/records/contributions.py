@@ -120,8 +120,8 @@ class ByStep(NamedTuple):
 
 
 class ByComponent(NamedTuple):
-    """The shares of groups of parameters (components) in the contributions, in the
-    decay, and in each stretch of steps.
+    """The parts of groups of parameters (components) in the contributions, in the
+    decay, and in the change by each stretch of steps.
 
     The last axis of each array is the component.
     """
@@ -193,7 +193,7 @@ CONTRIBUTION_KINDS: Mapping[str, Dims] = {
 """The axes of each kind of array."""
 
 REQUIRED_BESIDE = {BY_STEP: (STEP, LAST_STEP), BY_COMPONENT_STEP: (STEP, LAST_STEP)}
-"""For each kind of array, the other arrays that must exist with it."""
+"""For each kind of array: the other arrays that must exist with it."""
 
 
 def refuse_odd_contributions(
@@ -522,7 +522,7 @@ class Removal:
 
     @property
     def cancellation(self) -> NDArray[np.float64]:
-        """Σ|s|/|Σs| over the shares s. If it is large, the shares mostly cancel."""
+        """Σ|s|/|Σs| over the shares s. If this is large, the shares mostly cancel."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(np.abs(self.shares).sum(2) / np.abs(self.shares.sum(2)))
 
@@ -559,8 +559,8 @@ def write_removal(run: Path, removal: Removal) -> None:
 def read_removal(
     run: Path, example: Sequence[int], query: Sequence[int]
 ) -> Removal | None:
-    """Return the stored removal of a group at these queries,
-    or None if missing or damaged."""
+    """Return the stored removal of a group at these queries. Return None if it is
+    missing or damaged."""
     folder = run / REMOVAL_FOLDER
     name = key(example, query)
     path = folder / f"{name}.json"

@@ -114,7 +114,7 @@ def refuse_other_version(run: Path) -> None:
     """Raise if another version of the program wrote the run.
 
     If provenance.json is missing or damaged, do nothing,
-    because later checks of other files will raise."""
+    because later checks raise an error."""
     try:
         provenance = RunFolder(run).provenance
     except Mistake:
@@ -222,8 +222,8 @@ CIRCUMSTANCES = (
 and are not part of the identity of a run."""
 
 NAMED = re.compile(r"-w\d+-s\d+-([0-9a-f]{12})")
-"""A pattern for the end of a run's default name,
-which is the beginning of its identity."""
+"""A pattern for the end of a run's default name, which contains the beginning of the
+run's identity."""
 
 EVENTS = r"events\.out\.tfevents\.(\d{16,}|[0-9a-f]{12}|run)"
 """A pattern for this package's TensorBoard files. TensorBoard files of other programs
@@ -248,7 +248,7 @@ PICTURE_FILE = re.compile(r"plots/[^/]+\.(svg|png|csv)")
 
 SOMETIMES = ("retraced.csv", "diagnostics.zarr")
 """Files that only some runs have. If DONE.json does not list such a file,
-it must not exist."""
+the file must not exist."""
 
 State: TypeAlias = Literal[
     "done", "running", "damaged", "interrupted", "dead", "absent"
@@ -267,13 +267,13 @@ class RunFolder:
 
     @property
     def state(self) -> State:
-        """The state of the folder, such as `done`. A process that holds the lock itself
+        """The state of the folder, such as `done`. A process that itself holds the lock
         must use the property `done` instead."""
         return self.state_by(self.defect)
 
     def state_by(self, defect: str | None) -> State:
-        """Return the state, given the value of the property `defect`,
-        which is slow to compute."""
+        """Return the state. `defect` is the value of the property `defect`, which is
+        slow to compute."""
         if defect is None:
             return "done"
         if is_held(self.path / LOCK):
@@ -295,8 +295,8 @@ class RunFolder:
 
     @property
     def defect(self) -> str | None:
-        """The reason why the run is not `done`,
-        as a sentence without its subject. None if the run is done."""
+        """The reason why the run is not `done`, as a sentence without its subject, or
+        None if the run is done."""
         return self.find_defect(MAX_READ_FOR_STATE)
 
     def find_defect(
@@ -460,8 +460,8 @@ class RunFolder:
 
     def sealed_for(self, name: str) -> str:
         """Return the text that identifies a file, which its digest (seal) covers too:
-        its name and the run's identity. BEGUN.json and DONE.json are identified by
-        their names only, because they contain the identity."""
+        the file's name and the run's identity. BEGUN.json and DONE.json are identified
+        by their names only, because they contain the identity."""
         return name if name in (BEGUN, DONE) else f"{name} of {self.identity}"
 
     def write_sealed(self, name: str, value: Mapping[str, Json]) -> None:
@@ -606,8 +606,9 @@ class RunFolder:
         """Remove all files except the lock. Raise if the folder contains files
         that no run writes.
 
-        Pictures are removed first, while a file lists them, then DONE.json, and
-        config.json last. After a kill during the removal, the run is damaged or dead.
+        Remove pictures first, while a file still lists them, then DONE.json, and
+        config.json last. So if the process is killed during the removal, the run is
+        damaged or dead.
         """
         entries = {entry.name for entry in self.path.iterdir() if entry.name != LOCK}
         # each of these files marks a run folder

@@ -5,9 +5,9 @@ the outputs after retraining without some examples.
     ground_truth.npz            all retrainings of one design, for comparison with the scores of
                                 other methods
 
-Each file is written atomically and sealed for its run. So a validation that was killed
-continues with the missing retrainings. Different designs share the retrainings that
-they have in common."""
+Each file is written atomically. It ends with a seal, a digest of its content and of the
+run's identity. A validation that was killed continues with the missing retrainings.
+Designs share the retrainings that they have in common."""
 
 from __future__ import annotations
 

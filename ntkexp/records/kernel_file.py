@@ -115,9 +115,9 @@ class Tiling:
 def side_for(train: int, seconds: float) -> int:
     """Return the side of a tile, a power of two.
 
-    About 32 tiles cover the training examples, because each tile is a file, and a kill
-    loses the tile that is being computed. If a pair of points takes so many `seconds`
-    that a tile would take hours, use up to 256 tiles.
+    Usually, about 32 tiles cover the training examples. More tiles would mean more
+    files, and with fewer tiles, a kill would lose more work. If a pair of points takes
+    so many `seconds` that a tile would take hours, use up to 256 tiles.
 
     >>> [side_for(train, 1e-9) for train in (100, 2000, 50_000)]
     [32, 32, 1024]
@@ -141,11 +141,11 @@ DONE_ARRAY = "done"
 GROUP_FILE = "zarr.json"
 SEALS = f"{DONE_ARRAY}/seals.json"
 """The path of the digests (seals) of all files that are written before the first tile.
-The file is in the folder of an array, because zarr warns about unknown files next to
-the arrays. """
+The file is inside the folder of an array, because zarr warns about unknown
+files next to the arrays."""
 MARK = np.dtype("<u8")
-"""The dtype of the array `done`. Its entry for a finished tile (the mark) is the
-beginning of the tile's digest (seal), which is not 0. """
+"""The dtype of the array `done`. The entry of a finished tile (its mark) is the
+beginning of the tile's digest (seal), and is never 0."""
 
 
 class DamagedKernel(Damaged, Useless):

@@ -1,9 +1,9 @@
 """register.jsonl: a log of all versions of the claims, and of the result of each test.
 
 The published log is in the folder of the claims' files. Only `publish` adds lines to
-it. New entries and looks are written to a log of their own in the folder of the
-outputs, and follow the published lines when the register is read. So judging changes no
-file of a checkout.
+it. New entries and looks are written to a second log, in the folder of the outputs.
+When the register is read, they follow the published lines. So judging a claim changes
+no file of a git checkout.
 
 A log only grows. Each line is a JSON object: an entry
 (a version of a claim), or a look (a test of a claim).
@@ -15,8 +15,9 @@ A log only grows. Each line is a JSON object: an entry
               "verdict": …, "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH],
               "p": …, "seeds": …}, …}, "again": DATE, "reason": …, "previous": …}
 
-`again` is present if the look was not measured anew: the tables of the look of that
-date were judged again, for this reason, such as an amendment of the rules of judging.
+`again` is present if nothing was measured: the tables of the look of the date `again`
+were judged a second time. `reason` says why, for example because the rules of judging
+have changed.
 
 The first entry of a claim contains all fields of the claim. A later entry contains the
 fields that differ from the entry before. To read an entry, merge its line over the
@@ -126,7 +127,7 @@ class Register:
 
     @classmethod
     def of_claim_file(cls, claim_file: Path, out: Path) -> Register:
-        """Read the log in `out`, the folder of the claims' outputs, which continues the
+        """Read the log in `out`, the folder of the claims' outputs. It continues the
         published log in the folder of a claim's file."""
         register = cls.read(out / REGISTER)
         register.published = cls.read(claim_file.parent / REGISTER).lines
@@ -154,7 +155,7 @@ class Register:
 
     @property
     def new_lines(self) -> list[dict[str, Any]]:
-        """The lines of the file that the published log lacks."""
+        """The lines of the file that the published log does not contain."""
         known = [without_chain(line) for line in self.published]
         return [line for line in self.lines if without_chain(line) not in known]
 
@@ -320,7 +321,7 @@ class Register:
         unless an equal line already exists.
 
         If the tables of an earlier look were judged again, `again` is the date of that
-        look, and `reason` tells why."""
+        look, and `reason` is the reason."""
         with waited_for(self.path):
             self.reload()
             entries = [
@@ -405,8 +406,8 @@ def entry_of_line(line: Mapping[str, Any]) -> RegisterEntry:
 
 
 def fields_of_look(fields: Mapping[str, Json], look: str) -> dict[str, Json]:
-    """Return the fields of the main or the second look. The second look lists only its
-    differences from the main look.
+    """Return the fields of the main or the second look. The log lists only the
+    differences of the second look from the main look.
 
     >>> fields_of_look({"statement": "…", "main.seeds": [0, 1], "second.seeds": [8, 9]}, "second")
     {'seeds': [8, 9]}
@@ -429,9 +430,9 @@ def refuse_used_seeds(
     """Raise if a changed look would judge data again that an earlier look has seen.
 
     The runs or the trial of a look, and its seeds, determine its data. A look that
-    equals an earlier one keeps its outcome. If a look has changed, in its rules for
-    example, but not in its runs or trial, it needs fresh seeds. `seen` are the fields
-    of all versions that were looked at."""
+    equals an earlier one keeps its outcome. If a look has changed, for example in its
+    rules, but not in its runs or trial, it needs new seeds. `seen` are the fields of
+    all versions that were tested."""
     for look in ("main", "second"):
         after = fields_of_look(now, look)
         versions = [fields_of_look(fields, look) for fields in seen]
@@ -469,12 +470,12 @@ def refuse_common_seeds(where: str, before: Json, after: Json) -> None:
 def refuse_second_choice(
     attempts: Sequence[RegisterEntry], recorded: Mapping[str, Any]
 ) -> None:
-    """Raise if the main look of an outcome was looked at before, and came to other
-    numbers and another verdict.
+    """Raise if the main look of an outcome was tested before, with other numbers and
+    another verdict.
 
-    A main look with the same specification and as many seeds is the same look. A change
-    of the control, the statement or the second look does not license another one: the
-    first outcome counts. With the same numbers, a verdict may differ because of the
+    Two main looks are the same if they have the same specification and the same number
+    of seeds. The first outcome counts, even if the control, the statement or the second
+    look has changed since. With the same numbers, a verdict may differ because of the
     control. `recorded` is an outcome of the last entry."""
     versions = [fields_of_look(fields, "main") for fields in merged_fields(attempts)]
     looks = [
@@ -501,8 +502,8 @@ def refuse_second_choice(
 
 
 def measured_date(looks: Sequence[Mapping[str, Any]], date: str) -> str:
-    """Return the date of the measured look, given the date of a look
-    that was judged again."""
+    """Return the date when a look was measured. `date` is the date of the look, which
+    may only have been judged again."""
     for look in looks:
         if look["date"] == date and "again" in look:
             return str(look["again"])
@@ -512,7 +513,7 @@ def measured_date(looks: Sequence[Mapping[str, Any]], date: str) -> str:
 def measured_look(
     looks: Sequence[Mapping[str, Any]], recorded: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the measured look whose tables an outcome judges: itself,
+    """Return the look whose tables an outcome judges. This is the outcome's own look,
     unless it was judged again."""
     date = recorded.get("again")
     return next((look for look in looks if look["date"] == date), recorded)

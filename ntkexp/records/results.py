@@ -187,8 +187,8 @@ class Result:
 
     @property
     def tolerance(self) -> float:
-        """The largest relative error that counts as exact: the floor,
-        and at least 1e-12."""
+        """The largest relative error that counts as exact:
+        the floor, but at least 1e-12."""
         return max(1e-12, self.floor or 0.0)
 
     @property
@@ -297,8 +297,8 @@ def read_timings(path: Path) -> dict[str, Seconds]:
 
 
 def total_seconds(path: Path) -> Seconds:
-    """Return the total time, without kernel machines,
-    which are contained in other parts."""
+    """Return the total time. It does not include kernel machines, because other parts
+    contain their time."""
     parts = [
         seconds
         for part, seconds in read_timings(path).items()

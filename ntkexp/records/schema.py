@@ -2,8 +2,8 @@
 
 A run folder may come from an untrusted source. Its digests (seals) show that files are
 unchanged, but not that a run wrote them. So readers validate files against these
-schemas, which raise an error of one line for a file that does not have the format that
-runs write.
+schemas. If a file does not have the format that runs write, an error of one line is
+raised.
 
     JSON files                    a pydantic model each
     metrics.csv, retraced.csv     `refuse_odd_metrics`

@@ -37,8 +37,8 @@ HEAD = 2 * LENGTH  # bytes of a length and the digest (mark) that protects it
 
 @dataclass
 class SealedLog:
-    """A log in a file. `name` is its name; `ends` and `seals` hold the position of the
-    end, and the digest, of each entry."""
+    """A log in a file. `name` is its name. `ends` and `seals` hold the end position and
+    the digest of each entry."""
 
     path: Path
     name: str
@@ -135,13 +135,13 @@ class SealedLog:
                 os.fsync(file.fileno())
 
     def truncate(self, length: int) -> None:
-        """Remove all entries except the first `length` entries."""
+        """Remove all entries after the first `length` entries."""
         del self.ends[length:], self.seals[length:]
         if self.path.is_file():
             os.truncate(self.path, self.end)
 
     def head(self, size: int) -> bytes:
-        """Return the first bytes of the next entry: the length of its content, `size`,
+        """Return the first bytes of the next entry: the length `size` of its content,
         and the digest that protects this length."""
         length = size.to_bytes(LENGTH, "little")
         return (

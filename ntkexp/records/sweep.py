@@ -26,8 +26,8 @@ from ntkexp.records.schema import SweepRecord, checked
 Bound: TypeAlias = Literal["upper", "lower"]
 
 DEFAULT_MARGIN = 0.1
-"""The default margin of an exponent. The exponents
-of competing theories differ by 0.5."""
+"""The default margin of an exponent. (Exponents
+of competing theories differ by 0.5.)"""
 
 
 @dataclass(frozen=True)
@@ -215,8 +215,8 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def folder_of(folder: Path, path: Path) -> Path:
-    """Find the folder of a run from the location of the sweep's file `path`, even if
-    the outputs were copied elsewhere. Return its path."""
+    """Return the path of a run's folder. Find it from the location of the sweep's file
+    `path`, so that it is found even if the outputs were copied elsewhere."""
     outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
     candidates = (outputs / folder, outputs / "runs" / folder.name)
     for candidate in candidates:

@@ -1,8 +1,8 @@
 """The breakdown of the difference between two recorded training runs among examples and
 steps.
 
-Exact difference rules replace derivatives in a backward pass through all steps. So the
-shares add up to the actual difference."""
+A backward pass goes through all steps. It uses exact difference rules instead of
+derivatives, so the shares of the examples add up to the actual difference."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from ntkexp.text import short
 
 
 CLOSE = 1e-9
-"""Relative difference below which a derivative is more precise
-than a difference quotient."""
+"""If the relative difference of x and x′ is below this, the derivative is more precise
+than the difference quotient."""
 
 
 class Pair(NamedTuple):
@@ -70,10 +70,10 @@ class Pair(NamedTuple):
 
 
 def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
-    """Return the difference quotient φ[x, x′],
-    or `derivative` where x and x′ are equal up to rounding.
+    """Return the difference quotient φ[x, x′]. Where x and x′ are equal up to rounding,
+    return `derivative`.
 
-    `at` is the pair x, x′, and `value` is the pair φ(x), φ(x′).
+    `at` is the pair (x, x′), and `value` is the pair (φ(x), φ(x′)).
 
     >>> x = Pair(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 2.0]))
     >>> slope(x, Pair(x.first**2, x.second**2), 2 * x.mean)
@@ -84,13 +84,13 @@ def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
     return torch.where(is_equal, derivative, value.change / divisor)
 
 
-# --- Secant Jacobians: the smallest correction of a Jacobian J such that J̄ δ = Δf.
+# --- Secant Jacobians: J with the smallest correction such that J̄ δ = Δf.
 #
 #     J̄ = J + (Δf − J δ) δᵀ/‖δ‖²,        δ = θ′ − θ        (Broyden 1965)
 #
-# For the gradient of a batch, J is the Hessian H at the midpoint of θ and θ′. The
-# backward pass needs the rows γᵀH. They are corrected in the same way, with γ·Δg in
-# place of Δf.
+# For the gradient g of a batch, J is the Hessian H at the midpoint of θ and θ′. The
+# backward pass needs only the rows γᵀH. Each row is corrected in the same way, with
+# γ·Δg instead of Δf.
 
 
 def secant(
@@ -98,8 +98,8 @@ def secant(
     value: Float[Tensor, " row"],
     change: Float[Tensor, " weight"],
 ) -> Float[Tensor, "row weight"]:
-    """Return `slopes` plus the smallest correction,
-    so that the product with `change` is `value`.
+    """Correct the rows `slopes` as little as possible, so that their product with
+    `change` is `value`.
 
     If `change` is zero, return `slopes`.
 
@@ -126,7 +126,7 @@ def least_norm_matrix(
 
 @dataclass(frozen=True)
 class Clipped:
-    """The gradients of both training runs, with their clipping factors."""
+    """The gradients of both training runs, and their clipping factors."""
 
     gradient: Pair
     factor: Pair  # the clipping factors c
@@ -159,8 +159,8 @@ class Clipped:
     def rate(self, norm: Pair) -> Tensor:
         """Return c[N, N′].
 
-        If only one of both gradients is clipped, c has a kink between N and N′. Then
-        only the difference quotient is right."""
+        If only one of the two gradients is clipped, c has a kink between N and N′. Then
+        only the difference quotient is correct."""
         clips = self.factor.first < 1
         derivative = torch.where(
             clips, -(self.bound or 0.0) / (norm.mean + GUARD) ** 2, 0.0
@@ -172,16 +172,17 @@ class Clipped:
 
 # --- One step of two training runs, combined into a mean step.
 #
-# `effects.sweep` pulls derivatives back through a step. It pulls the differences
-# between two runs back exactly if these means replace the quantities of the step:
+# `effects.sweep` pulls derivatives back through a step. If the quantities of the step
+# are replaced by the following means of the two runs, the same code pulls differences
+# back exactly:
 #
 #     p̄ = (p + p′)/2        S̄ = σ/n̄        r̄ = (m/n + m′/n′)/2        ū = (u + u′)/2
 #
-# A prime marks the second run, and σ = S n is equal in both runs. The means are
-# sufficient because a step consists of products, such as m = r n, and Δ(ab) = ā Δb + b̄
-# Δa holds exactly. For the square u², this gives ū Δu = β₂ū₋ Δu₋ + (1 − β₂)p̄ Δp, where
-# u₋ is u before the step. AMSGrad's running maximum of u changes by a fraction between
-# 0 and 1 of Δu.
+# A prime marks the second run, and σ = S n is equal in both runs. The means suffice
+# because a step consists of products, such as m = r n, and Δ(ab) = ā Δb + b̄ Δa holds
+# exactly. For the square u², this gives ū Δu = β₂ū₋ Δu₋ + (1 − β₂)p̄ Δp, where u₋ is u
+# before the step. The change of AMSGrad's running maximum of u is Δu times a fraction
+# between 0 and 1.
 
 
 SAME_SIZE = 1e-5
@@ -199,7 +200,7 @@ COEFFICIENTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class StepPair:
-    """The same step of two training runs, with equal model calls and schedules."""
+    """The same step of both training runs."""
 
     first: TrainedStep
     second: TrainedStep
@@ -236,7 +237,7 @@ class StepPair:
 
     @cached_property
     def mean(self) -> TrainedStep:
-        """The mean of both steps. Raise if they are not comparable."""
+        """The mean of the two steps. Raise if they are not comparable."""
         self.refuse_other()
         pairs = zip(self.first.updates, self.second.updates, strict=True)
         updates = tuple(
@@ -319,8 +320,8 @@ def roots(first: Tensor, second: Tensor) -> Pair:
 def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) -> None:
     """Raise if a coefficient of the optimizer differs between the training runs.
 
-    For example, a schedule that depends on the loss causes a change
-    that belongs to no example."""
+    For example, a schedule that depends on the loss changes the step size, and this
+    change belongs to no example."""
     value = torch.as_tensor(first)
     other_value = torch.as_tensor(second)
     differs = value.shape != other_value.shape
@@ -337,23 +338,24 @@ def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) 
 # --- The breakdown: the shares of examples and steps
 # in the change ΔF = F′ − F caused by a removal.
 #
-# The shares sᵢ add up to the actual change, up to rounding. Each sum has a rounding
-# error of at most ε times the sum of its terms' magnitudes, in both training runs and
-# in the backward pass. With the adjoints a_s of the weights and γ_s of the gradients,
+# The shares sᵢ add up to the actual change, up to rounding. In both training runs and
+# in the backward pass, each sum has a rounding error of at most ε times the sum of the
+# magnitudes of its terms. With the adjoints a_s of the weights and γ_s of the
+# gradients,
 #
 #     closure_error = |Σᵢ sᵢ − ΔF|  ≤  ε M
 #     M = |F| + |F′| + ‖a_T‖·‖θ_T‖ + Σ_s ( |a_s|·|θ_s| + |γ_s|·|g_s| + Σᵢ κᵢ|γ_s·∇ℓᵢ| )
 #
-# where |·| takes magnitudes of all entries. If training amplifies rounding errors, then
-# a, γ and M grow during the backward pass. In some hundred training runs, with all
-# optimizers and architectures and in float32 and float64, `closure_error` was between
+# where |·| takes the magnitude of each entry. If training amplifies rounding errors,
+# then a, γ and M grow during the backward pass. In about a hundred training runs, with
+# all optimizers and architectures, in float32 and float64, `closure_error` was between
 # 0.001 ε M and 0.05 ε M. This includes runs whose error grew from 1e-15 to 1e-8 of the
-# change. So ε M is at least twenty times the measured rounding error.
+# change. So ε M was at least twenty times the actual rounding error.
 
 
 LARGEST_CLOSURE = 1e-2
-"""Maximum relative error of the sum of all shares. A larger error raises,
-whatever its cause."""
+"""Maximum relative error of the sum of all shares. A larger error is an error of the
+breakdown, whatever its cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,9 +369,9 @@ class Breakdown:
     by_step: Float[Tensor, "chosen step"]
     # M, the summed magnitudes of all terms (see above)
     magnitude: Float[Tensor, " chosen"]
-    # largest norm of the adjoint, relative to its norm at the end of training
-    growth: float
-    # number of steps with an empty batch, because all its examples are left out
+    growth: float  # largest norm of the adjoint, relative to its norm at the end of training
+    # number of steps with an empty batch, which means that all of its examples are left
+    # out
     emptied: int
 
     @property
@@ -387,7 +389,7 @@ class Breakdown:
 
     @property
     def rounding(self) -> float:
-        """The bound ε M on the rounding error (M: `magnitude`)."""
+        """The bound ε M on the rounding error, where M is `magnitude`."""
         return torch.finfo(self.shares.dtype).eps * float(self.magnitude.norm())
 
     def checked(self) -> Breakdown:
@@ -419,8 +421,8 @@ def concatenated(parts: Sequence[Breakdown]) -> Breakdown:
     return Breakdown(**columns, growth=growth, emptied=parts[0].emptied)
 
 
-# --- The breakdown between two recorded training runs: A with all examples,
-# B without some.
+# --- The breakdown between two recorded training runs: A with all examples, and B
+# without some.
 #
 #     F(B) − F(A) = Σᵢ sᵢ,        sᵢ = Σ_s [ c̄ γ_s·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ_s·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ ]
 #
@@ -428,16 +430,16 @@ def concatenated(parts: Sequence[Breakdown]) -> Breakdown:
 # difference rules. ∇ℓ̄ᵢ is the mean gradient of both runs. tᵢ = κᵢwᵢ is the share of
 # the example in its batch times its weight. c(W) is the factor that renormalises the
 # mean: c = 1/W with W = Σmt/Σmκ, where m is the count of an example in the mean. If the
-# mean is not renormalised, or if the batch is empty, c = 1. In the limit of equal runs,
-# the rules become derivatives, and sᵢ becomes the leave-out effect of example i.
+# mean is not renormalised, or if the batch is empty, c = 1. If the two runs become
+# equal, the rules become derivatives, and sᵢ becomes the leave-out effect of example i.
 
 
 SAME_SHARES = 1e-4
-"""Relative tolerance for the shares of a batch in a replayed call, in float32."""
+"""Relative tolerance, in float32, for comparing the shares tᵢ of a batch in the
+recorded training with those in its replay."""
 
 Jacobian = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""A function of the weights that returns the chosen outputs,
-and their gradients as rows."""
+"""A function from the weights to the chosen outputs, and their gradients as rows."""
 
 
 @dataclass(kw_only=True)
@@ -448,10 +450,11 @@ class TrainingPair:
     second: AbstractTrajectory
     weights: Pair  # the weights of the examples
     mean: AbstractMean
-    vectors_per_pass: int | None = None  # vectors per backward pass; None: all
+    # number of vectors per backward pass; None means all
+    vectors_per_pass: int | None = None
     start_step: int = 0  # the first step at which the runs differ
-    # number of steps with an empty batch, because all its examples are left out, in the
-    # last backward pass
+    # number of steps with an empty batch in the last backward pass, because all of its
+    # examples are left out
     emptied: int = 0
 
     def breakdown(self, outputs: Jacobian, report: Callable[[int], None]) -> Breakdown:
@@ -515,8 +518,8 @@ class TrainingPair:
         adjoint: StateAdjoint,
         gamma: Float[Tensor, "vector weight"],
     ) -> Float[Tensor, " vector"]:
-        """Add γᵀH̄ to the adjoint, where H̄ is the secant Jacobian
-        of the gradient from θ to θ′.
+        """Add γᵀH̄ to the adjoint. H̄ is the secant Jacobian of the gradient, from θ to
+        θ′.
 
         Return |γ|·|g| + Σᵢ κᵢ|γ·∇ℓᵢ|.
         """
@@ -553,8 +556,8 @@ class TrainingPair:
         return replace(first, shares=(first.shares + second.shares) / 2)
 
     def has_other_shares(self, batch: TakenBatch, other_batch: TakenBatch) -> bool:
-        """Return True if the runs' shares in the loss differ for another reason than
-        the example weights."""
+        """Return True if the shares of the two runs differ for another reason than the
+        example weights."""
         unweighted = replace(batch, shares=batch.unweighted_shares)
 
         def shares(weights: Tensor) -> Tensor:
@@ -574,8 +577,8 @@ class TrainingPair:
         gamma: Float[Tensor, "vector weight"],
         shares: Float[Tensor, "vector example"],
     ) -> Float[Tensor, " vector"]:
-        """Add the terms of this step to the shares of the examples whose weight differs
-        between both runs. Return the sum of these terms."""
+        """Add the terms of this step to the shares of the examples whose weights differ
+        between the runs. Return the sum of these terms."""
         batches = list(zip(pair.first.batches, pair.second.batches, strict=True))
         weights = []
         for first, _ in batches:
@@ -616,7 +619,7 @@ def row_shares(
     `weight` are the weights of the examples in both training runs,
     and `rows` is γ·∇ℓ̄ᵢ."""
     per_weight = Pair(first.unweighted_shares, second.unweighted_shares)
-    # without examples, a batch has no mean: use the factor of the other training run
+    # an empty batch has no mean, so use the factor of the other training run
     if not weight.second.any():
         per_weight = Pair(first.unweighted_shares, first.unweighted_shares)
     elif not weight.first.any():
@@ -624,7 +627,7 @@ def row_shares(
     changed = per_weight.mean * weight.change
     counted = changed * first.counts
     mean_derivative = rows @ (weight.mean * per_weight.change)
-    # if ΔW = 0, then Δc = 0
+    # if the total weight does not change, ΔW = 0, then Δc = 0
     if counted.sum().abs() <= CLOSE * counted.abs().sum():
         return rows * changed
     by_mean = mean_derivative[:, None] / counted.sum() * first.counts

@@ -1,6 +1,7 @@
 """Retraining of a run with other weights of its examples, several times in parallel.
 
-Record two retrainings to attribute the difference of their outputs to examples.
+Two retrainings can be recorded, to attribute the difference of their outputs to
+examples.
 """
 
 from __future__ import annotations
@@ -51,11 +52,12 @@ from ntkexp.text import short
 #     g_s = Σᵢ κᵢ ∇ℓᵢ(θ_s),    κᵢ = c tᵢ wᵢ,    c = scale / Σⱼ tⱼ wⱼ for a mean, c = scale for a sum
 #
 # If no example of a batch remains, the gradient is zero, but momentum and decay still
-# change the weights. With `renormalises=False`, c = scale / Σⱼ tⱼ, so a missing example
-# makes the gradient smaller.
+# change the weights. With `renormalises=False`, c = scale / Σⱼ tⱼ, so the gradient
+# becomes smaller if an example is left out.
 
 
-# weight vectors in memory during the backward pass of one output
+# number of vectors of the weights' size in memory, during the backward pass of one
+# output
 VECTORS_PER_DIRECTION = 12
 
 
@@ -69,8 +71,8 @@ class DrawnBatch:
     def weighted(
         self, weight: Float[Tensor, "*run train"]
     ) -> Float[Tensor, "*run row"]:
-        """Return tᵢwᵢ for each distinct example:
-        it was drawn tᵢ times and has weight wᵢ."""
+        """Return tᵢwᵢ for each distinct example i, which was drawn
+        tᵢ times and has the weight wᵢ."""
         return self.times * weight[..., self.rows]
 
 
@@ -84,7 +86,7 @@ class Rerun(TrainingRecipe):
     inputs: Float[Tensor, "train *shape"]
     length: int
     budget: MemoryBudget = DEFAULT_MEMORY
-    # True: the mean is over the remaining examples of the batch
+    # True if the mean is over the remaining examples of the batch only
     renormalises: bool = True
 
     def __post_init__(self) -> None:
@@ -117,8 +119,8 @@ class Rerun(TrainingRecipe):
 
     @property
     def directions(self) -> int:
-        """The number of outputs per backward pass,
-        which uses at most half of the memory."""
+        """The number of outputs per backward pass. A pass uses
+        at most half of the memory."""
         bytes_each = (
             VECTORS_PER_DIRECTION * self.flat.size * self.targets.element_size()
         )
@@ -137,8 +139,8 @@ class Rerun(TrainingRecipe):
     def mean_factor(
         self, drawn: DrawnBatch, weighted: Float[Tensor, "*run row"]
     ) -> Float[Tensor, "*run"]:
-        """Return the factor c in the shares κᵢ = c tᵢwᵢ of a batch, given `weighted` =
-        tᵢwᵢ. If all weights are zero, the value does not matter."""
+        """Return the factor c in the shares κᵢ = c tᵢwᵢ of a
+        batch. `weighted` is tᵢwᵢ."""
         total = weighted.sum(-1)
         if self.loss.reduction == "sum":
             return torch.full_like(total, self.scale)
@@ -149,7 +151,7 @@ class Rerun(TrainingRecipe):
     def outputs(
         self, vector: Float[Tensor, " weight"], inputs: Tensor
     ) -> Float[Tensor, "example out"]:
-        """Return the outputs of the network with these weights, given as one vector."""
+        """Return the outputs of the network, given its weights as one vector."""
         return self.function(self.flat.weights(vector), inputs)
 
 
@@ -157,7 +159,7 @@ class Rerun(TrainingRecipe):
 
 
 TRAININGS_AT_ONCE = 16
-"""Number of training runs that `vmap` vectorizes. More would not be faster."""
+"""Number of training runs that `vmap` vectorizes at once. More would not be faster."""
 
 
 def gradient(
@@ -166,8 +168,8 @@ def gradient(
     share: Float[Tensor, " row"],
     rows: Int[Tensor, " row"],
 ) -> Float[Tensor, " weight"]:
-    """Return the gradient g(θ, κ) = Jᵀ(κ ⊙ ℓ′) of the examples in `rows`,
-    where `share` is κ."""
+    """Return the gradient g(θ, κ) = Jᵀ(κ ⊙ ℓ′) of the examples
+    in `rows`. `share` is κ."""
     inputs = rerun.inputs[rows]
     outputs, pullback = vjp(lambda vector: rerun.outputs(vector, inputs), weights)[:2]
     output_gradient = rerun.loss.output_gradient(outputs, rerun.targets[rows])
@@ -178,8 +180,8 @@ def gradient(
 # --- The stored weights and optimizer states of two training runs, at each step.
 #
 # Frame s of each run is [θ_s, optimizer state after step s]. The store is an unnamed
-# temporary file. Its size is reserved on the disk first. The operating system deletes
-# the file once no process has it open, even if a process is killed.
+# temporary file, whose size is reserved on the disk first. The operating system deletes
+# the file when no process has it open any more, even if a process is killed.
 
 
 WEIGHTS = "weights"
@@ -187,8 +189,8 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class TrajectoryStore:
-    """Storage for the steps (frames) of two training runs. Each frame consists of
-    `parts`, in this order."""
+    """Storage for the steps (frames) of two training runs. Each frame consists of the
+    arrays in `parts`, in this order."""
 
     parts: tuple[str, ...]
     frames: NDArray[Any]  # [frame, part, run, weight]
@@ -352,11 +354,12 @@ repetition, relative to the change by removals. """
 
 @dataclass(frozen=True)
 class RerunAt(AbstractRetraining):
-    """Retraining whose results are the outputs `outs` at the points `inputs`."""
+    """Retraining of a run. The results are the outputs
+    `outs` at the points `inputs`."""
 
     rerun: Rerun
     inputs: Float[Tensor, "point *shape"]
-    outs: Sequence[int] | None = None  # None: all
+    outs: Sequence[int] | None = None  # indices of the outputs; None means all
     # final weights of the original run, if available
     end: Float[Tensor, " weight"] | None = None
 
@@ -404,8 +407,8 @@ def repetition_remarks(
     repetition_change: Float[Tensor, "point out"],
     changes: Float[Tensor, "group point out"],
 ) -> list[str]:
-    """Return a remark if an exact repetition of training differs by
-    `repetition_change`, and this is too large relative to `changes`."""
+    """Return a remark if an exact repetition of training does not repeat the outputs:
+    `repetition_change` is too large relative to `changes`."""
     changed = float(changes.square().mean().sqrt())
     repetition_error = float(repetition_change.square().mean().sqrt())
     if (
@@ -422,8 +425,8 @@ def repetition_remarks(
     ]
 
 
-# --- One of the two training runs on a `TrajectoryStore`,
-# as a recorded training run for backward passes.
+# --- One of the two training runs in a `TrajectoryStore`, in the form that backward
+# passes read.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -492,10 +495,10 @@ def losses(
 def store_trajectories(
     rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress
 ) -> TrajectoryStore:
-    """Train with both sets of example weights, and store all steps in a
+    """Train with each of two sets of example weights, and store all steps in a
     `TrajectoryStore` in `folder`.
 
-    Raise if there are no exact difference rules for the optimizer.
+    Raise if the optimizer has no exact difference rules.
     """
     optimizer = rerun.optimizer
     if optimizer.records and optimizer.spread_at(0) is None:
@@ -545,7 +548,7 @@ def first_difference(rerun: Rerun, weight: Pair) -> int:
 
 
 GRADIENTS_AT_ONCE = 16
-"""Number of outputs whose gradients at the end of training share a backward pass."""
+"""Number of outputs per backward pass for the gradients at the end of training."""
 
 
 def breakdown_between(
@@ -556,8 +559,8 @@ def breakdown_between(
     folder: Path,
     progress: AbstractProgress,
 ) -> Breakdown:
-    """Train with both sets of example weights,
-    and split the difference of some outputs.
+    """Train with each of two sets of example weights, and split the difference of some
+    outputs among examples and steps.
 
     Each row of `chosen` is the index of a point and the index of an output.
     """

@@ -1,5 +1,5 @@
-"""Retraining without examples: exact leave-out effects,
-and the check of estimated effects.
+"""Retraining without some examples: it gives exact leave-out effects, and checks
+estimated effects.
 
 `removal.rerun` retrains a run of this package.
 `foreign_loop.again` retrains a followed loop."""
@@ -74,8 +74,8 @@ class AbstractRetraining(ABC):
         repeated: Float[Tensor, "point out"],
         changes: Float[Tensor, "group point out"],
     ) -> list[str]:
-        """Return reasons to doubt the changes of the outputs.
-        Raise if rounding errors dominate the changes.
+        """Return reasons to doubt the changes of the outputs. Raise if rounding errors
+        are as large as the changes.
 
         `repeated` are the outputs after an exact repetition of the original training.
         """
@@ -84,8 +84,8 @@ class AbstractRetraining(ABC):
 def changes(
     training: AbstractRetraining, removals: Sequence[Sequence[int]]
 ) -> tuple[Float[Tensor, "removal point out"], list[str]]:
-    """Leave out each group. Return the changes of the outputs,
-    and reasons to doubt the changes."""
+    """Retrain without each group. Return the changes of the outputs,
+    and reasons to doubt them."""
     weights = training.unit_weights.repeat(1 + len(removals), 1)
     for weight, group in zip(weights[1:], removals, strict=True):
         weight[list(group)] = 0.0
@@ -94,10 +94,10 @@ def changes(
     return differences, training.rounding_remarks(outputs[0], differences)
 
 
-# --- Linearity: does half a removal cause half its change?
+# --- Linearity: does half of a removal cause half of its change?
 #
-# A random twentieth of the examples gets the weight w. Let F(w) be the outputs and θ(w)
-# the weights of the network after training.
+# A random group, a twentieth of the examples, gets the weight w. Let F(w) be the
+# outputs and θ(w) the weights of the network after training.
 #
 #     agreement         cos(F(½) − F(1), F(0) − F(½))
 #     metasmoothness    Σ|Δ₁| sign Δ₁ sign Δ₂ / Σ|Δ₁|,  summed over the weights of the network,
@@ -112,7 +112,7 @@ EXAMPLES_PER_REMOVED = 20
 
 def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
     """Return two rows of example weights. A random group has weight ½ in the first row
-    and 0 in the second; all other weights are 1."""
+    and 0 in the second. All other weights are 1."""
     count = len(training.unit_weights)
     removed = max(1, count // EXAMPLES_PER_REMOVED)
     chosen = torch.randperm(count, generator=stream("half", training.seed))[:removed]
@@ -123,8 +123,8 @@ def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
 
 
 def agreement(training: AbstractRetraining) -> float:
-    """Return the cosine between the changes of the outputs by the first
-    and the second half of a removal."""
+    """Return the cosine of two changes of the outputs: by the first half of a removal,
+    and by the second half."""
     outputs_half, outputs_none = training.outputs(halving(training))
     first = (outputs_half - training.original_outputs).flatten()
     second = (outputs_none - outputs_half).flatten()
@@ -143,12 +143,12 @@ def metasmoothness(training: AbstractRetraining) -> float:
     return float((first * second.sign()).sum() / first.abs().sum())
 
 
-# --- The leave-out check: predictions from leave-out effects, compared with retraining.
+# --- The leave-out check compares predictions from leave-out effects with retraining.
 #
-# The left-out groups are the most influential examples (1, 10 and 5 % of all), and
-# random groups of the same sizes. The predicted change is the sum of the effects of the
-# group. If retraining is cheaper than computing effects, also retrain without each
-# single example, and report these measured effects.
+# The left-out groups are the most influential examples (1 example, 10 examples and 5 %
+# of all), and random groups of the same sizes. The predicted change of a group is the
+# sum of its effects. If retraining without each single example is cheaper than
+# computing effects, do this too, and report the measured effects.
 
 
 def sizes(examples: int) -> list[int]:
@@ -168,13 +168,13 @@ def groups(influence: Float[Tensor, " train"], seed: int) -> tuple[LeftOut, ...]
     and random examples."""
     count = len(influence)
 
-    # the most influential examples
+    # groups of the most influential examples
     order = influence.argsort(descending=True, stable=True).tolist()
     removals = [
         LeftOut(influential=True, examples=tuple(order[:size])) for size in sizes(count)
     ]
 
-    # random examples: one group of one example, and two groups of each larger size
+    # random groups: one of a single example, and two of each larger size
     generator = stream("removals", seed)
     for size in sizes(count):
         draws = 1 if size == 1 else 2
@@ -200,7 +200,7 @@ class RetrainingCheck:
 
     training: AbstractRetraining
     query: Sequence[int]
-    singles: bool = False  # also retrain without each single example
+    singles: bool = False  # True: also retrain without each single example
 
     def compare(self, effect: Float[Tensor, "point out example"]) -> LeaveOut:
         """Return the changes that the effects predict,
@@ -225,8 +225,8 @@ def compare_removals(
     removals: Sequence[LeftOut],
     query: Sequence[int],
 ) -> LeaveOut:
-    """Return the predicted change of each removal,
-    with the actual change by retraining.
+    """Return the predicted change of each removal, together with the actual change by
+    retraining.
 
     The predicted change is the sum of the effects of the left-out examples.
     """
@@ -248,7 +248,8 @@ SINGLES_REMARK = "every example was left out alone, which costs less than effect
 
 @dataclass(frozen=True, kw_only=True)
 class EffectsResult:
-    """The leave-out effect of each example; NaN at points without effects."""
+    """The leave-out effect of each example, with facts and caveats. It is NaN at points
+    without effects."""
 
     values: Float[Tensor, "point out example"]
     facts: Mapping[str, float | str]
@@ -263,10 +264,11 @@ def checked_effects(
     check: RetrainingCheck | None,
     unchecked: str = "",
 ) -> EffectsResult:
-    """Return the effects `values` of a sweep, with caveats and a check by retraining.
+    """Return the effects `values` of a sweep, together with caveats and a check by
+    retraining.
 
-    If there is no check, add the remark `unchecked` to the caveats. Add the growth and
-    the agreement to the facts."""
+    If there is no check, add the remark `unchecked` to the caveats. Add growth and
+    agreement (see `Caveats`) to the facts."""
     facts = {**facts, "growth": caveats.growth}
     comparison = None
     if check is not None:
@@ -299,8 +301,8 @@ def effects_retrained(
 
     effect of i = f_T trained without i − f_T,      with equal initial weights and order
 
-    Also retrain without some groups. The change by a group equals the sum of the
-    effects of its members only if the examples do not interact."""
+    Also retrain without some groups. If the examples do not interact, the change by a
+    group is the sum of the effects of its members."""
     count = len(training.unit_weights)
     single_changes, remarks = changes(training, [(k,) for k in range(count)])
     values = single_changes.permute(1, 2, 0).to(dtype or single_changes.dtype)
@@ -318,17 +320,17 @@ def effects_retrained(
     )
 
 
-# --- The breakdown of a removal among the left-out examples
-# and among steps (`removal.between`).
+# --- The breakdown of a removal among the left-out examples and among steps
+# (`removal.between`).
 
 
 @dataclass(frozen=True)
 class ChosenOutputs:
-    """A function of the weights that returns the chosen outputs,
-    concatenated from `parts`."""
+    """A function from the weights to the chosen outputs,
+    which are concatenated from `parts`."""
 
     parts: Sequence[Callable[[Float[Tensor, " weight"]], Float[Tensor, " some"]]]
-    # number of gradients per backward pass; None: all gradients of a part
+    # number of gradients per backward pass; None means all gradients of a part
     chunk_size: int | None = None
 
     def __call__(self, weights: Float[Tensor, " weight"]) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,8 @@ from ntkexp.text import counted, percent, short
 Array: TypeAlias = NDArray[np.float64]
 
 NOT_COMPUTED = "not computed: path.effects=true"
-STRETCHES_OF_STEPS = 10  # intervals of steps, one per row of the table of steps
+# number of intervals of steps, one for each row of the table of steps
+STRETCHES_OF_STEPS = 10
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,7 +50,8 @@ class BreakdownEntry:
     out: int
     output: str
     before: float
-    # change of the output, as the sum of single-example leave-out effects
+    # predicted change of the output: the sum of the leave-out effects of single
+    # examples
     predicted: float | None
     actual: float
     places: tuple[int, ...]
@@ -112,8 +114,8 @@ def breakdown_entries(
 def predicted_change(
     run: Run, effects: Array | None, query: int, out: int, group: list[int]
 ) -> float | None:
-    """Return the sum of the leave-out effects of the group's examples;
-    None if one is unknown."""
+    """Return the sum of the leave-out effects of the group's examples. Return None if
+    one of them is unknown."""
     if effects is None or out not in run.outs:
         return None
     change = float(effects[query, run.outs.index(out), group].sum())
@@ -219,8 +221,8 @@ def tabulate_shares(entry: BreakdownEntry) -> Table:
     for k in strongest_first(entry.shares):
         left_out = entry.examples[k]
         share = float(entry.shares[k])
-        # Examples of a followed loop have an id and a text.
-        # Examples of a run have an index in the data source and a target.
+        # Examples of a followed loop have an id and a text. Examples of a run have an
+        # index in the data source, and a target.
         if left_out.text is None:
             names = (f"{entry.places[k]} (#{left_out.index})", left_out.name)
         else:

@@ -4,9 +4,11 @@
 
 The verdict on a claim combines its main test and its second test
 (`ClaimRecord.verdict`). The m registered claims of one size form a family, including
-claims that were not judged yet. Identities are exact by construction, and are counted
-apart. Deterministic claims have no p, and always survive. Undecided and unreplicated
-claims have p = 1. p is doubled, because a verdict may support or refute a claim.
+claims that are not judged yet. p is doubled, because a verdict may support or refute a
+claim. Undecided and unreplicated claims have p = 1.
+
+Identities are exact by construction, and are counted separately. Deterministic claims
+have no p, and always survive.
 
 >>> holm_rejections([0.001, None, 0.02, 0.5])
 [True, True, False, False]
@@ -44,8 +46,8 @@ ON_TERMINAL = (
 def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Table:
     """Return a row for each claim.
 
-    The column `stands` tells if the verdict survives Holm's correction. A verdict that
-    does not is called `not after correction`.
+    The column `stands` says if the verdict survives Holm's correction. If not, the
+    verdict is shown as `not after correction`.
 
     `registered` is the number of claims in the register.
     It can exceed the number of records."""
@@ -96,8 +98,8 @@ def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Tabl
 
 
 def verdict_words(record: ClaimRecord, stands: bool | None) -> str:
-    """Return the verdict in words: identities are exact,
-    and other verdicts need correction.
+    """Return the verdict in words. Identities are exact, and all other verdicts must
+    survive the correction.
 
     >>> from types import SimpleNamespace
     >>> claim = SimpleNamespace(verdict="supported", identity=False)
@@ -155,7 +157,7 @@ def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str
     """Count the verdicts of each size that survive Holm's correction,
     and name the others.
 
-    Identities are counted apart.
+    Identities are counted separately.
 
     >>> summarise_claims([])
     'No claim was judged.'
@@ -214,13 +216,12 @@ def identity_sentence(identities: Sequence[ClaimRecord], where: str) -> str:
 
 
 def outlook(record: ClaimRecord, look: str = "main") -> str:
-    """Estimate how many fresh seeds will decide a test, and their CPU time.
+    """Estimate how many new seeds will decide a test, and their CPU time.
 
     Return "" if the test is decided.
 
-    The seeds must be fresh, because adding seeds to an undecided test doubles the rate
-    of false verdicts. The time for the main test includes the control and the second
-    test.
+    The seeds must be new, because adding seeds to an undecided test doubles the rate of
+    false verdicts. The time for the main test includes the control and the second test.
 
     >>> from types import SimpleNamespace
     >>> main = SimpleNamespace(more_seeds=6, seeds=(0, 1, 2))
@@ -245,9 +246,9 @@ def standing_verdicts(
 
     Return True for each verdict that survives.
 
-    The entry of an identity, of an undecided or unreplicated claim, and of the only
-    claim of a size is None. Registered claims without a record count as undecided.
-    `registered` includes the identities among the records."""
+    Return None for identities, for undecided and unreplicated claims, and for the only
+    claim of a size. Registered claims without a record count as undecided. `registered`
+    includes the identities among the records."""
     survives: dict[int, bool] = {}
     for size in {record.size for record in records}:
         sized = [place for place, record in enumerate(records) if record.size == size]
@@ -266,7 +267,7 @@ def standing_verdicts(
 def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
     """Apply Holm's step-down procedure.
 
-    Return the rejections in input order; a missing p counts as rejected.
+    Return the rejections in input order. A missing p counts as rejected.
     """
     rejected = [p is None for p in chances]
     order = sorted((p, place) for place, p in enumerate(chances) if p is not None)

@@ -107,7 +107,8 @@ def common_differing(runs: Sequence[Run]) -> list[str]:
     """Return the settings that all runs have, and that differ between them.
     Components come first.
 
-    A setting that only some runs have follows from their components.
+    Settings that only some runs have are omitted, because they follow from the
+    components.
     """
     configs = [flatten_config(run.config) for run in runs]
     keys = [
@@ -168,8 +169,8 @@ def compare_results(first: Run, second: Run) -> pd.DataFrame:
 
 
 def numbers_of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
-    """Return the names of quantities that only the first run has, and the names that
-    only the second has."""
+    """Return the names of the quantities that only the first run has, and of those that
+    only the second run has."""
     first_names = list(quantities(first))
     second_names = list(quantities(second))
     return (

@@ -50,8 +50,8 @@ def ensure_events(folder: Path) -> Path:
 
 
 def write_events(run: Run, path: Path) -> None:
-    """Write all events, with the time of the last step,
-    because run folders store no times of steps."""
+    """Write all events. They all have the time of the last step, because run folders
+    store no times of steps."""
     from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  an extra
     from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415  the same
 

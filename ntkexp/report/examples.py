@@ -13,7 +13,7 @@ from ntkexp.records.data import OUT_NAME
 from ntkexp.report.run import Run
 from ntkexp.text import listed, numbered, printable, short, shown_name
 
-MAX_SHOWN_NUMBERS = 8  # features listed in the text of an example
+MAX_SHOWN_NUMBERS = 8  # number of features that the text of an example lists
 PHASE_CLASSES = "phase_classes"
 
 
@@ -24,9 +24,9 @@ class Example:
     index: int  # index in the data source
     name: str  # class name, target values or id
     shown: NDArray[np.generic]  # pixels, tokens or features
-    # for an example of a followed loop, its words or first features; else None
+    # for an example of a followed loop: its words or first features; otherwise None
     text: str | None = None
-    # training phase, counted from 1; None if data come in no phases
+    # training phase, counted from 1; None if the data have no phases
     phase: int | None = None
 
     @property
@@ -116,8 +116,8 @@ def has_names(run: Run) -> bool:
 
 
 def phase_of(run: Run, split: str, number: int) -> int | None:
-    """Return the phase of an example, counted from 1;
-    None if data come in no phases."""
+    """Return the phase of an example, counted from 1. Return None
+    if the data have no phases."""
     phases = run.data.get(f"{split}_phase")
     if phases is None:
         return None
@@ -136,8 +136,8 @@ def class_name(run: Run, target: int, phase: int | None) -> str:
 def predicted_class(run: Run, outputs: NDArray[Any], phase: int | None) -> str:
     """Return the class that the network predicts, or "" if there are no classes.
 
-    It is the class of the largest output. A single output is positive
-    for the second of two classes."""
+    It is the class of the largest output. If there is a single output for two classes,
+    a positive output means the second class."""
     if not len(run.data["classes"]) or OUT_NAME in run.data:
         return ""
     if len(outputs) == 1:

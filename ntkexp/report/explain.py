@@ -79,8 +79,8 @@ class Part:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """One output at one query, and the terms that add up to it.
-    Its repr is a text with tables."""
+    """One output at one query, and the terms that add up to it. Its
+    repr is a text with tables."""
 
     split: str
     number: int
@@ -95,12 +95,12 @@ class Explanation:
     no_example: Mapping[str, float]
     rest: float
     parts: tuple[Part, ...]  # the strongest first
-    # True if retraining measured `left_out`, False if predicted
+    # True if retraining measured `left_out`, False if it is a prediction
     left_out_is_actual: bool = False
-    warning: str = ""  # reason to withhold the leave-out effects
+    warning: str = ""  # reason not to show the leave-out effects
     movement: Movement | None = None
-    predicted: str = ""  # the predicted class; empty without classes
-    sharing: str = ""  # the classes of the output, if its name does not say them
+    predicted: str = ""  # the predicted class; empty if there are no classes
+    sharing: str = ""  # the classes of the output, if its name does not contain them
     components: tuple[ComponentPart, ...] = ()
     positions: tuple[PositionPart, ...] = ()
 
@@ -270,8 +270,8 @@ def worst_points(run: Run, split: str, count: int) -> list[int]:
     with the largest errors.
 
     The largest error comes first. If there are no targets, or if the run attributes a
-    measure instead of the outputs, rank by the size of the change. If leave-out effects
-    are known at some queries, choose only from these queries."""
+    measure instead of the outputs, rank by the size of the change of the output. If
+    leave-out effects are known at some queries only, choose from these queries."""
     points = slice_of_split(run, split)
     outputs = outputs_of(run, "f_T")[points]
     targets = None if OUT_NAME in run.data else run.data.get(f"{split}_targets")
@@ -317,7 +317,8 @@ def tabulate_examples(explanation: Explanation) -> Table:
         text_column("name"),
         text_column("example"),
         text_column("holds"),
-        text_column("on a line", heading=heading),  # `holds`, shortened to one line
+        # the column `holds`, shortened to one line
+        text_column("on a line", heading=heading),
         Column("phase"),
         signed_column("added"),
         Column("of all parts", spell=percent, adds=True),
@@ -352,8 +353,8 @@ def format_explanations(explanations: Sequence[Explanation], top: int) -> str:
 
 
 def format_explanation(explanation: Explanation, top: int) -> str:
-    """Format one explanation as text: the terms of the output,
-    and the top of each other table."""
+    """Format one explanation as text: all terms of the output, and the first `top` rows
+    of each other table."""
     point = explanation.point
     columns = ["example", "on a line", "added", "of all parts", "half by"]
     if point.phase is not None:
@@ -374,12 +375,12 @@ def format_explanation(explanation: Explanation, top: int) -> str:
 
 
 def heading_of(explanation: Explanation) -> str:
-    """Name the query, say whether the predicted class is right,
-    and state the explained output."""
+    """Return the heading: the query, whether the predicted class is right, and the
+    explained output."""
     point = explanation.point
     name = f"{explanation.split} {explanation.number}"
     output = f"{explanation.output} = {short(explanation.prediction)}"
-    if point.name == name:  # a query of a followed loop, which has no other name
+    if point.name == name:  # a query of a followed loop, whose only name this is
         return f"{name}: {output}"
     if not explanation.predicted:
         return f"{name} (#{point.index}, {point.label}): {output}"
@@ -391,7 +392,7 @@ def heading_of(explanation: Explanation) -> str:
 
 
 def notes(explanation: Explanation) -> list[str]:
-    """Return the remarks below the tables. They explain the output, and columns that
+    """Return the remarks below the tables: they explain the output, and columns that
     are easily confused."""
     remarks = [explanation.sharing]
     if explanation.movement is not None:

@@ -1,5 +1,4 @@
-"""Explain one output of a data set of contributions,
-which need not be stored in a run folder."""
+"""Explain one output of a data set of contributions. No run folder is needed."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def explain_attribution(
             "explain",
         )
     refuse_query(arrays, query)
-    query %= arrays.sizes["query"]  # as in NumPy, −1 is the last query
+    query %= arrays.sizes["query"]  # as in NumPy, −1 means the last query
     end = (arrays["start"] + arrays["change"]).isel(query=query).to_numpy()
     column = int(end.argmax()) if out is None else output_index(arrays, out)
     parts = OutputParts(arrays, query, column)
@@ -86,8 +85,8 @@ def explain_attribution(
 
 
 def output_name(arrays: xr.Dataset, column: int) -> str:
-    """Return the name of an output in a measure, "f" for a single output,
-    or "f[out]"."""
+    """Return the name of an output. It is its name in a measure, "f" for a single
+    output, else "f[out]"."""
     name = output_names(arrays)[column]
     if isinstance(name, str):
         return name

@@ -1,11 +1,11 @@
-"""Forgetting: how learning a later phase changes the queries
-of an earlier phase, by example.
+"""Forgetting: how training on a later phase changes the queries of an earlier phase,
+split by example.
 
 The measure of a query is a margin if there are classes, and the negative loss
-otherwise. The margin is y f if there is one output, and f_y − f_c otherwise; c is the
-strongest wrong class at the end of the run. The loss is ½‖f − t‖² with target t. Let f̄
-be the mean of the outputs before and after the phase. Then the change of the measure is
-linear in Δf:
+otherwise. For a single output, the margin is y f. For several outputs, it is f_y − f_c,
+where c is the strongest wrong class at the end of the run. The loss is ½‖f − t‖² with
+target t. Let f̄ be the mean of the outputs before and after the phase, and Δf their
+change. Then the change of the measure is linear in Δf:
 
     Δ margin = g · Δf,    g = y, or e_y − e_c;      Δ(−½‖f − t‖²) = (t − f̄) · Δf;      Δf = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
 
@@ -45,8 +45,8 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Forgetting:
-    """The effect of learning phase `during` on queries of phase `task`,
-    counted from 1."""
+    """The effect of training on phase `during` on the queries of phase `task`. Phases
+    are counted from 1."""
 
     task: int
     during: int
@@ -55,7 +55,8 @@ class Forgetting:
     points: int  # number of queries
     before: float  # mean measure of the queries before phase number `during`
     after: float
-    right: tuple[float, float] | None  # accuracy before and after; None without classes
+    # accuracy before and after the phase; None if there are no classes
+    right: tuple[float, float] | None
     by: tuple[float, ...]  # change of the measure due to each training example
     decay: float  # change of the measure due to weight decay
     learned_in: tuple[int, ...]  # the phase of each training example
@@ -89,7 +90,7 @@ class Forgetting:
     @property
     def halving(self) -> int:
         """The smallest number of examples whose negative parts add up to at least half
-        of `harm`; 0 if no part is negative."""
+        of `harm`. It is 0 if no part is negative."""
         harm_so_far = np.cumsum([-self.by[k] for k in self.worst])
         if not len(harm_so_far):
             return 0
@@ -108,12 +109,14 @@ class LaterPhase:
     during: int
     before: Array  # outputs before the phase, [point, out]
     change: Array  # change of the outputs, [point, out]
-    parts: xr.DataArray  # contributions, [point, out, example]; may exceed the memory
+    # contributions, [point, out, example], which may not fit into memory
+    parts: xr.DataArray
     decay: Array  # change of the outputs by weight decay, [point, out]
 
     @cached_property
     def attributed(self) -> NDArray[np.bool_]:
-        """A mask, [point]. True if all outputs at the query were attributed."""
+        """A mask over the queries, [point]. It is True if all outputs at
+        the query were attributed."""
         return np.concatenate(
             [np.isfinite(block).all(axis=(1, 2)) for block in blocks(self.parts)]
         )
@@ -135,8 +138,8 @@ class LaterPhase:
         return total
 
     def to(self, task: int) -> Forgetting | None:
-        """Return the effect on the attributed queries of a task, or None if the task
-        has no attributed query."""
+        """Return the effect on the attributed queries of a task. Return None if the
+        task has no attributed query."""
         # select the outputs at the queries of the task, before and after the phase
         run = self.run
         contributions = run.contributions
@@ -304,8 +307,8 @@ def measure_and_sign(forgetting: Forgetting) -> tuple[str, int]:
 
 
 def describe_change(before: float, after: float, spell: Callable[[float], str]) -> str:
-    """Describe how a number changed. Numbers that format
-    to the same text count as equal.
+    """Describe how a number changed. Two numbers count as equal if they format to the
+    same text.
 
     >>> describe_change(1.0, 0.71, percent), describe_change(0.5, 0.5, short)
     ('fell from 100 % to 71 %', 'stayed at 0.5')
@@ -389,8 +392,8 @@ def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
     Return [point, out].
 
     Return None if the run does not have `PREDICTABLE_SETTINGS`, or stored no kernel at
-    the start of the phase. As a control, `shift` rotates the columns K(x, xᵢ) of the
-    phase's examples by `shift` positions."""
+    the start of the phase. As a control, the columns K(x, xᵢ) of the phase's examples
+    can be rotated by `shift` positions."""
     settings = flatten_config(run.config)
     if any(settings.get(key) != value for key, value in PREDICTABLE_SETTINGS.items()):
         return None

@@ -113,8 +113,8 @@ def list_runs(folder: Path) -> list[ListedRun]:
             runs.append(ListedRun(path, state, flatten_config(run.config), outcome))
         except Mistake as mistake:
             runs.append(ListedRun(path, state, {}, str(mistake)))
-        # one broken folder must not prevent listing the others
         except Exception as error:
+            # a broken folder must not prevent the others from being listed
             reason = (
                 f"{path} cannot be read ({type(error).__name__}: {first_line(error)})"
             )
@@ -124,7 +124,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
 
 def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str:
     """Return the outcome of a finished run, the error of a failed run,
-    or else the last step."""
+    or else the latest step."""
     path = folder.path
     try:
         if (path / DONE).is_file():

@@ -1,4 +1,4 @@
-"""The leave-out effects of a run: predicted from its training,
+"""The leave-out effects of a run. They were predicted from its training,
 or measured by retraining."""
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class KnownEffects:
     is_actual: bool = False
 
     def at(self, query: int, out: int) -> tuple[Array, bool] | None:
-        """Return the effects on one output, [example],
-        and True if retraining measured them.
+        """Return the effects on one output, [example], and whether retraining measured
+        them.
 
         Return None if they are unknown.
         """
@@ -60,11 +60,11 @@ class KnownEffects:
         return None
 
     def credible_at(self, query: int, out: int) -> tuple[Array | None, bool, str]:
-        """Return the effects on one output, True if retraining measured them,
-        and a warning.
+        """Return the effects on one output, whether retraining measured them, and a
+        warning.
 
-        If the run's retrainings contradict predicted effects,
-        return None in place of the effects."""
+        If the run's retrainings contradict the predicted effects, return None instead
+        of the effects."""
         known = self.at(query, out)
         if known is None:
             return None, False, ""
@@ -97,8 +97,8 @@ def known_effects(run: Run) -> KnownEffects | None:
 
 
 def influence(parts: Array) -> Array:
-    """Return the norm of each example's effects, [example],
-    given `parts` [query, out, example].
+    """Return the norm of each example's effects, [example]. `parts` are the effects
+    [query, out, example].
 
     >>> influence(np.array([[[3.0, 0.0], [4.0, np.nan]]]))
     array([5., 0.])

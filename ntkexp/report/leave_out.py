@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import LeaveOut
 from ntkexp.text import counted, percent, short
 
-# If predicted effects correlate less with retrainings,
-# they are shown only with a warning.
+# If the correlation of predicted effects with retrainings is lower, effects are shown
+# with a warning.
 MIN_CORRELATION = 0.5
 # If training amplifies small differences of the weights by more than this factor,
-# leave-out effects are dominated by chance.
+# leave-out effects mostly reflect chance.
 MAX_GROWTH = 1e3
 
 REMEDY = "smooth activations (tanh, gelu), smaller steps or a larger optimizer.eps make it predictable"
@@ -70,8 +70,8 @@ class Agreement:
 def remarks_on_trainings(
     examples: int, doubts: Sequence[str], check: LeaveOut | None
 ) -> list[str]:
-    """Return remarks on effects that retraining measured: number, doubts,
-    and additivity."""
+    """Return remarks on effects that retraining measured: their number, doubts about
+    them, and whether they add up."""
     notes = [
         f"effects are changes in {examples} trainings, each without one example",
         *doubts,

@@ -3,10 +3,12 @@
     metrics/<column>            the columns of metrics.csv, at each step
     ladder/<split>/<machine>    relative errors of kernel machines, at the last step
 
-The events of a finished run (`events.py`) have the same names and steps. A resumed run
-continues its log; the key of the log is in the checkpoint. The log first receives all
-steps before the checkpoint from metrics.csv, and ignores steps that it already has. So
-each step is logged exactly once, even if the run was interrupted."""
+The events of a finished run (`events.py`) have the same names and steps.
+
+A resumed run continues its log, whose key is stored in the checkpoint. From
+metrics.csv, the log first receives all steps before the checkpoint. It ignores steps
+that it already has. So each step is logged exactly once,
+even if the run was interrupted."""
 
 from __future__ import annotations
 
@@ -27,10 +29,7 @@ from ntkexp.records.folder import EVENTS
 from ntkexp.records.results import Result
 
 PLACE = Path("tensorboard")
-NAME = (
-    # TensorBoard needs `tfevents` in the name; a suffix distinguishes files
-    "events.out.tfevents."
-)
+NAME = "events.out.tfevents."  # TensorBoard needs `tfevents` in the name; a suffix distinguishes files
 # the version of the file format, written in the first event
 EVENT_VERSION = "brain.Event:2"
 
@@ -63,8 +62,8 @@ def ladder_name(split: str, machine: str) -> str:
 class AbstractLog(ABC):
     """A service or file that receives the measured numbers of a run.
 
-    Callers call `begin`, `write` for each step, `conclude`, and `end`.
-    Each method may raise any error."""
+    The methods are called in this order: `begin`, `write` for each step, `conclude`,
+    `end`. Each may raise any error."""
 
     @abstractmethod
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
@@ -75,7 +74,7 @@ class AbstractLog(ABC):
     def write(self, numbers: Numbers, step: int) -> None:
         """Log the numbers of a step.
 
-        Steps come in order. A continued log may receive a step again.
+        Steps arrive in order. A continued log may receive a step that it already has.
         """
 
     @abstractmethod
@@ -102,7 +101,7 @@ class Wandb(AbstractLog):
             config=dict(config),
             settings=wandb.Settings(console="off", silent=True),
         )
-        self.next = self.run.step  # wandb ignores lower steps with a warning
+        self.next = self.run.step  # wandb ignores lower steps, with a warning
         return str(self.run.id)
 
     def write(self, numbers: Numbers, step: int) -> None:
@@ -119,7 +118,7 @@ class Wandb(AbstractLog):
 class Mlflow(AbstractLog):
     """A run of MLflow, named after the folder.
 
-    It uses an `MlflowClient`, which leaves the user's active run alone.
+    It uses an `MlflowClient`, which does not change the user's active run.
     """
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
@@ -171,8 +170,8 @@ class Mlflow(AbstractLog):
         ]
 
     def send(self) -> None:
-        """Send all waiting numbers in batches,
-        because one request is slower than a small step."""
+        """Send all waiting numbers in batches, because one
+        request takes longer than a small step."""
         while self.waiting:
             self.client.log_batch(self.key, metrics=self.waiting[:MLFLOW_BATCH_METRICS])
             del self.waiting[:MLFLOW_BATCH_METRICS]
@@ -183,7 +182,7 @@ class Mlflow(AbstractLog):
         self.client.set_terminated(self.key, "FINISHED" if finished else "KILLED")
 
 
-# largest numbers of entries that MLflow accepts in one request
+# largest number of entries that MLflow accepts in one request
 MLFLOW_BATCH_PARAMS = 100
 MLFLOW_BATCH_METRICS = 1000
 
@@ -210,7 +209,7 @@ class TensorBoard(AbstractLog):
     """An event file in the run folder. TensorBoard can read it during the run.
 
     A resumed run writes a new file with all steps. Earlier files are kept, because
-    TensorBoard stops reading when an open file disappears."""
+    TensorBoard stops reading a run if an open file disappears."""
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # noqa: PLC0415  an extra
@@ -228,7 +227,7 @@ class TensorBoard(AbstractLog):
         self.file = path.open("xb")
         self.records = RecordWriter(self.file)
         self.add(file_version=EVENT_VERSION)
-        # START at step 0 makes TensorBoard discard all numbers of earlier files
+        # a START event at step 0 makes TensorBoard discard all numbers of earlier files
         self.add(step=0, session_log=SessionLog(status=SessionLog.START))
         return path.name
 
@@ -311,7 +310,8 @@ class LiveLog:
         self.survive("with the ladder", lambda: self.log.conclude(errors, step))
 
     def survive(self, when: str, act: Callable[[], None]) -> None:
-        """Call `act`. If it raises, show a warning, and never use the log again."""
+        """Call `act`. If it raises an error, show a warning,
+        and never use the log again."""
         try:
             if self.works:
                 act()

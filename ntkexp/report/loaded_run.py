@@ -54,7 +54,7 @@ class LoadedRun(Run):
 
     @property
     def plot(self) -> RunPlots:
-        """Pictures of the run, as matplotlib axes: `run.plot.ladder()`."""
+        """Pictures of the run, as matplotlib axes: for example, `run.plot.ladder()`."""
         from ntkexp.report.plots.run_plots import RunPlots  # noqa: PLC0415  loads matplotlib
 
         return RunPlots(self)

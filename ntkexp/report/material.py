@@ -105,7 +105,8 @@ def tabulate_points(analysis: Analysis) -> pd.DataFrame:
         *(name for name in quantities if name in SHOWN_MEASURES and name not in errors),
     ]
     points = table[list(analysis.sweep.axes)].copy()
-    # the quantities of one point may come from different numbers of runs
+    # count the runs of each quantity, because the quantities of a point may come from
+    # different runs
     counts = table[[f"{name}.count" for name in shown]].to_numpy(dtype=int).tolist()
     ranges = [(min(row, default=0), max(row, default=0)) for row in counts]
     points["runs"] = [
@@ -135,7 +136,7 @@ def format_ends(low: float, high: float) -> str:
 
 
 class NothingLeft(Mistake):
-    """Raised if a report would contain no run, because none can be read."""
+    """Raised if none of the runs of a report can be read."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,8 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
             except Mistake as mistake:
                 left_out.append(str(mistake))
 
-    # keep each run once: several sweeps and names may refer to it,
-    # also through symbolic links
+    # keep each run only once: several sweeps and names may refer to it, also through
+    # symbolic links
     unfinished = {
         run.folder: (sweep.name, run)
         for sweep in sweeps
@@ -210,8 +211,8 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     for sweep in sweeps:
         try:
             analyses.append(analyse(sweep, runs))
-        # one broken sweep must not prevent reading the others
         except Exception as error:
+            # one broken sweep must not prevent reading the others
             left_out.append(str(unreadable(sweep.path, error)))
     return Material(tuple(runs.values()), tuple(analyses), tuple(left_out))
 
@@ -219,7 +220,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
 def unfinished_sentence(
     sweep_and_state: tuple[str, str], runs: Sequence[SweepRun]
 ) -> str:
-    """State how many runs of a sweep are in an unfinished state."""
+    """Say how many runs of a sweep are in an unfinished state."""
     name, state = sweep_and_state
     if len(runs) == 1:
         return runs[0].status
@@ -275,8 +276,8 @@ def tiles(runs: Sequence[Run]) -> list[ReportTile]:
     """Return the tiles of a report: errors of the main kernel machines,
     and the accuracy.
 
-    Errors are the largest of each run over all splits. If there are several runs, a
-    tile shows the median over runs."""
+    The error of a run is its largest error over all splits. If there are several runs,
+    a tile shows the median over runs."""
     found = []
     over_runs = "median over runs" if len(runs) > 1 else "largest over splits"
     for machine, label in TILE_MACHINES.items():

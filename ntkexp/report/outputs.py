@@ -16,8 +16,8 @@ FEW = 8  # an error message lists at most this many names of outputs
 
 
 def output_names(found: xr.Dataset | xr.DataArray) -> list[str | int]:
-    """Return the names of the outputs if a measure defines names,
-    else their indices."""
+    """Return the names of the outputs if a measure defines names.
+    Otherwise return their indices."""
     names: list[str | int] = (
         found[OUT_NAME if OUT_NAME in found.coords else "out"].to_numpy().tolist()
     )

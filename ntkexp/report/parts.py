@@ -62,15 +62,15 @@ NO_EXAMPLE = {
 
 @dataclass(frozen=True)
 class OutputParts:
-    """The arrays of `records.contributions` at one output of one query, by the
-    quadrature rule that comes first in `RULE_ORDER`."""
+    """The arrays of `records.contributions` at one output of one query. They belong to
+    the quadrature rule that comes first in `RULE_ORDER`."""
 
     arrays: xr.Dataset
     query: int  # index along the axis `query`
     out: int  # index along the axis `out`
 
     def read(self, kind: str) -> Array | None:
-        """Return an array at this query and output; None if it is missing."""
+        """Return an array at this query and output. Return None if it is missing."""
         stored = self.arrays.get(kind)
         if stored is None:
             return None
@@ -85,8 +85,8 @@ class OutputParts:
         return np.arange(self.arrays.sizes["step"])
 
     def total(self, kind: str) -> float:
-        """Return a scalar part that no example caused, such as `decay`;
-        0 if it is missing."""
+        """Return a part that no example caused, such as `decay`, as a number. Return 0
+        if it is missing."""
         part = self.read(kind)
         if part is None:
             return 0.0
@@ -103,8 +103,8 @@ def strongest_first(values: Array) -> list[int]:
     return order
 
 
-# --- Attributed outputs. Some optimizers attribute only a few queries. Contributions to
-# other outputs are NaN.
+# --- Attributed outputs. With some optimizers, only a few queries are attributed.
+# Contributions to all other outputs are NaN.
 
 
 def attributed(contributions: Array) -> NDArray[np.bool_]:
@@ -130,8 +130,8 @@ def largest_attributed(outputs: Array, contributions: Array) -> int:
 #
 #     d(s) = f_s − f_0,      most_by: the first s with |d(t) − d(T)| ≤ ½ |d(T)| for all t ≥ s
 #
-# The effect of a gradient counts at the step that computed the gradient, even if
-# momentum applies it later.
+# Here f_s is the output after step s, and T the last step. The effect of a gradient
+# counts at the step that computed the gradient, even if momentum applies it later.
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,8 +149,8 @@ class Movement:
 
     @property
     def most_by(self) -> int | None:
-        """The number of steps after which at least half
-        of the change remains until the end.
+        """The number of steps after which at least half of the change remains until the
+        end.
 
         After this step, the distance to the final output is at most half of the total
         change. None if the output did not change.
@@ -169,7 +169,7 @@ class Movement:
 
     @property
     def sentence(self) -> str:
-        """State when most of the change happened.
+        """Say when most of the change happened.
 
         >>> Movement(np.array([3.0, 1.0, 0.5, 0.5]), np.arange(4)).sentence
         'most of what training changed here came in the first 25 % of its steps (1 of 4)'
@@ -196,11 +196,11 @@ def movement(parts: OutputParts) -> Movement | None:
 #
 #     mᵢ(t) = |Σ_c K_t(x, xᵢ)_c ℓ′ᵢ(t)_c|,    ∫₀ʰ mᵢ = ½ ∫₀ᵀ mᵢ
 #
-# Compute mᵢ from the stored tangent kernels, and the integrals with the trapezoidal
-# rule. If data come in phases, integrate over the phase of the example; kernels are
-# stored at its start and end. An optimizer with momentum applies gradients later, so
-# kernels at single steps do not determine h. For runs with momentum, h is known only if
-# `path.backward` stored it.
+# mᵢ is computed from the stored tangent kernels, and the integrals by the trapezoidal
+# rule. If the data have phases, the integrals are over the phase of the example,
+# because kernels are stored at its start and end. An optimizer with momentum applies
+# gradients later, so kernels at single steps do not determine h. For runs with
+# momentum, h is known only if `path.backward` stored it.
 
 
 def halfway(run: Run, parts: OutputParts) -> Array:
@@ -242,8 +242,8 @@ def halfway(run: Run, parts: OutputParts) -> Array:
 
 
 def learning_snapshots(run: Run, example: int, steps: NDArray[np.int64]) -> slice:
-    """Return the slice of kernel snapshots in the phase
-    of an example (all without phases)."""
+    """Return the slice of kernel snapshots in the phase of an example. Without phases,
+    return all snapshots."""
     if "train_phase" not in run.data:
         return slice(None)
     learned = run.metrics["step"][
@@ -294,8 +294,8 @@ class ComponentPart:
 
 
 def component_parts(parts: OutputParts) -> tuple[ComponentPart, ...]:
-    """Return the part of each component, in the run's order;
-    empty if the run has no components."""
+    """Return the part of each component, in the run's order. Return
+    () if the run has no components."""
     by_component = parts.read(BY_COMPONENT)  # [example, component]
     by_step = parts.read(BY_COMPONENT_STEP)  # [step, component]
     if by_component is None or by_step is None:
@@ -361,8 +361,8 @@ class PositionPart:
 
 
 def position_parts(run: Run, parts: OutputParts) -> tuple[PositionPart, ...]:
-    """Return the part of each position, text by text;
-    empty if the run has no positions."""
+    """Return the part of each position, text by text. Return ()
+    if the run has no positions."""
     by_position = parts.read(BY_POSITION)  # [example, position]
     if by_position is None:
         return ()

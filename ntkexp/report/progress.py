@@ -1,6 +1,6 @@
 """Displays of progress: a bar on a terminal, text lines elsewhere.
 
-Both go to stderr; stdout is for results.
+Both are written to stderr, because stdout is for results.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
 MAX_SILENT_SECONDS = 10.0
-"""The maximum time between two text lines while steps are taken."""
+"""The maximum time between two text lines while training runs."""
 
 MIN_ESTIMATE_SECONDS = 0.5
 """The duration of a task is estimated only after this time."""
 
 STEP_COLUMNS = 4
-"""The columns of a bar before the time left."""
+"""The number of columns of a bar before the column with the time left."""
 
 LONG_TASK_SECONDS = 10.0
 """The progress of shorter tasks is not displayed."""
 
 
 def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:
-    """Return the display for a command: warnings (`quiet`),
-    a bar on a terminal, or text lines.
+    """Return the display for a command: only warnings (`quiet`), a bar on a terminal,
+    or text lines.
 
     The display appends `hint` to the remark that a result exists already.
     """
@@ -57,8 +57,8 @@ class Announced:
     attribution: step 2 of 3  60 s left
     attribution: step 3 of 3
 
-    The first step includes one-time work. From the second step on,
-    the estimate ignores the first step.
+    The first step includes work that is done only once. The estimate ignores it from
+    the second step on.
 
     >>> times = iter([0.0, 6.0, 7.0, 7.0, 8.0])
     >>> lines = ProgressLines(sys.stdout, times.__next__)
@@ -110,8 +110,8 @@ class Announced:
 
 
 def in_place(quiet: bool) -> AbstractProgress:
-    """Return the display for a Python function: warnings (`quiet`), a bar,
-    or text lines."""
+    """Return the display for a Python function: only warnings
+    (`quiet`), a bar, or text lines."""
     if quiet:
         return Quiet()
     if sys.stderr.isatty() or "ipykernel" in sys.modules:
@@ -156,8 +156,8 @@ class Quiet(AbstractProgress):
 
 
 class ProgressLines(AbstractProgress):
-    """A text line for every tenth of the steps or every run,
-    or after `MAX_SILENT_SECONDS`.
+    """Displays a text line after every tenth of the steps, after every run, or after
+    `MAX_SILENT_SECONDS`.
 
     If there is a `clock`, the lines include the time left.
 
@@ -215,8 +215,8 @@ class ProgressLines(AbstractProgress):
 
 
 class Bar(AbstractProgress):
-    """A bar with the number of steps, a note and the time left;
-    and a bar for each active run."""
+    """Displays a bar with the number of steps, a note and the time left, and a bar for
+    each active run."""
 
     def __init__(self, hint: str = "") -> None:
         self.hint = hint
@@ -244,8 +244,9 @@ class Bar(AbstractProgress):
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         ]
-        # runs take unequal times, so their note states the time left
-        if unit == "step":
+        if (
+            unit == "step"
+        ):  # runs take unequal times, so the note of each run states the time left
             columns.append(TimeRemainingColumn())
         console = Console(stderr=True)
         self.bars = Progress(*columns, console=console, transient=unit == "run")

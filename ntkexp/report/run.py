@@ -121,8 +121,8 @@ class Run:
         return False
 
     def sealed(self, name: str) -> Path:
-        """Return the path of a file or store.
-        Raise if it changed after the run was finished."""
+        """Return the path of a file or store. Raise if it has changed
+        since the run was finished."""
         if self.finished:
             RunFolder(self.path).check(name)
         return self.path / name
@@ -206,8 +206,8 @@ class Run:
         return tuple(str(part.attrs["rule"]) for part in parts)
 
     def by_rule(self, kind: str, rule: str) -> xr.DataArray | None:
-        """Return an array of an attribution rule, such as `decay`;
-        None if it is missing."""
+        """Return an array of an attribution rule, such as `decay`.
+        Return None if it is missing."""
         return self.contributions.get(
             called(kind, rule, explained_rule(self.rules) or rule)
         )
@@ -252,8 +252,8 @@ class Run:
         return {split: slice(*ends[k : k + 2]) for k, split in enumerate(self.read)}
 
     def series(self, *columns: str) -> pd.DataFrame:
-        """Return `step` and these columns, at steps where all values are small enough
-        to draw."""
+        """Return `step` and the columns `names`, at the steps where all values are
+        small enough to draw."""
         values = self.metrics.reindex(columns=["step", *columns])
         drawn = (np.abs(values.to_numpy(dtype=float)) < MAX_DRAWN_NUMBER).all(axis=1)
         rows: pd.DataFrame = values.loc[drawn].reset_index(drop=True)
@@ -335,8 +335,8 @@ def load_runs(folders: Iterable[Path | str]) -> list[Run | Mistake]:
             return load_tables(folder)
         except Mistake as mistake:
             return mistake
-        # one broken folder must not prevent reading the others
         except Exception as error:
+            # a broken folder must not prevent the others from being read
             return unreadable(Path(folder), error)
 
     with ThreadPoolExecutor(2) as pool:
@@ -374,7 +374,8 @@ def checked_ladder(rows: Sequence[Result], path: Path) -> tuple[Result, ...]:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """Read metrics.csv, and the columns that a second pass over the training measured.
+    """Read metrics.csv, and the columns that a backward pass over the training
+    measured.
 
     Empty cells are NaN.
     """

@@ -109,15 +109,15 @@ def frozen_error(path: Path) -> float | None:
 
 
 def last_change(path: Path) -> float:
-    """Return the time when the run was finished, or, if it is unfinished,
-    configured."""
+    """Return the time when the run was finished. If it is unfinished, return the time
+    of its configuration."""
     newest = path / DONE
     return (newest if newest.is_file() else path / CONFIG).stat().st_mtime
 
 
 def seconds_of(path: Path) -> float:
-    """Return the wall seconds of all parts of a run.
-    Timings of kernel machines are in 'run'."""
+    """Return the wall seconds of all parts of a run. Timings of single kernel machines
+    are part of 'run'."""
     parts = read_timings(path / "timings.csv")
     return sum(part.wall for name, part in parts.items() if "." not in name)
 
@@ -127,8 +127,8 @@ def tabulate_runs(
 ) -> Table:
     """Return a row for each run.
 
-    Columns without any value are omitted, and data and optimizer
-    if they are the same in all runs.
+    Omit columns without values. Also omit data and optimizer if they are the same in
+    all runs.
 
     Args:
         runs: The runs.
@@ -163,13 +163,13 @@ def tabulate_runs(
         if name in NUMBERS and {row[k] for row in rows} == {MISSING}
     }
     if "accuracy" not in empty:
-        empty.add("loss")  # one figure of merit is enough
+        empty.add("loss")  # one measure of quality is enough
     return full.select(*(name for name in names if name not in empty))
 
 
 def format_within(table: Table, width: float) -> str:
-    """Format a table. Omit columns on the right
-    that do not fit into `width` letters."""
+    """Format a table. Omit as many columns on the right as needed to
+    fit into `width` letters."""
     names = [column.name for column in table.columns]
     text = format_text(table)
     while len(names) > 2 and max(map(len, text.splitlines())) > width:
@@ -194,7 +194,7 @@ def refuse_unknown(keys: Sequence[str], runs: Sequence[ListedRun]) -> None:
 
 
 def is_usual(run: ListedRun) -> bool:
-    """Return True for a run that is complete or in progress, without an error."""
+    """Return True for a run that is complete or in progress, and has no error."""
     is_read = bool(run.config) and not run.outcome.startswith(str(run.path))
     return (
         is_read and run.state in {"done", "running"} and "diverged" not in run.outcome

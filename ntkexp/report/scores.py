@@ -75,8 +75,8 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     def showing(self, find: FindExample) -> Attribution:
         """Set the callback that returns the examples for the table in a notebook. A
-        selection of this data set has no callback, so its table shows only the names of
-        examples."""
+        selection of the data set has no callback, so its table
+        shows only the names of examples."""
         self._find = find
         return self
 

@@ -16,10 +16,10 @@ it, or cannot be compared.
 >>> broken.partition("(4e-15); ")[2]
 'the secant kernel machine is not finite on query.'
 
-`clause` summarises one kernel machine over many runs. The machine misses a network if
-it misses the network on any split. It equals a network if it equals the network on
-every split where both can be compared. The clause also counts the runs that were
-compared at only some of the points.
+`clause` summarises one kernel machine over many runs. The kernel machine misses a
+network if it misses it on any split. It equals a network if it equals it on every split
+where the two can be compared. The clause also counts the runs that were compared at
+only some of the points.
 
 >>> exact, missed = Standing(Likeness.EXACT, 5e-15), Standing(Likeness.MISSES, 0.3)
 >>> clause("the secant", [exact] * 99 + [missed])
@@ -49,7 +49,7 @@ def tabulate_ladder(
     """Return a row for each kernel machine: relative errors,
     agreement and R² (main split only).
 
-    A kernel machine without an error has no row; `ladder_notes` gives the reason.
+    A kernel machine without an error has no row, and `ladder_notes` gives the reason.
     `seconds` adds a column of timings."""
     splits = [
         split for split in SPLITS if any(result.split == split for result in results)
@@ -81,8 +81,8 @@ def tabulate_errors(results: Sequence[Result]) -> Table:
     """Return the short table: relative errors on each split,
     and the agreement on the main split.
 
-    The name of a kernel machine includes its settings only
-    if several rows would have this name."""
+    The name of a kernel machine includes its settings only if several rows would
+    otherwise have the same name."""
     full = tabulate_ladder(results)
     names = [row[0] for row in full.rows]
     rows = []
@@ -112,8 +112,8 @@ def format_errors(results: Sequence[Result]) -> str:
 
 
 def exact_machines(results: Sequence[Result]) -> list[str]:
-    """Return the kernel machines that equal the network
-    on every split where both are compared."""
+    """Return the kernel machines that equal the network on every split
+    where the two are compared."""
     exact = []
     for name in dict.fromkeys(result.machine for result in results):
         kinds = {likeness(row) for row in results if row.machine == name}
@@ -190,11 +190,9 @@ class Likeness(StrEnum):
     MISSES = "misses"  # the error is larger than the bound on the rounding error
     BROKEN = "broken"  # outputs of the kernel machine are not finite
     LOST = "lost"  # outputs of the network are not finite
-    STILL = (
-        # training changed the network by no more than rounding error:
-        # nothing to compare
-        "still"
-    )
+    # training changed the network by no more than rounding error, so there is nothing
+    # to compare
+    STILL = "still"
     SILENT = "silent"  # the kernel machine was not compared
 
 
@@ -231,11 +229,11 @@ with their names in words."""
 
 @dataclass(frozen=True)
 class Spoken:
-    """The rows of one kernel machine that the sentence mentions."""
+    """The rows of a kernel machine that is mentioned in the sentence."""
 
     name: str
     rows: tuple[Result, ...]
-    splits: tuple[str, ...]  # the splits in the rows of all kernel machines
+    splits: tuple[str, ...]  # the splits of all kernel machines in the table
 
     def which(self, *kinds: Likeness) -> list[Result]:
         return [row for row in self.rows if likeness(row) in kinds]
@@ -252,8 +250,8 @@ class Spoken:
 
     @property
     def where(self) -> str:
-        """The splits on which the kernel machine was compared, in words, and the number
-        of points if some were not compared.
+        """The splits on which the kernel machine was compared, in words. If some points
+        were not compared, also the number of points.
 
         The text ends with a blank, because the name of the kernel machine follows.
         """
@@ -302,7 +300,7 @@ def comparison(results: Sequence[Result]) -> str:
         row.machine in SPOKEN and likeness(row) is not Likeness.SILENT
         for row in results
     ):
-        # none of the machines in SPOKEN was compared: mention all others
+        # if none of the machines in SPOKEN was compared, mention all others
         others = [row.machine for row in results if row.machine not in SPOKEN]
         names = SPOKEN | {
             machine: f"the machine {spoken(machine)}" for machine in others
@@ -377,7 +375,7 @@ def clause_of_group(group: Sequence[Spoken], *, misses: bool, is_first: bool) ->
 
 
 def secant_remarks(secant: Spoken) -> list[str]:
-    """Return remarks on the secant: the rounding in its error,
+    """Return remarks on the secant kernel machine: the rounding error in its result,
     and notes of a followed loop."""
     remarks = []
     missed = secant.which(Likeness.MISSES)
@@ -433,8 +431,8 @@ def on_splits(here: Sequence[str], splits: Sequence[str]) -> str:
 
 
 def name_splits(here: Sequence[str], splits: Sequence[str]) -> str:
-    """List the splits `here` in words. If these are all splits,
-    write "both splits" or "all N splits".
+    """List the splits `here` in words. Write "both splits" or "all N splits" if these
+    are all splits.
 
     >>> name_splits(["train"], ["train", "test"]), name_splits(["train", "test"], ["train", "test"])
     ('train', 'both splits')
@@ -457,8 +455,8 @@ CLAUSES = {
     Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
     Likeness.SILENT: "has no result for {}",
 }
-"""One template for each `Likeness`. A sentence lists the clauses in this order. The
-fields are filled with the number of networks and with `errors_in_words`. """
+"""One template for each `Likeness`. A sentence lists the clauses in this order. The two
+fields are the number of networks, and `errors_in_words`."""
 
 DECISIVE = (
     Likeness.LOST,
@@ -467,8 +465,8 @@ DECISIVE = (
     Likeness.EXACT,
     Likeness.STILL,
 )
-"""The order in which the results of several splits are combined: a run gets the first
-`Likeness` in this list that one of its splits has. """
+"""How to combine the results of several splits: a run gets the first `Likeness` in this
+list that occurs on any of its splits."""
 
 
 @dataclass(frozen=True)
@@ -478,7 +476,7 @@ class Standing:
 
     likeness: Likeness
     error: float = 0.0  # the largest relative error
-    everywhere: bool = True  # True if compared at all points of every split
+    everywhere: bool = True  # True if all points of every split were compared
 
 
 def standing(ladder: Sequence[Result], machine: str) -> Standing:
@@ -504,7 +502,7 @@ def clause(name: str, standings: Sequence[Standing]) -> str:
         if not of_kind:
             continue
         networks = str(len(of_kind))
-        if not parts:  # only the first part contains the total number of networks
+        if not parts:  # only the first part states the total number of networks
             networks = f"{len(of_kind)} of {runs}"
             if len(of_kind) == runs:
                 networks = "both" if runs == 2 else f"all {runs}"

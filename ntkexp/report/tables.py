@@ -64,9 +64,9 @@ class Column:
     number: bool = True  # True aligns the column to the right
     spell: Callable[[Any], str] = format_value  # formats the numbers
     heading: str | None = None  # heading on a terminal; the name if None
-    adds: bool = False  # True if the sum of several rows is meaningful
-    # text in the row that replaces the omitted rows,
-    # if the column has no meaningful sum
+    adds: bool = False  # True if the sum of several rows has a meaning
+    # if the column has no meaningful sum: the text in the row that replaces the omitted
+    # rows
     others: str = ""
 
 
@@ -201,7 +201,8 @@ def format_csv(frame: pd.DataFrame) -> str:
                 as_cell(value) if isinstance(value, str) else value
                 for value in frame.iloc[:, column]
             ]
-            # use an array of objects, so that NumPy does not convert cells
+            # put the cells into an array of objects, so that NumPy does not convert
+            # them
             objects = np.array([*cells, None], dtype=object)[:-1]
             safe.isetitem(column, objects)
     safe.columns = [as_cell(str(name)) for name in frame.columns]

@@ -97,8 +97,8 @@ def html_table(arrays: xr.Dataset, find: FindExample) -> str:
 
 
 def described(example: Example | None, name: str) -> str:
-    """Return the picture, label and text of an example as HTML;
-    only `name` if it is None."""
+    """Return the picture, label and text of an example as HTML. If there is no example,
+    return only `name`."""
     if example is None:
         return text(name)
     words = f"<br>{text(example.text)}" if example.text else ""

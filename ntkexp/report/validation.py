@@ -5,10 +5,10 @@
     QLD    mean over queries q of the decrease of f(q), after retraining without the examples with
            the highest τ(q, i)
 
-A score τ(q, i) is positive if example i increases f(q). f_S is the network after
-retraining S. The linear datamodeling score (LDS) is due to S. M. Park et al. (2023),
-arXiv:2303.14186. Its interval resamples queries and retrainings, because both are
-random samples."""
+A score τ(q, i) is positive if example i increases the output f(q). f_S is the network
+after retraining S, which leaves some examples out. The linear datamodeling score (LDS)
+is due to S. M. Park et al. (2023), arXiv:2303.14186. Its interval resamples queries and
+retrainings, because both are random samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ntkexp.report.tables import Column, Table, Value, format_text
 from ntkexp.text import counted, listed, percent, short
 
 Scores: TypeAlias = NDArray[np.float64]
-"""Scores [query, example]; a query is one output at one point."""
+"""Scores [query, example]. Here a query is one output at one point."""
 
 RESAMPLES = 1000
 
@@ -110,7 +110,8 @@ class ValidatedScore:
 
     name: str
     lds: DatamodelingScore
-    # the QLD: the decrease of the outputs without the highest-scored examples
+    # the QLD: the decrease of the outputs if the examples with the highest scores are
+    # removed
     harm: Estimate | None = None
 
     @property
@@ -147,7 +148,7 @@ class Validation:
 
     truth: GroundTruth
     scores: tuple[ValidatedScore, ...]
-    # the decrease of the outputs (QLD) after the same number of random removals
+    # the QLD for random removals of the same number of examples
     harm_by_chance: Estimate | None = None
     top: int | None = None  # number of examples that are removed for the QLD
     metasmoothness: float | None = None
@@ -255,13 +256,17 @@ def read_scores(path: Path) -> NDArray[np.generic]:
 def checked_scores(scores: object, shape: tuple[int, int, int], where: str) -> Scores:
     """Check scores [point, out, example], and reshape them to [query, example].
 
-    If there is a single output, the axis `out` may be missing. Raise if the shape
-    differs from `shape`, or if a score is not a finite number. `where` names the scores
-    in error messages."""
+    If there is a single output, the axis `out` may be missing. Raise if the scores do
+    not have the shape `shape`, or if a score is not a finite number. `where` names the
+    scores in error messages."""
     try:
         array = np.asarray(scores)
-    # rows of unequal length, or a tensor
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
+        # rows of unequal length, or a tensor
         raise Mistake(f"{where}: not an array: {first_line(error)}") from error
     points, outs, examples = shape
     if array.dtype.kind not in "fiu":

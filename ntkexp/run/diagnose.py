@@ -23,16 +23,16 @@ from ntkexp.run.metrics import Observer, Row
 from ntkexp.run.setting import Setting
 
 NAME = re.compile(r"[A-Za-z_][\w.()-]{0,150}")
-"""A pattern for names of values, which are names of columns and of folders
-in a store."""
+"""The allowed names of values. They become names of columns,
+and of folders in a store."""
 
 
 @dataclass(frozen=True)
 class Measurements:
     """The values of all diagnostics at one step."""
 
-    numbers: Row  # by column of metrics.csv
-    arrays: Mapping[str, Tensor]  # by name in diagnostics.zarr
+    numbers: Row  # numbers by column of metrics.csv
+    arrays: Mapping[str, Tensor]  # arrays by name in diagnostics.zarr
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -41,7 +41,8 @@ class Measurements:
 
 @dataclass
 class RunDiagnostics:
-    """The diagnostics of a run, with what they remember from one step to the next."""
+    """The diagnostics of a run, and the data that they store
+    from one step to the next."""
 
     setting: Setting
     earlier: EarlierKernel | None = None
@@ -86,7 +87,7 @@ class RunDiagnostics:
         problem = setting.problem
         train = points.train
         has_kernel = setting.experiment.path.keeps_kernels
-        # the examples of the step: those of its phase, or all
+        # the training examples of the step: those of its phase, or all
         current = Observer(setting).splits(step)[""]
         examples = range(train)[current]
         weight = setting.descent.weight(len(examples))
@@ -145,8 +146,8 @@ class RunDiagnostics:
 
 
 def measure_at_start(setting: Setting) -> Measurements:
-    """Return the values before training. They show the columns and the arrays
-    of the run."""
+    """Measure the diagnostics before training. The values define the columns and the
+    arrays of the run."""
     view = NetworkView(setting.points, setting.problem.weights)
     step_size = setting.descent.step_size
     return RunDiagnostics(setting).measure(
@@ -169,7 +170,7 @@ def named_values(
     diagnostic: AbstractDiagnostic, state: TrainingState
 ) -> dict[str, float | Tensor | None]:
     """Measure a diagnostic. Return its numbers and arrays by name.
-    Raise for other values."""
+    Raise for any other kind of value."""
     name = diagnostic.option
     with tensors_unchanged(name, state):
         measured = diagnostic.measure(state)
@@ -210,8 +211,8 @@ def checked_value(name: str, value: object) -> float | Tensor | None:
 
 @contextmanager
 def tensors_unchanged(name: str, state: TrainingState) -> Iterator[None]:
-    """Raise if the body changes a tensor of the state in place.
-    Training would go on with it."""
+    """Raise if the block changes a tensor of the state in place, because training
+    continues with this tensor."""
     tensors = {f"weights['{key}']": weight for key, weight in state.weights.items()}
     tensors |= {
         f"start_weights['{key}']": weight for key, weight in state.start_weights.items()

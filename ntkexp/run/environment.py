@@ -38,8 +38,8 @@ LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
 
 
 def commit() -> str | None:
-    """Return the git commit of this package,
-    followed by + if tracked files have changed.
+    """Return the git commit of this package, followed by "+" if tracked files have been
+    changed.
 
     Return None if the package was not imported from its git checkout.
     """
@@ -53,7 +53,7 @@ def commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     # without pyproject.toml next to the package, the git checkout belongs to another
-    # project, and its commit does not describe this package
+    # project, so its commit does not describe this package
     if not (folder.parent / "pyproject.toml").is_file():
         return None
     return result.stdout.strip() or None
@@ -101,7 +101,7 @@ def devices_of(device: torch.device) -> list[str]:
     """
     try:
         module = torch.get_device_module(device)
-    except RuntimeError:  # this build of torch has no module for the device type
+    except RuntimeError:  # this build of torch has no module for this type of device
         return []
     if not module.is_available():
         return []
@@ -119,8 +119,8 @@ def device_name(device: torch.device) -> str:
 
 
 def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, Any]:
-    """Return the command, versions, machine and settings of a run,
-    for provenance.json."""
+    """Return the content of provenance.json: the command, versions, machine and
+    settings of a run."""
     return {
         "command": command,
         "folder": os.getcwd(),

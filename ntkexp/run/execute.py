@@ -70,12 +70,12 @@ from ntkexp.run.setting import Setting, Survey, setting_of, survey
 from ntkexp.run.state import BEGINNING, METRICS, TRAJECTORY, Checkpoint, drop_sums, load
 from ntkexp.text import several, short
 
-# --- One attempt to execute a run in its folder,
-# from the beginning or from a checkpoint.
+# --- One attempt to execute a run in its folder, from the beginning or from a
+# checkpoint.
 
 
 OPTIONAL = (RETRACED, LEFT_OUT, DIAGNOSTICS)
-"""Reproducible files that only some runs have."""
+"""Files that are the same in each repetition, but that only some runs have."""
 
 OTHER_FILES = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
@@ -125,7 +125,7 @@ def train_and_write(
     experiment = request.experiment
     folder = request.folder
     with clock.times("prepare"):
-        # use one thread for the survey, a forward pass at two points
+        # the survey is a forward pass at two points, for which one thread suffices
         fix_circumstances(experiment, 1)
         surveyed = survey(experiment)
         threads = threads_of(request, saved, surveyed)
@@ -171,9 +171,8 @@ def train_and_write(
 def threads_of(request: RunRequest, saved: Checkpoint | None, surveyed: Survey) -> int:
     """Return the number of threads of a run.
 
-    If the setting `threads` is not given, the number depends on the cost of a step. A
-    resumed run keeps its number of threads, because this number affects how sums are
-    rounded."""
+    By default, the number depends on the cost of a step. A resumed run keeps its number
+    of threads, because this number affects the rounding of sums."""
     if saved is not None:
         threads: int = saved["threads"]
         return threads
@@ -197,7 +196,7 @@ def begin_folder(request: RunRequest, setting: Setting) -> None:
 def live_log(
     request: RunRequest, saved: Checkpoint | None
 ) -> AbstractContextManager[LiveLog | None]:
-    """Open the log that was requested, if any. A resumed run continues its log."""
+    """Open the log that the user requested, if any. A resumed run continues its log."""
     if request.log is None:
         return nullcontext()
     folder = request.folder.path
@@ -239,7 +238,8 @@ def execute(request: RunRequest, *, force: bool = False) -> Path:
     With `force`, start again even if the run is finished.
     """
     folder = request.folder
-    check_device(request.experiment.device)  # also raise if the run is finished
+    # check the device even if the run is finished
+    check_device(request.experiment.device)
     if not force:
         refuse_other_run(folder, request.experiment)
         if folder.is_intact:
@@ -247,7 +247,8 @@ def execute(request: RunRequest, *, force: bool = False) -> Path:
             request.progress.found(folder.path)
             return folder.path
     with folder.claim():
-        # another process may have finished the run while this one waited for the lock
+        # another process may have finished the run while this process waited for the
+        # lock
         if force or not folder.is_intact:
             attempt_with_restart(request, None if force else usable_checkpoint(request))
     return folder.path
@@ -273,15 +274,14 @@ def resume(
 ) -> Path:
     """Resume the run in a folder from its config.json, and return the folder.
 
-    The run records the command that repeats it. If the folder does not contain the
-    command that began the run, this is `ntkexp train` with the run's overrides and
-    `options`."""
+    A run records the command that repeats it. If the folder does not contain it, use
+    `ntkexp train` with the run's overrides and `options`."""
     if not (path / CONFIG).is_file():
         raise Mistake(f"{path} is not a run folder: it has no config.json")
     refuse_other_version(path)
 
-    # the folder may be the trace of a followed loop, a copy with another name,
-    # or a finished run
+    # the folder may also be the trace of a followed loop, a copy under another name, or
+    # a finished run
     folder = RunFolder(path)
     if "follow" in folder.read_json(CONFIG):
         raise Mistake(
@@ -294,7 +294,8 @@ def resume(
         progress.say(f"{path} is finished")
         return path
 
-    # rebuild the experiment from the files of the folder, unless they are damaged
+    # rebuild the experiment from the files of the folder, after checking that they are
+    # undamaged
     with folder.claim():
         if damaged := folder.damaged_files(CONFIG, OVERRIDES):
             reason = f"{several(damaged)} not as it was written"
@@ -325,8 +326,8 @@ def begun_by(folder: RunFolder) -> str:
 
 
 def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
-    """Return the experiment of a run. Raise if its data files
-    or the code have changed since."""
+    """Return the experiment of a run. Raise if its data files or the code have changed
+    since it began."""
     folder.check(CONFIG)
     if defect := folder.misnamed:
         raise Mistake(f"{folder.path} {defect}")
@@ -363,7 +364,7 @@ def usable_checkpoint(request: RunRequest) -> Checkpoint | None:
 
 
 def attempt_with_restart(request: RunRequest, saved: Checkpoint | None) -> None:
-    """Execute a run. If a file turns out to be damaged, start the run again."""
+    """Execute a run. If a file is found to be damaged, start the run again."""
     try:
         attempt(request, saved)
     except Damaged as damage:
@@ -392,7 +393,7 @@ def remove_group(
         return recorded
     folder = RunFolder(run)
     experiment = rebuild_experiment(folder, trusted)
-    # the number of threads of the run, so that rounding errors repeat
+    # use the number of threads of the run, so that rounding errors repeat
     fix_circumstances(experiment, folder.provenance.get("threads"))
     with folder.claim():
         removal = train_without(folder, experiment, sorted(group), points, progress)
@@ -418,7 +419,7 @@ def train_without(
     problem = draw_problem(experiment)
     rerun = rerun_of(experiment, problem, *folder.steps_taken)
 
-    # select the inputs of the queries, and all pairs [query, out]
+    # select the inputs of the queries, and all pairs (query, output)
     first = 0 if "train" in problem.split_slices else problem.train
     outs = experiment.path.chosen_outputs(problem.outputs)
     inputs = problem.inputs[[first + point for point in points]]

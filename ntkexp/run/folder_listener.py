@@ -72,7 +72,7 @@ from ntkexp.shapes import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """An experiment, the folder of its run, and the circumstances of its execution."""
+    """An experiment, the folder of its run, and the settings of its execution."""
 
     experiment: Experiment
     folder: RunFolder
@@ -80,7 +80,7 @@ class RunRequest:
     repeat: str  # the command that repeats the run
     progress: AbstractProgress
     pictures: bool = True
-    # largest number of threads; None: the number of cores
+    # largest number of threads; None means the number of cores
     most_threads: int | None = None
     # name of the logger in `LOGS` that receives metrics during the run
     log: str | None = None
@@ -95,12 +95,12 @@ class Interrupt:
     """The Ctrl-C and SIGTERM signals that were received."""
 
     is_requested: bool = False  # True after the first signal was received
-    # True after the last step, when signals are no longer deferred
+    # True after the last step, when signals have their usual effect again
     is_disabled: bool = False
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. The first signal requests a stop after the current step, the
-        second raises KeyboardInterrupt."""
+        """Handle a signal. The first signal requests a stop after the current step. The
+        second signal raises KeyboardInterrupt."""
         if self.is_requested or self.is_disabled:
             raise KeyboardInterrupt
         self.is_requested = True
@@ -141,8 +141,8 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
     finish_diagnostics(path / DIAGNOSTICS)
     write_contributions_of_run(path, setting, outcome)
 
-    # predictions: f_0, f_T and the outputs of each kernel machine, or the explained
-    # measure of these outputs
+    # the predictions f_0, f_T and those of each kernel machine; if a measure is
+    # explained, its values at these outputs
     matrices = outcome.matrices
     outputs = {
         "f_0": matrices.explained(matrices.start),
@@ -166,7 +166,8 @@ def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
     """Add the path kernel of each quadrature rule to the store of snapshots."""
     matrices = outcome.matrices
     finish_kernels(path)
-    # if a measure is explained, there is no path kernel between pairs of outputs
+    # path kernels are between pairs of outputs, so there is none if a measure is
+    # explained
     if not matrices.keeps_kernels or matrices.measured is not None:
         return
     attributed = (
@@ -208,9 +209,9 @@ def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
     """Return the weights before and after training,
     with identical string objects as names.
 
-    pickle writes a string object once, and later refers to it. If the names were equal
-    strings in different objects, as after a resumption, pickle would write them twice,
-    and the bytes of the file would differ from those of an uninterrupted run."""
+    pickle writes a string object once, and later refers to it. After a resumption,
+    equal names may be different objects, and pickle would write them twice. The bytes
+    of the file would then differ from those of an uninterrupted run."""
     return {"start": start, "end": {name: end[name] for name in start}}
 
 
@@ -301,8 +302,8 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 CHECKPOINT_PAUSE = 20
-"""Minimum interval between checkpoints of sums on disk,
-relative to the time to write the last one. """
+"""Minimum time between checkpoints of sums on disk, in multiples of the time that the
+last checkpoint took."""
 
 
 @dataclass(kw_only=True)
@@ -319,11 +320,13 @@ class FolderListener(AbstractListener):
     interrupt: Interrupt
     first_measurements: Measurements  # the values of the diagnostics before training
     log: LiveLog | None = None
-    log_keys: dict[str, str] = field(default_factory=dict)  # by name of the log
+    # the key of each log, by the log's name
+    log_keys: dict[str, str] = field(default_factory=dict)
     snapshot_seals: dict[str, tuple[int, str]] = field(default_factory=dict)
     snapshots: int = 0
     rows: Trajectory | None = None
-    backward_pass: BackwardPass | None = None  # the current backward pass
+    # the kind of the current backward pass, if there is one
+    backward_pass: BackwardPass | None = None
     kernel_change: float | None = None
     # time of the last checkpoint
     saved_at: float = field(default_factory=time.monotonic)
@@ -361,8 +364,8 @@ class FolderListener(AbstractListener):
         self.snapshot_seals |= sealed(self.folder.path, names)
 
     def refuse_new_names(self, step: int, measured: Measurements) -> None:
-        """Raise if the diagnostics return other numbers or arrays
-        than before training."""
+        """Raise if the diagnostics return other names of numbers or
+        arrays than before training."""
         first = self.first_measurements
         if (
             measured.numbers.keys() == first.numbers.keys()
@@ -450,9 +453,8 @@ class FolderListener(AbstractListener):
     def checkpoint(self, state: RunState) -> None:
         """Write a checkpoint if one is due or if a stop was requested.
 
-        Checkpoints of sums on disk take long, so they are written rarely enough that
-        most of the time is spent on training. Raise KeyboardInterrupt if a stop was
-        requested."""
+        Checkpoints of sums on disk take long to write, so they are written only rarely.
+        Raise KeyboardInterrupt after the checkpoint if a stop was requested."""
         interval = self.setting.experiment.checkpoint_seconds
         if self.setting.domain.spills:
             interval = max(interval, CHECKPOINT_PAUSE * self.save_seconds)
@@ -465,7 +467,7 @@ class FolderListener(AbstractListener):
             raise KeyboardInterrupt
 
     def save(self, state: RunState) -> None:
-        """Force the rows of the stored trajectory, if any, to the disk. Then write the
+        """Write the rows of the stored trajectory, if any, to the disk. Then write the
         checkpoint.
         """
         if self.rows is not None:
@@ -482,8 +484,8 @@ class FolderListener(AbstractListener):
 
 
 def log_keys_of(saved: Checkpoint | None) -> dict[str, str]:
-    """Return the key of each live log (W&B, MLflow, …), by the name of the log. A
-    resumed run uses the keys to continue its logs."""
+    """Return the key of each live log (W&B, MLflow, …) by the log's name. A resumed run
+    continues its logs with these keys."""
     return dict(saved.get("logs", {})) if saved else {}
 
 

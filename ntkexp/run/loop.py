@@ -32,8 +32,8 @@ BackwardPass: TypeAlias = Literal["back", "effects"]
 
 
 class AbstractListener(ABC):
-    """Callbacks of a run, for example to write files and to show progress.
-    By default, they do nothing."""
+    """Callbacks of a run, for example to write files or to show progress. By default,
+    they do nothing."""
 
     @property
     @abstractmethod
@@ -61,7 +61,8 @@ class AbstractListener(ABC):
     ) -> None:
         """Receive the tangent kernel at a step, and ℓ′ of all training examples.
 
-        Unlike the gradient of the step, ℓ′ is not restricted to the batch.
+        ℓ′ is the gradient of the loss at the outputs. It includes the examples outside
+        of the batch.
         """
 
     def on_diagnostics(self, step: int, measured: Measurements) -> None:
@@ -77,7 +78,7 @@ class AbstractListener(ABC):
         when a checkpoint may be written."""
 
     def on_late_rows(self, rows: Sequence[Row]) -> None:
-        """Receive the metrics that only the backward pass computes,
+        """Receive metrics that only the backward pass computes,
         as one row for each step."""
 
     def on_end(self) -> None:
@@ -98,8 +99,8 @@ class SilentListener(AbstractListener):
 # --- A run: training steps, backward passes if the path integrals or the effects need
 # them, and the outcome.
 #
-# The loop writes no files. The listener may store checkpoints. A run that is resumed
-# from a checkpoint has bitwise the same results.
+# The loop writes no files, but the listener may store checkpoints. A run that is
+# resumed from a checkpoint gives bitwise the same results.
 
 
 def run(

@@ -61,8 +61,8 @@ SELECTIVITY = "selectivity"
 
 @dataclass(frozen=True)
 class KernelObserver:
-    """An observer of kernel snapshots. Some of its metrics are relative
-    to the first kernel."""
+    """Computes the metrics of kernel snapshots. Some
+    are relative to the first kernel."""
 
     setting: Setting
 
@@ -88,7 +88,8 @@ class KernelObserver:
 
     @cached_property
     def pattern(self) -> Bool[Tensor, " unit"]:
-        """The activation pattern on the training examples before training."""
+        """The activation pattern of the units at the training
+        examples, before training."""
         return activation_pattern(self.setting.points, self.setting.problem.weights)
 
     def row(
@@ -100,7 +101,7 @@ class KernelObserver:
     ) -> Row:
         """Return the metrics of a tangent kernel, or of its trace over outputs.
 
-        λ_max always refers to the kernel, not to the trace.
+        λ_max is always the largest eigenvalue of the kernel, not of its trace.
         """
         setting = self.setting
         points = setting.points
@@ -108,7 +109,7 @@ class KernelObserver:
         start = setting.start.kernel[: points.train]
         targets = setting.problem.targets[: points.train]
 
-        # compute the change of K_s since K_0, and the distance of K_s from K_∞
+        # the change of K_s since K_0, and the distance of K_s from K_∞
         changed = activation_pattern(points, view.weights) != self.pattern
         row: Row = {
             "kernel_change": kernel_change(train_kernel, start),
@@ -122,7 +123,8 @@ class KernelObserver:
             row["limit_distance"] = kernel_change(train_kernel, limit)
             row["limit_alignment"] = alignment(train_kernel, limit)
 
-        # the eigenvalues, and the fraction of the residual along the first eigenvectors
+        # the eigenvalues, and the fraction of the residual in the span of the first
+        # eigenvectors
         row |= self.modes(train_kernel, view.train_outputs - targets)
         if not points.makes_kernels:
             row["lambda_max"] = view.largest_eigenvalue(slice(None))
@@ -142,9 +144,10 @@ class KernelObserver:
         step_size: float,
         top: float,
     ) -> float:
-        """Return η w λ_max ℓ″/2 for the examples of a step, with step size η, example
-        weight w, largest kernel eigenvalue λ_max and loss curvature ℓ″. The step is
-        stable if it is below 1."""
+        """Return η w λ_max ℓ″/2 for the examples of a step. It is stable if this is < 1.
+
+        η is the step size, w the weight of an example, λ_max the largest eigenvalue of
+        the kernel, and ℓ″ the curvature of the loss."""
         descent = self.setting.descent
         points = self.setting.points
         weight = descent.weight(points.train)
@@ -163,8 +166,7 @@ class KernelObserver:
         kernel: Float[Tensor, "train kept train kept_"],
         residual: Float[Tensor, "train out"],
     ) -> Row:
-        """Return the metrics of the eigenvalues. For a large kernel,
-        return only λ_max."""
+        """Return metrics of the eigenvalues. For a large kernel, return only λ_max."""
         if not kernel.isfinite().all():
             return {"lambda_max": None}
         entries = kernel.shape[0] * kernel.shape[1]
@@ -190,8 +192,8 @@ def activation_pattern(points: Points, weights: Weights) -> Bool[Tensor, " unit"
 
 
 def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
-    """Return the selectivity of units for the phases of training,
-    or None if it is undefined.
+    """Return the selectivity of units for the phases of training. Return None if it is
+    undefined.
 
     The activity of units is measured at the queries of each phase, or at its training
     examples if there are no queries."""
@@ -232,14 +234,13 @@ SHARE_COLUMNS = ("closure", "contribution_mass", "contribution_sum", "kernel_mas
 
 @dataclass(frozen=True)
 class Observer:
-    """An observer of steps. Some of its metrics are relative to the start
-    of training."""
+    """Computes the metrics of each step. Some are relative to the start of training."""
 
     setting: Setting
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The header of metrics.csv."""
+        """The columns of metrics.csv."""
         layers = [f"weights_moved.{name}" for name in self.setting.problem.weights]
         phases = []
         if self.setting.problem.phases:
@@ -259,8 +260,8 @@ class Observer:
         """Return slices of training examples and queries,
         by the suffix of their columns.
 
-        If training has phases, return the slices of the step's phase without the number
-        of the phase in the suffix, then the slices of all phases."""
+        If training has phases, first return the slices of the step's phase, with no
+        phase number in the suffix, and then the slices of all phases."""
         if self.setting.problem.phases:
             suffix = f"_{self.phase(step)}"
             current = {
@@ -305,8 +306,8 @@ class Observer:
         return losses.sum()
 
     def objective(self, summed: float, points: slice) -> float:
-        """Return the objective: the summed loss,
-        times the weight and scale of the loss."""
+        """Return the objective: the summed loss times the weight of an example and the
+        scale of the loss."""
         weight = self.setting.experiment.loss.weight(points.stop - points.start)
         return summed * weight * self.setting.descent.scale
 
@@ -314,15 +315,15 @@ class Observer:
         self, outputs: Float[Tensor, "point out"]
     ) -> Float[Tensor, "train out"]:
         """Return ℓ′, the gradient of the loss of each training example at its outputs.
-        It does not include the weights of the examples in the mean."""
+        It does not include the weight of the example in the mean."""
         points = slice(0, self.setting.points.train)
         return self.setting.experiment.loss.output_gradient(
             outputs[points], self.setting.problem.targets[points]
         )
 
     def row(self, step: Step, time: float) -> Row:
-        """Return the metrics of the network before a step,
-        with step size and clipping factor."""
+        """Return the metrics of the network before a step, with the step size and the
+        clipping factor of this step."""
         clips = self.setting.experiment.optimizer.clip_norm is not None
         row = self.step(step.index, time, step.view.outputs, step.view.weights)
         return row | {
@@ -385,8 +386,8 @@ class Observer:
 
 
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
-    """Return the columns `SHARE_COLUMNS` of a step, or an empty row if the norms of its
-    terms (`Tally`) were not measured.
+    """Return the columns `SHARE_COLUMNS` of a step. Return an empty row if the norms of
+    its terms (`Tally`) were not measured.
 
     The column `closure` is read from the tally of `closing`, the first rule whose
     contributions add up to the change of the outputs. The other columns are read from

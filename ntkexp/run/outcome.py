@@ -1,8 +1,8 @@
-"""The outcome of a run: its ending, the comparison of kernel machines, the changes by
-phase, error bars, and leave-out effects.
+"""The outcome of a run: the reason for its end, the comparison of kernel machines, the
+changes by phase, error bars, and leave-out effects.
 
-The closing rule is a quadrature rule of the path whose contributions add up to the
-change of the outputs in every step, such as the secant rule."""
+The *closing rule* is a quadrature rule whose contributions add up to the change of the
+outputs in every step, such as the secant rule."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ from ntkexp.text import counted
 
 
 BLOWN_UP = 1e6
-"""A run has diverged if its loss is larger than (initial loss + 1) times this
-factor."""
+"""A run has diverged if its loss is larger than this factor
+times (initial loss + 1)."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Ending:
 def ending_before(
     setting: Setting, loss: float, first: float, step: int
 ) -> Ending | None:
-    """Return the ending if the run ends before this step, else None.
+    """Return the ending of the run if it ends before this step. Otherwise return None.
 
     `loss` is the loss before the step, and `first` the loss before training.
     """
     target = setting.experiment.stop_at_loss
-    # `stop_at_loss` refers to the loss before division by α²
+    # `stop_at_loss` is compared with the loss before its division by α²
     raw = loss / setting.descent.scale
     if target is not None and raw <= target:
         note = (
@@ -133,17 +133,17 @@ def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -
 # --- The training steps of the run, repeated in function space
 # with a fixed kernel Θ = J Jᵀ.
 #
-# If the step size is equal for all weights, the weights of a linear model remain of the
-# form θ_s = ρ_s θ_0 + J(X)ᵀ a_s. The optimizer updates ρ and a in the same way as
-# weights whose gradients are 0 and ℓ′:
+# If all weights have the same step size, the weights of a linear model keep the form
+# θ_s = ρ_s θ_0 + J(X)ᵀ a_s. The optimizer updates ρ as a weight whose gradient is 0,
+# and a as a weight whose gradient is ℓ′:
 #
 #     f_s(X) = f_0(X) + Θ(X, X) a_s + (ρ_s − 1) J(X)·θ_0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SameSteps:
-    """The step sizes and clipping factors of a training run,
-    to repeat the run with a fixed kernel."""
+    """The step sizes and clipping factors of a training run. With them, the run can be
+    repeated with a fixed kernel."""
 
     descent: Descent
     step_sizes: Sequence[float]
@@ -198,7 +198,7 @@ class SameSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesByPhase:
-    """The changes, in each phase, of the outputs that have contributions or path
+    """For each phase, the changes of the outputs that have contributions or path
     kernels. They are zero for phases that were not reached."""
 
     # contributions and decay of each phase, by quadrature rule
@@ -281,8 +281,8 @@ def effects_from_sweeps(
 ) -> EffectsResult:
     """Return the effects from the backward passes.
 
-    If they assume that the mean is over the remaining examples ("renormalised"),
-    compare them with retraining, which does the same."""
+    Compare them with retraining if both take the mean over the remaining examples
+    ("renormalised")."""
     path = state.setting.experiment.path
     divisor = state.setting.experiment.optimizer.spread_at(0)
     eps = None if divisor is None else divisor.eps
@@ -364,7 +364,7 @@ def run_matrices(
     outputs: Float[Tensor, "point out"],
     kernel: Float[Tensor, "point kept train kept_"],
 ) -> RunMatrices:
-    """Return the kernels, outputs and facts from which kernel machines are built."""
+    """Return the kernels, outputs and facts that kernel machines are computed from."""
     setting = state.setting
     points = torch.arange(len(outputs), device=outputs.device)
     attributed = torch.isin(points, setting.domain.attributed)
@@ -392,8 +392,8 @@ def run_matrices(
 def kernel_of_pairs(
     kernel: Float[Tensor, "point kept train kept_"], setting: Setting
 ) -> Float[Tensor, "point out some out_"]:
-    """Return the kernel if it contains all pairs of outputs,
-    as kernel machines require.
+    """Return the kernel if it contains all pairs of outputs, because kernel machines
+    need all pairs.
 
     Otherwise return a kernel without training examples.
     """
@@ -404,8 +404,8 @@ def kernel_of_pairs(
 
 
 def miss_remarks(steps: Mapping[int, Closure]) -> list[str]:
-    """Return a remark if the contributions of the closing rule differ from the change
-    of the outputs by more than rounding errors, at some steps.
+    """Return a remark if, at some steps, the contributions of the closing rule miss the
+    change of the outputs by more than rounding errors.
 
     >>> (remark,) = miss_remarks({3: Closure(1e-3, 1e-9), 7: Closure(1e-2, 1e-9)})
     >>> remark.partition("; ")[0]
@@ -467,8 +467,8 @@ def summarise_training(state: RunState) -> Training:
 
 
 def initial_weight_term(setting: Setting) -> Float[Tensor, "point out"]:
-    """Return J(θ_0)·θ_0 at all points, which kernel machines need for weight decay.
-    Without weight decay, return zeros."""
+    """Return J(θ_0)·θ_0 at all points, which kernel machines need if there is weight
+    decay. Return zeros if there is none."""
     if not setting.experiment.optimizer.weight_decay:
         return torch.zeros_like(setting.start.outputs)
     points = setting.points
@@ -481,8 +481,8 @@ def initial_weight_term(setting: Setting) -> Float[Tensor, "point out"]:
 
 
 def split_regions(state: RunState) -> dict[str, Region]:
-    """Return the points of each split, and the sizes of the terms
-    that cause rounding errors."""
+    """Return the points of each split, and the sizes of terms
+    whose rounding errors matter."""
     problem = state.setting.problem
     regions = {}
     for name, points in problem.split_slices.items():
@@ -495,7 +495,7 @@ def split_regions(state: RunState) -> dict[str, Region]:
 
 
 def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
-    """Return summary statistics of a quadrature rule's contributions, including their
+    """Return summary statistics of a quadrature rule's contributions, with their
     estimated relative error.
 
     Return an empty dict if the contributions are not finite.
@@ -513,7 +513,7 @@ def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
     if not all(block.isfinite().all() for block in blocks(contributions)):
         return {}
 
-    # True if all training examples are attributed, at the outputs that were trained
+    # True if all training examples are attributed, at all outputs that were trained
     train = setting.points.train
     read_train = int((domain.attributed < train).sum())
     every_train = setting.measured is None and read_train == train
@@ -533,6 +533,6 @@ def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
 
 
 def relative_error(error: float, estimated: Tensor) -> float:
-    """Return an error relative to the norm of the estimate."""
+    """Return an error relative to the norm of the estimated quantity."""
     size = hypot(*(float(block.norm()) for block in blocks(estimated)))
     return error / size if size else float("nan")

@@ -49,8 +49,8 @@ def refuse_sketch(experiment: Experiment) -> None:
         )
 
 
-# --- A survey: a forward pass on two examples gives the shapes
-# that determine block sizes and memory.
+# --- A survey: a forward pass on two examples. Its shapes determine block sizes and
+# memory.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +62,13 @@ class Survey:
     chose_traces: bool  # True if `path.kernels=auto` became `trace`
     problem: Problem
     points: Points
-    explained: Points  # `points`, with outputs replaced by the measure, if any
+    # like `points`, but with the explained measure instead of the outputs
+    explained: Points
     measured: MeasuredPoints | None
     memory: RunMemory
-    tape: Tape  # the tape for the outputs, recorded on two examples
-    explained_tape: Tape  # the tape for the explained measure, recorded on two examples
+    tape: Tape  # recorded forward pass of the outputs, on two examples
+    # recorded forward pass of the explained measure, on two examples
+    explained_tape: Tape
 
     @property
     def operations(self) -> float:
@@ -146,7 +148,8 @@ def survey(experiment: Experiment) -> Survey:
 
 
 def chosen_kernels(experiment: Experiment, problem: Problem) -> Kernels:
-    """Return the kernels that the run computes, for its number of outputs."""
+    """Return the kind of kernels that the run computes: it
+    depends on the number of outputs."""
     diagnostics_need_all = any(one.needs_kernel for one in experiment.diagnostics)
     needs_all = experiment.optimizer.needs_kernels or diagnostics_need_all
     return experiment.path.chosen_kernels(
@@ -157,7 +160,8 @@ def chosen_kernels(experiment: Experiment, problem: Problem) -> Kernels:
 def measured_points(
     loss: Objective, problem: Problem, measure: AbstractMeasure
 ) -> MeasuredPoints | None:
-    """Return a measure at all points, or None if the measure is the outputs themselves.
+    """Return the measure that the run explains, at all points. Return None if the run
+    explains the outputs themselves.
 
     Raise if the measure is not defined for the loss.
     """
@@ -166,7 +170,8 @@ def measured_points(
 
 
 def least_memory(experiment: Experiment) -> RunMemory:
-    """Return the memory plan of a run with one weight and one output, as a lower bound.
+    """Return a lower bound of a run's memory: the plan of a run with one weight and one
+    output.
 
     It depends only on the numbers of examples and on the settings.
     """
@@ -202,7 +207,7 @@ def least_memory(experiment: Experiment) -> RunMemory:
 def memory_of_run(
     experiment: Experiment, problem: Problem, tape_bytes: float
 ) -> RunMemory:
-    """Return the memory plan of a run, given the bytes of a tape per point."""
+    """Return the memory plan of a run. A tape of one point takes `tape_bytes`."""
     return replace(
         least_memory(experiment),
         parameters=sum(weight.numel() for weight in problem.weights.values()),
@@ -234,8 +239,8 @@ def components_of_run(experiment: Experiment, problem: Problem) -> Components:
 
 
 RETRAININGS = 2
-"""A backward pass through training for one output costs at least as much
-as this many trainings."""
+"""A backward pass through training for one output costs at least as
+much as this many trainings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,8 +251,9 @@ class SweepSetting:
     points: Int[Tensor, " attributed"]
     plan: SweepMemory
     kinks: tuple[str, ...]  # operations that are not differentiable everywhere
-    retrains: bool = False  # True: retrain without each example instead
-    # True if the derivative of the optimizer's update is available
+    # True: retrain without each example, instead of a backward pass
+    retrains: bool = False
+    # True if the derivative of the optimizer's update is known
     differentiated: bool = True
 
     @property
@@ -320,7 +326,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
 def first_points(
     splits: Sequence[slice], counts: Sequence[int]
 ) -> Int[Tensor, " point"]:
-    """Return the first `counts` points of each split.
+    """Return the first points of each split. `counts` are their numbers.
 
     >>> first_points([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
     [0, 5, 6]
@@ -404,8 +410,8 @@ def setting_of(survey: Survey) -> Setting:
         seed=experiment.seed,
         phases=phases,
     )
-    # rounding errors are proportional to the size of the terms that add up
-    # to the outputs
+    # rounding errors are proportional to the size of the terms that add up to the
+    # outputs
     sizes = problem.module.sizes(
         problem.weights, problem.inputs[domain.attributed]
     ).norm(dim=1)
@@ -433,8 +439,8 @@ def start_of(
     """Return the outputs and the kernel before training.
     Raise if the network cannot be trained.
 
-    `largest_stable_step` is the minimum over phases. The value of a phase follows from
-    the kernel among its examples."""
+    `largest_stable_step` is the minimum over phases. For each phase, it follows from
+    the kernel among the examples of the phase."""
     view = NetworkView(points, problem.weights)
     finite = view.outputs.isfinite().all(1)
     if not finite.all():
@@ -522,7 +528,8 @@ def setting_remarks(experiment: Experiment, survey: Survey) -> tuple[str, ...]:
     Jacobians need one pass per example.
 
     The last remark is omitted if a quadrature rule gives the exact change of the
-    outputs, because this rule already raises if an operation is not supported."""
+    outputs, because this rule would already have raised an
+    error for such an operation."""
     remarks = []
     if survey.chose_traces:
         remarks.append(

@@ -1,7 +1,7 @@
 """The state of an unfinished run: weights, accumulated sums, and the checkpoint.
 
-The closing rule is a quadrature rule of the path whose contributions add up to the
-change of the outputs in every step, such as the secant rule."""
+The *closing rule* is a quadrature rule whose contributions add up to the change of the
+outputs in every step, such as the secant rule."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ from ntkexp.text import several
 
 @dataclass(kw_only=True)
 class EffectsPass:
-    """The recorded steps of a run, and the backward passes over them after the last
-    step, which compute leave-out effects."""
+    """The recorded steps of a run, and the backward passes over them that compute
+    leave-out effects."""
 
     setting: Setting
     sweep_setting: SweepSetting
@@ -73,7 +73,7 @@ class EffectsPass:
     writes: bool
     effects: Float[Tensor, "attributed integrated train"]
     sweeps: ChunkedSweep | None = None
-    # state from a checkpoint, until `steps_back` begins the backward passes
+    # state from a checkpoint; it is used when `steps_back` begins
     saved: Mapping[str, Any] | None = None
 
     def add(self, step: Step) -> None:
@@ -112,7 +112,8 @@ class EffectsPass:
     def end_gradients(
         self, training: RecordedTraining, chunk: slice
     ) -> Float[Tensor, "vector weight"]:
-        """Return ∂F/∂θ_T, with one row for each output F of each point of a chunk."""
+        """Return the gradients ∂F/∂θ_T for a chunk of points. There is a row for each
+        output F of each point."""
         network = self.setting.points
         outputs = list(self.setting.domain.integrated)
 
@@ -163,12 +164,13 @@ class EffectsPass:
 
 SUM_FILES = "sums-*.bin"
 FILE_KEY = "kept in"
-"""The key of the file name, in the dict that replaces an array in a checkpoint."""
+"""The key of a dict that replaces an array in a checkpoint. Its value is the name of
+the file with the array."""
 
 
 def save_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
-    """Copy the arrays of a state that are on disk to files of the checkpoint
-    at this step.
+    """Copy the arrays of a state that are on disk to files that belong to the
+    checkpoint at this step.
 
     Return the state with the names of these files in place of the arrays, and the
     digests (seals) of the files."""
@@ -218,7 +220,7 @@ def is_file_name(part: Any) -> bool:
 
 
 def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
-    """Remove all files of sums except the named ones."""
+    """Remove all files of sums except the files named in `but`."""
     for path in folder.glob(SUM_FILES):
         if path.name not in but:
             path.unlink()
@@ -227,9 +229,9 @@ def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
 # --- checkpoint.pt: the state of an unfinished run,
 # and the seals of all files that the rest of the run uses.
 #
-# `run.folder_listener` decides when to write a checkpoint. The checkpoint is sealed
-# with the identity of its run. `load` verifies all seals first. So a resumed run either
-# has byte-identical results, or starts again.
+# `run.folder_listener` decides when to write a checkpoint. A seal is a digest of a file
+# and of the identity of its run. `load` verifies all seals first. So a resumed run
+# either has byte-identical results, or starts again.
 
 
 TRAJECTORY = "trajectory.bin"
@@ -257,7 +259,8 @@ def save(folder: RunFolder, state: Checkpoint, step: int, identity: str) -> None
 
 
 def load(folder: RunFolder, identity: str) -> Checkpoint | None:
-    """Return the checkpoint, or None, and remove everything that was written after it.
+    """Return the checkpoint, or None if there is none. Remove everything that was
+    written after it.
 
     Raise `Damaged` if a file does not match its digest (seal).
     """
@@ -312,7 +315,7 @@ class RunState:
     memory: Memory = field(default_factory=dict)
     step_sizes: list[float] = field(default_factory=list)
     clippings: list[float] = field(default_factory=list)
-    # steps where the closing rule misses the change of the outputs
+    # steps at which the closing rule misses the change of the outputs
     misses: dict[int, Closure] = field(default_factory=dict)
     # the outputs f at the beginning of each phase
     phase_outputs: list[Float[Tensor, "point out"]] = field(default_factory=list)
@@ -324,7 +327,7 @@ class RunState:
 
     @property
     def time(self) -> float:
-        """Σ_s η_s."""
+        """The training time so far, Σ_s η_s."""
         return sum(self.step_sizes, start=0.0)
 
     def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
@@ -356,10 +359,10 @@ class RunState:
             self.check(step, tallies)
 
     def check(self, step: int, tallies: Mapping[str, Tally]) -> None:
-        """Record the step in `misses` if the closing rule misses the change
-        of the outputs.
+        """Record the step in `misses` if the contributions of the closing rule do not
+        add up to the change of the outputs.
 
-        A miss is an error that is larger than the bound on the rounding error.
+        This is the case if the error is larger than the bound on the rounding error.
         """
         closing = self.setting.experiment.path.closing_rule
         if closing is None or closing.option not in tallies:
@@ -412,7 +415,7 @@ def spilled_bytes(setting: Setting) -> int:
     """Return the bytes on disk that are needed for sums that do not fit into memory.
 
     There are up to three copies: the sums, the current checkpoint, and either the next
-    checkpoint or the results while they are being written."""
+    checkpoint or the results, while they are being written."""
     experiment = setting.experiment
     phases = len(experiment.switches) + 1
     rules = len(experiment.path.rule)

@@ -227,9 +227,10 @@ class Definition:
     seeds: tuple[int, ...]
     base: tuple[str, ...]
     fits: tuple[Fit, ...]
-    arguments: tuple[str, ...] = ()  # the arguments of its command line
-    # options for commands that repeat the sweep or one of its runs
-    options: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()  # the arguments of the sweep's command line
+    options: tuple[
+        str, ...
+    ] = ()  # options that commands need to repeat the sweep or one of its runs
 
     @property
     def command(self) -> str:
@@ -237,8 +238,8 @@ class Definition:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """All combinations of values and seeds. Seeds vary fastest,
-        the first axis slowest."""
+        """All combinations of axis values and seeds. Seeds vary fastest,
+        and the first axis slowest."""
         combinations = [
             dict(zip(self.axes, values, strict=True))
             for values in product(*self.axes.values())
@@ -285,8 +286,7 @@ def define(arguments: Sequence[str], choices: Choices) -> Definition:
             f"there is nothing to sweep; name one of {', '.join(names)}, or write, for example, "
             "model.width=64,128"
         )
-    # without the name of a file, the sweep is named after its axes
-    if "=" in arguments[0]:
+    if "=" in arguments[0]:  # the sweep has no file, so it is named after its axes
         sweep = with_overrides(Definition("", {}, (0,), (), ()), arguments)
         axes = list(sweep.axes)
         if len(sweep.seeds) > 1:
@@ -306,7 +306,7 @@ def define(arguments: Sequence[str], choices: Choices) -> Definition:
             str(mistake) if str(path) in str(mistake) else f"{path}: {mistake}"
         ) from None
     sweep = with_overrides(file, arguments[1:])
-    # Keep the name of the file if the results are the same.
+    # keep the name of the file if the results are the same
     name = file.name if sweep.digest == file.digest else f"{file.name}-{sweep.digest}"
     return replace(sweep, name=name, arguments=tuple(arguments))
 
@@ -332,7 +332,7 @@ def with_overrides(definition: Definition, arguments: Sequence[str]) -> Definiti
 
 
 def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
-    """Return the sweep defined by the content of a YAML file.
+    """Return the sweep that the content of a YAML file defines.
 
     >>> len(from_yaml("a", {"axes": {"model.width": "8..9"}, "seeds": 3}).points)
     6
@@ -364,7 +364,8 @@ def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
 
 
 def refuse_contradictions(sweep: Definition) -> None:
-    """Raise if a key occurs twice, or if a fit names an axis that the sweep lacks."""
+    """Raise if a key occurs twice, or if a fit names an axis that
+    the sweep does not have."""
     common = [split(text).key for text in sweep.base]
     for key in common:
         if key in sweep.axes:
@@ -394,7 +395,8 @@ def list_of(key: str, value: Any) -> list[Any]:
 
 
 def seeds_of(written: object) -> tuple[int, ...]:
-    """Return the seeds given by a count (0, 1, …), a list, or a range."""
+    """Return the seeds: a number n means 0, 1, …, n − 1; a list
+    or a range means these seeds."""
     if isinstance(written, int) and not isinstance(written, bool):
         if written > MAX_RUNS:
             raise Mistake(f"seeds={written}: {MAX_RUNS} are the most")

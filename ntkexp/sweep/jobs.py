@@ -48,8 +48,8 @@ from ntkexp.text import counted, duration
 
 # training's share of a run's time; the rest is for files and pictures
 TRAINING_SHARE = 0.9
-# weight of the initial estimate of the speed (1:
-# jobs take as long as their costs say), in worker seconds
+# weight of the initial estimate of the speed, in worker seconds. The initial estimate
+# is 1: jobs take as long as their costs say.
 PRIOR_SECONDS = 20.0
 
 
@@ -60,9 +60,10 @@ class RemainingTime:
 
     costs: Mapping[str, float]
     workers: int
-    # weight of the initial speed 1 (see `PRIOR_SECONDS`); 0 if costs have no known unit
+    # weight of the initial estimate of the speed (see `PRIOR_SECONDS`), or 0 if costs
+    # have no known unit
     prior_seconds: float = PRIOR_SECONDS
-    # the completed share of each begun job
+    # the completed fraction of each job that has begun
     shares: dict[str, float] = field(default_factory=dict)
     # start times of the running jobs
     start_times: dict[str, float] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class RemainingTime:
                 self.shares[event.name] = 0.0
             case Stepped():
                 self.shares[event.name] = TRAINING_SHARE * event.step / event.steps
-            case Ended() if event.how == "held":  # the job will begin again
+            case Ended() if event.how == "held":  # the job will begin again later
                 self.start_times.pop(event.name, None)
                 self.shares.pop(event.name, None)
             case Ended():
@@ -169,8 +170,8 @@ class RunJob(AbstractJob):
     """A run as a job. The name of its task is the name of the run's folder."""
 
     loads = ("ntkexp.report.plots.run_plots", "torch.fx.experimental.symbolic_shapes")
-    """The module of pictures, and a module that torch imports for the first derivative.
-    These imports take half the time of a small run."""
+    """The module of pictures, and a module that torch imports when it computes the
+    first derivative. These imports take half the time of a small run."""
     advice = "error.txt in its folder says where"
 
     fields: dict[str, Any]
@@ -210,14 +211,14 @@ class RunJob(AbstractJob):
                 "data or another version"
             )
         if not experiment.memory_gb and experiment.device != "cpu":
-            # Several workers may share a GPU,
-            # so do not use the default limit of the device.
+            # several workers may share a GPU, so do not use the default limit of the
+            # device
             experiment = experiment.model_copy(update={"memory_gb": DEFAULT_MEMORY_GB})
         return experiment
 
 
 class Relay(AbstractProgress):
-    """The progress of a run, sent to the command as events."""
+    """Sends the progress of a run as events to the command."""
 
     def __init__(self, name: str, report_event: ReportEvent) -> None:
         self.name = name
@@ -254,7 +255,7 @@ UNFINISHED = {"stopped", "killed", "broken", "failed"}
 
 @dataclass
 class Conductor:
-    """The execution of a sweep on an engine."""
+    """Executes a sweep on an engine."""
 
     plan: Plan
     engine: AbstractEngine
@@ -263,7 +264,7 @@ class Conductor:
     fail_fast: bool = False
     pictures: bool = True
     log: str | None = None
-    # the runs that this command ended
+    # the runs that ended under this command
     ended: dict[str, Ended] = field(default_factory=dict)
 
     def conduct(self, runs: list[PlannedRun]) -> None:
@@ -284,7 +285,7 @@ class Conductor:
                         self.handle(event, jobs)
                         if self.must_stop:
                             break
-                # Another process works on the remaining runs.
+                # another process works on the remaining runs
                 waiting = [run for run in waiting if run.name not in self.ended]
                 if waiting and not self.must_stop:
                     self.wait_for(waiting)
@@ -292,7 +293,7 @@ class Conductor:
             self.progress.stop()
 
     def wait_for(self, runs: list[PlannedRun]) -> None:
-        """Wait until another process stops working on one of these runs."""
+        """Wait until another process stops working on any of these runs."""
         self.progress.say(
             f"another process runs {counted(len(runs), 'run')}; waiting for it"
         )

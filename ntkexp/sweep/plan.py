@@ -62,7 +62,8 @@ class EventLog:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         descriptor = os.open(self.path, flags, 0o644)
         try:
-            # The leading newline ends a line that was cut off by a full disk or a kill.
+            # the leading newline ends a line that was cut off by a full disk or a
+            # killed process
             os.write(descriptor, f"\n{line}".encode())
         finally:
             os.close(descriptor)
@@ -172,9 +173,9 @@ def statuses(
 ) -> dict[str, RunStatus]:
     """Return the state of every run.
 
-    The state comes from the run's folder. If the folder is not done or running, it
-    comes from the `failures` in the event log, and the reason from the `ended` event of
-    this command."""
+    Read the state from the run's folder. If the run is neither done nor running, look
+    in the `failures` of the event log, and take the reason from the
+    `ended` event of this command."""
     states = {}
     for run in plan.distinct:
         state = plan.folder(run).state
@@ -238,8 +239,8 @@ class RunCost:
 
 @dataclass
 class Estimator:
-    """Estimated costs of runs. Runs that differ only in seed,
-    scale or step size share a survey."""
+    """Estimates the costs of runs. Runs that differ only in seed, scale or step size
+    share a survey (a forward pass that gives the shapes)."""
 
     known: dict[str, RunCost] = field(default_factory=dict)
 

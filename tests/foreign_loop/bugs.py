@@ -298,12 +298,12 @@ RECORDED: tuple[Body, ...] = (
     half_a_batch_lost,
     given_back_late,
 )
-OUTPUTS = "the model gave other outputs when the loop called it"
+OUTPUTS = "at the same weights, the model returned other outputs in the loop"
 OTHERWISE, GRADIENT = (
     "was changed by something other than the optimizer",
     "the optimizer's gradient is not the gradient",
 )
-RULE = "is not where its optimizer's rule leads"
+RULE = "does not follow its optimizer's rule"
 REFUSED: tuple[tuple[Body, int, str, str], ...] = (
     (clamped, 1, "0.weight", OTHERWISE),
     (decayed_twice, 1, "2.weight", OTHERWISE),

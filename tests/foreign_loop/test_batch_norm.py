@@ -133,7 +133,7 @@ def test_parts_and_statistics_add_up(
     assert float(np.linalg.norm(found["statistics"])) > 1e-3 * moved
     assert ("coupling" in found) == (mode == "constant")
     assert found["gradient_error"].max() < ROUNDING
-    assert "running statistics of BatchNorm did" in batch_norm_sentence(found)
+    assert "running statistics of BatchNorm caused" in batch_norm_sentence(found)
 
 
 @pytest.mark.parametrize("mode", ["exact", "constant"])
@@ -254,7 +254,7 @@ def test_recorded_statistics_that_no_replay_gives_are_refused(name: str, which: 
     both = [dict(each) for each in call.statistics]
     both[which][name] = both[which][name] + (1 if "num" in name else 1e-6)
     events[3]["calls"] = (replace(call, statistics=tuple(both)),)
-    with pytest.raises(Mistake, match=rf"step 3: the running statistics '{name}' are not those to which the replay"):
+    with pytest.raises(Mistake, match=rf"step 3: the replay of a call leads to other running statistics '{name}'"):
         trace.attribute(quiet=True)
 
 
@@ -281,11 +281,11 @@ REFUSED: dict[str, tuple[Sequence[nn.Module], dict[str, Any], str]] = {
         {"batch_norm": "constant"},
         "step 5: the module couples the examples of a batch",
     ),
-    "sync": ([SYNC], {}, r"step 0: layer '1' \(SyncBatchNorm\) takes its statistics from the batches of all"),
+    "sync": ([SYNC], {}, r"step 0: layer '1' \(SyncBatchNorm\) uses the batches of all"),
     "instance": (
         [nn.Unflatten(1, (2, 5)), INSTANCE, nn.Flatten()],
         {},
-        r"step 0: layer '2' \(InstanceNorm1d\) moves running statistics; let it track none",
+        r"step 0: layer '2' \(InstanceNorm1d\) updates running statistics, which is not supported",
     ),
     "untracked": (
         [nn.BatchNorm1d(10, track_running_stats=False)],
@@ -295,7 +295,7 @@ REFUSED: dict[str, tuple[Sequence[nn.Module], dict[str, Any], str]] = {
     "effects": (
         [nn.BatchNorm1d(10)],
         {"effects": True},
-        "without an example the statistics of its batches are others too",
+        "effects do not know how the batch statistics change",
     ),
 }
 

@@ -120,13 +120,13 @@ def test_if_a_sweep_takes_longer_effects_are_trainings(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_loss_is_refused_without_a_sweep() -> None:
-    with pytest.raises(Mistake, match="is not the loss that was trained with"):
+    with pytest.raises(Mistake, match="is not the loss of the loop"):
         many_queries(lambda _: of_squares).traced().attribute(effects=True, again=many_queries().traced)
 
 
 def test_effects_that_were_not_checked_say_so() -> None:
     caveats = MOMENTUM.traced().attribute(effects=True, quiet=True)["effect"].attrs["caveats"]
-    assert "effects were not checked against trainings without examples; give again=" in caveats
+    assert "effects were not checked by retraining without examples; give again=" in caveats
 
 
 # --- Shares.
@@ -233,7 +233,7 @@ def test_shares_of_another_loop_are_refused(tmp_path: Path) -> None:
         loop_without(find_trace(tmp_path / "run"), train, "renormalised", GROUP, [0], Silent())
 
     SGD.traced(to=tmp_path / "run", every=3)
-    with pytest.raises(Mistake, match="let it carry out the one that was followed"):
+    with pytest.raises(Mistake, match="let it run the loop once"):
         other(lambda: None)
     with pytest.raises(Mistake, match="the step updates other parameters or makes other calls"):
         other(partial(training(loops.sgd, loops.accumulated).traced, to=tmp_path / "run", every=3))
@@ -263,8 +263,8 @@ def other_rates() -> None:
     ("train", "said"),
     [
         (other_weights, r"begins at other weights .*'0\.weight' differs.*seed it"),
-        (other_order, "saw other examples, or in another order"),
-        (other_rates, "ends .* from where it did"),
+        (other_order, "use other examples, or another order"),
+        (other_rates, "ends at outputs that are .* away"),
         (lambda: MOMENTUM.traced().attribute(), "would never end"),
         (lambda: None, "followed 0 loops"),
         (lambda: (MOMENTUM.traced(), MOMENTUM.traced()), "followed 2 loops"),

@@ -180,7 +180,7 @@ def test_a_sum_beyond_its_tolerance_is_refused(missed: float, parameter: str, sa
     if said is None:
         closing.refuse()
         return
-    with pytest.raises(Mistake, match=rf"miss the change .*{said}"):
+    with pytest.raises(Mistake, match=rf"misses the change .*{said}"):
         closing.refuse()
 
 

@@ -189,7 +189,7 @@ def test_parts_and_casts_add_up(name: str) -> None:
     with torch.autocast("cpu", case.kind, enabled=case.autocast):
         away = outputs_of(given.model, given.queries).float() - end
     assert found.attrs["away"] == pytest.approx(float(away.norm()), rel=1e-3)  # float32, in differences
-    assert f"{case.named.format(str(case.kind)[6:])} moved gradients by up to" in casts_sentence(found)
+    assert f"{case.named.format(str(case.kind)[6:])} changed gradients by up to" in casts_sentence(found)
 
 
 @pytest.mark.slow
@@ -373,7 +373,7 @@ def squares(given: Loop, batch: Tensor) -> None:
 
 
 OTHER, COARSE = "is not the gradient of the 6 recorded examples", "is in bfloat16, too coarse for any proof"
-WARMER = f"gave other outputs|{OTHER}"
+WARMER = f"returned other outputs|{OTHER}"
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a penalty": (lambda: followed(cast_loop(loops.momentum), under(BRAIN, then=penalised)), OTHER),
     "a penalty over frozen weights": (

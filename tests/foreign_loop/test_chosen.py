@@ -67,9 +67,9 @@ def test_wrong_choices_are_refused() -> None:
 
     with pytest.raises(Mistake, match=r"steps=0: give a number, for the last n steps, or the numbers of some"):
         trace(0)
-    with pytest.raises(Mistake, match="some steps are held in memory"):
+    with pytest.raises(Mistake, match="chosen steps can be stored only in memory"):
         trace(2, to="somewhere")
     with pytest.raises(Mistake, match="steps=: the loop took 8 steps, and none of these"):
         trace([9]).attribute(quiet=True)
-    with pytest.raises(Mistake, match="effects need all steps, and steps= leaves some out"):
+    with pytest.raises(Mistake, match="effects need all steps, but steps= omits some"):
         trace(2, loss=lambda outputs, call: outputs.sum(1)).attribute(effects=True, quiet=True)

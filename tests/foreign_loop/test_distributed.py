@@ -286,7 +286,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a missing shard": (missing_shard, "rank 1 of 2 left no part of its trace"),
     "attributed by the second": (
         attributed_by_the_second,
-        r"rank 1 has written its part .* if rank == 0: trace\.attribute\(\)",
+        r"rank 1 has written its part .* trace\.attribute\(\) only if rank == 0",
     ),
     "not followed": (lambda folder: begun(folder, bool, 1, {}), "rank 1 of 2 does not follow into"),
     "other weights": (
@@ -398,7 +398,7 @@ def test_attribution_refuses_what_the_processes_did(name: str, said: str, played
     [
         ("absent", 0, "rank 1 of 2 does not follow into"),
         ("cut_apart", 1, r"the model is a FSDPSequential, whose weights are cut apart .*\(FSDP\)"),
-        ("cut_memory", 1, "ZeroRedundancyOptimizer splits its state"),
+        ("cut_memory", 1, "ZeroRedundancyOptimizer divides its state"),
     ],
 )
 def test_the_loop_refuses_what_the_processes_did(name: str, rank: int, said: str, played: Path) -> None:

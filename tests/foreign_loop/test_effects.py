@@ -135,7 +135,7 @@ def test_class_weights_of_very_different_sizes_are_followed(rows: int, smoothing
     expected = 1 / float(sizes[labels].sum())
     assert abs(share(sizes) - expected) < 0.1 * expected
     if rows > 1:
-        with pytest.raises(Mistake, match="is not the loss that was trained with"):
+        with pytest.raises(Mistake, match="is not the loss of the loop"):
             share(None)
 
 
@@ -185,7 +185,7 @@ def of_all(given: Loop, _: Tensor) -> None:
     loops.plain(given, torch.arange(EXAMPLES))
 
 
-NO_COUNTS = "what each example counts"
+NO_COUNTS = "the weight of each example"
 WEIGHED = Mean(over_all(weighed_by_hand), weighed_by_hand)
 UNWEIGHED = Mean(lambda outputs, labels: weighed_by_hand(outputs, labels)[0].mean(), weighed_by_hand)
 REFUSED: dict[str, tuple[Mean, Body, bool, str]] = {
@@ -299,12 +299,12 @@ def test_a_missing_loss_is_noticed_before_the_attribution(loss: ExampleLoss | No
 @pytest.mark.parametrize(
     ("body", "loss", "said"),
     [
-        (bugs.clipped_in_part, None, "multiplied with other factors"),
-        (bugs.clipped_by_value, None, "multiplied with other factors .* clip all parameters together, by norm"),
+        (bugs.clipped_in_part, None, "multiplied by other factors"),
+        (bugs.clipped_by_value, None, "multiplied by other factors .* clip all parameters together, by norm"),
         (loops.by_hand_like_sam, None, "used gradients at weights that the loop had moved before .SAM."),
         (bugs.normalised, None, "and does not clip"),
         (bugs.never_zeroed, None, "effects do not know"),
-        (loops.plain, of_squares, "step 7: loss= is not the loss that was trained with"),
+        (loops.plain, of_squares, "step 7: loss= is not the loss of the loop"),
     ],
 )
 def test_loops_whose_effects_are_not_known_are_refused(body: Body, loss: ExampleLoss | None, said: str) -> None:

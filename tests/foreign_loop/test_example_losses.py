@@ -609,8 +609,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "autocast": (unfollowed(under_autocast), "step 0: trace.losses: losses under autocast are not followed"),
     "a transform": (unfollowed(transformed), r"step 0: trace.losses: it was called inside a transform of torch.func"),
     "effects": (attributed(effects=True), "effects need losses that are functions of the outputs"),
-    "positions": (attributed(positions=True), "positions=True: trace.losses gives one loss for each example"),
-    "after the loop": (after_the_loop, "call it in the loop, while the loop is followed"),
+    "positions": (attributed(positions=True), "positions=True: trace.losses returns one loss for each example"),
+    "after the loop": (after_the_loop, "call it inside the loop, while the loop is followed"),
 }
 
 
@@ -643,7 +643,7 @@ def test_a_folder_needs_the_functions_of_the_loop(tmp_path: Path) -> None:
     followed(case, momentum, to=tmp_path / "run")
     for losses, said in (
         ([], "the loop passed the function 'residual' to trace.losses"),
-        ([renamed()], "gave other losses in the loop"),
+        ([renamed()], "returned other losses in the loop"),
     ):
         later = load_trace(find_trace(tmp_path / "run"), model_of(case, nn.Tanh), losses=losses)
         with pytest.raises(Mistake, match=said):
@@ -686,4 +686,4 @@ def test_a_later_process_gives_the_functions(
     assert "--losses=: the loop passed the function 'residual'" in capsys.readouterr().err
     assert command([*words, "--losses=mine.py:residual"]) == 0
     assert command(["explain", "run", "--query=0", "--without=top:1", "--again=mine.py:again", "--trust=mine.py"]) == 2
-    assert "again=: trace.losses cannot leave examples out" in capsys.readouterr().err
+    assert "again=: examples cannot be left out" in capsys.readouterr().err

@@ -245,7 +245,7 @@ def needed(trace: Trace) -> float:
 
 
 REPORTED: dict[str, tuple[Callable[[], Trace], str]] = {
-    "rounding": (rounded, "rounding did"),
+    "rounding": (rounded, "rounding caused"),
     "a clamp": (lambda: followed(loop(sgd), at_last(clamp)), "changed after the last step"),
     "memory": (lambda: followed(loop(sgd), plain, memory_gb=0.1), "`half_by` is left out"),
     "nothing": (lambda: followed(loop(sgd), plain), ""),

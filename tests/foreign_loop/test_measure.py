@@ -228,7 +228,7 @@ def test_a_later_process_needs_the_same_measure(
     words = ["attribute", "run", "--model=sigmoid_measures.py:build", "--trust=sigmoid_measures.py"]
     for more, said in (
         ([], "it explains a measure of the outputs, 'first'"),
-        (["--measure=sigmoid_measures.py:other"], "is measure= the one that was followed"),
+        (["--measure=sigmoid_measures.py:other"], "is measure= the followed one"),
     ):
         assert command([*words, *more]) == 2
         assert said in capsys.readouterr().err
@@ -259,13 +259,13 @@ DATASET: Any = ROWS  # a DataLoader takes it
         (lambda f, call: {"a": f}, ROWS, r"it gives a tensor of shape \[3, 3\] for 'a'"),
         (lambda f, call: {}, ROWS, "a dict with the names"),
         (lambda f, call: f.argmax(1), ROWS, r"numbers of torch.int64, which have no gradient"),
-        (lambda f, call: (f.argmax(1) == LABELS).double(), ROWS, "its numbers have no gradient in the outputs"),
-        (lambda f, call: f.detach()[:, 0], ROWS, "its numbers have no gradient in the outputs"),
+        (lambda f, call: (f.argmax(1) == LABELS).double(), ROWS, "its values have no gradient with respect to the outputs"),
+        (lambda f, call: f.detach()[:, 0], ROWS, "its values have no gradient with respect to the outputs"),
         (lambda f, call: f[:, 0] * f[:, 1].detach(), ROWS, "are not the derivatives of its values"),
         (lambda f, call: (f[:, 0] - 100).log(), ROWS, "'measure' of query 0 is nan"),
-        (lambda f, call: f[:, 0] - f[:, 0].mean(), ROWS, "the number of a query depends on other queries"),
-        (lambda f, call: f[:, 0] * f[0, 0].item(), ROWS, "the number of a query depends on other queries"),
-        (lambda f, call: f[:, 0] * torch.rand(len(f)), ROWS, "it gives other numbers when it runs again"),
+        (lambda f, call: f[:, 0] - f[:, 0].mean(), ROWS, "the value of a query depends on other queries"),
+        (lambda f, call: f[:, 0] * f[0, 0].item(), ROWS, "the value of a query depends on other queries"),
+        (lambda f, call: f[:, 0] * torch.rand(len(f)), ROWS, "it returns other values when it runs again"),
         (
             lambda f, call: torch.special.entr(f.abs())[:, 2],
             ROWS,
@@ -273,7 +273,7 @@ DATASET: Any = ROWS  # a DataLoader takes it
         ),
         (lambda f, call: f[:, 7], ROWS, r"it fails at outputs of shape \[3, 3\] \(IndexError"),
         (lambda f, call: f[:, 0], DataLoader(DATASET, shuffle=True), "the DataLoader shuffles"),
-        (lambda f, call: f[:, 0], DataLoader(TensorDataset(ROWS, ROWS)), "the model cannot be called with them"),
+        (lambda f, call: f[:, 0], DataLoader(TensorDataset(ROWS, ROWS)), "the model cannot be called with the queries"),
         (lambda f, call: f[:, 0] if len(f) > 1 else f[:, :2], DataLoader(DATASET, batch_size=2), "for one call and"),
     ],
 )

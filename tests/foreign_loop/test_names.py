@@ -100,17 +100,17 @@ def four(**more: Any) -> DataLoader[Any]:
     ("act", "said"),
     [
         (lambda: trained([data()[:4]]), "no DataLoader was read"),
-        (lambda: trained([*four()]), "no DataLoader was read while it was followed"),
+        (lambda: trained([*four()]), "no DataLoader was read while the loop was followed"),
         (lambda: trained(DataLoader(Endless(), batch_size=4)), "an IterableDataset, which has no indices"),
-        (lambda: trained(four(), lambda x: x / 2), "not called with rows of a batch as they"),
-        (lambda: trained(four(), lambda x: x.flip(0)), "not called with rows of a batch"),
-        (lambda: trained(DataLoader(data(twins=True), batch_size=11), split=1), "rows of several places hold what"),
-        (lambda: trained(four(collate_fn=lambda rows: default_collate(rows[::-1]))), "a collate_fn of its own"),  # type: ignore[no-untyped-call]
+        (lambda: trained(four(), lambda x: x / 2), "inputs of the model are not rows of a batch as they"),
+        (lambda: trained(four(), lambda x: x.flip(0)), "inputs of the model are not rows of a batch"),
+        (lambda: trained(DataLoader(data(twins=True), batch_size=11), split=1), "occur at several places of a batch"),
+        (lambda: trained(four(collate_fn=lambda rows: default_collate(rows[::-1]))), "its own collate_fn"),  # type: ignore[no-untyped-call]
     ],
 )
 def test_rows_without_a_known_index_are_refused(act: Callable[[], object], said: str) -> None:
     usual = dict(vars(loading._BaseDataLoaderIter))
-    with pytest.raises(Mistake, match=f"ids='dataset': .*{said}.*; let the Dataset give its index too"):
+    with pytest.raises(Mistake, match=f"ids='dataset': .*{said}.*; let the Dataset return its index too"):
         act()
     assert dict(vars(loading._BaseDataLoaderIter)) == usual
 
@@ -246,14 +246,14 @@ def test_a_run_shows_the_change_outside_the_steps(tmp_path: Path) -> None:
             for weight in given.model.parameters():
                 weight.mul_(0.5)
     with pytest.raises(
-        Mistake, match=r"effects of examples lead to the last step, and '0\.weight', and 5 more, changed"
+        Mistake, match=r"effects of examples end at the last step, but '0\.weight', and 5 more, changed"
     ):
         trace.attribute(effects=True)
     found = trace.attribute()
     run = ntkexp.load_run(tmp_path / "runs" / "mine")
     (row,) = run.ladder
     assert not row.exact
-    assert "of what changed (`outside`) and is no example's" in row.note
+    assert "of the change (`outside`), and no example did" in row.note
     assert row.note in run.outcome
     assert row.note in ladder_sentence(run.ladder)
     np.testing.assert_array_equal(run.contributions["outside"], found["outside"])

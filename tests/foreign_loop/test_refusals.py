@@ -265,7 +265,7 @@ def moving(optimizers: loops.Maker) -> Callable[[], object]:
     return lambda: followed(loop(optimizers), plain)
 
 
-UNFIT = "queries=: the model cannot be called with them"
+UNFIT = "queries=: the model cannot be called with the queries"
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "outputs as a set": (
         lambda: two_outputs(True, {"pi", "v"}, "pi"),
@@ -283,11 +283,11 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "one image of a kernel": (lambda: ntkexp.tangent_kernel(pictures(), torch.ones(1, 4, 4)), r"^x1: .*x\[None\]"),
     "MAML": (through_functional_call, r"step 0: the model was called with another tensor in place of '0\.weight'"),
-    "first-order MAML": (through_a_copy, r"step 0: model\(x\) was never called .*, or only a copy of the model was"),
-    "stage two": (second_stage, r"step 2: '0\.weight' was moved by another optimizer \(SGD\).*follow\(model, \[first,"),
-    "stage two thaws": (lambda: second_stage(first_trains=slice(2, 3)), r"moved by another optimizer \(SGD\)"),
+    "first-order MAML": (through_a_copy, r"step 0: model\(x\) was never called .*, or the loop called only a copy of the model"),
+    "stage two": (second_stage, r"step 2: '0\.weight' was updated by another optimizer \(SGD\).*follow\(model, \[first,"),
+    "stage two thaws": (lambda: second_stage(first_trains=slice(2, 3)), r"updated by another optimizer \(SGD\)"),
     # arguments
-    "a missing keyword": (giving(ids="name"), "not called with such a keyword"),
+    "a missing keyword": (giving(ids="name"), "not called with a keyword of this name"),
     "too few names": (giving(ids=lambda call: ["a"]), "1 names for the 6 examples of a call"),
     "no names": (giving(ids=lambda call: None), "ids=: it gives a NoneType"),
     "one name for all": (
@@ -306,18 +306,18 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a text that decodes": (attributing(decode="text"), "decode= is a str"),
     "queries of other lengths": (querying(torch.zeros(3, 5).double()), UNFIT),
     "queries in float32": (querying(torch.zeros(3, 4)), UNFIT),
-    "no queries": (querying(torch.zeros(0, 4).double()), "queries=: they are empty"),
+    "no queries": (querying(torch.zeros(0, 4).double()), "queries=: there are none"),
     # optimizers
     "no optimizer": (moving(lambda model: []), "there is no optimizer"),
     "an optimizer twice": (moving(lambda model: 2 * sgd(model)), "in the list twice"),
     "another model's": (moving(lambda _: sgd(loop(sgd).model)), "not a parameter of the"),
     "a begun optimizer": (lambda: followed(stepped(), plain), "has taken steps already"),
-    "SAM alone": (moving(lambda model: [SAM(model.parameters())]), "SAM takes gradients .* has no base_optimizer"),
+    "SAM alone": (moving(lambda model: [SAM(model.parameters())]), "SAM computes gradients .* has no base_optimizer"),
     "divergence": (moving(diverging), r"step \d: '.*' is no longer finite; training has diverged"),
     # loops
     "no step": (lambda: followed(loop(sgd), lambda given, batch: None).attribute(), "no step was followed"),
-    "a penalty": (doing(with_a_penalty), "as weight_decay .* part of the module's output"),
-    "PCGrad": (doing(pcgrad), "step 0: .* a call had 2 backward passes .*PCGrad and GradNorm combine their gradients"),
+    "a penalty": (doing(with_a_penalty), "use weight_decay .* let the module return this output"),
+    "PCGrad": (doing(pcgrad), "step 0: .* a call had 2 backward passes .*PCGrad and GradNorm combine gradients"),
     "GradNorm": (doing(gradnorm), "step 0: .* a call had 3 backward passes .* train with a weighted sum of the losses"),
     "an ascent that stays": (
         doing(ascending(0.0)),
@@ -348,7 +348,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     # models
     "one number": (
         lambda: one_step(MeanOfSquares(2, 1), torch.ones(4, 2), torch.zeros(1, 2)),
-        "the model gives one number for all examples",
+        "the model returns one number for all examples",
     ),
     "no secant rule": (
         lambda: one_step(Entropy(3, 4), torch.ones(2, 3), torch.ones(1, 3)),
@@ -374,7 +374,7 @@ def test_a_refusal_names_the_cause_and_the_way_out(case: str) -> None:
 
 
 def test_other_shapes_of_queries_get_no_advice_that_does_not_help() -> None:
-    with pytest.raises(Mistake, match="the model cannot be called with them") as refusal:
+    with pytest.raises(Mistake, match="the model cannot be called with the queries") as refusal:
         asked(torch.zeros(3, 5, dtype=torch.float64))
     assert "axis of examples" not in str(refusal.value)
 

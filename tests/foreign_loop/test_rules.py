@@ -44,7 +44,7 @@ def moving_besides(maker: Maker, share: float) -> Trace:
 @pytest.mark.parametrize("maker", ALL, ids=lambda each: each.__name__)
 def test_a_step_that_leaves_its_rule_is_refused(maker: Maker) -> None:
     moving_besides(maker, 1e-16)  # less than rounding
-    with pytest.raises(Mistake, match=r"step 2: '2\.weight' is not where its optimizer's rule leads"):
+    with pytest.raises(Mistake, match=r"step 2: '2\.weight' does not follow its optimizer's rule"):
         moving_besides(maker, 1e-12)
 
 
@@ -146,7 +146,7 @@ def test_a_subclass_with_the_same_steps_has_the_rule_of_its_parent(kind: Kind) -
 
 
 def test_a_subclass_with_other_steps_is_refused_after_the_first() -> None:
-    with pytest.raises(Mistake, match=r"'0\.weight' (is not where|was changed by something other)"):
+    with pytest.raises(Mistake, match=r"'0\.weight' (does not follow|was changed by something other)"):
         followed(loop(of(Decaying, lr=0.01)), plain)
 
 
@@ -312,9 +312,9 @@ class Overshooting(other_optimizers.Lion):
 @pytest.mark.parametrize(
     ("name", "base", "said"),
     [
-        ("Lion", Overshooting, r"'0\.weight' (is not where its optimizer's rule leads|was changed by something other)"),
+        ("Lion", Overshooting, r"'0\.weight' (does not follow its optimizer's rule|was changed by something other)"),
         ("Lion", other_optimizers.SignSGD, "step 0: '0.weight': its optimizer has no 'betas', which LionRule reads"),
-        ("SignSGD", optim.SGD, r"step 0: '0\.weight' is not where its optimizer's rule leads"),
+        ("SignSGD", optim.SGD, r"step 0: '0\.weight' does not follow its optimizer's rule"),
         ("Lamb", optim.Adam, "step 0: '0.weight': its optimizer has no 'grad_averaging', which LAMBRule reads"),
         ("Lars", optim.SGD, r"step 0: '0\.weight': its optimizer has no 'trust_coefficient', which LARSRule reads"),
     ],

@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "turns with a plain one": (lambda _: take_turns(heavy, plain), "let one stage end before the next begins"),
     "one optimizer, followed twice": (
         lambda _: twice(heavy, heavy),
-        "has taken steps already.*begin anew with a new optimizer, or continue .* with its to=",
+        "has taken steps already.*begin with a new optimizer, or continue .* with its to=",
     ),
     "a folder of another optimizer": (
         lambda folder: twice(adam, heavy, folder / "run"),

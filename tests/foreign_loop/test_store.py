@@ -461,8 +461,8 @@ def into(to: Path, maker: Maker = loops.sgd, **more: Any) -> Trace:
 @pytest.mark.parametrize(
     ("act", "said"),
     [
-        (other_model, "it holds another run, whose parameters is"),
-        (lambda to: followed(other_weights(1 + 1e-6), loops.plain, to=to), "it holds another run"),
+        (other_model, "the folder holds another run, whose parameters is"),
+        (lambda to: followed(other_weights(1 + 1e-6), loops.plain, to=to), "the folder holds another run"),
         (lambda to: into(to, loops.adam), r"optimizers is \['SGD'\] and not \['Adam'\]"),
         (at_once, "is being written by another process"),
         (twice, "the optimizer is followed already"),
@@ -480,7 +480,7 @@ def test_a_folder_that_cannot_be_used_is_refused(act: Callable[[Path], object], 
 
 def test_a_loop_at_weights_of_no_stored_step_is_refused(tmp_path: Path) -> None:
     into(tmp_path / "run", loops.momentum)
-    with pytest.raises(Mistake, match="it holds another run: the weights are those of none of its 8 steps"):
+    with pytest.raises(Mistake, match="the folder holds another run: the weights are those of none of its 8 steps"):
         followed(other_weights(1 + 1e-6), loops.plain, to=tmp_path / "run")
 
 

@@ -1,7 +1,7 @@
 """Kernels of convolutional networks: their layers,
 their accuracy in regression, and their cost.
 
-S. Arora et al. 2019, arXiv:1904.11955, make the claims.
+The claims are from S. Arora et al. 2019, arXiv:1904.11955.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 
 class LayerProducts(AbstractTrial):
-    """The kernel of each layer from its forward and backward signals,
-    compared with autograd.
+    """The kernel of each layer, as a product of forward and backward signals. It is
+    compared with the kernel by autograd.
 
     A network with one output is evaluated at `points` points of the data (Arora et al.
     2019, section 3). Let f = f(x) and f′ = f(x′):
@@ -237,18 +237,18 @@ class LearningCurve(AbstractTrial):
     """A learning curve of kernel regression,
     extrapolated with the known curve of another kernel.
 
-    Two infinitely wide networks, `model` and `beside`, are compared. For each size n,
-    their kernels are fitted on the same `splits` random subsets of n examples, and
-    classify the remaining examples. The difference of their accuracies on the logit
-    scale changes slowly with n. It is fitted by least squares, and then extrapolated to
-    the sizes `at`:
+    Two infinitely wide networks are compared: `model`, and the other kernel `beside`.
+    For each size n, both kernels are fitted on the same `splits` random subsets of n
+    examples, and classify the remaining examples. On the logit scale, the difference of
+    their accuracies changes slowly with n. A line is fitted to it by least squares, and
+    then extrapolated to the sizes `at`:
 
         logit accuracy_model(n) − logit accuracy_beside(n) ≈ a + b ln n
         logit predicted(n) = logit known(n) + a + b ln n
 
-    `known` are accuracies of `beside` at these sizes. The difficulty of the examples
-    affects both kernels alike, and cancels in the difference. The columns `kernel`
-    (`model` or `beside`) and `examples` (n) label the rows."""
+    `known` are the accuracies of `beside` at these sizes. The difficulty of the
+    examples affects both kernels equally, and cancels in the difference. The columns
+    `kernel` (`model` or `beside`) and `examples` (n) label the rows."""
 
     model: AbstractLayered
     beside: AbstractLayered
@@ -334,10 +334,12 @@ def predict_by_gain(
     at: Sequence[int],
     known: Sequence[float],
 ) -> list[float]:
-    """Predict the accuracies of a kernel at the sizes `at` (see `LearningCurve`).
+    """Predict the accuracies of one kernel at the sizes `at`, from those of another
+    kernel (see `LearningCurve`).
 
-    `accuracies` (first kernel) and `beside` (second kernel) were measured at `sizes`.
-    `known` are the accuracies of the second kernel at the sizes `at`.
+    `accuracies` are the measured accuracies of the first kernel at `sizes`, and
+    `beside` are those of the second kernel. `known` are the accuracies of the second
+    kernel at the sizes `at`.
 
     >>> predicted = predict_by_gain([0.5, 0.7], [0.5, 0.5], [10, 100], [100, 10], [0.5, 0.25])
     >>> [round(accuracy, 12) for accuracy in predicted]
@@ -637,7 +639,7 @@ class AccuracyTable(AbstractPicture):
 
     per_cent: dict[str, dict[Count, float]]
     numbers: tuple[()] = ()
-    """Not used; `per_cent` takes its place."""
+    """Not used. `per_cent` replaces it."""
 
     def figure(self, judged: JudgedClaim) -> Figure:
         return JudgedRows().figure(judged)

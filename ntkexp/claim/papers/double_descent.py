@@ -1,6 +1,6 @@
 """Double descent: test error as a function of the number of parameters.
 
-M. Belkin et al. 2019, arXiv:1812.11118, make the claim.
+The claim is from M. Belkin et al. 2019, arXiv:1812.11118.
 """
 
 from __future__ import annotations

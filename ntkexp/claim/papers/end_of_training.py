@@ -103,8 +103,8 @@ class EndOfTraining(AbstractTrial):
         return {**numbers, "curvature": float(values[0] / values[-1])}
 
     def train(self, learner: Learner) -> tuple[Weights, Weights]:
-        """Train. Return the weights θ_T at the end, and Σᵢ sᵢ, the changes of the
-        weights that the examples caused."""
+        """Train. Return the final weights θ_T, and Σᵢ sᵢ, the sum of the changes that
+        single examples caused."""
         x = learner.task.inputs
         y = learner.task.targets
         gradients = vmap(grad(learner.loss_of_one), (None, 0, 0))
@@ -152,8 +152,8 @@ class Learner:
         return float(flat(grad(self.loss)(weights)).norm())
 
     def least_change(self, weights: Weights) -> Tensor:
-        """Return f(X)ᵀ K_0⁻¹ f(X) at the training examples X, where K_0 is the initial
-        tangent kernel of f."""
+        """Return f(X)ᵀ K_0⁻¹ f(X) at the training examples X. K_0 is the tangent kernel
+        of f at initialisation."""
         x = self.task.inputs
         outputs = self.network.outputs(weights, x).detach() / self.network.scaled.alpha
         kernel = self.network.kernel(self.start, x, x)
@@ -193,9 +193,9 @@ class LinearModes(AbstractTrial):
 
         miss    √(mean_t (a_k(t) − closed form)²)/s_k, averaged over modes k
 
-    The comparison starts, with t = 0, when a_k first exceeds `from_` · s_k. Initial
-    weights are Gaussian with standard deviation `small`/√width or `large`/√width,
-    labelled by the column `start`.
+    Time t = 0 is the moment when a_k first exceeds `from_` · s_k, and the comparison
+    starts there. Initial weights are Gaussian with standard deviation `small`/√width or
+    `large`/√width. The column `start` tells which.
 
     A. Saxe, J. McClelland & S. Ganguli, "Exact solutions to the nonlinear dynamics of
     learning in deep linear neural networks" (2013), arXiv:1312.6120."""
@@ -355,7 +355,7 @@ class Operations(AbstractTrial):
         for _ in range(self.steps + 1):
             with torch.no_grad():
                 outputs = module(new)
-            # not inside no_grad, which would then apply to the caller, too
+            # not inside `no_grad`, which would also apply to the caller's code
             yield outputs
             optimizer.zero_grad()
             torch.autograd.backward((module(x) - y).square().sum() / (2 * len(x)))

@@ -24,13 +24,14 @@ from ntkexp.stream import stream
 
 
 class SubliminalLearning(AbstractTrial):
-    """A student that learns classes from a teacher's extra outputs on noise.
+    """A student that learns to classify by imitating other outputs of a teacher, on
+    noise.
 
-    A teacher is trained to classify with its first outputs. A student with the same
-    architecture is trained only to match the `extra` other outputs of the teacher, on
-    uniform noise. The student's training is followed (A. Cloud et al., "Subliminal
-    learning: language models transmit behavioral traits via hidden signals in data",
-    2025, arXiv:2507.14805).
+    A teacher is trained to classify with its first outputs. It has `extra` further
+    outputs, which its training ignores. A student with the same architecture is trained
+    only to match these extra outputs, on uniform noise. The student's training is
+    followed (A. Cloud et al., "Subliminal learning: language models transmit behavioral
+    traits via hidden signals in data", 2025, arXiv:2507.14805).
 
         accuracy    the student's accuracy on the query points, minus the accuracy before training
         rise        the mean change of the margin (correct output minus mean over classes)

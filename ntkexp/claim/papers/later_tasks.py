@@ -32,10 +32,10 @@ class LaterTask(AbstractQuantity):
     """The change of an earlier task's outputs during a later task,
     for runs of `data=sequence`.
 
-    Rows have the numbers `facts`, labelled by the column `quantity`. They are measured
-    at the points x of the earlier `task`, over the training phase of the later task
-    `during`. Tasks are counted from 1. 𝒮(x, xᵢ) is the contribution of a later example,
-    𝒟 the contribution of weight decay, and Δf the change of the outputs.
+    The rows hold the numbers in `facts`, labelled by the column `quantity`. They are
+    measured at the points x of the earlier `task`, over the training phase of the later
+    task `during`. Tasks are counted from 1. 𝒮(x, xᵢ) is the contribution of a later
+    example, 𝒟 the contribution of weight decay, and Δf the change of the outputs.
 
         closure       ‖Σᵢ 𝒮(x, xᵢ) + 𝒟(x) − Δf(x)‖/‖Δf(x)‖
         forgetting    the rise of the mean ½‖f − y‖², relative to the mean ½‖y‖²
@@ -131,8 +131,8 @@ def correlate_with_predicted(
     """Return the correlation of the change with its prediction from the kernel
     at the task switch.
 
-    The prediction pairs each example with the kernel of the example `shift` positions
-    later. The correlation is rounded to six digits, so that it does not depend on
+    With `shift`, each example gets the kernel of the example that many positions later
+    (a control). The correlation is rounded to six digits, so that it does not depend on
     rounding errors."""
     change = predicted_change(later.run, later.during, shift)
     if change is None:

@@ -284,7 +284,7 @@ def regression(
     targets: Float[Tensor, " train"],
     ridge: float,
 ) -> Float[Tensor, " point"]:
-    """Return the predictions K(x, X) (K(X, X) + λ)⁻¹ y of kernel regression.
+    """Predict by kernel regression: K(x, X) (K(X, X) + λ)⁻¹ y.
 
     `known` is K(X, X), and `across` is K(x, X).
     λ is `ridge` times the mean diagonal of K(X, X).
@@ -466,8 +466,8 @@ class SilentAlignment(AbstractTrial):
 def principal_maps(
     inputs: Float[Tensor, "example feature"],
 ) -> tuple[Float[Tensor, "feature direction"], Float[Tensor, "feature direction"]]:
-    """Return the linear maps to principal coordinates and
-    to whitened principal coordinates.
+    """Return two linear maps of inputs: to principal coordinates, and to whitened
+    principal coordinates.
 
     Both kinds of coordinates have mean square 1 over examples and directions.
 
@@ -494,8 +494,8 @@ def share(values: Sequence[float]) -> float:
 
 FIRST_POWERS = 30
 FOLLOWING_POWERS = 3
-"""The numbers of power iterations for the first estimate of the largest eigenvalue, and
-for each later estimate. """
+"""The number of power iterations for the first estimate of the largest eigenvalue, and
+the number for each later estimate."""
 
 
 class LateGeneralising(AbstractTrial):
@@ -635,7 +635,7 @@ class Moment:
 class FollowedMode:
     """The largest eigenvalue of J Jᵀ along a training path.
 
-    Each power iteration starts from the last eigenvector, so few iterations suffice.
+    Power iterations start from the previous eigenvector, so few iterations suffice.
     """
 
     def __init__(
@@ -647,7 +647,7 @@ class FollowedMode:
         self.powers = FIRST_POWERS
 
     def largest(self, weights: Weights) -> float:
-        """Return an estimate of the largest eigenvalue. It is never too large."""
+        """Estimate the largest eigenvalue from below, by power iterations."""
         self.mode, found = top_mode(
             self.function, weights, self.x, self.mode, self.powers
         )

@@ -1,5 +1,5 @@
-"""Retraining without examples, and attribution scores
-that should predict its effect."""
+"""Retraining without some examples, and attribution scores that are
+meant to predict its effect."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def would_change(
     """Return the leave-out effects of all examples
     at the points outside the training set.
 
-    With `one_step`, each optimizer step is repeated exactly without the example,
-    instead of linearised."""
+    With `one_step`, each optimizer step is recomputed exactly without the example.
+    Otherwise it is linearised."""
     mean = MEANS[retrained.setting.experiment.path.mean]
     with TemporaryDirectory() as folder:
         training = recorded(retrained, Path(folder))
@@ -176,8 +176,8 @@ It exceeds every seed of a claim."""
 
 
 class LeftOutKernel(AbstractTrial):
-    """The dependence of the path kernel on the training examples,
-    by the size of the training set.
+    """The change of the path kernel if training examples are left out, by the size of
+    the training set.
 
         change = ‖𝒦′ − 𝒦‖/‖𝒦‖,    𝒦(x, x′) = mean over steps s of K_s(x, x′)
 
@@ -402,8 +402,8 @@ def score(
 #     trak             φ(x)·(ΦᵀΦ)⁻¹φ(xᵢ) ℓ′ᵢ(T), where φ is a random projection of the gradient
 #     shuffled         the leave-out effect of a different example (a control)
 #
-# Influence functions are due to P. W. Koh and P. Liang (2017), arXiv:1703.04730, and
-# TRAK (here with a single model) to S. M. Park et al. (2023), arXiv:2303.14186. See
+# Influence functions are due to P. W. Koh and P. Liang (2017), arXiv:1703.04730. TRAK,
+# here with a single model, is due to S. M. Park et al. (2023), arXiv:2303.14186. See
 # also `DatamodelScore` and `ntkexp.effects`.
 
 
@@ -433,8 +433,8 @@ def influence(retrained: Retraining) -> Float[Tensor, "point train"]:
     """Return influence functions: the predicted change of the output
     at the loss minimum.
 
-    Raise unless the loss is quadratic. (JᵀJ/N + λ)⁻¹Jᵀ = Jᵀ(JJᵀ/N + λ)⁻¹ reduces the
-    computation to an N × N system for N training examples."""
+    Raise unless the loss is quadratic. Because (JᵀJ/N + λ)⁻¹Jᵀ = Jᵀ(JJᵀ/N + λ)⁻¹, it
+    suffices to solve an N × N system for N training examples."""
     loss = retrained.setting.experiment.loss
     train = retrained.train
     if not loss.is_quadratic:
@@ -497,8 +497,8 @@ class RemovalScores(AbstractTrial):
                 [*self.base, *READ, f"model.activation={activation}"], seed
             )
 
-            # Correlations between the scores of each group and the changes of the
-            # outputs when training leaves this group out
+            # correlations over groups, between the score of each group and the change
+            # of the outputs when training leaves out the group
             scores = all_scores(trained)
             for who, left in who_leaves(self.groups, trained.train, seed).items():
                 actual = trained.changes_without(left)
@@ -528,8 +528,8 @@ class RemovalScores(AbstractTrial):
 def who_leaves(
     groups: int, train: int, seed: int
 ) -> dict[str, Float[Tensor, "group train"]]:
-    """Return the groups to leave out: all single examples,
-    and random groups of three sizes.
+    """Return the groups to leave out: every single example, and random groups of three
+    sizes.
 
     >>> groups = who_leaves(8, 40, seed=0)
     >>> {name: (len(left), int(left[0].sum())) for name, left in groups.items()}

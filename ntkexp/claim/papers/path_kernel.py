@@ -1,8 +1,11 @@
 """Measurements of path kernels and contributions (P. Domingos 2020, arXiv:2012.00152).
 
-In this file, 𝒮(x, xᵢ) is the contribution of training example xᵢ to f_T(x) − f_0(x),
-and 𝒦 is the path kernel, the average of a kernel over the training path. Both depend on
-the `rule` that integrates over a step."""
+In this file, 𝒮(x, xᵢ) is the contribution of training example xᵢ to f_T(x) − f_0(x). 𝒦
+is the path kernel, the average of the tangent kernel over the training path. Both
+depend on the quadrature `rule`, which integrates over each step.
+
+A quantity returns a table. "Rows have …" says which number is in the
+column `value` of each row."""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ EPS = 2.0**-52
 class MachineError(AbstractQuantity):
     """The relative error of a kernel machine, with a bound on its rounding error.
 
-    Rows have the error of this kernel machine on this split.
+    Rows have the error of the kernel machine `machine` on the split `split`.
 
         bound = max(tolerance, 10 ε Σ|𝒮|/|Σ𝒮|)
 
@@ -373,7 +376,8 @@ def margin_bound(
 
 
 class KernelChange(AbstractQuantity):
-    """The difference of the path kernels of two runs that differ in one setting.
+    """The relative change of the path kernel between two runs that differ in one
+    setting.
 
     Rows have the change between the runs whose axis `along` has the values `one` (𝒦)
     and `other` (𝒦′). The kernels are taken between the points of a split and the

@@ -1,7 +1,7 @@
 """Scalar functions of one number: tangent kernels, descent steps,
 and the kernel of a finite step.
 
-F. Huszár, "Some intuition on the neural tangent kernel" (2020), makes the claims.
+The claims are from F. Huszár, "Some intuition on the neural tangent kernel" (2020).
 """
 
 from __future__ import annotations
@@ -432,7 +432,7 @@ def curve(judged: JudgedClaim, look: str = MAIN) -> ScalarCurve:
 def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
     """Return the rows at the model's own weights, before any ascent.
 
-    These rows are the same for every seed, so the rows of one seed are returned.
+    These rows are the same for every seed. Return those of one seed.
     """
     rows = judged.rows("x", "share", "finite", "before", "after", look=look)
     chosen = (
@@ -521,7 +521,7 @@ def ascents(judged: JudgedClaim) -> pd.DataFrame:
     """Return the rows that start from the model's own weights,
     after all numbers of ascent steps.
 
-    These rows are the same for every seed, so the rows of one seed are returned.
+    These rows are the same for every seed. Return those of one seed.
     """
     rows = judged.rows("x", "share", "before", "ascended")
     chosen = (rows["start"] == "given") & (rows["seed"] == rows["seed"].min())

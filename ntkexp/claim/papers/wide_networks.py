@@ -1,8 +1,8 @@
 """Networks of growing width compared with infinite width: outputs,
 kernels and training.
 
-J. Lee et al. 2019, arXiv:1902.06720, make most of the claims.
-Docstrings of trials name other papers."""
+Most of the claims are from J. Lee et al. 2019, arXiv:1902.06720. If a trial tests
+another paper, its docstring names the paper."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class Bottleneck(AbstractLayered):
     """A multilayer perceptron whose first or last hidden layer has `narrow` units at
     every width.
 
-    This is a control for claims about wide networks: a sum over few random units does
-    not converge to its expected value.
+    This is a control for claims about wide networks. A layer with few random units
+    stays random, however wide the other layers are.
 
     >>> from ntkexp.init import NTK
     >>> from ntkexp.layer.affine import Dense
@@ -347,8 +347,9 @@ class SummedOutputs(AbstractTrial):
 class KernelMovement(AbstractTrial):
     """The kernel change during training, by width and by the scale α of the output.
 
-    E is the mean over `networks` networks of each width, which learn a scalar target.
-    All scales use the same initial weights. The step size is `stable` · 2/λ_max(K_0).
+    For each width, `networks` networks learn a scalar target, and E is the mean over
+    them. All scales use the same initial weights. The step size is `stable` ·
+    2/λ_max(K_0).
 
         movement    √(E ‖K_T − K_0‖²/‖K_0‖²)        ∝ 1/α for large α (Chizat, Oyallon & Bach 2019)
         test_error  mean (f_T − y)²/mean y²          on test points
@@ -415,8 +416,8 @@ class Fluctuations(AbstractTrial):
 
         fluctuation    √(mean_x Var f_T(x)/mean_x f̄_T(x)²)        at test points x
 
-    Var and f̄_T are the variance and mean over the `networks` networks of a width. They
-    learn a scalar target with the same step size on the same data. With
+    For each width, `networks` networks learn a scalar target with the same step size on
+    the same data. Var and f̄_T are the variance and the mean over them. With
     `init.antisymmetric`, all networks start from the zero function."""
 
     model: AbstractLayered
@@ -465,10 +466,10 @@ class TrainingBesideKernels(AbstractTrial):
         f̂_{t+1}(x) = f̂_t(x) − η Σ_i K(x, x_i) (f̂_t(x_i) − y_i),    f̂_0 = f_0
         gap        √(E (f_t(x) − f̂_t(x))²/E (f_t(x) − f_0(x))²)
 
-    E is the mean over steps t, test points x and `networks` networks of each width,
-    which learn a scalar target. The step size is η = `stable` · 2/λ_max(K_∞). The
-    column `kernel` gives K: for `start`, it is the initial kernel K_0 of each network
-    (f̂ is then the linearised network), and for `limit`, it is K_∞."""
+    For each width, `networks` networks learn a scalar target. E is the mean over them,
+    over steps t and over test points x. The step size is η = `stable` · 2/λ_max(K_∞).
+    The column `kernel` gives K: for `start`, it is the initial kernel K_0 of each
+    network (f̂ is then the linearised network), and for `limit`, it is K_∞."""
 
     model: AbstractArchitecture
     init: AbstractInit
@@ -526,8 +527,8 @@ def regression_gaps(
     networks: StackedNetworks,
     kernels: Mapping[str, Float[Tensor, "*network point train"]],
 ) -> dict[str, float]:
-    """Train networks f and predictors f̂ with a fixed kernel together. Return for each
-    kernel the relative distance (`gap`) between f and f̂."""
+    """Train networks f, and with them predictors f̂ under each fixed kernel. Return for
+    each kernel the relative distance (`gap`) between f and f̂."""
     train = len(training.targets)
     with torch.no_grad():
         start = networks.outputs(training.inputs)
@@ -556,9 +557,9 @@ class EnsembleBesideProcesses(AbstractTrial):
 
     `words` are the settings of the experiment, as for `ntkexp train`. The columns
     `networks` (all layers or only the readout trained) and `process` label the rows
-    (`ntkexp.ensemble`). A point is pinned if the examples reduce the spread of the
-    process there to less than a tenth. Pinned points are left out. If all points are
-    pinned, there is no number, and `reason` says so.
+    (`ntkexp.ensemble`). A point is pinned if the training examples reduce the spread of
+    the process at this point to less than a tenth. Pinned points are left out. If all
+    points are pinned, there is no number, and the column `reason` says so.
 
         mean         the rms difference between the means of ensemble and process, in standard
                      errors; 1 if they are equal

@@ -12,11 +12,13 @@ from torch import Tensor
 from ntkexp.capacity import MemoryBudget
 from ntkexp.shapes import Weights
 
-FREE_DISK_SHARE = 0.25  # largest share of the free disk for the checkpoints of a trace
-MAX_TRACE_BYTES = 50e9  # largest size of all checkpoints of a trace
-# initial interval: writing a checkpoint takes longer than a small step
+# largest share of the free disk that the checkpoints of a trace may use
+FREE_DISK_SHARE = 0.25
+MAX_TRACE_BYTES = 50e9  # largest size of all checkpoints of a trace together
+# Initial interval in steps. Writing a checkpoint takes longer than a small step, so not
+# every step gets one.
 STEPS_PER_CHECKPOINT = 8
-# copies of the weights per replayed step: weights, gradient, denominator
+# number of tensors per weight in each replayed step: weight, gradient, denominator
 COPIES_PER_STEP = 3
 
 
@@ -101,8 +103,8 @@ def copied_state(state: Mapping[str, Any]) -> dict[str, Any]:
 def states_on(
     states: Sequence[OptimizerState] | None, device: torch.device
 ) -> list[OptimizerState] | None:
-    """Move optimizer states to a device, except step counts,
-    which most optimizers keep on the CPU."""
+    """Move optimizer states to a device. Step counts stay on the CPU, where most
+    optimizers hold them."""
     if states is None:
         return None
 
@@ -125,7 +127,7 @@ def states_on(
 def placed_state(
     state: dict[str, Any], settings: Mapping[str, Any], device: torch.device
 ) -> dict[str, Any]:
-    """Move the step count to the device if the optimizer's kernels read it there."""
+    """Move the step count to the device if the optimizer's kernels expect it there."""
     count = state.get(STEP_COUNT)
     is_on_device = settings.get("capturable") or settings.get("fused")
     if is_on_device and isinstance(count, Tensor):
@@ -134,10 +136,10 @@ def placed_state(
 
 
 def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
-    """Return the optimizer states after the last step
-    of one optimizer before a checkpoint.
+    """Return the states of the optimizers after the last event before a checkpoint.
 
-    They may differ from the states in the checkpoint if a resumed loop began there.
+    If a resumed loop began at this checkpoint, they may differ from the states with
+    which it began.
     """
     return checkpoint.get("ended", checkpoint["memories"])
 

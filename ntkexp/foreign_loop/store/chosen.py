@@ -2,9 +2,9 @@
 
     f_T − f_0 = Σ contributions + decay + carried + other_steps
 
-A run is a sequence of consecutive stored steps. `carried` is the change of f in stored
-steps by momentum that was accumulated before the run began. `other_steps` is the change
-of f in the steps that are not stored."""
+A run is a sequence of consecutive stored steps. `carried` is the change of f by
+momentum from before the run began. `other_steps` is the change of f in the steps that
+are not stored."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def chosen_steps(steps: Steps) -> int | frozenset[int]:
     elif is_count(steps) and steps > 0:
         return steps
     raise Mistake(
-        f"steps={in_short(steps)}: give a number, for the last n steps, or the numbers of some, "
-        "counted from 0"
+        f"steps={in_short(steps)}: give a number n for the last n steps, or indices of "
+        "steps, counted from 0"
     )
 
 
@@ -66,8 +66,8 @@ def is_count(value: object) -> bool:
 class ChosenStore(AbstractStore):
     """Stores runs of chosen steps in memory, and the weights at both ends of the loop.
 
-    For the last n steps, the latest two runs of up to n steps are stored, so that the
-    last n steps are among them at the end."""
+    If the user asks for the last n steps, store the latest two runs of up to n steps.
+    At the end of the loop, they contain the last n steps."""
 
     known: Sequence[KnownOptimizer]
     output: Output
@@ -91,7 +91,7 @@ class ChosenStore(AbstractStore):
 
     @property
     def indices(self) -> range | list[int]:
-        """The chosen steps that the loop has taken."""
+        """The indices of all chosen steps that the loop has taken so far."""
         if isinstance(self.chosen, int):
             return range(max(0, self.taken - self.chosen), self.taken)
         return sorted(index for index in self.chosen if index < self.taken)
@@ -216,8 +216,8 @@ class ChosenSteps(AbstractSteps):
             if run.first <= index < run.first + len(run):
                 return run.start(index)
         raise Mistake(
-            f"a gradient was taken at the weights of step {index}, which is none of steps=; add it "
-            "to them"
+            f"a gradient was computed at the weights of step {index}, which is not "
+            "among steps=; add this step"
         )
 
     def calls(self) -> Iterator[tuple[ModelCall, ...]]:
@@ -258,6 +258,6 @@ def share_sentence(attribution: xr.Dataset) -> str:
         return ""
     share = short(float(attribution.attrs["share"]))
     return (
-        f"{attribution.sizes['step']} of {attribution.attrs['taken']} steps are explained, which "
-        f"did {share} of what training changed"
+        f"{attribution.sizes['step']} of {attribution.attrs['taken']} steps are "
+        f"explained; they caused {share} of what training changed"
     )

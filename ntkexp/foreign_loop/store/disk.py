@@ -1,4 +1,4 @@
-"""A store in a folder. If training is killed, all written steps remain, and resumed
+"""A store in a folder. If training is killed, all written steps remain. Resumed
 training continues the trace."""
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ LOG = logging.getLogger("ntkexp.follow")
 SAME_WEIGHTS_EPS = 16
 
 
-# --- A resumed loop continues the trace at the step that began with the loop's weights.
+# --- A resumed loop continues the trace. The place is found by comparing the loop's
+# weights with the weights before each stored step.
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class PlaceInTrace:
 def find_place(
     files: TraceFolder, config: Mapping[str, Json], weights: Weights
 ) -> PlaceInTrace | None:
-    """Return the position in a trace at which the weights were equal to these.
+    """Return the position in a trace at which the weights were equal to `weights`.
 
     Return None if the folder is empty or has no step.
     Raise if no position has these weights."""
@@ -99,13 +100,13 @@ def find_place(
     if not len(files.log):
         if any(files.checkpoints) or files.ended.exists():
             raise Damaged(
-                f"{files.log.path} is damaged: it has no step, and weights of later ones are kept; "
-                "give another folder"
+                f"{files.log.path} is damaged: it has no step, but there are weights of "
+                "later steps; give another folder"
             )
         return None
 
-    # the distance between the loop's weights and the weights in the trace, at every
-    # position in the trace: before the first step and after each step
+    # the distance between the loop's weights and the weights at every position in the
+    # trace: before the first step, and after each step
     files.read(files.path / START)
     first = files.read(files.weights_at(0))["weights"]
     signatures = Signatures()
@@ -125,14 +126,14 @@ def find_place(
     places.append(PlaceInTrace(len(files.log), len(places)))
     gaps.append(distance(here, signature))
 
-    # the nearest position; the last one if several are equally near
+    # the nearest position, or the last one of several that are equally near
     best = min(range(len(places)), key=lambda index: (gaps[index], -index))
     eps = max(torch.finfo(part.dtype).eps for part in here.values())
     if not gaps[best] <= SAME_WEIGHTS_EPS * eps:
         raise Mistake(
-            f"to={path}: it holds another run: the weights are those of none of its "
-            f"{places[-1].steps} steps; resume from a checkpoint of that run, or give another "
-            "folder"
+            f"to={path}: the folder holds another run: none of its {places[-1].steps} "
+            "steps has these weights; resume from a checkpoint of that run, or give "
+            "another folder"
         )
     return places[best]
 
@@ -144,19 +145,20 @@ def refuse_other_loop(files: TraceFolder, config: Mapping[str, Json]) -> None:
     wanted = config.get("follow")
     if not isinstance(stored, dict) or not isinstance(wanted, dict):
         raise Mistake(
-            f"to={path}: it holds a run that is not a trace; give another folder"
+            f"to={path}: the folder holds a run that is not a trace; give another "
+            "folder"
         )
     for key in {**wanted, **stored}:
         if stored.get(key) != wanted.get(key):
             raise Mistake(
-                f"to={path}: it holds another run, whose {key} is {stored.get(key)} and not "
-                f"{wanted.get(key)}{advice_for(key)}"
+                f"to={path}: the folder holds another run, whose {key} is "
+                f"{stored.get(key)} and not {wanted.get(key)}{advice_for(key)}"
             )
 
 
 def advice_for(key: str) -> str:
-    """Return advice on a difference between a loop and the trace in its folder,
-    or no text."""
+    """Return advice on a difference between a loop and the trace in its
+    folder, or an empty string."""
     if key != "optimizers":
         return ""
     return (
@@ -166,7 +168,7 @@ def advice_for(key: str) -> str:
 
 
 def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
-    """In a process other than the first, continue the trace at the position that the
+    """In a process other than the first: continue the trace at the position that the
     first process chose."""
     if not files.weights_at(place.events).is_file():
         raise Mistake(
@@ -181,27 +183,28 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
     ]
     if different:
         raise Mistake(
-            f"rank {files.rank} begins at other weights than rank 0 ('{different[0]}' differs); "
-            "follow what is wrapped in DistributedDataParallel, which gives all processes those "
-            "of the first"
+            f"rank {files.rank} begins at other weights than rank 0 ('{different[0]}' "
+            "differs); follow the model in DistributedDataParallel, which gives all "
+            "processes the weights of the first"
         )
     if len(files.log) < place.events:
         raise Mistake(
-            f"{files.own.path} of rank {files.rank} was interrupted before step {place.steps}, at "
-            "which rank 0 goes on; resume from an earlier checkpoint, or give another folder"
+            f"{files.own.path} of rank {files.rank} was interrupted before step "
+            f"{place.steps}, where rank 0 continues; resume from an earlier checkpoint, "
+            "or give another folder"
         )
     files.ended.unlink(missing_ok=True)
     files.log.truncate(place.events)
 
 
-# --- Writing: an event (a step of one optimizer) before the next step begins, and a
-# checkpoint every few steps.
+# --- Writing. Each event (a step of one optimizer) is written before the next step
+# begins. A checkpoint is written every few steps.
 
 
 @dataclass
 class StoredCall:
-    """A call in the latest event: its key, its inputs,
-    and the gradient that was stored."""
+    """A call of the latest event, as it was stored: its key,
+    its inputs, and its gradient."""
 
     key: int
     inputs: Inputs
@@ -264,15 +267,15 @@ class DiskStore(AbstractStore):
     moved: frozenset[str] = frozenset()
     steps: int = 0  # number of steps so far
     calls: int = 0  # number of calls so far
-    # stored calls of the latest event
+    # the calls of the latest event, as they were stored
     stored_calls: dict[int, StoredCall] = field(default_factory=dict)
     size_reported: bool = False
     lock: ExitStack = field(default_factory=ExitStack)
-    # for each checkpoint, by its event number: the number of steps before it
+    # number of steps before each checkpoint, by the checkpoint's event number
     checkpoints: dict[int, int] = field(default_factory=dict)
-    # indices of the optimizers without a step since the latest checkpoint
+    # indices of the optimizers that have taken no step since the latest checkpoint
     waiting: set[int] = field(default_factory=set)
-    # of `trace.losses`, by name
+    # functions of `trace.losses` by name
     functions: dict[str, LossFunction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -301,7 +304,7 @@ class DiskStore(AbstractStore):
         self.optimizers = optimizers
         self.names = names
         self.latest = weights
-        self.moved = frozenset(weights)  # so that the next event begins a step
+        self.moved = frozenset(weights)  # so that the next event begins a new step
         about = str(self.files.folder.path.resolve())
         place = PlaceInTrace(**self.processes.decided(about, self.begin_first))
         self.steps = place.steps
@@ -343,10 +346,10 @@ class DiskStore(AbstractStore):
 
     def continue_at(self, place: PlaceInTrace) -> dict[str, object]:
         """Discard the steps after `place`, because the resumed loop repeats them.
+        Return the optimizer states that the trace stores at this position.
 
-        Return the optimizer states that the trace stores at this position, as an entry
-        "ended" of the next checkpoint, because the resumed loop may begin with other
-        states."""
+        The next checkpoint stores them as its entry "ended", because the resumed loop
+        may begin with other states."""
         self.files.folder.reopen()
         self.files.ended.unlink(missing_ok=True)
         self.files.log.truncate(place.events)
@@ -367,8 +370,8 @@ class DiskStore(AbstractStore):
         return {"ended": states_at_end(self.files.read(path))}
 
     def checkpoint_plan(self, weights: Weights) -> CheckpointPlan:
-        """Plan checkpoints with up to two elements of optimizer state
-        for each weight."""
+        """Plan the checkpoints, for at most two numbers of
+        optimizer state per weight."""
         size = sum(part.nbytes for part in weights.values())
         free = disk_usage(self.files.path).free
         copies = 1 if all(map(is_plain_descent, self.optimizers)) else 3
@@ -445,7 +448,7 @@ class DiskStore(AbstractStore):
         return {"key": stored.key, **content}
 
     def report_size(self, weights: Weights, entry_bytes: int) -> None:
-        """Log the expected size of the trace, after the first step."""
+        """After the first step, log the expected size of the trace."""
         self.size_reported = True
         per_parameter = self.plan.size / sum(part.numel() for part in weights.values())
         interval = f"after every {self.plan.every} steps"
@@ -457,7 +460,7 @@ class DiskStore(AbstractStore):
         if self.processes.world > 1:
             processes = f" in each of {self.processes.world} processes"
         free = disk_usage(self.files.path).free
-        # programs without a configured log do not show messages of level info
+        # not level info: programs that do not configure logging would not show it
         LOG.warning(
             "ntkexp: the trace in %s takes %.3g MB a step%s, and new examples, and %s %.3g bytes "
             "per parameter, %.3g MB; %s%.3g GB are free",
@@ -475,8 +478,8 @@ class DiskStore(AbstractStore):
 
         `more` are further entries of the checkpoint.
         """
-        # wait for the previous write, so that two checkpoints are never
-        # in memory at once
+        # wait for the previous write, so that only one checkpoint is in memory at a
+        # time
         self.writer.wait()
         release_memory(weights.values())
         states = optimizer_states(self.optimizers, self.names)
@@ -502,13 +505,17 @@ class DiskStore(AbstractStore):
     # --- End
 
     def end(self, outside: Outside, *, whole: bool) -> None:
-        # stored steps are useful without it
-        with self.lock, suppress(NoPlace), self.writer.thread:
+        with (
+            self.lock,
+            suppress(NoPlace),
+            self.writer.thread,
+        ):
+            # if the disk is full, the stored steps are still useful without an end
             self.writer.wait()
             writes_weights = self.steps > 0 and self.processes.rank == 0
             if writes_weights and len(self.files.log) not in self.checkpoints:
-                # omit optimizer states, because a step
-                # that raised an error may have changed them
+                # omit the optimizer states, because a step that raised an error may
+                # have changed them
                 self.write_checkpoint(
                     {"weights": self.latest, "memories": None, "ended": None}
                 )
@@ -517,8 +524,8 @@ class DiskStore(AbstractStore):
                 self.write_end(outside)
 
     def write_end(self, outside: Outside) -> None:
-        """Write ended.bin, with the numbers of entries in the logs,
-        after syncing the logs to disk."""
+        """Sync the logs to disk. Then write ended.bin with the
+        numbers of their entries."""
         self.files.log.secure()
         self.files.rows.log.secure()
         content = {
@@ -543,8 +550,8 @@ def is_plain_descent(optimizer: torch.optim.Optimizer) -> bool:
 
 @dataclass(frozen=True)
 class LoopOnDisk:
-    """A loop stored in a folder, as it was when the folder was last read. Implements
-    `files.StoredLoop`."""
+    """A loop stored in a folder, as it was when the folder was last read. This class
+    implements `files.StoredLoop`."""
 
     files: TraceFolder
     # functions of `trace.losses` by name
@@ -675,8 +682,8 @@ def statistics_on(
 
 
 def weights_on(content: Mapping[str, Any], device: torch.device) -> Weights | None:
-    """Return the weights of a stored call on a device,
-    or None if they are the weights before its step."""
+    """Return the recorded weights of a stored call, on a device. Return None if the
+    call used the weights before its step."""
     stored = content.get("weights")
     if stored is None:
         return None
@@ -684,8 +691,8 @@ def weights_on(content: Mapping[str, Any], device: torch.device) -> Weights | No
 
 
 def example_names(call: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the examples of a stored call: by `ids=`,
-    or digests of its rows."""
+    """Return the names of the examples of a stored call: the names from `ids=`, or
+    digests of its rows."""
     if "names" in call:
         return tuple(call["names"])
     return tuple(key.partition(" ")[0] for key in call["rows"])

@@ -1,5 +1,5 @@
-"""A store for a loop that runs again: only its weights at both ends, and the names of
-the examples of each step, are stored."""
+"""A store for a loop that runs again: it stores only the weights at both ends, and the
+names of the examples of each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from ntkexp.shapes import Weights
 
 @dataclass
 class EndpointSteps(AbstractSteps):
-    """The steps of a loop that ran again. They cannot be replayed."""
+    """The steps of a loop that ran again. They cannot be replayed, because only their
+    examples are stored."""
 
     # examples of each step
     examples: list[tuple[str, ...]] = field(default_factory=list)
@@ -40,7 +41,7 @@ class EndpointSteps(AbstractSteps):
 
     @property
     def autocast(self) -> Autocast | None:
-        return None  # the trace of the first loop has it
+        return None  # not stored here; the trace of the first loop holds it
 
     def start(self, index: int) -> Weights:
         if index:
@@ -85,7 +86,7 @@ class EndpointStore(AbstractStore):
         self.steps.known = self.known
         self.steps.first = copies
         self.steps.latest = copies
-        # so that the next optimizer's step begins a new index
+        # so that the next step gets a new index
         self.moved = frozenset(weights)
 
     def add(

@@ -42,7 +42,7 @@ from ntkexp.records.folder import CONFIG, LOCK, START_WEIGHTS, RunFolder
 from ntkexp.records.sealed_log import SealedLog
 from ntkexp.shapes import Inputs, Weights
 
-TRACE = "trace"  # the folder for the files of a trace
+TRACE = "trace"  # name of the subfolder that holds the files of a trace
 START = "start.bin"
 
 
@@ -66,7 +66,7 @@ class TraceFolder:
 
     @property
     def shard(self) -> Path:
-        """The folder for the examples and steps of this process."""
+        """The folder with the examples and steps that this process writes."""
         return self.own.path if self.rank else self.path
 
     @property
@@ -86,8 +86,8 @@ class TraceFolder:
 
     @property
     def checkpoints(self) -> list[int]:
-        """The indices of the events with a checkpoint file before them,
-        which may be damaged."""
+        """The indices of the events with a checkpoint file before them.
+        The files may be damaged."""
         return sorted(
             int(path.stem) for path in (self.path / "weights").glob("[0-9]*.bin")
         )
@@ -99,8 +99,7 @@ class TraceFolder:
 
     @cached_property
     def sealed_for(self) -> str:
-        """The identity of this trace, which the seals (digests)
-        of all its files include."""
+        """The identity of this trace. The seals (digests) of all files include it."""
         return seal((self.folder.path / CONFIG).read_bytes()).hex()
 
     @cached_property
@@ -136,23 +135,23 @@ class TraceFolder:
                 )
 
     def refuse_cut(self) -> None:
-        """Raise if there is a checkpoint after the last stored event,
-        unless the loop still runs."""
+        """Raise if there is a checkpoint after the last stored event. This is allowed
+        only while the loop runs."""
         last = max(self.checkpoints, default=0)
         if last > len(self.log) and not is_held(self.folder.path / LOCK):
             raise Damaged(
-                f"{self.log.path} is damaged: it has {len(self.log)} entries, and there are "
-                f"weights of a later place, {last}; follow the loop again"
+                f"{self.log.path} is damaged: it has {len(self.log)} entries, but there "
+                f"are weights after entry {last}; follow the loop again"
             )
 
     def refuse_other_start(self, weights: Weights) -> None:
-        """Raise unless the trace began with these weights. Do nothing for traces of
-        earlier versions, which have no digest."""
+        """Raise unless the trace began with these weights. Traces of earlier versions
+        have no digest of the weights, and are not checked."""
         digest = self.folder.config.get(START_WEIGHTS)
         if digest is not None and digest != weights_digest(weights):
             raise Damaged(
-                f"{self.weights_at(0)} holds other weights than those with which the trace began; "
-                "follow the loop again"
+                f"{self.weights_at(0)} does not hold the weights with which the trace "
+                "began; follow the loop again"
             )
 
     # --- Files
@@ -184,7 +183,7 @@ class TraceFolder:
         """Return the content of a file. Raise if it is missing or damaged."""
         if not self.whole(path):
             raise Damaged(
-                f"{path} is missing, or not as it was written; follow the loop again, into another "
+                f"{path} is missing or damaged; follow the loop again, into another "
                 "folder"
             )
         return read_file(path)
@@ -205,14 +204,17 @@ class TraceFolder:
 
 
 LENGTH_BYTES = 8
-ALIGNMENT = 16  # the head and each tensor are padded to multiples of this many bytes
+# the lengths of the head and of each tensor are padded to multiples of this many bytes
+ALIGNMENT = 16
 PLAIN_TYPES = (bool, int, float, str, type(None))
 CONTAINERS: Mapping[str, Callable[[list[Any]], Any]] = {"dict": dict, "tuple": tuple}
-"""The container types by name. All other containers become lists."""
+"""The container types that can be restored, by name.
+All other containers become lists."""
 
 
 def written(content: object) -> list[bytes | memoryview]:
-    """Return content as a list of bytes. The bytes of CPU tensors share their memory.
+    """Return content as a list of bytes. CPU tensors are not copied: their bytes share
+    their memory.
 
     >>> content = read(b"".join(written({"x": torch.ones(2), "more": (1, None, "text")})))
     >>> content["x"].tolist(), content["more"]
@@ -249,7 +251,8 @@ def written(content: object) -> list[bytes | memoryview]:
             return {type(part).__name__: [described(item) for item in part]}
         if not isinstance(part, PLAIN_TYPES):
             raise Mistake(
-                f"a {type(part).__name__} cannot be kept in a file; follow without to="
+                f"a {type(part).__name__} cannot be stored in a file; follow "
+                "without to="
             )
         return part
 
@@ -277,9 +280,9 @@ def weights_digest(weights: Weights) -> str:
 
 def read(content: bytes | memoryview) -> Any:
     """Return the content that some bytes store. Its tensors share memory with the
-    bytes, so do not write to the tensors."""
+    bytes, so do not write to them."""
     view = memoryview(content)
-    # torch warns of read-only memory
+    # torch would warn that the memory is read-only
     view = memoryview(bytearray(view)) if view.readonly else view
     length = int.from_bytes(view[:LENGTH_BYTES], "little")
     data = view[LENGTH_BYTES + length :]
@@ -312,8 +315,8 @@ def read_file(path: Path) -> Any:
 def restored(
     head: bytes, tensor_at: Callable[[torch.dtype, Sequence[int], int], Tensor]
 ) -> Any:
-    """Return the content that a head (JSON) describes.
-    `tensor_at` returns the tensor at an offset."""
+    """Return the content that a head (JSON) describes. The function `tensor_at` returns
+    the tensor at an offset."""
 
     def part(described: dict[str, Any]) -> Any:
         """Return a tensor, or a container whose items were already restored."""
@@ -332,8 +335,8 @@ def restored(
 
 @dataclass
 class ExampleLog:
-    """A log of examples. The key of an example is its digest, with the dtypes and
-    shapes of its tensors."""
+    """A log of examples. The key of an example consists of its digest, and the dtypes
+    and shapes of its tensors."""
 
     log: SealedLog
 
@@ -343,8 +346,7 @@ class ExampleLog:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """The place of every example in the log, (entry, row),
-        by the key of the example."""
+        """By the key of each example: its place in the log, (entry, row)."""
         return {
             key: (entry, row)
             for entry, content in enumerate(self.entries)
@@ -394,11 +396,12 @@ def row_kinds(inputs: Inputs) -> str:
     )
 
 
-# --- Events: the stored form of steps, in memory or on disk.
+# --- Events, the form in which steps are stored in memory and on disk.
 
 
 Event: TypeAlias = Mapping[str, Any]
-"""A stored step of one optimizer. Events of several optimizers may be one step."""
+"""A stored step of one optimizer. If several optimizers step together, their events
+have the same step index."""
 
 
 def event_of(
@@ -413,12 +416,12 @@ def event_of(
     without its calls.
 
     If all calls were made at the weights of this step, a replay can recompute the
-    gradient, so the event stores only signatures (random projections) of the gradients
-    of matrices. Gradients of vectors are stored in full, because they are small, and
-    because their terms may cancel, as for the last bias under a loss of differences.
-    They are then rounding errors, which another machine would not reproduce.
+    gradient. The event then stores only a signature (random projection) of each
+    matrix's gradient. Gradients of vectors are stored in full, because they are small,
+    and because another machine may not reproduce them: if their terms cancel, as for
+    the last bias under a loss of differences, they are only rounding errors.
 
-    The event does not copy the gradients.
+    The gradients are not copied.
     """
     replayable = all(call.at == index for call in step.calls)
     with_grad = set(step.with_grad)
@@ -459,19 +462,19 @@ def event_of(
 
 
 class StoredLoop(Protocol):
-    """The stored events and checkpoints of a loop."""
+    """The interface of a stored loop: its events and checkpoints."""
 
     @property
     def events(self) -> Sequence[Event]: ...
 
     @property
     def firsts(self) -> Sequence[int]:
-        """The indices of the events that begin a step."""
+        """The indices of the events that begin a new step."""
 
     @property
     def checkpoints(self) -> Sequence[int]:
-        """The indices of the events that begin a step
-        and have a checkpoint before them."""
+        """The indices of the events that begin a new step and have
+        a checkpoint before them."""
 
     @property
     def outside(self) -> Outside: ...
@@ -480,7 +483,7 @@ class StoredLoop(Protocol):
     def processes(self) -> int: ...
 
     def refresh(self) -> None:
-        """Reread the store, to which a running loop may have added events."""
+        """Reread the store, because a running loop may have added events."""
 
     def checkpoint(self, event: int, device: torch.device) -> Mapping[str, Any] | None:
         """Return the checkpoint before an event, or None if there is none."""

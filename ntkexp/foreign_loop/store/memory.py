@@ -37,7 +37,7 @@ from ntkexp.shapes import Weights
 
 @dataclass
 class LoopInMemory:
-    """A loop stored in memory. Implements `files.StoredLoop`."""
+    """A loop stored in memory. This class implements `files.StoredLoop`."""
 
     events: list[Event] = field(default_factory=list)
     firsts: list[int] = field(default_factory=list)
@@ -66,7 +66,8 @@ class LoopInMemory:
             self.nbytes += sum(tensor.nbytes for tensor in tensors_of(call))
 
     def add_checkpoint(self, content: Mapping[str, Any]) -> None:
-        """Add the checkpoint of the present state, from which the next event begins."""
+        """Add a checkpoint of the present state, which is
+        the state before the next event."""
         self.contents[len(self.events)] = content
         self.nbytes += bytes_in(content)
 
@@ -117,7 +118,7 @@ class MemoryStore(AbstractStore):
     moved: frozenset[str] = frozenset()
     latest: Weights = field(default_factory=dict)
     checkpoint_at: int = 0  # number of steps at the latest checkpoint
-    # indices of the optimizers without a step since the latest checkpoint
+    # indices of the optimizers that have taken no step since the latest checkpoint
     waiting: set[int] = field(default_factory=set)
 
     @property
@@ -135,7 +136,7 @@ class MemoryStore(AbstractStore):
     ) -> None:
         self.optimizers = optimizers
         self.names = names
-        self.moved = frozenset(weights)  # so that the next event begins a step
+        self.moved = frozenset(weights)  # so that the next event begins a new step
         size = sum(weight.nbytes for weight in weights.values())
         self.plan = CheckpointPlan.of(self.every, size, size, inf, self.budget)
         self.add_checkpoint(weights)
@@ -165,7 +166,7 @@ class MemoryStore(AbstractStore):
     def end(self, outside: Outside, *, whole: bool) -> None:
         self.loop.outside = outside
         if self.latest:
-            # omit optimizer states, because a step
-            # that raised an error may have changed them
+            # omit the optimizer states, because a step that raised an error may have
+            # changed them
             content = {"weights": cloned(self.latest), "memories": None, "ended": None}
             self.loop.add_checkpoint(content)

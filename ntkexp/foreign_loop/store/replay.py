@@ -57,11 +57,11 @@ from ntkexp.model.functional import Output
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
 
-# number of earlier clippings by value (scale, bound) that a step tries first
+# number of earlier clippings by value (scale, bound) that are tried first at a step
 MAX_KNOWN_CLIPS = 4
 
 
-# --- Replay of one event (a step of one optimizer) after another.
+# --- Replay of the events (steps of one optimizer), one after another.
 
 
 @dataclass
@@ -76,7 +76,7 @@ class ReplayedLoop:
     signatures: Signatures
     events: int = 0  # number of events replayed since the checkpoint
     exact: bool = True  # True if the weights have the same bits as in the loop
-    # clipping by value in steps so far
+    # clipping by value in the steps so far
     clips: list[ValueClip] = field(default_factory=list)
 
     def replay(
@@ -97,7 +97,8 @@ class ReplayedLoop:
         exact_before = self.exact
         gradient = self.gradient(event, calls, start)
 
-        # the weights after the step
+        # the weights after the step, read from a checkpoint or computed by the
+        # optimizer
         error = 0.0
         if then is not None:
             self.weights = then["weights"]
@@ -155,7 +156,8 @@ class ReplayedLoop:
         return step if step_input.times else step.changed(momentum_decay=0.0)
 
     def remembered(self, event: Event) -> Weights:
-        """Return the momenta of the event's parameters before the event."""
+        """Return the momenta of the event's parameters,
+        as they were before the event."""
         rule = self.known[event["optimizer"]].rule
         states = self.states[event["optimizer"]]
         momenta: Weights = {}
@@ -171,24 +173,24 @@ class ReplayedLoop:
     def gradient(
         self, event: Event, calls: Sequence[ModelCall], start: Weights
     ) -> Weights:
-        """Return the gradient that the optimizer used,
-        with zeros for parameters without gradient.
+        """Return the gradient that the optimizer used. It is zero for parameters
+        without a gradient.
 
-        Gradients that the event stores are read. All others are recomputed from the
-        calls, and multiplied by the factor between the signatures of the recomputed and
-        the recorded gradient."""
+        Read the gradients that the event stores. Recompute all others from the calls,
+        and multiply them by the factor between the recorded signature and the signature
+        of the recomputed gradient."""
         zeros = {
             name: torch.zeros_like(self.weights[name]) for name in settings_of(event)
         }
         stored = {name: part.to(zeros[name]) for name, part in event["whole"].items()}
-        recorded = event["gradient"]  # signatures
+        recorded = event["gradient"]  # signatures of the gradients
         if recorded.keys() <= stored.keys():
             return zeros | stored
         begun = weights_of_calls(calls, [start] * len(calls))
         of_calls = zeros | self.called.gradient(calls, begun)
         gradient = {name: of_calls[name] for name in recorded}
         signature = self.signatures.of(gradient)
-        if same_signatures(signature, recorded):  # the factor of all parameters is 1
+        if same_signatures(signature, recorded):  # the factor of every parameter is 1
             return zeros | gradient | stored
 
         def noise() -> Weights:
@@ -197,8 +199,8 @@ class ReplayedLoop:
                 {name: part for name, part in change.items() if name in recorded}
             )
 
-        # find one factor c for each parameter. If these do not explain the recorded
-        # signatures, try clipping by value
+        # Find one factor c for each parameter. If these factors do not explain the
+        # recorded signatures, try clipping by value.
         cast_eps = self.called.cast_eps(calls, exact=self.exact)
         fit = fit_factors(signature, recorded, cast_eps, noise)
         factors = dict(fit.factors)
@@ -222,10 +224,10 @@ class ReplayedLoop:
         fit: FactorFit,
         rounding: float,
     ) -> Weights | None:
-        """Clip by value the gradients that no factor explains. Return None if this does
-        not explain the recorded signatures.
+        """Clip the gradients that no factor explains by value. Return None if the
+        result does not have the recorded signatures.
 
-        The bound is the bound of an earlier step, or follows from the recorded
+        Try the bound of an earlier step first. Else compute the bound from the recorded
         signatures and the largest elements of the stored gradients."""
         search = ClipSearch(
             gradient={name: gradient[name] for name in fit.failing},
@@ -247,12 +249,12 @@ class ReplayedLoop:
     def multiplied(
         self, gradient: Weights, factors: Mapping[str, float], recorded: Weights
     ) -> Weights:
-        """Multiply gradients by their factors, so that they have the bits of the
-        recorded gradient if possible.
+        """Multiply gradients by their factors. If possible, return the bits of the
+        recorded gradient.
 
-        Factors are computed from rounded sums, and may be wrong by some units in the
-        last place. Try nearby factors until the signature equals the recorded signature
-        in every bit."""
+        A factor is computed from rounded sums, so it may be wrong by some units in the
+        last place. Try nearby factors until the signature has the
+        bits of the recorded one."""
         products: Weights = {}
         for unit in UNITS:
             trial = {
@@ -278,7 +280,7 @@ class ReplayedLoop:
         states = self.states[event["optimizer"]]
         settings = settings_of(event)
 
-        # parameters with their gradients, in the recorded groups
+        # the parameters with their gradients, in the recorded groups
         parameters = {
             name: nn.Parameter(self.weights[name].clone()) for name in settings
         }
@@ -292,7 +294,7 @@ class ReplayedLoop:
             for group in event["groups"]
         ]
 
-        # the optimizer with its state before the step
+        # an optimizer with the state before the step
         optimizer = known.made(groups)
         for name, weight in parameters.items():
             if name in states:
@@ -314,7 +316,7 @@ class ReplayedLoop:
     # --- Comparison with the loop
 
     def meet(self, step: int, then: Any) -> float:
-        """Compare replayed weights and momenta with the next checkpoint, `then`.
+        """Compare the replayed weights and momenta with the checkpoint `then`.
 
         Return the relative distance of the weights.
         Raise if it is larger than rounding."""
@@ -332,10 +334,10 @@ class ReplayedLoop:
         """Raise if the momentum of a parameter differs from the checkpoint
         by more than rounding.
 
-        The rounding error is bounded relative to the norm of the momentum, plus the
-        root mean square of all momenta. The second term is needed if a gradient is zero
-        by symmetry, as for the keys' bias in attention, because its momentum is only a
-        rounding error."""
+        The bound on the rounding error is relative to the norm of the momentum, plus
+        the root mean square of all momenta. The second term matters for gradients that
+        are zero by symmetry, such as the bias of the keys in attention. Their momentum
+        is only a rounding error."""
         names = [name for name in here if name in there]
         norms = list[Tensor]()
         for name in names:
@@ -350,25 +352,25 @@ class ReplayedLoop:
             eps = torch.finfo(here[name].dtype).eps
             if not gap <= eps * max(1, self.events) * bound:
                 raise Mistake(
-                    f"step {step}: what the optimizer remembers of '{name}' is not what it "
-                    "remembered there before the loop was resumed; load its state with the "
-                    "weights, or follow the loop again"
+                    f"step {step}: the optimizer's momentum of '{name}' is not the one "
+                    "it had before the loop was resumed; load the optimizer's state "
+                    "with the weights, or follow the loop again"
                 )
 
     def refuse_astray(
         self, step: int, error: float, like: Mapping[str, Tensor]
     ) -> None:
-        """Raise if the replayed weights differ by more than the rounding error of all
-        events since the checkpoint.
+        """Raise if the replayed weights differ from the recorded ones by more than the
+        rounding error of all events since the checkpoint.
 
         `error` is the relative distance from the recorded weights, and `like` are
         tensors with the dtypes of the weights."""
         eps = max(torch.finfo(part.dtype).eps for part in like.values())
         if not error <= SUM_EPS * eps * max(1, self.events):
             raise Mistake(
-                f"step {step}: the steps replayed up to here lead to other weights than those that "
-                f"were trained, off by {error:.2g} of them; replay on the machine and with the "
-                "threads of the training, or follow with every=1"
+                f"step {step}: the replayed steps lead to other weights than training "
+                f"did (relative difference {error:.2g}); replay on the machine and with "
+                "the threads of the training, or follow with every=1"
             )
 
 
@@ -399,7 +401,8 @@ def momenta_of(known: KnownOptimizer, states: OptimizerState) -> Weights:
 def residual_of(
     step: LinearStep, step_input: StepInput, momentum: Tensor | None, after: Tensor
 ) -> Tensor:
-    """Return the residual r of the linear step θ → θ₊ = `after`:
+    """Return the residual r of a linear step, where θ₊ = `after` are the weights after
+    it:
 
     θ₊ = (1 − d)θ − M(S ⊙ m + N ⊙ p) − r
     """
@@ -416,29 +419,31 @@ def residual_of(
 
 
 Segment: TypeAlias = list[tuple[FollowedStep, Weights]]
-"""Steps, each with the weights after it."""
+"""A list of steps, each with the weights after it."""
 
 
 @dataclass
 class ReplayedSteps(AbstractSteps):
-    """The steps of a stored loop. The latest replayed segment is held in memory."""
+    """The steps of a stored loop, which are replayed when they are read. Memory holds
+    the segment that was replayed last."""
 
     loop: StoredLoop
     module: nn.Module
     output: Output
     known: Sequence[KnownOptimizer]
     same_kernels: bool = False
-    # steps that need the momentum before them (`remembered`)
+    # steps that need `remembered`, the momentum before them
     begins: frozenset[int] = frozenset()
-    # the replayed segment in memory, by its half-open range of events (first, last + 1)
+    # the replayed segment in memory, by the half-open range of its events (first, last
+    # + 1)
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
-    # clipping by value in steps so far
+    # clipping by value in the steps so far
     clips: list[ValueClip] = field(default_factory=list)
 
     @cached_property
     def called(self) -> CalledModule:
-        """The model under the circumstances of each call."""
+        """The model as a function that repeats each recorded call."""
         return CalledModule(self.module, self.output, same_kernels=self.same_kernels)
 
     @property
@@ -561,14 +566,14 @@ class ReplayedSteps(AbstractSteps):
             number : number + 2
         ]
         if (begin, stop) not in self.segments:
-            # two segments of a large model would not fit into memory
+            # memory may not suffice for two segments of a large model
             self.segments.clear()
             self.segments[begin, stop] = self.replayed(begin, stop)
         return self.segments[begin, stop]
 
     def replayed(self, begin: int, stop: int) -> Segment:
-        """Replay the events from `begin` to `stop`, and compare with the checkpoint at
-        `stop`, if there is one."""
+        """Replay the events from `begin` to `stop`. Compare the result with the
+        checkpoint at `stop`, if there is one."""
         device = self.device
         first = self.loop.checkpoint(begin, device)
         then = self.loop.checkpoint(stop, device)
@@ -581,15 +586,15 @@ class ReplayedSteps(AbstractSteps):
             self.signatures,
             clips=self.clips,
         )
-        # the weights after a single event between two checkpoints are read,
-        # not replayed
+        # if there is only one event between two checkpoints, its weights after the step
+        # are read, not replayed
         is_single = (
             stop - begin == 1 and then is not None and states_at_end(then) is not None
         )
 
         steps = list[FollowedStep]()
         for event in self.loop.events[begin:stop]:
-            # another optimizer's part
+            # another optimizer's event of the same step
             joins = bool(steps) and steps[-1].index == event["step"]
             calls = steps[-1].calls if joins else self.loop.calls(event, device)
             start = steps[-1].start if joins else loop.weights

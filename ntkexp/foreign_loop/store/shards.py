@@ -1,6 +1,8 @@
-"""Processes that train together (distributed data parallel): results that only the
-first process computes, such as where the trace continues, and the merged trace of all
-processes."""
+"""Processes that train together (distributed data parallel).
+
+Only the first process decides, for example where a trace continues; the others read its
+decision. Each process stores a part of the trace (a shard). When the trace is read, the
+shards are merged."""
 
 from __future__ import annotations
 
@@ -31,13 +33,16 @@ LOG = logging.getLogger("ntkexp.follow")
 # --- Decisions of the first process.
 #
 # The other processes read them from the key-value store of `torch.distributed`. A
-# collective operation would hang if a process does not call `follow`.
+# collective operation would be simpler, but would hang if a process does not call
+# `follow`.
 
 
 Decision: TypeAlias = dict[str, int]
-PATIENCE = 300.0  # seconds to wait for the first process, which may read a long trace
+# seconds that the other processes wait for the first one, which may have to read a long
+# trace
+PATIENCE = 300.0
 DECISIONS: Counter[str] = Counter()
-"""The number of decisions about each subject that this process took part in."""
+"""The number of decisions so far about each subject, in this process."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,9 @@ class Processes:
             answer = json.loads(self.store.get(key))
         except RuntimeError as error:
             raise Mistake(
-                f"rank {self.rank} follows into {about}, and rank 0 did not within {PATIENCE:g} s; "
-                "call ntkexp.follow in every process, with the same to="
+                f"rank {self.rank} follows into {about}, but rank 0 did not within "
+                f"{PATIENCE:g} s; call ntkexp.follow in every process, with the same "
+                "to="
             ) from error
         if "refused" in answer:
             raise Mistake(f"rank 0: {answer['refused']}")
@@ -96,7 +102,7 @@ def current_processes() -> Processes:
 #
 #     gradient that the optimizer used = c Σ_ranks Σ_calls Jᵀℓ′        with a factor c
 #
-# If gradients are averaged, c = 1/world, which proof (a) finds as a scale. A merged
+# If gradients are averaged, c = 1/world, which proof (a) accepts as a scale. A merged
 # step has the calls of all ranks. The stored signatures show if all processes had the
 # same weights.
 
@@ -112,12 +118,12 @@ def find_shards(files: TraceFolder) -> list[TraceFolder]:
     for shard in shards[1:]:
         if not (shard.shard / "steps.log").is_file():
             raise Mistake(
-                f"{files.folder.path}: rank {shard.rank} of {len(shards)} left no part of its "
-                "trace, without which no step is explained; bring it here, or follow the loop "
-                "again in every process, with the same to="
+                f"{files.folder.path}: the part of rank {shard.rank} (of {len(shards)}) "
+                "is missing, and no step can be explained without it; copy it here, or "
+                "follow the loop again in every process, with the same to="
             )
 
-        # if the first process has ended, wait for the process of this shard
+        # if the first process has ended, wait until the process of this shard ends too
         until = time.monotonic() + UNTIL_ENDED
         while is_held(shard.own.path / LOCK) and not is_held(shard.folder.path / LOCK):
             if time.monotonic() > until:
@@ -144,8 +150,8 @@ def joined_events(shards: Sequence[TraceFolder]) -> list[dict[str, Any]]:
 def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
     """Return the stored events of one process, with complete calls.
 
-    An event (a step of one optimizer) stores only the changes of a call since the
-    previous event, so merge them."""
+    An event (a step of one optimizer) stores only what has changed in a call since the
+    previous event. Fill in the rest."""
     shard.refuse_lost()
     if shard.rank == 0:  # only the first process writes checkpoints
         shard.refuse_cut()
@@ -167,8 +173,8 @@ def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
 def refuse_other_length(
     shards: Sequence[TraceFolder], events: Sequence[Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Raise if a process ended its loop after fewer steps than others. If it was killed
-    instead, warn that the trace is shorter."""
+    """Raise if a process ended its loop after fewer steps than others. If the process
+    was killed, only warn that the trace is shorter."""
     steps = [shard[-1]["step"] + 1 if shard else 0 for shard in events]
     fewest = min(steps)
     most = max(steps)
@@ -177,9 +183,9 @@ def refuse_other_length(
     rank = steps.index(fewest)
     if shards[rank].ended.is_file():
         raise Mistake(
-            f"step {fewest}: rank {rank} took no part in it, nor in later ones, and another took "
-            f"{most} steps; give every process as many batches (drop_last=True, or a sampler that "
-            "fills up), without join()"
+            f"step {fewest}: rank {rank} took no part in this and later steps, but "
+            f"another rank took {most} steps; give every process as many batches "
+            "(drop_last=True, or a sampler that fills up), without join()"
         )
     LOG.warning(
         "ntkexp: rank %d of the trace in %s was stopped after %d steps, and another after %d; "
@@ -206,20 +212,20 @@ def refuse_other_step(
     worst = max(gaps, key=lambda name: gaps[name], default="")
     if worst and not gaps[worst] <= SUM_EPS * torch.finfo(ours[worst].dtype).eps:
         raise Mistake(
-            f"step {step}: it led rank {rank} to weights other than rank 0's: '{worst}' is off by "
-            f"{gaps[worst]:.2g} of itself; was it taken under no_sync(), without "
-            "DistributedDataParallel, or by other settings?"
+            f"step {step}: after this step, the weights of rank {rank} differ from "
+            f"those of rank 0: '{worst}' by {gaps[worst]:.2g} of its size; was it taken "
+            "under no_sync(), without DistributedDataParallel, or with other settings?"
         )
 
 
 def refuse_absent(files: TraceFolder) -> None:
-    """Raise if one of the processes that train together does not follow into this
-    folder."""
+    """Raise if one of the processes that train together does
+    not write to this folder."""
     for rank in range(1, files.processes):
         shard = TraceFolder(files.folder, rank)
         if not is_held(shard.own.path / LOCK) and not shard.ended.is_file():
             raise Mistake(
-                f"rank {rank} of {files.processes} does not follow into {files.folder.path}, and "
-                "its examples would be missing; call ntkexp.follow in every process, with the "
-                "same to="
+                f"rank {rank} of {files.processes} does not follow into "
+                f"{files.folder.path}, so its examples would be missing; call "
+                "ntkexp.follow in every process, with the same to="
             )

@@ -6,13 +6,15 @@ The backward sum over steps updates U with the Jacobian J of the queries at each
     U ← scale ⊙ J + carry · U
 
 where `scale` has one number for each weight, and `carry` is a single number, usually
-the decay rate of the momentum. U is then multiplied with the gradients of training
-examples. The gradient of a product layer is Σ_u a_u ⊗ β_u, with the input a_u and the
-output gradient β_u at use u of the weight. Its product with U is
+the decay rate of the momentum. The contributions of training examples are inner
+products of U with their gradients. A layer z = a W has the gradient Σ_u a_u ⊗ β_u,
+where a_u is the input and β_u = ∂f/∂z_u the output gradient at use u of the weight W.
+Its inner product with U is
 
     ⟨U, Σ_u a_u ⊗ β_u⟩ = Σ_u a_uᵀ U β_u
 
-Compute the side that takes fewer multiplications.
+The right side avoids forming the gradient. Of the two sides, the one with fewer
+multiplications is computed.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
-# elements of an intermediate result that stay in the processor's cache
+# number of elements of an intermediate result that stays in the processor's cache
 CACHED_NUMBERS = 2**18
 
 
@@ -45,8 +47,9 @@ class Adjoint:
         if not jacobian.uses.keys() <= self.parts.keys():
             raise ValueError("Jacobians of different functions have no common adjoint")
         for name, part in self.parts.items():
-            # the network did not use this parameter at the step
-            if name not in jacobian.uses:
+            if (
+                name not in jacobian.uses
+            ):  # the network did not use this parameter at this step
                 part.mul_(carry)
                 continue
             factor = scale[name].reshape(-1)
@@ -88,7 +91,8 @@ class Adjoint:
             part.mul_(factors[name])
 
     def scaled(self, factors: Weights) -> Adjoint:
-        """Return factors ⊙ U. Parameters without factors are shared, not copied."""
+        """Return factors ⊙ U. Share, do not copy, the
+        parts of parameters without a factor."""
         scaled = dict(self.parts)
         for name, part in self.parts.items():
             if name in factors:
@@ -113,8 +117,9 @@ class Adjoint:
         some = next(iter(self.parts.values()))
         kernel = some.new_zeros(*some.shape[:2], right.examples, right.outputs)
 
-        # Keep a block in factored form if no other block uses its parameters.
-        # `multiplied_out` is an ordered set: a fixed order gives bitwise equal results
+        # Keep a block in factored form if no other block uses its parameters. Collect
+        # the others in `multiplied_out`, a dict used as an ordered set: a fixed order
+        # of summation gives bitwise equal results.
         multiplied_out: dict[str, None] = {}
         for place, block in right.blocks_with_examples():
             is_only_use = all(len(right.uses[name]) == 1 for name in block.names)
@@ -130,7 +135,8 @@ class Adjoint:
             else:
                 multiplied_out |= dict.fromkeys(block.names)
 
-        # Multiply out the gradients of all other parameters, chunk by chunk
+        # Multiply out the gradients of the parameters in `multiplied_out`, chunk by
+        # chunk
         for name in multiplied_out:
             for chunk in cut_parameter(right, name, range(right.extents[name])):
                 part = self.parts[name][:, :, chunk.place]
@@ -139,8 +145,8 @@ class Adjoint:
         return kernel
 
     def left_first_is_cheaper(self, right: Factored) -> bool:
-        """Return whether Σ_u a_uᵀ U β_u takes fewer multiplications than the
-        multiplied-out gradients Σ_u a_u ⊗ β_u."""
+        """Return whether Σ_u a_uᵀ U β_u takes fewer multiplications than first forming
+        the gradients Σ_u a_u ⊗ β_u."""
         some = next(iter(self.parts.values()))
         rows = some.shape[:2].numel()
         train, outputs, uses, features = right.outputs.shape
@@ -167,7 +173,8 @@ class Adjoint:
         for start in range(0, queries, step):
             some = slice(start, start + step)
 
-            # a_uᵀ U = a_uᵀ U_W + shift · U_b
+            # a_uᵀ U, with the part of U for the weight and, if there is a bias, `shift`
+            # times the part for the bias
             products = inputs @ shown(self.parts[right.weight.name][some], right.weight)
             if right.bias is not None and right.shift is not None:
                 bias = shown(self.parts[right.bias.name][some], right.bias)
@@ -204,8 +211,8 @@ def shown(
 def times_copies(
     part: Float[Tensor, "query out size"], right: Copies
 ) -> Float[Tensor, "query out train out_"]:
-    """Return ⟨U, J(x′)⟩ = Σ_e U[place_e] gradient_e, a sum over the elements e of a
-    table (such as an embedding) that each training example read."""
+    """Return ⟨U, J(x′)⟩ for a table, such as an embedding: Σ_e U[place_e] gradient_e,
+    summed over the elements e that each training example read."""
     kernels = []
     for places, values in zip(right.places, right.values, strict=True):
         kernels.append(part[:, :, places] @ values.t())

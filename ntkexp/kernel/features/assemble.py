@@ -1,10 +1,13 @@
 """Assemble a Jacobian: back-propagate from the outputs to every use
 of a weight, and form blocks.
 
-The network may also be the surrogate of a step (`secant/replay`), which gives the secant Jacobian.
-A use is an operation that combines a weight with a value that depends on the inputs. Its tap is a
-tensor: the result of a product, or the expanded weight of an elementwise operation. The outputs are
-differentiated with respect to taps.
+A *use* of a weight is an operation that combines the weight with a value that depends
+on the inputs. The *tap* of a use is the result of a product, or the expanded weight of
+an elementwise operation. Autograd differentiates the outputs f with respect to the
+taps. From β = ∂f/∂tap, this file computes the gradient of the weight.
+
+Instead of the network, it can differentiate the surrogate of a step (`secant/replay`).
+The result is then the secant Jacobian.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from ntkexp.kernel.secant.uses import (
 from ntkexp.shapes import Weights
 
 Cotangent: TypeAlias = Float[Tensor, "out ..."]
-"""∂f_c/∂tap for each output c, or for each weighted sum of outputs."""
+"""∂f_c/∂tap for each output c, or for each mixture (weighted sum of outputs)."""
 
 Owner: TypeAlias = Int[Tensor, "..."]
 """The index of the example that each element belongs to,
@@ -83,8 +86,9 @@ def pull_back(
     *,
     at_once: bool = False,
 ) -> PulledBack:
-    """Back-propagate mixtures (weighted sums) of outputs to every use. With `at_once`,
-    run one vectorized backward pass for all mixtures, otherwise one pass for each."""
+    """Back-propagate mixtures (weighted sums of outputs) to the tap of every use. With
+    `at_once`, run one vectorized backward pass for all mixtures.
+    Otherwise run one pass for each."""
     taps = [use.tap for use in uses]
     cotangents: list[Tensor] = []
     if taps and at_once and len(mixtures) > 1:
@@ -118,8 +122,8 @@ def pull_at_once(
 
 
 def stack_outputs(parts: tuple[Tensor, ...]) -> Cotangent:
-    """Stack along a new first axis, in the memory order [example, out, …], which
-    kernels read fastest."""
+    """Stack tensors along a new first axis. The memory order is [example, out, …],
+    which kernels read fastest."""
     if len(parts) == 1:
         return parts[0][None]
     if not parts[0].dim():
@@ -130,16 +134,17 @@ def stack_outputs(parts: tuple[Tensor, ...]) -> Cotangent:
 def select_outputs(
     output: Float[Tensor, "example out"], chosen: Sequence[int]
 ) -> Float[Tensor, "chosen example out"]:
-    """Return one-hot weights of the outputs, which select one chosen output each."""
+    """Return the mixtures that select one output each:
+    one-hot weights of the outputs."""
     index = torch.tensor(chosen, device=output.device)[:, None]
     one_hot = output.new_zeros(len(chosen), output.shape[1]).scatter(1, index, 1.0)
     return one_hot[:, None].expand(-1, *output.shape)
 
 
-# The gradients of a weight and its bias stay in factored form if both parameters occur
-# only in products of the pair. The gradients of a parameter with several kinds of use
-# (a tied weight, a gain, a weight computed from other weights) are multiplied out, so
-# that its uses can be added up.
+# The gradients of a weight W and its bias b stay in factored form if W and b occur only
+# in products a W + b. A parameter may have several kinds of use, such as a tied weight,
+# a gain, or a weight computed from other weights. Its gradients are multiplied out, so
+# that they can be added up over the uses.
 
 
 BY_COMPARISON = "a value reaches the outputs through a comparison alone, which changes between the ends of a step"
@@ -154,10 +159,10 @@ def assemble(
     """Return the Jacobian with one block for each parameter,
     or for each weight with its bias.
 
-    `buffers` may hold gradient buffers, by parameter, into which the gradients of
-    grouped products are written from the first row on. With `as_copies`, a table (such
-    as an embedding) becomes a `Copies` block if it has one use and an average example
-    reads fewer elements than the table has."""
+    `buffers` may hold a buffer for each parameter. The gradients of grouped products
+    are written into it, from its first row on. With `as_copies`, a table (such as an
+    embedding) becomes a `Copies` block if it has a single use, and if an average
+    example reads fewer elements than the table has."""
     tables = tables_read_once(pulled) if as_copies else frozenset()
     examples = pulled.examples
     blocks: list[Block] = []
@@ -169,8 +174,7 @@ def assemble(
         if isinstance(use, Element):
             if isinstance(use.source, View) and use.source.name in tables:
                 block = copies(use, use.source, cotangent, owner, examples)
-                # after casts, the gradient may have another dtype
-                # than the weight; convert it back
+                # under casts, the gradient may have another dtype than the weight
                 values = block.values.to(pulled.leaves[block.name].dtype)
                 blocks.append(replace(block, values=values))
             else:
@@ -185,7 +189,7 @@ def assemble(
             product = factored(use, cotangent, owner, examples)
             products[use.weight, use.bias].append(product)
 
-    # Keep the factors of a product if its parameters have no other kind of use
+    # keep the factors of a product if its parameters have no other kind of use
     factored_alone = factored_keys(pulled.uses)
     for key, parts in products.items():
         joined = join_uses(parts)
@@ -209,15 +213,14 @@ def join_uses(parts: Sequence[Factored]) -> Sequence[Factored]:
 
 @dataclass
 class RowSums:
-    """Running sums of gradients over the uses of each parameter,
-    one number for each element."""
+    """Running sums of the gradients of each parameter over its uses, multiplied out."""
 
     leaves: Weights
     rows: dict[str, Float[Tensor, "example out _"]] = field(default_factory=dict)
 
     def add(self, source: Source, gradient: Gradients) -> None:
-        """Add the gradient with respect to a source: a view of a parameter, or a value
-        computed from parameters."""
+        """Add the gradient with respect to `source`, which is a view of a parameter, or
+        a value computed from parameters."""
         for name, rows in self.parameter_gradients(source, gradient).items():
             self.rows[name] = self.rows[name] + rows if name in self.rows else rows
 
@@ -231,8 +234,8 @@ class RowSums:
             if not source.covers(size):
                 gradient = spread(gradient, source, size)
             return {source.name: gradient}
-        # A value computed from weights: back-propagate for all examples
-        # and outputs at once
+        # `source` is computed from parameters: back-propagate for all examples and
+        # outputs at once
         names = sorted(source.names)
         leaves = [self.leaves[name] for name in names]
         cotangents = gradient.reshape(-1, *source.delta.shape)
@@ -241,7 +244,7 @@ class RowSums:
         return dict(zip(names, rows, strict=True))
 
     def add_product(self, key: ProductKey, block: Factored) -> None:
-        """Add the gradients of a weight and a bias, multiplied out."""
+        """Add the gradients of a weight and its bias. Multiply them out first."""
         weight, bias = key
         if weight is not None:
             self.add(weight, block.of_weight().flatten(2))
@@ -249,8 +252,8 @@ class RowSums:
             self.add(bias, block.of_bias())
 
     def blocks(self) -> list[Rows]:
-        """Return the sums as blocks, in the dtype of their parameters,
-        which casts may have changed."""
+        """Return the sums as blocks. Convert them to the dtype of their parameters,
+        because casts may have changed it."""
         return [
             Rows(rows.to(self.leaves[name].dtype), name)
             for name, rows in self.rows.items()
@@ -331,8 +334,8 @@ def names(source: Source | None) -> frozenset[str]:
 def row_index(
     owner: Int[Tensor, " row"], examples: int
 ) -> Int[Tensor, "example use"] | None:
-    """Return the row indices of each example. Return None if rows are sorted by example
-    and every example has the same number of rows.
+    """Return, for each example, the indices of its rows. Return None if rows are sorted
+    by example and every example has the same number of rows.
 
     Pad shorter lists with len(owner), an out-of-range row index.
 
@@ -350,7 +353,7 @@ def row_index(
     order = owner.argsort(stable=True)[int(counts[0]) :]
     sorted_owner = owner[order]
 
-    # Sorted row k is use number k − start of its owner
+    # in sorted order, row k is use number k − start of its owner
     counts = counts[1:]
     starts = counts.cumsum(0) - counts
     use = torch.arange(len(order), device=owner.device) - starts[sorted_owner]
@@ -382,8 +385,8 @@ def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
 
 
 def example_axis(owner: Owner, examples: int, among: Sequence[int]) -> int | None:
-    """Return the first of the axes `among` along which index k belongs
-    to example k, or None."""
+    """Return the first axis in `among` along which index k belongs to example k. Return
+    None if there is none."""
     for axis in among:
         index = torch.arange(examples, device=owner.device)
         index = index.view(-1, *[1] * (owner.dim() - axis - 1))
@@ -444,9 +447,10 @@ def multiply_groups(
 ) -> Iterator[tuple[Source, Gradients]]:
     """Yield the gradients Σ_u β_u ⊗ a_u of a grouped weight, and then of its bias.
 
-    Compute one matrix product for each example and group, for a few examples at a time.
-    Write the gradients of the weight into `buffer` if its memory order allows."""
-    # Arrange β as [example, out, features, use]; read a for some examples at a time
+    A grouped weight, as in a grouped convolution, has one matrix for each group.
+    Compute a matrix product for each example and group, a few examples at a time. If
+    the memory order allows, write the gradients of the weight into `buffer`."""
+    # arrange β as [example, out, features, use], and read a for some examples at a time
     is_window = isinstance(use.factor, Window) and cotangent.shape[1] == examples
     if is_window and row_index(owner, examples) is None:
         assert isinstance(use.factor, Window)
@@ -457,7 +461,7 @@ def multiply_groups(
         batches = iter([(slice(None), inputs.mT)])
         outputs = rows.mT
 
-    # β of each group [example, group, out·features, use]
+    # β of each group, [example, group, out·features, use]
     groups = use.groups
     _, count, features, uses = outputs.shape
     left = torch.unflatten(outputs, 2, (groups, features // groups)).transpose(1, 2)
@@ -472,8 +476,8 @@ def multiply_groups(
         beta = left[part].flatten(0, 1)
         patches = shown.reshape(len(shown) * groups, shown.shape[1] // groups, uses).mT
         if gradients is None and part == slice(None):
-            # not in place: compiled programs consist of operations
-            # that overwrite nothing
+            # not in place, because compiled programs consist of operations that
+            # overwrite nothing
             gradients = torch.bmm(beta, patches).view(*shape, patches.shape[2])
             break
         if gradients is None:
@@ -511,8 +515,8 @@ def scatter(
     of the weight, for each example.
 
     If the weight was broadcast along the example axis, as gains and biases are, sum
-    over all other broadcast axes. Otherwise add each element to the sum of the example
-    that owns it (`owner`)."""
+    over all other broadcast axes. Otherwise add each element to the gradient of the
+    example in `owner`."""
     shown = drop_expanded_axes(owner)
     if not (shown >= 0).all():
         refuse_unowned(with_gain(use, cotangent).masked_fill(owner >= 0, 0.0))
@@ -557,8 +561,8 @@ def add_copies(use: Element, cotangent: Cotangent, axis: int, size: int) -> Grad
     ]
     are_last = len(copied) > 0 and copied[0] == use.tap.dim() - len(copied)
     if are_last and isinstance(use.gain, Tensor) and len(cotangent) > 1:
-        # Sum by matrix products for many outputs. After casts,
-        # the gain may have lower precision
+        # sum by matrix products, which are faster for many outputs; under casts, the
+        # gain may have lower precision
         kind = torch.promote_types(cotangent.dtype, use.gain.dtype)
         gain = use.gain.expand(use.tap.shape).flatten(copied[0]).to(kind)
         beta = cotangent.flatten(copied[0] + 1).to(kind)
@@ -574,7 +578,7 @@ def add_copies(use: Element, cotangent: Cotangent, axis: int, size: int) -> Grad
         rows = rows[:, :, None]
     rows = rows.flatten(2)
 
-    # Put every element at its index in the weight
+    # put every element at its index in the weight
     once = positions
     for d in (axis, *copied):
         once = once.narrow(d, 0, 1)
@@ -618,8 +622,8 @@ def copies(
         places = with_zeros(positions_in(source, positions).reshape(-1), 0)
         return Copies(values.transpose(0, 1), places[index], source.name)
 
-    # Sum over axes along which an example reads the same elements again. If all
-    # examples read the same elements, store the indices once
+    # Sum over the axes along which an example reads the same elements again. If all
+    # examples read the same elements, store the indices only once.
     for d in range(positions.dim()):
         if use.positions.stride(d) == 0:
             positions = positions.narrow(d, 0, min(1, positions.shape[d]))

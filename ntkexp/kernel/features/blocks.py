@@ -1,5 +1,5 @@
 """Blocks: the gradients ∂f_c(x_n)/∂θ of one weight (and its bias) for a batch. A
-Jacobian is a sum of blocks.
+Jacobian is a sum of blocks. Here c is an output and n an example.
 
 A block has one of three formats, each the most compact one for a kind of operation:
 
@@ -8,9 +8,9 @@ A block has one of three formats, each the most compact one for a kind of operat
     Copies      the gradients of the elements that each example read from a lookup table, such as
                 an embedding, and the indices of these elements
 
-A linear layer has one use for each example, a convolution has one for each output
-position. To multiply gradients out means to compute all elements Σ_u a_u ⊗ β_u from the
-factors."""
+A linear layer has one use for each example, and a convolution has one for each output
+position. a is the input of the layer, and β = ∂f/∂z its output gradient. *Multiplying
+out* means computing all elements of Σ_u a_u ⊗ β_u from the factors a and β."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
 Key: TypeAlias = tuple[View | str | None, View | None]
-"""The key of a block: views of the weight and bias for factors,
-otherwise the parameter's name."""
+"""The key of a block. For factors, it is a pair of views: the weight, and the bias.
+Otherwise it is the parameter's name."""
 
 Gradients: TypeAlias = Float[Tensor, "example out size"]
 """∂f_c(x_n)/∂θ_p for each element p of a parameter."""
@@ -92,8 +92,8 @@ class Factored:
 
     @property
     def line(self) -> int:
-        """The length of a line: consecutive weight elements whose gradients share an
-        element of one factor."""
+        """The length of a line. A line is a range of consecutive weight elements whose
+        gradients share an element of one factor."""
         if self.weight is None:
             return 1
         axis = 0 if self.weight.stride[0] == 1 else 1
@@ -166,7 +166,7 @@ class Factored:
             return
 
         # The gradient is a matrix whose line i is major[i] · minor. Compute only the
-        # lines that overlap with `elements`
+        # lines that overlap with `elements`.
         width = minor.shape[3]
         first = max(elements.start - view.offset, 0)
         last = min(elements.stop - view.offset, count * features)
@@ -177,7 +177,7 @@ class Factored:
         target = rows.flatten(0, 1)[:, start : start + last - first]
         left = major[..., lines].mT
 
-        # rows ← rows + Σ_u a_u ⊗ β_u, in place if all lines are complete
+        # if all lines are complete, add in place: rows ← rows + Σ_u a_u ⊗ β_u
         if first % width == 0 and last % width == 0:
             left = left.expand(*rows.shape[:2], *left.shape[2:])
             minor = minor.expand(*rows.shape[:2], *minor.shape[2:])
@@ -190,7 +190,7 @@ class Factored:
 
     def applied(self, weights: Weights) -> Outputs:
         """Return J v for a vector v in the shape of the weights."""
-        # z = s v_b + a V_W, in two terms, since bias and weight are separate in memory
+        # z = s v_b + a V_W, as two terms because bias and weight are separate in memory
         terms = []
         if self.bias is not None and self.shift is not None:
             bias = self.bias.of(weights[self.bias.name].contiguous())
@@ -244,7 +244,8 @@ class Factored:
                 torch.mm(
                     self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1), out=gradient
                 )
-            else:  # sum over examples, since copying the inputs would take more memory
+            else:
+                # sum over examples: copying the inputs would take more memory
                 torch.sum(self.inputs.mT @ outputs, 0, out=gradient)
 
         # s Σ_nu β
@@ -296,8 +297,8 @@ class OneParameter(ABC):
 
 @dataclass(frozen=True)
 class Rows(OneParameter):
-    """Gradients with one number for each of the first `size` elements
-    of a parameter."""
+    """Gradients of the first `size` elements of a parameter,
+    with one number for each element."""
 
     rows: Gradients
     name: str
@@ -341,8 +342,8 @@ class Rows(OneParameter):
 
 @dataclass(frozen=True)
 class Copies(OneParameter):
-    """Gradients of the table elements that each example read, as rows of an embedding.
-    `places` holds the flat index of each element in the parameter."""
+    """Gradients of the table elements that each example read, such as rows of an
+    embedding. `places` holds the flat index of each element in the parameter."""
 
     values: Float[Tensor, "example out copy"]
     places: Int[Tensor, "example copy"]
@@ -401,14 +402,14 @@ def add_rows(
     gradients: Float[Tensor, "example out size_"],
     elements: range,
 ) -> None:
-    """Add the gradients of some elements to `rows`. Elements beyond the end of
-    `gradients` have zero gradient."""
+    """Add the gradients of some elements to `rows`. Elements that `gradients` does not
+    contain have zero gradient."""
     chunk = gradients[:, :, elements.start : elements.stop]
     rows[:, :, : chunk.shape[2]] += chunk
 
 
 def only_or_sum(values: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:
-    """Sum over an axis. If its length is 1, return a view."""
+    """Sum over an axis. If its length is 1, return a view instead of a copy."""
     if values.shape[axis] == 1:
         return values.select(axis, 0)
     return values.sum(axis)
@@ -429,8 +430,8 @@ def inner_of_uses(
 
 
 def bias_product(left: Factored, right: Factored) -> float:
-    """Return s s′, which biases add to every ⟨a, a′⟩. A bias is the weight of an extra
-    input with the constant value `shift`."""
+    """Return s s′, the product of two shifts, which a bias adds to every ⟨a, a′⟩. A
+    bias is the weight of an extra input with the constant value `shift`."""
     if left.shift is None or right.shift is None:
         return 0.0
     return left.shift * right.shift

@@ -1,5 +1,5 @@
-"""Detect gradients that are only rounding error,
-so that their steps are credited to no example.
+"""Detect gradients that consist only of rounding error, so that their steps are
+credited to no example.
 
 The gradient of an element is a sum of terms, one for each example and each use of the
 weight. The rounding error of the sum is up to a few eps of Σ |terms|. If the gradient
@@ -7,19 +7,19 @@ is not larger than this error,
 
     |g| ≤ c · eps · Σ |terms|,        c = 64
 
-then all its digits are rounding error. This happens, for example, if the loss depends
-only on differences of outputs. The exact gradient of the last bias is then zero, and
-the computed gradient is only rounding error. Adam and similar optimizers divide a
-gradient by its own magnitude, so they move this bias by a full step. The step is real.
-But the contributions of single examples are about 1/eps times larger than the step and
-cancel, so they carry no information.
+then all of its digits are rounding error. This happens, for example, if the loss
+depends only on differences of outputs. The exact gradient of the last bias is then
+zero, and the computed gradient is only rounding error. Adam and similar optimizers
+divide a gradient by its own magnitude, so they move this bias by a full step. But the
+contributions of single examples to this step are about 1/eps times larger than the
+step, and cancel. They carry no information.
 
-Terms may also cancel inside the network, for example before a norm. Their sizes are
-then unknown. But two sums of the same terms in different orders differ by as much as
-the gradient.
+Terms may also cancel inside the network, for example before a norm. The sizes of these
+terms are not available. In this case, sum the same terms in two different orders: if
+the two results differ by about as much as the gradient, the gradient is rounding error.
 
-Vectors are tested element by element, since every element of a bias has its own sum.
-Matrices are tested as a whole, by their norms."""
+Vectors, such as biases, are tested element by element. Matrices are tested as a whole,
+by their norms."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ from ntkexp.kernel.features.blocks import Copies, Factored, Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.shapes import Weights
 
-ROUNDING_EPS = 64  # c: covers the rounding of the terms, and of their sum in any order
-# a gradient up to 8 × the difference of two summation orders counts as rounding error
+# c covers the rounding of the terms, and the rounding of their sum in any order
+ROUNDING_EPS = 64
+# a gradient counts as rounding error if it is at most this multiple of the difference
+# of two summation orders
 UNKNOWN_DIFFERENCES = 8
 
 
@@ -63,8 +65,8 @@ def term_sizes(jacobians: Iterable[Jacobian], weights: Weights) -> Weights:
 
 
 def zero_sizes(weight: Tensor) -> Tensor:
-    """Return the initial Σ|terms| = 0 of a parameter:
-    one per element of a vector, else one."""
+    """Return the initial value 0 of Σ|terms|: one number for each element of a vector,
+    and a single number for other parameters."""
     return weight.new_zeros(weight.shape if weight.dim() <= 1 else ())
 
 
@@ -119,11 +121,11 @@ def add_copies(size: Tensor, block: Copies) -> None:
 
 
 def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> Weights:
-    """Return a mask for each parameter: 1 where the gradient is known, 0 where it is
-    only rounding error. Omit parameters whose gradients are all known.
+    """Return the credit of each element: 1 if its gradient is known, 0 if it is only
+    rounding error. Omit parameters whose credit is 1 everywhere.
 
-    `other` is the same gradient, summed in another order. An element also counts as
-    rounding error if the two sums differ by an eighth of it or more.
+    `other` is the same gradient, summed in another order. An element is also rounding
+    error if it is at most `UNKNOWN_DIFFERENCES` times the difference of the two sums.
 
     >>> credit({"b": torch.tensor([1.0, 1e-9])}, {"b": torch.tensor([3.0, 3.0])})
     {'b': tensor([1., 0.])}
@@ -138,7 +140,7 @@ def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> W
         bound = ROUNDING_EPS * torch.finfo(part.dtype).eps * size
         masks[name] = (magnitude <= bound) & (size > 0)
 
-        # |g| ≤ 8 |g − other|: rounding error too
+        # |g| ≤ 8 |g − other|: also rounding error
         if other and name in other:
             difference = absolute(part - other[name])
             is_unknown = magnitude <= UNKNOWN_DIFFERENCES * difference

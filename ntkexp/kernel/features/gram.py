@@ -5,14 +5,15 @@ Factored blocks of the same weight can be multiplied as a double sum over uses,
 
     ⟨Σ_u a_u ⊗ β_u, Σ_v a′_v ⊗ β′_v⟩ = Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩
 
-For each pair of uses, this takes about inputs + features multiplications.
-Multiplied-out gradients take inputs · features multiplications for each pair of
-examples, so they are cheaper if there are many uses. `Sizes` counts the multiplications
-of both ways for each weight.
+Here a are the inputs of a layer and β its output gradients. For each pair of uses, this
+takes about inputs + features multiplications. The other way is to form all gradients
+first. It takes inputs · features multiplications for each pair of examples, which is
+cheaper if there are many uses. `Sizes` counts the multiplications of both ways for each
+weight.
 
 All other parameters are multiplied out, chunk by chunk. Small parameters are
 concatenated, so that a few matrix products suffice. Large parameters are cut, so that
-no gradient is held as a whole.
+memory never holds a complete gradient.
 
     K += R R′ᵀ        R[nc, p] = ∂f_c(x_n)/∂θ_p for the elements p of one chunk
 """
@@ -45,15 +46,14 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
         )
     plan = arrange_products(left, right)
     like = left.blocks[0].numbers
-    # If a parameter is cut into chunks, add their products in double precision,
-    # since there may be many
+    # if a parameter is cut into chunks, add the many products in double precision
     is_cut = any(isinstance(one, ParameterChunk) for one, _ in plan.columns)
     kind = torch.float64 if is_cut else like.dtype
     shape = (left.examples * left.outputs, right.examples * right.outputs)
     matrix = like.new_empty(shape, dtype=kind)
     total = Total(matrix, (left.outputs, right.outputs), is_symmetric=left is right)
 
-    # Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩
+    # Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩, a sum over layers l
     total.add_single_uses(plan.single_uses)
     for one, other in plan.several_uses:
         total.add(double_sum(one, other).reshape(shape))
@@ -76,8 +76,9 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
 
 def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "query 1 train 1"]:
     """Return Σ_c K[x, c, x′, c], without computing the blocks [out, out_] of K."""
-    # the left and right blocks have different formats
-    if set(left.keys) != set(right.keys):
+    if set(left.keys) != set(
+        right.keys
+    ):  # a parameter may have different block formats on the left and right
         both = shared_extents(left, right)
         left = left.as_rows(both)
         right = right.as_rows(both)
@@ -100,8 +101,8 @@ def shared_extents(left: Jacobian, right: Jacobian) -> dict[str, int]:
 def contributions(
     left: Jacobian, right: Jacobian, output_gradient: Float[Tensor, "train out_"]
 ) -> Float[Tensor, "query out train"]:
-    """Return K ℓ′. Contract the outputs of each training example with ℓ′ first, so that
-    it has one gradient instead of one for each output."""
+    """Return K ℓ′. First contract the outputs of each training example with ℓ′, so that
+    the example has one gradient instead of one for each output."""
     return gram(left, right.weighted(output_gradient)).squeeze(3)
 
 
@@ -122,13 +123,13 @@ class ParameterChunk:
 
 
 Column: TypeAlias = tuple[Block | ParameterChunk, Block | ParameterChunk]
-"""The left and right gradients of one term of the sum:
-blocks with the same key, or a chunk."""
+"""The left and the right gradients of one term of the sum: two blocks with the same
+key, or two chunks."""
 
 MAX_COLUMNS = 2**11  # columns of one matrix product; more do not make it faster
 MAX_ROWS_BYTES = 2**29  # bytes of gradients that are multiplied out at once
 PIECE_BYTES = 2**23  # bytes of the gradients of one chunk of a parameter
-# least elements of a chunk; matrix products are slower for fewer
+# smallest number of elements in a chunk; matrix products are slower for fewer
 PIECE_ELEMENTS = 2**11
 
 
@@ -140,7 +141,8 @@ class ProductPlan:
     single_uses: list[tuple[Factored, Factored]]
     # weights with several uses: double sums over uses
     several_uses: list[tuple[Factored, Factored]]
-    spread: list[Key]  # weights with several factored blocks in one Jacobian
+    # keys of weights that have several factored blocks in one of the Jacobians
+    spread: list[Key]
     columns: list[Column]  # gradients that are multiplied out
 
 
@@ -171,7 +173,7 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
                     plan.several_uses.append((one, other))
                 finished |= one.extents.keys()
                 continue
-            # rows of the larger Jacobian, if its gradients are multiplied out
+            # number of rows of the larger Jacobian, if its gradients are multiplied out
             rows = max(size.query * size.out, size.train * size.out_)
             row_bytes = size.inputs * size.features * one.numbers.element_size()
             single = single and rows * row_bytes <= MAX_ROWS_BYTES
@@ -192,9 +194,8 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
 
 
 def exclusive_keys(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
-    """Return the block keys that both Jacobians have and whose parameters occur under
-    no other key. The values are the sizes of factored blocks, and None for other
-    blocks."""
+    """Return the block keys of both Jacobians whose parameters occur under no other
+    key. The values are the sizes of factored blocks, or None for other blocks."""
     keys_of: dict[str, set[Key]] = {}
     for side in (left, right):
         for name, uses in side.uses.items():
@@ -216,8 +217,8 @@ def exclusive_keys(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
 def cut_parameter(
     side: Jacobian, name: str, elements: range
 ) -> Iterator[ParameterChunk]:
-    """Cut a parameter into chunks of complete lines (`Factored.line`). The gradients of
-    a chunk stay in the cache until they are multiplied."""
+    """Cut a parameter into chunks of complete lines (`Factored.line`). The chunks are
+    so small that their gradients stay in the cache until they are multiplied."""
     column_bytes = side.blocks[0].numbers.element_size() * side.examples * side.outputs
     line = side.uses[name][0][1].line
     lines = max(PIECE_ELEMENTS, PIECE_BYTES // column_bytes) // line
@@ -227,8 +228,8 @@ def cut_parameter(
 
 
 def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
-    """Yield groups of columns for one matrix product each, small blocks first. A chunk
-    of a parameter forms its own group."""
+    """Yield groups of columns. One matrix product handles one group. Small blocks come
+    first, and each chunk of a parameter forms its own group."""
     blocks: list[Column] = []
     for column in columns:
         if isinstance(column[0], ParameterChunk):
@@ -270,8 +271,9 @@ class Sizes:
     """The sizes of the factors of one weight in two Jacobians,
     and the cost of its part of the kernel.
 
-    The kernel can be computed as one product, as a double sum over uses, or from
-    multiplied-out gradients. The cost is a number of multiplications."""
+    The part can be computed as a double sum over uses, or from multiplied-out
+    gradients. With one use, the double sum is a single product. The cost is a number of
+    multiplications."""
 
     query: int
     uses: int
@@ -318,8 +320,7 @@ class Sizes:
 
     @property
     def numbers(self) -> int:
-        """The number of elements of all intermediate results,
-        if the kernel is computed the cheaper way."""
+        """The number of elements of all intermediate results of the cheaper way."""
         if self.method == "multiplied out":
             return (
                 (self.query * self.out + self.train * self.out_)
@@ -342,8 +343,8 @@ def sizes(left: Factored, right: Factored) -> Sizes:
 
 
 def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
-    """Return the sizes of one weight's factors in two Jacobians. Count all its uses,
-    and assume that every example has the same number of uses as the first."""
+    """Return the sizes of one weight's factors in two Jacobians. Count all of its uses,
+    and assume that every example has as many uses as the first."""
 
     def uses_of_first(side: Jacobian) -> int:
         blocks = [block for place, block in blocks_of(side, key) if place.start == 0]
@@ -398,29 +399,31 @@ def add_double_sums(
             kernel[columns, :, rows] += share.permute(2, 3, 0, 1)
 
 
-# For the kernel of a Jacobian with itself, only the upper half is computed, in strips
-# of rows that start at the diagonal. It is mirrored once at the end.
+# The kernel of a Jacobian with itself is symmetric. Only its upper half is computed, in
+# strips of rows that start at the diagonal. At the end, it is mirrored.
 
 
-MIN_STRIP_ROWS = 64  # rows of a strip; thinner strips cost more than they save
+# smallest number of rows in a strip; thinner strips cost more than they save
+MIN_STRIP_ROWS = 64
 MAX_STRIPS = 12
-BLOCK_NUMBERS = 2**17  # elements of a block of the kernel that stays in the cache
+# number of elements of a block of the kernel that stays in the cache
+BLOCK_NUMBERS = 2**17
 
 
 @dataclass
 class Total:
-    """A running sum of the kernel. `outputs` holds the number of outputs of a left
-    example and of a right example."""
+    """A running sum of the kernel. `outputs` holds the number of outputs per left
+    example and per right example."""
 
     matrix: Float[Tensor, "row row_"]
     outputs: tuple[int, int]
-    is_symmetric: bool  # whether left and right are the same Jacobian
+    is_symmetric: bool  # True if left and right are the same Jacobian
     has_terms: bool = False
 
     @cached_property
     def strips(self) -> list[tuple[Float[Tensor, "row row_"], range, range]]:
-        """Strips of the kernel that together cover every entry or its mirror image,
-        with their rows and columns."""
+        """The strips that together cover every entry or its mirror image. Each has its
+        rows and its columns."""
         rows, columns = self.matrix.shape
         if not self.is_symmetric:
             return [(self.matrix, range(rows), range(columns))]
@@ -454,10 +457,10 @@ class Total:
     def add_single_uses(self, pairs: Sequence[tuple[Factored, Factored]]) -> None:
         """Add Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩ over weights l that each example uses once.
 
-        With ten outputs, the matrix of ⟨β, β′⟩ is a hundred times larger than that of
-        ⟨a, a′⟩. If that matrix were added to the kernel weight by weight, memory
-        traffic would take longer than arithmetic. So each block of the kernel is summed
-        over all weights while it is in the cache."""
+        With ten outputs, the matrix of all ⟨β, β′⟩ is a hundred times larger than the
+        matrix of all ⟨a, a′⟩. Adding it to the kernel weight by weight would spend more
+        time on memory than on arithmetic. So each block of the kernel is summed over
+        all weights while it is in the cache."""
         if not pairs:
             return
         out, out_ = self.outputs
@@ -485,8 +488,8 @@ class Total:
         *,
         has_terms: bool,
     ) -> None:
-        """Add (⟨a, a′⟩ + s s′)⟨β, β′⟩ of one layer to the block of the kernel at the
-        given rows and columns. s s′ is the term of the biases (`bias_product`)."""
+        """Add (⟨a, a′⟩ + s s′)⟨β, β′⟩ of one layer to a block of the kernel. s s′ is
+        the term of the biases (`bias_product`)."""
         rows, columns = place
         out, out_ = self.outputs
         # ⟨a, a′⟩ + s s′
@@ -502,8 +505,8 @@ class Total:
             features = buffer[: len(rows) * len(columns)].view(len(rows), len(columns))
             outputs = narrow(layer.outputs, 0, rows)
             torch.mm(outputs, narrow(layer.outputs_, 1, columns), out=features)
-        # all outputs share ⟨a, a′⟩: repeat it for columns, broadcast for rows
         if out * out_ > 1:
+            # all outputs share ⟨a, a′⟩: repeat it along columns, broadcast along rows
             block = block.view(len(rows) // out, out, len(columns))
             features = features.view(block.shape)
             repeated = inputs[:, None, :, None].expand(-1, 1, -1, out_)
@@ -521,8 +524,8 @@ class Total:
         self.has_terms = True
 
     def mirrored(self) -> Float[Tensor, "row row_"]:
-        """Return the kernel after all terms were added.
-        Mirror the upper half if only it was computed."""
+        """Return the complete kernel after all terms were added. If only the upper half
+        was computed, mirror it."""
         if not self.has_terms:
             self.matrix.zero_()
         if self.is_symmetric:
@@ -546,7 +549,7 @@ def write(
 @dataclass(frozen=True)
 class Layer:
     """The factors a and β of a weight that each example uses once, as matrices. Names
-    of right factors end in an underscore; right factors are transposed."""
+    of right factors end in an underscore, and right factors are transposed."""
 
     inputs: Float[Tensor, "query in_"]
     inputs_: Float[Tensor, "in_ train"]
@@ -576,5 +579,5 @@ def matrices(left: Factored, right: Factored) -> Layer:
 def narrow(
     value: Float[Tensor, "..."], axis: int, where: range
 ) -> Float[Tensor, "..."]:
-    """Return some rows or columns, by `narrow`: indexing takes twice as long."""
+    """Return some rows or columns by `narrow`, because indexing takes twice as long."""
     return value.narrow(axis, where.start, len(where))

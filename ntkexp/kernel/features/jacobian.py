@@ -1,9 +1,9 @@
 """The Jacobian of a network at some inputs, a sum of gradient blocks.
 
-An assembled Jacobian has one block for each parameter. It is the faster form for many
-inner products. A Jacobian read use by use has one block for each operation that used a
-weight, so that no gradient row is as long as a whole embedding table. Both forms have
-the same methods."""
+There are two forms with the same methods. An *assembled* Jacobian has one block for
+each parameter, which is faster for many inner products. A Jacobian that was *read use
+by use* has one block for each operation that used a weight. Then no gradient is as long
+as a whole embedding table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Jacobian:
     blocks: tuple[Block, ...]
     examples: int
     outputs: int
-    # index of the first example in each block; None: every block holds all examples
+    # index of the first example of each block. If None, every block holds all examples.
     starts: tuple[int, ...] | None = None
 
     @property
@@ -123,8 +123,8 @@ class Jacobian:
         return {name: totals[name] for name in weights}
 
     def as_rows(self, sizes: Mapping[str, int]) -> Jacobian:
-        """Return the gradients of the first `sizes[name]` elements
-        of each parameter, as `Rows`."""
+        """Return the gradients of the first `sizes[name]` elements of
+        each parameter, as `Rows`."""
         blocks: list[Block] = []
         for name, size in sizes.items():
             rows = self.chunk(name, range(size)).view(self.examples, self.outputs, -1)
@@ -191,8 +191,8 @@ def stacked(parts: Sequence[Jacobian]) -> Jacobian:
 
 @dataclass
 class Assembly:
-    """A preallocated Jacobian of `examples` examples,
-    filled batch by batch in order."""
+    """A preallocated Jacobian of `examples` examples. It is
+    filled batch by batch, in order."""
 
     examples: int
     read: int = 0  # number of examples that are filled so far
@@ -201,14 +201,14 @@ class Assembly:
 
     @property
     def rows(self) -> Weights:
-        """The free part of the preallocated gradient buffer, by parameter. A reader may
-        write the next batch there directly."""
+        """The free part of the buffers for gradients, by parameter. A reader may write
+        the next batch there directly."""
         rows = (block for block in self.buffer if isinstance(block, Rows))
         return {block.name: block.rows[self.read :] for block in rows}
 
     def add(self, part: Jacobian) -> bool:
-        """Copy the gradients of the next batch into the buffer. Return False if its
-        blocks differ in form from those of the first batch."""
+        """Copy the gradients of the next batch into the buffers. Return False if its
+        blocks have other formats than those of the first batch."""
         if not self.buffer:
             self.buffer = tuple(
                 empty_block(block, self.examples) for block in part.blocks
@@ -250,13 +250,14 @@ def shapes_per_example(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 #
 #     Σ_u a_u ⊗ w_u β = (Σ_u w_u a_u) ⊗ β        with w_u = 1 or 0
 #
-# In a kernel, such a layer then costs as much as a layer with one use. To test the
-# values of β, the CPU must wait for the GPU. So uses are merged for a single kernel,
-# but not at every step of a run.
+# In a kernel, such a layer then costs as much as a layer with one use. But the CPU must
+# wait for the GPU to test the values of β. So uses are merged for a single kernel, and
+# not at every step of a run.
 
 
 def with_merged_uses(jacobian: Jacobian) -> Jacobian:
-    """Merge the uses in every factored block whose gradients β at the taps allow it."""
+    """Merge the uses in every factored block in which each
+    example has only one nonzero β."""
     blocks = [merge_uses(b) if isinstance(b, Factored) else b for b in jacobian.blocks]
     return replace(jacobian, blocks=tuple(blocks))
 
@@ -273,14 +274,13 @@ def merge_uses(block: Factored) -> Factored:
     examples, uses, _ = block.inputs.shape
     if uses < 2 or not examples:
         return block
-    # a quick test, which rules out most blocks
     if use_weights(block.outputs[:1]) is None:
-        return block
+        return block  # this quick test rules out most blocks
     weights = use_weights(block.outputs)
     if weights is None:
         return block
 
-    # Average a and sum β, so that the gradient of the bias, Σ_u β, stays correct
+    # average a and sum β, so that Σ_u β, the gradient of the bias, stays correct
     total = weights.sum(1, keepdim=True).clamp(min=1)
     inputs = torch.bmm((weights / total)[:, None], block.inputs)
     outputs = block.outputs.sum(2, keepdim=True)

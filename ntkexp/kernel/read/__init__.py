@@ -1,4 +1,5 @@
-"""Read the Jacobian of a function in the cheapest valid way.
+"""Read the Jacobian of a function from its recorded operations, in the cheapest valid
+way.
 
 Each module imports only from the modules listed before it:
 

@@ -1,14 +1,17 @@
-"""Check a function before its Jacobian is read: its gradients are the derivatives of
-its values, its examples are independent, and every element of a tap (a tensor that
-combines a weight with the inputs) belongs to one example.
+"""Check a function before its Jacobian is read.
 
-The result of each check is cached. The key is the structure of the tape (operations and
-shapes) and a digest of the values on which the result depends.
+The checks are: its gradients are the derivatives of its values; its examples are
+independent; and every element of a tap belongs to one example. (A tap is a tensor that
+combines a weight with the inputs.)
+
+The result of each check is cached. The cache key consists of the structure of the tape
+(operations and shapes) and a digest of the values on which the result depends.
 
 A module with `detach`, a straight-through estimator or a custom autograd.Function may
-be trained by gradients that are not its derivatives. Difference rules depend only on
-the values. So one random vector-Jacobian product is computed twice: by the rules on a
-segment of length zero, and by autograd through the module."""
+be trained by gradients that are not its derivatives. Difference rules use only the
+values, so they give the true derivatives. To compare the two, one random
+vector-Jacobian product is computed by the rules on a segment of length zero, and by
+autograd through the module."""
 
 from __future__ import annotations
 
@@ -65,26 +68,25 @@ class Unfaithful(NoRule):
 
 @dataclass(frozen=True)
 class CheckCache:
-    """Cached results of the checks of one function.
-    The function `cache_key` computes their keys."""
+    """Cached results of the checks of one function. `cache_key` computes the keys."""
 
     routes: LRUCache[Routes] = field(default_factory=LRUCache)
     owners: LRUCache[Owners] = field(default_factory=LRUCache)
-    # True for the operations of each program whose examples are independent
+    # by digest of the program: True if its examples are independent
     independent: LRUCache[bool] = field(default_factory=LRUCache)
-    # the latest owners, by the structure of the tape:
-    # tried first if routing values have changed
+    # the latest owners by the structure of the tape. They are tried first if routing
+    # values have changed.
     structures: LRUCache[Owners] = field(default_factory=LRUCache)
     graphs: LRUCache[bool] = field(default_factory=LRUCache)
     faithful: LRUCache[Owners | None] = field(default_factory=LRUCache)
     sizes: LRUCache[float] = field(default_factory=LRUCache)
-    # whether assembled Jacobians fit into memory
+    # True if assembled Jacobians fit into memory
     fits: LRUCache[bool] = field(default_factory=LRUCache)
 
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of one function. `fixed` asserts that the constants
+    """The checks of one function. `fixed` promises that the constants
     on its tapes never change."""
 
     function: Function
@@ -93,16 +95,16 @@ class Checks:
     fixed: bool
 
     def owners(self, tape: Tape) -> Owners:
-        """Return the example that each element belongs to. Compute it once for all
-        tapes with equal operations, shapes and routing values (indices and masks that
-        select rows)."""
+        """Return the owners: for each element of a tap, the example that it belongs to.
+        Compute them once for all tapes with equal operations, shapes and routing values
+        (indices and masks that select rows)."""
         cache_key = self.cache_key(tape)
         known = self.check_cache.owners.entries
         if cache_key in known:
             return self.check_cache.owners.put(cache_key, known[cache_key])
         self.refuse_dependence(tape)
         owned = owners(tape, self.trained)
-        # If other routing values gave the same owners, share one object
+        # if other routing values gave the same owners, share one object
         for other in known.values():
             if other.digest == owned.digest:
                 owned = other
@@ -128,11 +130,12 @@ class Checks:
         return owned
 
     def plain_uses(self, tape: Tape) -> tuple[Owners, list[Use] | None]:
-        """Return the owners and the plain uses of weights. The uses are None unless
-        autograd can differentiate the tape with respect to all of their taps.
+        """Return the owners, and the plain uses of weights (uses that autograd can
+        differentiate on the tape). The uses are None if any use is not plain.
 
-        If routing values changed, first try the owners of an earlier tape.
-        `owners_hold` tests them by the gradients on this tape."""
+        If routing values have changed, first try the owners of an earlier tape.
+        `owners_hold` tests whether the gradients on this tape
+        agree with these owners."""
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         owned: Owners | None = None
         uses: list[Use] | None = None
@@ -161,12 +164,13 @@ class Checks:
         return owned, uses
 
     def gradients_agree(self, tape: Tape, uses: list[Use], owned: Owners) -> bool:
-        """Return whether autograd computes the same gradients on the tape
-        as through the module.
+        """Return whether autograd on the tape computes the same gradients as autograd
+        through the module.
 
         Test whether every element has an owner, and whether the gradients at the uses
-        add up to the module's gradients. They differ, for example, if the module writes
-        in place under no_grad, since the recorder replaces this write."""
+        add up to the module's gradients. The sum differs, for example, if the module
+        writes in place under no_grad, because the recorder replaces this write by a
+        differentiable operation."""
 
         def compare() -> bool:
             if not match_uses(uses, owned):
@@ -184,8 +188,8 @@ class Checks:
         return self.check_cache.graphs.get(self.cache_key(tape, masks=True), compare)
 
     def refuse_dependence(self, tape: Tape) -> None:
-        """Raise if examples depend on each other. If a tape with the same operations
-        has passed, run fewer tests."""
+        """Raise if examples depend on one another. Run fewer tests if a tape with the
+        same operations has already passed."""
         known = tape.operations in self.check_cache.independent.entries
         refuse_dependence(self.function, tape, known=known)
         if len(tape.outputs) > 1:
@@ -195,10 +199,11 @@ class Checks:
         return self.check_cache.routes.get(tape.form, lambda: routes(tape))
 
     def cache_key(self, tape: Tape, *, masks: bool = False) -> tuple[bytes, bytes]:
-        """Return a cache key: the structure of a tape, and a digest of some of its
-        values. The digest covers values that choose rows of data (`routing`), and
-        constants unless they are fixed. With `masks`, it also covers masks. Without, it
-        covers all inputs if Python may have branched on them."""
+        """Return a cache key: the structure of a tape, and a digest of some of its values.
+
+        The digest covers routing values (values that choose rows of data), and
+        constants unless they are `fixed`. With `masks`, it also covers masks. Without
+        `masks`, it covers all inputs if Python may have branched on them."""
         known = self.routes(tape)
         slots = [*known.routing]
         if masks:
@@ -216,7 +221,7 @@ def is_faithful(
     """Return whether difference rules and autograd agree up to rounding.
 
     In single precision, a value near a kink may fall on the other side of the kink when
-    the module runs again. Large modules have many such values. So if both disagree,
+    the module runs again. Large modules have many such values. So if the two disagree,
     repeat the test in double precision."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     agreed = rules_match_autograd(function, tape, trained, owned)
@@ -238,8 +243,11 @@ def is_faithful(
             repeats_random=bool(tape.drawn),
             whole_batch=tape.whole_batch,
         )
-    # for example, a buffer stays in single precision
-    except (RuntimeError, Mistake) as error:
+    except (
+        RuntimeError,
+        Mistake,
+    ) as error:
+        # for example, a buffer that stays in single precision
         if is_out_of_memory(error):
             raise
         return False
@@ -253,10 +261,10 @@ def is_faithful(
 def rules_match_autograd(
     function: Function, tape: Tape, trained: frozenset[str], owned: Owners
 ) -> bool:
-    """Compare a random vector-Jacobian product by the difference rules
-    with the one by autograd."""
-    # A comparison with nan fails for any cause.
-    # So first name the operation that made a nan
+    """Compare a random vector-Jacobian product by the difference rules with the same
+    product by autograd."""
+    # comparing nan tells nothing about its cause, so first find the operation that made
+    # it
     if tape.outputs.isnan().any():
         has_nan = [
             not is_integer(value) and bool(value.isnan().any()) for value in tape.values
@@ -305,9 +313,9 @@ def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:
 
 def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
     """Return whether two computations of the same gradients differ
-    by rounding alone."""
-    # √eps is far above the effect of another order of summation,
-    # and far below a missing gradient
+    by no more than rounding."""
+    # √eps is far above the effect of another order of summation, and far below the
+    # effect of a missing gradient
     sizes = [
         float(gradient.abs().max())
         for gradient in gradients.values()
@@ -326,8 +334,8 @@ def nan_origin(
     trained: frozenset[str],
     cotangent: Float[Tensor, "example out"],
 ) -> str:
-    """Return text that names the operation where autograd's gradients become nan, or no
-    text."""
+    """Return text that names the operation where autograd's gradients become
+    nan, or an empty string."""
     try:
         with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
             by_autograd(function, tape, trained, cotangent)
@@ -355,7 +363,7 @@ def by_autograd(
         for slot, name in tape.weights.items()
     }
     leaves = {name: weight for name, weight in weights.items() if name in trained}
-    # Run RNNs unfused, since cuDNN cannot differentiate an RNN in evaluation mode
+    # run RNNs unfused, because cuDNN cannot differentiate an RNN in evaluation mode
     with (
         torch.enable_grad(),
         plain_kernels(),

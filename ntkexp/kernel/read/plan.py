@@ -1,9 +1,9 @@
 """Choose how many outputs are differentiated together, and the number of threads.
 
-A kernel has one block [out, out_] for each pair of examples. The choice `all` takes
-complete blocks, a list of indices takes rows and columns of each block, and `trace`
-takes the sum Σ_c K[x, c, x′, c]. The trace needs no memory for blocks, since outputs
-are read a few at a time.
+A kernel has one block [out, out_] for each pair of examples. The option `all` computes
+complete blocks, a list of indices computes these rows and columns of each block, and
+`trace` computes the sum Σ_c K[x, c, x′, c]. The trace needs no memory for blocks,
+because outputs are read a few at a time.
 
 >>> selected_outputs("all", 3), selected_outputs([2, 0], 3)
 (range(0, 3), [2, 0])
@@ -29,7 +29,7 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.mistake import Mistake, in_short
 
-# bytes of gradients that are computed together; more are not faster
+# bytes of gradients that are computed at once; more are not faster
 OUTPUT_GRADIENT_BYTES = 0.5e9
 
 Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
@@ -37,16 +37,17 @@ Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
 
 @dataclass(frozen=True)
 class Mixtures:
-    """The scalar functions that are differentiated: either some of the outputs, or one
-    mixture (a weighted sum of all outputs) for each example.
+    """The scalar functions that are differentiated: some of the outputs, or one mixture
+    for each example. A mixture is a weighted sum of all outputs.
 
     >>> import torch
     >>> Mixtures(torch.tensor([[0.5, -0.5]]), None).columns.shape  # a mixture of two outputs, of one example
     torch.Size([1, 1, 2])
     """
 
-    numbers: Float[Tensor, "example out"]  # the outputs, or the weights of the mixture
-    chosen: tuple[int, ...] | None  # indices of outputs; None: a mixture
+    # the outputs, or the weights of each output in the mixture
+    numbers: Float[Tensor, "example out"]
+    chosen: tuple[int, ...] | None  # indices of the outputs, or None for a mixture
 
     @classmethod
     def of(cls, tape: Tape, chosen: Sequence[int] | None) -> Mixtures:
@@ -100,14 +101,14 @@ def chunks(
 ) -> Iterator[range]:
     """Yield all outputs, in groups whose gradients take at most OUTPUT_GRADIENT_BYTES.
 
-    Count the gradients of values on the tape, and of weights that are multiplied out.
-    To find these weights, read one output, unless all outputs fit in any case."""
+    Count the gradients of values on the tape, and of weights whose gradients are
+    multiplied out. To find these weights, read one output first,
+    unless all outputs fit in any case."""
     values = tape.bytes_per_example
     weights = sum(tape[slot].nbytes for slot in tape.weights)
     size = int(OUTPUT_GRADIENT_BYTES / ((values + weights) * examples))
     if size < count:
-        # bytes of the gradients of one output of an example,
-        # as factors or multiplied out
+        # bytes of the gradients of one output of one example
         made = 0
         for block in read([0]).blocks:
             single = isinstance(block, Factored) and block.inputs.shape[1] == 1
@@ -152,7 +153,8 @@ def threads_by_size(operations: float, most: int) -> int:
 
 @contextmanager
 def threads_for(operations: float) -> Iterator[None]:
-    """Set torch's number of threads inside the context, by the number of operations."""
+    """Set torch's number of threads inside the context. It
+    depends on the number of operations."""
     before = torch.get_num_threads()
     chosen = threads_by_size(operations, before)
     if chosen == before:

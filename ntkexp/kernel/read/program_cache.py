@@ -1,11 +1,11 @@
 """Compiled programs that record a function and read its Jacobian, without Python's
 overhead at each operation.
 
-To record a function and to replay its differences costs Python time at every operation.
-For small networks, this is far more than the arithmetic. At each step, the same
-operations run on other numbers. So two programs are compiled: one from weights and
-inputs to the values on a tape, and one from the values at both ends of a step to a
-Jacobian.
+Recording a function, and replaying its differences, costs Python time at every
+operation. For small networks, this takes far longer than the arithmetic. But every
+training step runs the same operations on other numbers. So two programs are compiled:
+one computes the values on a tape from weights and inputs, and the other computes a
+Jacobian from the values at both ends of a step.
 
 A new program is compared with the ordinary computation twice: on its first values, and
 on the next ones. The second comparison detects values that are wrongly treated as
@@ -13,10 +13,13 @@ constant. A program that fails is never used again. For large tapes, where Pytho
 overhead does not matter, no program is compiled.
 
 The key of a program is a digest of the tape's operations, shapes and constants, and of
-the owners of its rows. If indices or masks choose rows of data (routing), the owners
-may differ at each step. Then a program is compiled only when the same owners occur for
-the second time, and the oldest programs are dropped. Programs run the same operations
-as the ordinary computation, so a resumed run gives bitwise equal results."""
+the owners of its rows (the examples that they belong to). If indices or masks choose
+rows of data (routing), the owners may differ at each step. Then a program is compiled
+only when the same owners occur for the second time, and the oldest programs are
+dropped.
+
+Programs run the same operations as the ordinary computation, so a resumed run gives
+bitwise equal results."""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.shapes import Function, Inputs, Weights
 
-# capacity of a cache of results; with routing, each block of a run needs an entry
+# capacity of a cache of results; with routing, each block of a run needs its own entry
 MAX_ANSWERS = 64
 
 A = TypeVar("A")
@@ -49,7 +52,7 @@ A = TypeVar("A")
 
 @dataclass
 class LRUCache(Generic[A]):
-    """An LRU cache: keep the `capacity` most recently used values, by key.
+    """A cache of the `capacity` most recently used values, by key.
 
     >>> squares = LRUCache[int](capacity=2)
     >>> [squares.get(n, lambda n=n: n * n) for n in (1, 2, 1, 3)], list(squares.entries)
@@ -75,20 +78,20 @@ class LRUCache(Generic[A]):
 
 @dataclass(frozen=True)
 class Request:
-    """A request for the secant Jacobian between two tapes, or for the Jacobian at one
-    tape, of some weighted sums of outputs."""
+    """A request for a Jacobian of some weighted sums of outputs: the secant Jacobian
+    between two tapes, or the Jacobian at one tape."""
 
     start: Tape
     end: Tape
     trained: frozenset[str]
     owned: Owners
     mixtures: Mixtures
-    # allow `Copies` blocks for lookup tables; programs ignore it
+    # allow `Copies` blocks for lookup tables. Programs ignore this option.
     as_copies: bool = False
 
     def read(self, *, at_once: bool) -> Jacobian:
-        """Read the Jacobian without a program, for all outputs (or mixtures of outputs)
-        at once, or for one after the other."""
+        """Compute the Jacobian without a program, for all outputs (or mixtures of
+        outputs) `at_once`, or for one after another."""
         replay = Replay(
             self.start, self.end, self.trained, self.owned.constants, pullback_only=True
         )
@@ -122,7 +125,7 @@ class Request:
     @property
     def arguments(self) -> list[Tensor]:
         """The arguments of the program: all values that depend on weights or inputs.
-        Other values are equal on every tape of the program."""
+        All other values are the same on every tape of the program."""
         arguments = [
             tape[slot]
             for tape in self.tapes
@@ -133,10 +136,11 @@ class Request:
         return arguments
 
 
-# Do not compile a program if (bytes on the tape) × (1 + number of outputs) exceeds this
-# limit. During compilation, the replay keeps all intermediate values in memory.
+# A program is not compiled if (bytes on the tape) × (1 + number of outputs) exceeds
+# this limit, because the replay keeps all intermediate values in memory during
+# compilation.
 MAX_PROGRAM_BYTES = 2**28
-TRIALS = 2  # comparisons of a new program with the ordinary computation
+TRIALS = 2  # number of comparisons of a new program with the ordinary computation
 
 T = TypeVar("T", Tape, Jacobian)
 
@@ -160,8 +164,8 @@ class CachedProgram(Generic[T]):
                 )
         except AssumptionFailed:
             return None
-        # a recorded view may be impossible for other strides
         except RuntimeError as error:
+            # a view that was recorded may be impossible for other strides
             if is_out_of_memory(error):
                 raise
             return None
@@ -169,8 +173,8 @@ class CachedProgram(Generic[T]):
 
 @dataclass
 class Programs(Generic[T]):
-    """The latest compiled programs by key. None in place of a program means
-    that it failed."""
+    """The most recently used programs, by key. None instead of
+    a program means that it failed."""
 
     latest: LRUCache[CachedProgram[T] | None] = field(default_factory=LRUCache)
 
@@ -186,13 +190,13 @@ class Programs(Generic[T]):
 
     def compare(self, key: Hashable, arguments: Sequence[Tensor], expected: T) -> T:
         """Compare the program's result with the expected one. If they agree, return the
-        program's result. Otherwise drop the program and return the expected one."""
+        program's result. Otherwise drop the program, and return the expected result."""
         cached = self.latest.entries[key]
         if cached is None or not cached.trials:
             return expected
         cached.trials -= 1
         result = cached.run(arguments)
-        if result is not None:  # both may differ in the order of summation
+        if result is not None:  # the two may differ in the order of summation
             one = parts(result)
             other = parts(expected)
             if len(one) == len(other) and all(map(is_close, one, other)):
@@ -207,8 +211,9 @@ class ProgramCache:
 
     tapes: Programs[Tape] = field(default_factory=Programs)
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
-    # Jacobians that depend on routing values (indices, masks), by key: False after the
-    # first request, True after a second one. Only a repeated request is worth a program
+    # for Jacobians that depend on routing values (indices, masks), by key: False after
+    # the first request, True after the second. Only a repeated request is worth a
+    # program.
     requested_before: LRUCache[bool] = field(default_factory=LRUCache)
 
     def record(
@@ -315,8 +320,8 @@ def compile_tape(tape: Tape) -> CachedProgram[Tape] | None:
 def compile_jacobian(
     request: Request, arguments: Sequence[Tensor]
 ) -> tuple[Jacobian, CachedProgram[Jacobian] | None]:
-    """Read a Jacobian. Return it, and a program that computes it from the values on the
-    tapes (None if there can be none)."""
+    """Read a Jacobian. Return it, together with a program that computes it from the
+    values on the tapes. The program is None if it cannot be compiled."""
     read_jacobian: list[Jacobian] = []
 
     def act() -> list[Tensor]:
@@ -342,8 +347,8 @@ def parts(made: Tape | Jacobian) -> list[Tensor]:
     """Return the tensors to compare: all tensors of a Jacobian,
     or the outputs of a tape.
 
-    For a tape, comparing its outputs suffices, because every other value affects them.
-    Some of the other values may contain uninitialized memory."""
+    For a tape, only the outputs are compared. Every other value affects them, and some
+    of the other values may contain uninitialized memory."""
     if isinstance(made, Tape):
         return [made.outputs]
     return [value for block in made.blocks for value in arrays(block).values()]

@@ -1,7 +1,7 @@
 """Read the Jacobian of a function from its tapes,
 at one point or along a segment between two points.
 
-There are three ways to read it. The first valid one is used:
+There are three ways to read a Jacobian. The reader uses the first one that is valid:
 
 1. At one point, autograd differentiates the recorded operations. This works if the network
    combines weights with inputs only in products, norms and sums.
@@ -48,8 +48,8 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class Reading:
-    """The secant Jacobian J̄ of a segment, and J̄Δθ from the forward pass of the
-    difference rules. At a point, J̄Δθ is zero."""
+    """The secant Jacobian J̄ of a segment, and the change J̄Δθ from the forward pass of
+    the difference rules. At a point, J̄Δθ is zero."""
 
     jacobian: Jacobian
     jvp: Float[Tensor, "example out"]
@@ -60,10 +60,10 @@ class Reader:
     """A reader of the Jacobian of a function with respect to the weights named
     in `trained`.
 
-    Set `repeats_random` if the function's random numbers are the same every time it
-    runs on a batch. Set `whole_batch` if the function runs only on its whole batch.
-    With `of_values`, read secants even if the gradients of the module are not the
-    derivatives of its values."""
+    Set `repeats_random` if the function draws the same random numbers every time it
+    runs on a batch. Set `whole_batch` if the function runs only on its whole batch. Set
+    `of_values` to read secants of functions whose gradients are not the
+    derivatives of their values."""
 
     function: Function
     trained: frozenset[str]
@@ -160,7 +160,8 @@ class Reader:
                 return self.by_program(tape, tape, mixture, as_copies=as_copies)
             return assemble(self.pulled_back(tape, mixture), as_copies=as_copies)
         except Unfaithful:
-            # Record again without programs, so that autograd can differentiate the tape
+            # record again without programs, because autograd cannot differentiate a
+            # tape from a program
             if self.programs is not None:
                 weights = {
                     name: tape[slot].detach() for slot, name in tape.weights.items()
@@ -189,8 +190,8 @@ class Reader:
             return self.one_by_one(tape).applied(weights)
 
     def obstacle(self, tape: Tape) -> str | None:
-        """Return the reason why the Jacobian at a point must be read example
-        by example, or None."""
+        """Return the reason why the Jacobian at a point must be read example by
+        example, or None if there is no reason."""
         try:
             replace(self, programs=None).assembled(tape, (0,))
         except NoRule as error:
@@ -198,8 +199,8 @@ class Reader:
         return None
 
     def pulled_back(self, tape: Tape, mixtures: Mixtures) -> PulledBack:
-        """Return ∂f/∂tap at every use of a weight, by autograd through the tape, or
-        through the difference rules."""
+        """Return ∂f/∂tap at every use of a weight. Use autograd on the tape if
+        possible, else the difference rules."""
         owned, uses = self.checks.plain_uses(tape)
         if uses is not None:
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
@@ -214,7 +215,7 @@ class Reader:
         *,
         as_copies: bool = False,
     ) -> Jacobian:
-        """Return J̄(x) of a segment, by a compiled program if compilation is enabled.
+        """Return J̄(x) of a segment. Run a compiled program if compilation is enabled.
 
         With `as_copies`, tables of a large network may have `Copies` blocks (see
         `assemble`)."""
@@ -227,7 +228,7 @@ class Reader:
     def secant(
         self, start: Tape, end: Tape, chosen: Sequence[int] | None = None
     ) -> Reading:
-        """Return J̄(x) of a segment by the difference rules, and J̄Δθ."""
+        """Return J̄(x) of a segment and the change J̄Δθ, by the difference rules."""
         pulled, jvp = self.replayed(start, end, Mixtures.of(start, chosen))
         return Reading(assemble(pulled), jvp)
 
@@ -244,7 +245,8 @@ class Reader:
 
     def owners(self, tape: Tape) -> Owners:
         """Return the example that each element of a segment's taps belongs to. Raise
-        Unfaithful if the module's gradients are not its derivatives."""
+        Unfaithful if the gradients of the module are not the
+        derivatives of its values."""
         try:
             return self.checks.faithful_owners(tape)
         except Unfaithful:
@@ -254,8 +256,8 @@ class Reader:
 
     @property
     def is_unfaithful(self) -> bool:
-        """True if a check has found that the module's gradients are not its
-        derivatives."""
+        """True if a check has found that the module's gradients
+        are not its derivatives."""
         return None in self.check_cache.faithful.entries.values()
 
     def by_program(
@@ -277,9 +279,9 @@ class Reader:
         end: Tape,
         chosen: Sequence[int] | None = None,
     ) -> list[Closure]:
-        """Compare J̄Δθ with f(θ₁) − f(θ₀), with J̄Δθ from the forward pass of the
-        difference rules. If only trained weights change, also compare the assembled
-        Jacobian times Δθ."""
+        """Compare J̄Δθ with f(θ₁) − f(θ₀). Compute J̄Δθ by the forward pass of the
+        difference rules. If only trained weights change, also compute it from the
+        assembled Jacobian."""
         step = {
             name: end[slot].detach() - start[slot].detach()
             for slot, name in start.weights.items()
@@ -304,9 +306,9 @@ def jacobian_one_by_one(
     """Return the Jacobian at a point for weighted sums of outputs.
     This works for any module, and is slow.
 
-    Every example runs alone. If its outputs differ from those in the batch, the module
-    couples examples: raise Mistake. A module that draws random numbers for a whole
-    batch runs on all examples each time.
+    Run every example alone. If its outputs differ from those in the batch, raise
+    Mistake, because the module couples examples. If the module draws random numbers for
+    a whole batch, run all examples each time instead.
     """
     weights = {
         name: tape[slot].detach().requires_grad_(name in trained)
@@ -354,13 +356,13 @@ def jacobian_one_by_one(
     return Jacobian(blocks, len(together), len(mixtures))
 
 
-# The cost of a kernel of many examples is estimated from the Jacobian of a few,
-# read use by use.
+# The cost of a kernel of many examples is estimated from the Jacobian of a few
+# examples, read use by use.
 
 
 # assemble Jacobians up to this many bytes, since assembled ones are faster
 MAX_ASSEMBLED_BYTES = 2e9
-# copies of gradient rows that exist at once while they are multiplied out,
+# number of copies of gradient rows that exist at once, while rows are multiplied out,
 # transposed and added
 ROW_COPIES = 3
 
@@ -372,8 +374,8 @@ def kernel_fits(some: Jacobian, query: int, train: int) -> bool:
 
 
 def kernel_bytes(some: Jacobian, query: int, train: int) -> float:
-    """Return the bytes that a kernel of examples like those in `some` holds at once,
-    including Jacobians and products."""
+    """Return the memory in bytes for a kernel of examples like those in `some`. It
+    includes the Jacobians and their products."""
     bytes_each = some.blocks[0].numbers.element_size() if some.blocks else 0
     factors, length = factored_sizes(some, query, train)
     rows = length * (query + train) * some.outputs
@@ -400,8 +402,9 @@ def factored_sizes(
 
 
 def kernel_operations(some: Jacobian, query: int, train: int) -> float:
-    """Return the multiplications of the exact kernel. If `train` is 0, the kernel is
-    between `query` examples and themselves, and half of it is computed."""
+    """Return the number of multiplications of the exact kernel. If `train` is 0, the
+    kernel is between `query` examples and themselves, and
+    only half of it is computed."""
     other = train or query
     factors, length = factored_sizes(some, query, other)
     factored = {view.name for key in factors for view in key if isinstance(view, View)}

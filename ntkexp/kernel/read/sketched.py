@@ -1,9 +1,12 @@
-"""Compute the Jacobian of many examples batch by batch: assembled, or with one block
-for each use of a weight if an assembled Jacobian does not fit into memory.
+"""Kernels of many examples, whose Jacobian is computed batch by batch.
 
-Batches are so small that every tape reuses memory that the process already holds. The
-system provides new memory page by page and clears each page, which takes longer than
-most operations on it."""
+If an assembled Jacobian (one block for each parameter) does not fit into memory, the
+Jacobian has one block for each use of a weight. If the exact kernel would take too
+long, a sketched kernel is computed from random projections.
+
+Batches are so small that every tape reuses memory that the process already holds. New
+memory would be slow: the system clears it page by page,
+which takes longer than most operations."""
 
 from __future__ import annotations
 
@@ -38,16 +41,17 @@ from ntkexp.kernel.sketch import (
 )
 from ntkexp.shapes import Inputs, Weights
 
-MAX_TAPE_BYTES = 2**26  # bytes of a single tape; longer inputs are cut into batches
+# maximum bytes of a single tape; longer inputs are cut into batches
+MAX_TAPE_BYTES = 2**26
 BATCH_TAPE_BYTES = 2**25  # bytes of the tape of one batch
-# up to this many examples, the size of a tape is not measured first
+# for at most this many examples, the size of a tape is not measured first
 UNMEASURED_EXAMPLES = 16
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Inputs that are cut into batches, and the weights.
-    `tape` is the tape of the first batch."""
+    """Inputs, cut into batches, and the weights. `tape` is
+    the tape of the first batch."""
 
     reader: Reader
     weights: Weights
@@ -80,8 +84,8 @@ class Batches:
             return self.reader.assembled(self.tape, chosen)
         assembly = Assembly(self.examples)
         for tape in self.tapes():
-            # If the blocks have other formats than in earlier batches,
-            # read all examples at once
+            # if the blocks have other formats than in earlier batches, read all
+            # examples at once
             if not assembly.add(self.reader.assembled(tape, chosen, assembly.rows)):
                 return self.reader.assembled(
                     self.reader.record(self.weights, self.inputs), chosen
@@ -133,20 +137,20 @@ def even_slices(total: int, count: int) -> tuple[slice, ...]:
 
 
 READ_BYTES = 0.2e9  # bytes of the values on the tape of one batch
-# bytes of Jacobians that are kept in memory, for left and for right examples
+# bytes of Jacobians that stay in memory, on each side (left and right examples)
 MAX_JACOBIAN_BYTES = 2e9
 
 
 @dataclass(frozen=True)
 class BatchedJacobian:
-    """Examples whose Jacobian has one block for each use, and is computed batch by
-    batch. Jacobians are kept while they fit into memory."""
+    """Examples whose Jacobian is computed batch by batch, with one block for each use.
+    Jacobians stay in memory while they fit."""
 
     reader: Reader
     weights: Weights
     inputs: Inputs
     chosen: Sequence[int]
-    # whether to read example by example if an operation has no difference rule
+    # True: read example by example if an operation has no difference rule
     any_module: bool = False
     kept: dict[tuple[int, int], Jacobian] = field(default_factory=dict)
 
@@ -202,9 +206,8 @@ class BatchedJacobian:
 def kernel_by_groups(
     left: BatchedJacobian, right: BatchedJacobian
 ) -> Float[Tensor, "query out train out_"]:
-    """Return the exact kernel between left and right examples, whose assembled
-    Jacobians would not fit into memory. Hold the Jacobian of one group of left examples
-    at a time, and compute the Jacobians of all right groups again for it."""
+    """Return the exact kernel between left and right examples whose assembled Jacobians
+    would not fit into memory."""
     kernel: Tensor | None = None
     for k, group in enumerate(left.groups):
         rows, one = left.together(group)
@@ -229,7 +232,7 @@ def kernel_by_groups(
 # others are read again.
 
 
-# bytes of V J for one chunk of the weights, over all vectors V
+# bytes of the products V J for one chunk of the weights, over all vectors V
 GRADIENT_CHUNK_BYTES = 2**28
 
 
@@ -279,8 +282,8 @@ def products(
     with the left Jacobian J̄ and the right Jacobian J.
 
     If weights have few uses, contract their factors with one vector at a time.
-    Otherwise multiply gradients out once for all vectors, one chunk of the weights at a
-    time."""
+    Otherwise multiply out the gradients, one chunk of the weights at a time, and use
+    them for all vectors."""
     if all(has_few_uses(side.jacobian(side.places[0])) for side in (left, right)):
         rows_of_vectors = []
         for vector in vectors:
@@ -372,11 +375,11 @@ def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
 #     exact    n u P + n² P/2
 #     bar      2 n u P + 2 n v P        and the sketch itself
 #
-# So the exact kernel of a few dozen rows takes less than the error bar alone. The cost
-# of reading the Jacobian is the same for both.
+# So for a few dozen rows, the exact kernel takes fewer multiplications than the error
+# bar alone. Reading the Jacobian costs the same in both cases.
 
 
-# multiplications of a sketch that justify a remark: a second or two
+# number of multiplications of a sketch that justify a remark (a second or two)
 LONG_MULTIPLICATIONS = 1e11
 
 
@@ -403,8 +406,8 @@ def sketch_multiplications(some: Jacobian, query: int, train: int, size: int) ->
 
 
 def remark(some: Jacobian, query: int, train: int, size: int) -> str | None:
-    """Return a remark if the exact kernel takes fewer multiplications
-    than the sketch, or None.
+    """Return a remark if the exact kernel takes fewer multiplications than the sketch.
+    Otherwise return None.
 
     The kernel is between `query` and `train` examples, or between `query` examples and
     themselves if `train` is 0. `some` is the Jacobian of a few examples."""

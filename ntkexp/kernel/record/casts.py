@@ -1,9 +1,10 @@
 """Casts inside a module to a lower precision than that of its weights.
 
-Some modules cast in norms or in rotary position embeddings. A secant through such a
-cast is exact only up to the rounding of the lower precision. Without the cast, the
-outputs of the module change by this rounding, and a secant is exact up to the rounding
-of the weights' precision. For a float64 module with casts to float32:
+Some modules cast to lower precision in norms or in rotary position embeddings. A secant
+through such a cast is exact only up to the rounding of the lower precision. Without the
+cast, a secant is exact up to the rounding of the weights' precision, but the outputs of
+the module differ from the original ones by the rounding of the cast. For a float64
+module with casts to float32:
 
     keep     do not change the module; each step has an error of 1e-7 of the outputs
     ignore   let operations with a lower `dtype` argument use the dtype of the weights; the outputs
@@ -28,8 +29,8 @@ Casts: TypeAlias = Literal["keep", "ignore"]
 
 
 class Uncast(DispatchMode):
-    """A mode that replaces a `dtype` argument of an operation by `kind`,
-    if it is less precise."""
+    """A mode that replaces the `dtype` argument of operations by `kind`,
+    if `kind` is more precise."""
 
     def __init__(self, kind: torch.dtype) -> None:
         super().__init__()
@@ -49,8 +50,8 @@ class Uncast(DispatchMode):
         return func(*args, **kwargs)
 
 
-# the proofs of a followed loop (`foreign_loop.watch`) need trained weights of
-# at least this many bits
+# smallest number of bits of trained weights for which the proofs of a followed loop
+# work (`foreign_loop.watch`)
 SHORTEST_PROVED_BITS = 32
 
 
@@ -78,8 +79,8 @@ def without_casts(function: Function) -> Function:
 
 
 def with_casts(function: Function, casts: Casts) -> Function:
-    """Return the function itself if `casts` is "keep",
-    or without its casts if it is "ignore"."""
+    """Return the function itself if `casts` is "keep", or the function without its
+    casts if `casts` is "ignore"."""
     if not isinstance(casts, str) or casts not in ("keep", "ignore"):
         raise Mistake(f"casts={in_short(casts)}: give 'keep' or 'ignore'")
     if casts == "ignore":
@@ -88,8 +89,8 @@ def with_casts(function: Function, casts: Casts) -> Function:
 
 
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
-    """Return one line about the error caused by the casts, or by ignoring them. Return
-    None if there is no error. `tape` was recorded with the choice `casts`."""
+    """Return one line about the error that casts cause, or the error of ignoring them.
+    Return None if there is no error. `tape` was recorded with the choice `casts`."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     if casts == "keep":
         kinds = {

@@ -3,9 +3,9 @@ as patches for products with a weight.
 
 In double precision, torch copies the patches of all examples before it multiplies them
 with the kernel. For a 3×3 kernel, the patches take nine times the memory of the input,
-and the system has to clear this memory first. The patches of a few examples stay in the
-cache instead. The results are bitwise equal, since torch multiplies one example after
-the other.
+and the system has to clear this memory first. Here the patches of only a few examples
+are copied at a time, so they stay in the cache. The results are bitwise equal, because
+torch also multiplies one example after another.
 
 If the stride is 1, the gradient x with respect to the input is a convolution of the
 output gradient w (padded with zeros) with the reversed kernel k, over features o and
@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# bytes of patches or copies that one thread makes at a time: about half of its cache
+# bytes of patches or copies that one thread makes at a time, about half of its cache
 CACHED_PATCH_BYTES = 2**20
 # bytes of patches that are copied for a product with a weight
 PRODUCT_PATCH_BYTES = 2**22
@@ -104,8 +104,9 @@ def convolve_back(
         for d, size, p in zip(dilation, kernel.shape[2:], padding, strict=True)
     ]
     if set(stride) == {1} and groups == 1 and not transposed and len(w):
-        # a window of one pixel: kᵀ w
-        if prod(kernel.shape[2:]) == 1 and not any(padding):
+        if prod(kernel.shape[2:]) == 1 and not any(
+            padding
+        ):  # a window of one pixel: the gradient is kᵀ w
             pixels = torch.bmm(
                 kernel.flatten(1).t().expand(len(w), -1, -1), w.flatten(2)
             )
@@ -119,7 +120,7 @@ def convolve_back(
             return convolve_flipped(
                 plane, window, (0, *border)[-2:], (1, *dilation)[-2:]
             ).view(len(w), *shape)
-    blank = w.new_empty(len(w), *shape)  # torch reads only its shape
+    blank = w.new_empty(len(w), *shape)  # torch reads only the shape of this tensor
     how = (stride, padding, dilation, transposed, extra, groups)
     result: Tensor = torch.ops.aten.convolution_backward(
         w, blank, kernel, None, *how, [True, False, False]
@@ -133,10 +134,11 @@ def convolve_flipped(
     border: Sequence[int],
     dilation: Sequence[int],
 ) -> Float[Tensor, "image channel height width"]:
-    """Convolve w, padded with zeros, with the reversed kernel.
+    """Return the convolution of w, padded with zeros, and the reversed kernel.
 
-    Copy w once for each column of the window, shifted along the last axis. For each row
-    of the window, read these copies from another start; this needs no copy."""
+    For each column of the window, make a copy of w that is shifted along the last axis.
+    For each row of the window, read these copies from a different
+    start, without copying again."""
     features, channels, rows, columns = kernel.shape
     (before, side) = border
     (down, across) = dilation
@@ -162,7 +164,7 @@ def convolve_flipped(
             copy = copies[: len(part), :, column, before : before + high, seen]
             copy.copy_(part[..., seen.start + moved : seen.stop + moved])
         flat = copies[: len(part)].view(len(part), features * columns, -1)
-        # Σ_r k_r w_r, one matrix product for every row r of the window
+        # Σ_r k_r w_r, by one matrix product for each row r of the window
         for row, factor in enumerate(flipped):
             pixels = flat.narrow(2, row * down * width, height * width)
             factors = factor.expand(len(part), -1, -1), pixels
@@ -183,8 +185,9 @@ CONVOLVE_BACK = torch.ops.ntkexp.convolve_back.default
 
 
 # As a function of its weight, a convolution is a matrix product of patches (one row for
-# each output pixel) with the kernel. Pixels are adjacent in memory, as in x: patches
-# are then faster to copy, and copying takes longer than multiplying.
+# each output pixel) with the kernel. In a patch tensor, neighbouring pixels are
+# adjacent in memory, as in x. This makes copying faster, and copying takes longer than
+# multiplying.
 
 
 def sliding_windows(
@@ -244,7 +247,8 @@ class Window:
             max(1, PRODUCT_PATCH_BYTES // (one.numel() * one.element_size())),
             len(self.x),
         )
-        if step == len(self.x):  # not in place, since programs overwrite nothing
+        # not in place, because compiled programs overwrite nothing
+        if step == len(self.x):
             yield slice(None), self.rows.mT
             return
         border = self.x.new_zeros(step, *border.shape[1:])

@@ -1,12 +1,12 @@
 """Test whether the outputs of an example depend on the other examples of its batch.
 
-The search for owners (`secant/ownership`) detects coupling after the first use of a
-trained weight. Earlier coupling, such as centring the batch by its mean or sorting it,
-affects only the outputs. So the function also runs on parts of the batch, in random
-orders. For every binary digit of the example numbers, it runs on the examples with
-digit 0, and then on the examples with digit 1. Any two examples differ in some digit,
-so each runs at least once without the other. This takes as long as log₂ n runs of the
-whole batch.
+The search for owners (`secant/ownership`) detects only coupling after the first use of
+a trained weight. It misses earlier coupling, such as subtracting the mean of the batch,
+or sorting the batch. So the function also runs on parts of the batch, in random orders,
+and its outputs are compared. Number the examples in binary. For every digit, the
+function runs on the examples whose digit is 0, and then on those whose digit is 1. Any
+two examples differ in some digit, so each runs at least once without the other. This
+takes as long as log₂ n runs of the whole batch.
 
 Some functions couple examples only at certain values, for example if a norm exceeds a
 bound. So a few examples also run in one batch with copies, zeros, and very large
@@ -74,30 +74,31 @@ SUM_OPERATIONS = frozenset(
         "unsqueeze",
     }
 )
-"""Sums, products and views. The rounding error of their result can be as large
-as that of their arguments. """
+"""Sums, products and views. The rounding error of their result may be as large as that
+of their arguments."""
 
-# differences up to this many eps of the largest term of the outputs are always allowed
+# differences of up to this many eps of the largest term in the outputs are always
+# allowed
 ALLOWED_ROUNDINGS = 100.0
-# differences up to this multiple of the effect of a relative noise
-# of eps may be allowed
+# differences of up to this multiple of the effect of noise (relative size eps) may be
+# allowed
 ALLOWED_NOISE = 64.0
 # number of examples that run alone, and in one batch with extreme inputs
 FEW_EXAMPLES = 8
 EXTREME_FACTORS = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
-"""For each factor that scales the tested examples, the values of the extreme inputs in
-their batch, in units of the largest input. Infinities and nan are not used, since a
-mask that multiplies them by zero gives nan even if examples are independent. """
+"""By the factor that scales the tested examples: the values of the extreme inputs in
+their batch, in units of the largest input. Infinities and nan are not used, because a
+mask that multiplies them by zero gives nan even if examples are independent."""
 
 
 def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) -> None:
-    """Raise Mistake if outputs change when the batch runs again, in parts,
-    or together with other inputs.
+    """Raise Mistake if the outputs of an example change when the batch runs again, in
+    parts, or together with other inputs.
 
     A function that is `known` to have passed on another batch runs only on a random
-    half and on the rest. If Python may have branched on numbers that depend on inputs,
-    a few examples also run alone. Several examples may then have the same effect on a
-    branch, and removing half of them does not change it."""
+    half and on the rest. If Python may have branched on numbers that depend on the
+    inputs, a few examples also run alone: if several examples decide a branch in the
+    same way, removing half of them may not change the branch."""
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     everyone = range(len(tape.outputs))
     with torch.no_grad():
@@ -142,10 +143,10 @@ class Trial:
         """Run the examples `rows` in this order. Raise Mistake if their outputs differ
         from those in the whole batch.
 
-        If the function must run on the whole batch, examples keep their indices, and
-        copies of the nearest earlier ones of `rows` replace all others. If the function
-        fails, run the examples in the order of the batch: a function may require that
-        lengths decrease."""
+        If the function must run on the whole batch, examples keep their indices. Copies
+        of the nearest earlier example in `rows` then replace all other examples. If the
+        function fails, run the examples in the order of the batch, because the function
+        may require decreasing lengths."""
         everyone = range(len(self.outputs))
         places: Sequence[int] = range(len(rows))
         if self.tape.needs_whole_batch:
@@ -155,8 +156,8 @@ class Trial:
             outputs = columns(self.function, self.weights, self.selected(rows))
         except Mistake:
             raise
-        # raised by the module, which did not expect this batch
         except Exception as error:
+            # raised by the module, which did not expect this batch
             if is_out_of_memory(error):
                 raise
             in_order = sorted(rows)
@@ -181,8 +182,9 @@ class Trial:
         )
 
     def selected(self, rows: Sequence[int]) -> Inputs:
-        """Select examples. Keep the lengths of all packed sequences if random numbers
-        were drawn for their rows: the lengths decide which rows an example has."""
+        """Select examples. If random numbers were drawn for the rows of packed
+        sequences, keep all lengths, because they decide which rows an example has.
+        """
 
         def some(leaf: object) -> object:
             if not isinstance(leaf, Slot):
@@ -195,8 +197,8 @@ class Trial:
     @cached_property
     def kept(self) -> frozenset[Slot]:
         """The lengths among the inputs, if random numbers may belong to rows of packed
-        sequences. Empty if lengths are computed from inputs with more than one number
-        for each example."""
+        sequences. The set is empty if lengths are computed from inputs with more than
+        one number for each example."""
         if not self.tape.drawn:
             return frozenset()
         lengths = {
@@ -218,8 +220,8 @@ class Trial:
 
         Raise Mistake if the outputs of the examples differ. Repeat this at several
         scales of the inputs."""
-        # Inputs that are cast to integers may index a table. Strange inputs would
-        # exceed its length, so do not test them
+        # Inputs that are cast to integers may index a table, and extreme values would
+        # be out of range. Do not test such functions.
         if any(
             entry.name in ("_to_copy", "copy", "bucketize", "searchsorted")
             and any(
@@ -290,9 +292,9 @@ class Trial:
     ) -> bool:
         """Return whether examples have the same outputs in two batches, up to rounding.
 
-        Rounding is ALLOWED_ROUNDINGS · eps of the largest term of the outputs. If half
-        of the digits agree, it is also ALLOWED_NOISE times the effect of a relative
-        noise of eps."""
+        A difference counts as rounding if it is at most ALLOWED_ROUNDINGS · eps of the
+        largest term in the outputs. If half of the digits agree, it also counts if it
+        is at most ALLOWED_NOISE times the effect of relative noise of size eps."""
         if not apart.numel():
             return True
         farthest = float(torch.sub(apart, among).abs_().max())
@@ -317,9 +319,9 @@ class Trial:
 
     @cached_property
     def largest_term(self) -> float:
-        """The magnitude of the largest term in the sums that give the outputs. It may
-        exceed the outputs, as in f(θ) − f(θ₀), and it sets the size of their rounding
-        errors."""
+        """The magnitude of the largest term in the sums that give the outputs. It sets
+        the size of rounding errors, and may be larger than the
+        outputs, as in f(θ) − f(θ₀)."""
         reached = {self.tape.output}
         for entry in reversed(self.tape.entries):
             if entry.name in SUM_OPERATIONS and not reached.isdisjoint(entry.results):
@@ -332,8 +334,8 @@ class Trial:
         )
 
     def noise_effect(self, given: Inputs, usual: Float[Tensor, "example out"]) -> float:
-        """Return the largest change of the outputs `usual` by a relative noise of eps
-        in weights and inputs. Return 0 if the function fails there."""
+        """Return the largest change of the outputs `usual` if weights and inputs
+        receive relative noise of size eps. Return 0 if the function fails there."""
         noisy = partial(with_noise, eps=self.tape.eps)
         weights = {name: noisy(weight) for name, weight in self.weights.items()}
         near = replace(self, weights=weights).run_or_none(map_tensors(noisy, given))
@@ -345,8 +347,8 @@ class Trial:
         try:
             with warnings.catch_warnings(action="ignore"):
                 return columns(self.function, self.weights, inputs)
-        # raised by the module, which did not expect these inputs
         except Exception as error:
+            # raised by the module, which did not expect these inputs
             if is_out_of_memory(error):
                 raise
             return None
@@ -355,8 +357,8 @@ class Trial:
         """Return a `Trial` at weights with 10 % noise. If the function fails at these
         weights, return this trial.
 
-        Without noise, a readout that is initialized
-        to zero would hide coupling in earlier layers."""
+        At the original weights, a readout that is initialized to zero would hide
+        coupling in earlier layers."""
         noise = stream("independence")
         moved = dict(self.weights)
         for name, weight in self.weights.items():
@@ -376,8 +378,8 @@ class Trial:
 
 
 def halves(everyone: Sequence[int]) -> Iterator[list[int]]:
-    """Yield halves in random orders. Any two examples are at least once
-    in different halves.
+    """Yield halves in random orders. Any two examples are in different halves at least
+    once.
 
     >>> [sorted(half) for half in halves(range(4))]
     [[0, 2], [1, 3], [0, 1], [2, 3]]

@@ -1,11 +1,10 @@
 """Compute float32 products in full precision.
 
 Torch may round the factors of a float32 product to TF32 (by default in convolutions on
-a GPU) or to bfloat16. TF32 and bfloat16 keep at most three of the seven digits. A
-secant would then not be exact, and a tangent kernel would have errors of 1e-3. So
-kernels are computed with torch's settings for full precision. Products are also
-measured, since a device may ignore the settings and a module may change them in its
-forward.
+a GPU) or to bfloat16. Both keep at most three of the seven digits. A secant would then
+not be exact, and a tangent kernel would have errors of 1e-3. So kernels are computed
+with torch's settings for full precision. The precision is also measured, because a
+device may ignore the settings, and a module may change them in its forward.
 
 Torch has two interfaces for these settings. The older one raises an error if the two
 disagree, so both are set:
@@ -49,8 +48,8 @@ MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]
 class Precisions:
     """Torch's settings for products of float32 numbers.
 
-    A setting of the older interface is None if torch cannot report it, because the user
-    has set only the newer interface. The package leaves such a setting unchanged."""
+    If the user has set only the newer interface, torch cannot report a setting of the
+    older one. This setting is then None, and stays unchanged."""
 
     by_kind: tuple[str, ...]
     allow_tf32: bool | None
@@ -141,8 +140,8 @@ SHORTENED_PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ..
         1,
     ),
 }
-"""The operations that torch may compute in lower precision. Each function returns the
-arguments for which the operation computes A · 1. """
+"""The operations that torch may compute in lower precision. Each function returns
+arguments with which the operation computes A · 1."""
 
 
 @torch.no_grad()
@@ -179,7 +178,7 @@ def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
 def refuse_shorter_products(
     operation: OpOverload, product: Tensor, before: tuple[str, ...]
 ) -> None:
-    """Raise Mistake if the module has changed torch's settings (from `before`) and
+    """Raise Mistake if the module has changed torch's settings since `before`, and has
     computed a float32 product in lower precision."""
     if product.dtype != torch.float32 or precisions_by_kind() == before:
         return

@@ -11,8 +11,8 @@ steps:
     compile      write one line of Python for each operation; free a value after its last use
 
 The computation may have read numbers from tensors and branched on them, for example on
-whether two masks are equal. If such a number differs from the recording, the program is
-invalid for these values."""
+whether two masks are equal. A program repeats the recorded branch. If such a number
+differs from the recording, the program is invalid for the new values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AssumptionFailed(Exception):
 @dataclass(frozen=True, eq=False)
 class Program:
     """Operations from inputs to results, compiled to a Python function. `run` raises
-    DoesNotHold if the recording is invalid for the given values."""
+    `AssumptionFailed` if the recording is invalid for the given values."""
 
     function: Function
     constants: tuple[Tensor, ...]
@@ -60,7 +60,7 @@ class Program:
 def trace(
     act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequence[Tape] = ()
 ) -> Program:
-    """Run `act`, and return its operations as a program with the arguments `fed`.
+    """Run `act` once, and return its operations as a program whose arguments are `fed`.
 
     `fed` includes all values on `tapes`. Raise NotPure if `act` writes into a tensor.
     """
@@ -92,13 +92,13 @@ def program(
     known: Sequence[Entry] = (),
 ) -> Program:
     """Compile a program that computes `results` from the slots `fed`. `known` are
-    operations with results in `fed`."""
-    # Run no operation twice
+    operations whose results are in `fed`."""
+    # run no operation twice
     simplifier = Simplifier(values)
     simplifier.simplify(known)
     entries = simplifier.simplify(entries)
     results = [simplifier.slot(slot) for slot in results]
-    # Keep only operations that results need and that depend on inputs
+    # keep only the operations that results need and that depend on inputs
     moving = reached(entries, fed)
     needed = set(results)
     needed_entries = []
@@ -111,7 +111,7 @@ def program(
     needed_entries = needed_entries[::-1]
     made = {slot for entry in needed_entries for slot in entry.results}
     constants = sorted(needed - made - set(fed))
-    # Overwrite values that no later operation needs
+    # overwrite values that no later operation needs
     source = Source(
         needed_entries,
         [*fed, *constants],
@@ -145,8 +145,8 @@ OF_ONE_SHAPE = (
 
 @dataclass
 class Simplifier:
-    """The state of the simplification: slots that equal earlier slots, the results of
-    each operation, and the bases of views."""
+    """The state of the simplification: the slots that equal earlier slots, the results
+    of each operation, and the tensors that views show."""
 
     values: Sequence[Tensor]
     same: dict[Slot, Slot] = field(default_factory=dict)
@@ -158,8 +158,8 @@ class Simplifier:
     bases: dict[Slot, Slot] = field(default_factory=dict)
 
     def slot(self, leaf: Any) -> Any:
-        """Return the first slot that has the same value as this slot. Return arguments
-        that are not slots unchanged."""
+        """Return the first slot that holds the same value. Return arguments that are
+        not slots unchanged."""
         if isinstance(leaf, Slot):
             return self.same.get(leaf, leaf)
         return leaf
@@ -173,12 +173,13 @@ class Simplifier:
                 if self.same.keys().isdisjoint(original.slots)
                 else original.of(self.slot, original.results)
             )
-            if entry.op in RESHAPED:  # a view of a view is a view of the first base
+            # a view of a view is a view of the original tensor
+            if entry.op in RESHAPED:
                 value, *shape = entry.args
                 base = self.bases[entry.results[0]] = self.bases.get(value, value)
                 entry = replace(entry, args=(base, *shape))
-            # The result may be the argument itself,
-            # or the result of an earlier operation
+            # the result may be the argument itself, or the result of an earlier
+            # operation
             is_argument = entry.name in RETURNS_ARGUMENT or (
                 entry.op in OF_ONE_SHAPE
                 and self.values[entry.results[0]].shape
@@ -198,13 +199,13 @@ class Simplifier:
         return simplified
 
 
-# Overwriting. To fill fresh memory takes several times as long as the arithmetic. An
+# Overwriting. Filling fresh memory takes several times as long as the arithmetic. An
 # elementwise operation in IN_PLACE may overwrite one of its arguments under three
 # conditions: the program has computed the argument, no later operation reads its
 # memory, and the result has the same shape, layout and dtype. Results are bitwise
-# equal, since these operations round each element independently. (Without overwriting,
-# a step of `python -m tests.bench steps` takes 15–34 % longer for the MLP, 5–12 % for
-# the CNN and the transformer.)
+# equal, because these operations round each element independently. (Without
+# overwriting, a step of `python -m tests.bench steps` takes 15–34 % longer for the MLP,
+# 5–12 % for the CNN and the transformer.)
 
 
 IN_PLACE = {
@@ -217,9 +218,9 @@ IN_PLACE = {
     aten.neg.default: "neg_",
     aten.sub.Tensor: "sub_",
 }
-# operations that are commutative, unless `add` has a factor alpha
+# operations whose two arguments may be exchanged, unless `add` has a factor alpha
 COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)
-# operations that return views without declaring it in their schemas
+# operations that may return views, although their schemas do not say so
 PERHAPS_VIEWS = (
     "_unsafe_view",
     "unsafe_split",
@@ -232,7 +233,7 @@ def overwritten(
 ) -> dict[Slot, Slot]:
     """Return the argument that each operation may overwrite, by the slot of its result.
     `others` holds inputs, constants and results, which must not be overwritten."""
-    # The home of a slot is the first slot that shares its memory, or may share it
+    # the home of a slot is the first slot that shares its memory, or may share it
     homes: dict[Slot, Slot] = {}
     for entry in entries:
         declared = any(
@@ -244,14 +245,14 @@ def overwritten(
             base = entry.slots[0] if is_view else places.get(storage(values[result]))
             if base is not None:
                 homes[result] = homes.get(base, base)
-    # Go from the last operation to the first:
-    # a home that no later operation needs is free
+    # go from the last operation to the first; a home is free if no later operation
+    # needs it
     needed = {homes.get(slot, slot) for slot in others}
     targets = {}
     for entry in reversed(entries):
         used = [homes.get(slot, slot) for slot in entry.slots]
-        # Try the first argument last: if both can be overwritten, it replaces the other
-        # one in `targets`, because overwriting the first argument is fastest
+        # Try the first argument last, so that it wins if both arguments can be
+        # overwritten. Overwriting the first argument is fastest.
         for slot in (
             [slot for slot in entry.args[1::-1] if isinstance(slot, Slot)]
             if entry.op in IN_PLACE
@@ -284,13 +285,13 @@ def has_layout_of(one: Tensor, other: Tensor) -> bool:
     )
 
 
-# Functions of torch that run the same operations in half the time that a call
-# of the operation takes.
+# Functions of torch that run the same operations in half the time of a call through the
+# operation.
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Compare like `torch.equal`. But return True at once if both tensors show the same
-    memory: then nan equals nan, and there is no wait for a device.
+    """Compare like `torch.equal`. But if both tensors show the same memory, return True
+    at once. Then nan equals nan, and there is no wait for a device.
 
     >>> x = torch.ones(2, 3)
     >>> same(x, x.view(2, 3)), same(x, x.clone()), same(x, torch.zeros(2, 3)), same(x, x.t())
@@ -321,9 +322,9 @@ OP_METHODS: dict[OpOverload, str] = {
 }
 
 
-# Operations as the text of a Python function. Arguments without a Python literal, such
-# as a dtype, become names in the function's globals. Tracebacks show the line that
-# failed.
+# Operations as the text of a Python function. Arguments that cannot be written as a
+# literal, such as a dtype, become global names of the function. Tracebacks show the
+# line that failed.
 
 
 SOURCE_NAMES = (f"<program {k}>" for k in count())
@@ -334,7 +335,8 @@ and to the numbers that the program reads."""
 
 
 class Source:
-    """The Python text of a program. `over` names the argument that a result overwrites.
+    """The Python text of a program. `over` maps each result to the argument that it
+    overwrites.
 
     >>> add, cat = torch.ops.aten.add.Tensor, torch.ops.aten.cat.default
     >>> entries = [Entry(add, (Slot(0), 2), {}, (Slot(1),), ()), Entry(cat, ([Slot(1), Slot(0)],), {}, (Slot(2),), ())]
@@ -357,9 +359,10 @@ class Source:
     ) -> None:
         self.over = over or {}
         self.known: dict[str, Any] = {}  # operations and constants, by name
-        # numbers that operations give to Python, by name
-        self.read: dict[str, Any] = {}
-        # Free the values that no later operation needs
+        self.read: dict[
+            str, Any
+        ] = {}  # numbers that operations give to Python, by name
+        # free the values that no later operation needs
         needed = set(results)
         forgotten = []
         for entry in reversed(entries):

@@ -1,18 +1,17 @@
 """Record every ATen operation of a function that runs on ordinary tensors.
 
-No operation on a tape overwrites a value. `functionalize` replaces the in-place
-operations of a module by operations that return new tensors. The recorder itself
-replaces the writes inside torch's own operations (the gates of an LSTM, circular
-padding). A write through one view changes every other view of the same storage. So the
-recorder holds the content of the storage as one flat value, and reads later views from
-it:
+No operation on a tape overwrites a value. torch's `functionalize` replaces the in-place
+operations of a module by operations that return new tensors. The recorder replaces the
+writes inside torch's own operations (the gates of an LSTM, circular padding). A write
+through one view changes every other view of the same storage. So the recorder holds the
+content of such a storage as one flat tensor, and reads all later views from it:
 
     view ← op(view, …)
     flat ← flat, with the elements of the view replaced
     other view ← elements of flat
 
-If the random generators of a module start in a known state, its random numbers are
-recorded as inputs. The module is then a deterministic function of the whole batch:
+If a module draws the same random numbers in every run, they are recorded as inputs. The
+module is then a deterministic function of the whole batch and these numbers:
 
     dropout(x, p) = x · m / (1 − p)        with the drawn mask m as an input
 """
@@ -73,12 +72,12 @@ READING_LENGTHS = frozenset(
     }
 )
 """Functions of packed sequences. torch reads the lengths, or the number of sequences at
-each time, without an operation that could be recorded. """
+each time, without an operation that could be recorded."""
 
 
 def given_numbers(func: Any, args: Any) -> list[Tensor]:
-    """Return the tensors whose numbers a function
-    of torch reads without a recorded operation."""
+    """Return the tensors whose numbers a torch function reads
+    without a recorded operation."""
     if func in GIVING_NUMBERS:
         return [args[0]]
     if func in READING_LENGTHS:
@@ -87,8 +86,8 @@ def given_numbers(func: Any, args: Any) -> list[Tensor]:
 
 
 class NotPure(Exception):
-    """Raised before the module writes into a tensor,
-    or reads a number from a tensor."""
+    """Raised before the module writes into a tensor, or
+    reads a number from a tensor."""
 
 
 class PureOnly(TorchFunctionMode):
@@ -101,13 +100,13 @@ class PureOnly(TorchFunctionMode):
 
 
 class ReadRecorder(TorchFunctionMode):
-    """A mode that detects numbers that leave torch as lists, as arrays, or as the
+    """A mode that detects numbers that leave torch: as lists, as arrays, or as the
     lengths of packed sequences. Later operations may use them as constants.
 
-    Torch runs no operation for such a read. So record a call of `torch.equal` that
-    compares the tensor with the numbers. A program compiled from the tape is valid
-    while they are equal. Without `in_memory`, raise RuntimeError instead: the tensors
-    of `functionalize` have no memory to read."""
+    Torch runs no operation for such a read. So record a call of `torch.equal`, which
+    compares the tensor with the numbers that were read. A program compiled from the
+    tape is valid while they are equal. Without `in_memory`, raise RuntimeError instead,
+    because the tensors of `functionalize` have no memory to read."""
 
     def __init__(self, in_memory: bool) -> None:
         super().__init__()
@@ -127,10 +126,11 @@ class ReadRecorder(TorchFunctionMode):
 
 
 def native_dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch. Replace dropout by `native_dropout`,
-    which writes nothing in place.
+    """Call a torch function. Replace dropout by `native_dropout`, which writes nothing
+    in place.
 
-    Dropout draws in memory order, which `functionalize` does not preserve.
+    Dropout draws its mask in memory order, and `functionalize` would not preserve this
+    order.
 
     >>> x, state = torch.ones(4, 2).t(), torch.get_rng_state()
     >>> one = functional.dropout(x)
@@ -164,7 +164,7 @@ def dropout_arguments(
 
 class DispatchMode(TorchDispatchMode):
     """A dispatch mode without torch's guard against its compiler. The compiler is never
-    used here, and the guard takes a second to load."""
+    used here, and loading the guard takes a second."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
@@ -218,7 +218,7 @@ class Recorder(DispatchMode):
         self.entries: list[Entry] = []
         self.values: list[Tensor] = []
         self.slots: dict[int, Slot] = {}
-        # kept alive, so that no other tensor gets its id
+        # keeps the tensors alive, so that no other tensor gets the id of one of them
         self.seen: dict[int, Tensor] = {}
         # the content, as one flat tensor, of each storage that was written to
         self.flats: dict[int, Tensor] = {}
@@ -264,9 +264,10 @@ class Recorder(DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is aten._embedding_bag_forward_only.default:
-            func = aten._embedding_bag.default  # the variant that supports gradients
-        # In evaluation mode, rrelu draws no slopes:
-        # it is leaky_relu with the mean of both bounds
+            # the variant of the operation that supports gradients
+            func = aten._embedding_bag.default
+        # in evaluation mode, rrelu draws no random slopes: it is leaky_relu with the
+        # mean of both bounds
         if func is aten.rrelu_with_noise.default and not any(args[4:5]):
             bounds = (*args[2:4], *(1 / 8, 1 / 3)[len(args[2:4]) :])
             return self.apply(aten.leaky_relu.default, args[0], sum(bounds) / 2)
@@ -277,8 +278,8 @@ class Recorder(DispatchMode):
         if (twin := functional_twin(func)) is not None:
             if torch.Tag.inplace_view not in func.tags:
                 return self.write_in_place(func, twin, args, kwargs)
-            # The operation changes the shape of its first argument in place, and no
-            # element. So record its twin, which returns the new shape
+            # The operation changes only the shape of its first argument in place, and
+            # no element. So record its twin, which returns a tensor of the new shape.
             result = self.apply(twin, *args)
             # keep the old shape for the slot of the argument,
             # before the operation changes it
@@ -392,8 +393,9 @@ class Recorder(DispatchMode):
         return target
 
     def flat_content(self, target: Tensor) -> Tensor:
-        """Return the content of a storage before the first write, from a recorded
-        tensor that contains all elements in order. Raise Mistake if there is none."""
+        """Return the content of a storage before the first write. Read it from a
+        recorded tensor that contains all elements in order.
+        Raise Mistake if there is none."""
         size = target.untyped_storage().nbytes() // target.element_size()
         for value in [target, *self.seen.values()]:
             shows_all = (

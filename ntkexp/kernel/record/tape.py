@@ -1,6 +1,6 @@
 """A tape: the operations of a function of weights on one batch of inputs.
 
-The function runs as it is, on ordinary tensors, while a recorder records every ATen
+The function runs unchanged on ordinary tensors, while a recorder records every ATen
 operation (`recorder.py`). A tape consists of entries, one for each operation, and of
 slots, one for each tensor. An entry names the slots of its arguments and results. No
 entry overwrites the value of a slot."""
@@ -71,7 +71,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def part(inputs: Inputs, where: slice) -> Inputs:
-    """Select the examples in a slice.
+    """Return the examples in the slice `where`.
 
     >>> part({"tokens": torch.ones(5, 2), "cache": False}, slice(1, 3))["tokens"].shape
     torch.Size([2, 2])
@@ -107,8 +107,8 @@ def examples(inputs: Inputs) -> int:
 
 
 def advice_for_lists(inputs: Inputs) -> str:
-    """Return advice if the inputs hold a list with one number for each example,
-    else no text.
+    """Return advice if the inputs hold a list with one number for each example.
+    Otherwise return an empty string.
 
     >>> advice_for_lists((torch.ones(2, 3), [3, 2])), advice_for_lists((torch.ones(2, 3), [1, 2, 3]))
     ('; give a tensor in place of a list of numbers: every example gets the whole list', '')
@@ -171,16 +171,16 @@ class Slot(int):
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One operation: its arguments with slots for tensors, the slots of its results,
-    and the Python numbers that it returned."""
+    """One operation: its arguments (with slots in place of tensors), the slots of its
+    results, and the Python numbers that it returned."""
 
     op: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: tuple[Slot, ...]
     scalars: tuple[Any, ...]
-    # indices of the tensors in the returned tuple; None:
-    # the operation returned a single value
+    # indices of the tensors in the returned tuple, or None if the operation returned a
+    # single value
     places: tuple[int, ...] | None = None
 
     @property
@@ -207,7 +207,7 @@ class Entry:
 
     @cached_property
     def written_slots(self) -> frozenset[Slot]:
-        """The slots of new results. An operation may also return one
+        """The slots of results that are new tensors. An operation may also return one
         of its arguments."""
         return frozenset(self.results) - frozenset(self.slots)
 
@@ -254,13 +254,14 @@ class Tape:
     entries: tuple[Entry, ...]
     values: tuple[Tensor, ...]
     weights: dict[Slot, str]
-    arguments: Any  # the inputs, with slots for tensors
+    arguments: Any  # the inputs, with slots in place of tensors
     output: Slot
-    # whether an operation wrote in place, so
-    # that autograd cannot differentiate at every slot
+    # True if an operation wrote in place, so that autograd cannot differentiate with
+    # respect to every slot
     overwrites: bool
-    drawn: tuple[Slot, ...] = ()  # random numbers, drawn for the whole batch
-    # whether the function runs on this batch only, with every example at its index
+    # slots of random numbers, which were drawn for the whole batch
+    drawn: tuple[Slot, ...] = ()
+    # True if the function runs on this batch only, with every example at its index
     whole_batch: bool = False
 
     def __getitem__(self, slot: Slot) -> Tensor:
@@ -368,8 +369,8 @@ class Tape:
         the values that these entries use."""
         needed = {*self.weights, *self.inputs, self.output}
         entries = []
-        # slots that later entries need; if several operations have the same result
-        # slot, keep the last
+        # Slots that later entries need. If several operations have the same result
+        # slot, keep the last operation.
         awaited = {self.output}
         for entry in reversed(self.entries):
             if entry.reads_number or not awaited.isdisjoint(entry.results):

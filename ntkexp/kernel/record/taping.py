@@ -1,11 +1,11 @@
-"""Run a function of weights once under a recorder, by operations that have difference
-rules and overwrite nothing.
+"""Run a function of weights once under a recorder. The recorded operations have
+difference rules, and overwrite nothing.
 
 A module that writes nothing in place and reads no numbers from tensors is recorded as
-it runs. Any other module runs again: `functionalize` replaces its writes by operations
-that return new tensors. If numbers leave torch as lists or arrays, `functionalize`
-fails, and the recorder replaces the writes. A recurrent layer that torch runs as one
-fused operation runs again as separate operations."""
+it runs. Any other module runs again under torch's `functionalize`, which replaces its
+writes by operations that return new tensors. If numbers leave torch as lists or arrays,
+`functionalize` fails, and the recorder replaces the writes. If torch runs a recurrent
+layer as one fused operation, the layer runs again as separate operations."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def record(
 
 @dataclass(frozen=True, kw_only=True)
 class Taping:
-    """The arguments with which a function is recorded; see `record`."""
+    """The arguments with which `record` records a function."""
 
     weights: Weights
     inputs: Inputs
@@ -125,8 +125,8 @@ class Taping:
 
     def pure_program(self, run: Callable[[Weights, Inputs], Tensor]) -> Tape:
         """Record the function as operations that overwrite nothing."""
-        # First try to record the module unchanged:
-        # it may write nothing in place and read no numbers
+        # first try to record the module unchanged: it may write nothing in place, and
+        # read no numbers
         with suppress(NotPure), PureOnly():
             return self.tape(run, rewrites=False)
         # `functionalize` replaces writes in place by operations that return new
@@ -177,7 +177,7 @@ class Taping:
 @contextmanager
 def plain_kernels() -> Iterator[None]:
     """Inside the context, run attention and encoders by operations with difference
-    rules, not by fused ones."""
+    rules, not by fused operations."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -214,8 +214,9 @@ def composed() -> Iterator[None]:
         yield
 
 
-# If one way to compute a kernel fails, another way is tried. A lack of memory must not
-# be the reason, since results must not depend on the memory that other programs take.
+# If one way to compute a kernel fails, another way is tried. But a lack of memory must
+# raise an error instead, because results must not depend on the memory that other
+# programs take.
 
 
 OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
@@ -237,11 +238,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class MemoryLimit(DispatchMode):
-    """A mode that limits the bytes of new arrays,
-    counted by their shapes before torch allocates them.
+    """A mode that limits the total bytes of new arrays. It counts their shapes before
+    torch allocates them.
 
-    `what` names the arrays, and `copies` is the number of them that will be held in the
-    end. `remedy` names the setting that makes them smaller.
+    For the error message, `what` names the arrays, and `remedy` names the setting that
+    makes them smaller. `copies` is the number of such arrays that will exist in the
+    end.
 
     >>> with MemoryLimit(MemoryBudget.of_gb(1), "the data", "examples"):  # doctest: +ELLIPSIS
     ...     numbers = torch.zeros(10**6, 10**6)
@@ -263,7 +265,7 @@ class MemoryLimit(DispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         named = kwargs or {}
-        # Count only arrays that are not computed from other tensors
+        # count only arrays that are not computed from other tensors
         names = [argument.name for argument in func._schema.arguments]
         values = dict(zip(names, args, strict=False))
         size: list[int] | None = None

@@ -1,5 +1,6 @@
-"""Secant Jacobians: propagate a change Δθ of the weights through a recorded network by
-an exact linear map J̄, J̄Δθ = f(θ₁) − f(θ₀).
+"""Secant Jacobians: a linear map J̄ with J̄Δθ = f(θ₁) − f(θ₀), exact for the change Δθ
+= θ₁ − θ₀ of the weights. It is computed by propagating differences through the recorded
+network.
 
 Each module imports only from the modules listed before it:
 

@@ -10,17 +10,19 @@ coefficients:
     slope    D(v₀, v₁), such as (σ(v₁) − σ(v₀))/(v₁ − v₀)
 
 Rules get coefficients from the methods of `Call`. The search for owners (`ownership`)
-sets `coefficient_noise`, which replaces each coefficient that depends on inputs or
-weights by a random number in [1, 2]. Then a gradient is never zero because of a dead
-unit, a black pixel, or a cancellation.
+determines which example each value belongs to. It sets `coefficient_noise`, which
+replaces each coefficient that depends on inputs or weights by a random number in [1,
+2]. Then no gradient is zero by chance, because of a dead unit, a black pixel, or a
+cancellation.
 
-A use of a weight is an operation that combines it with a value that depends on the
-inputs. The network is cut at each use: the difference of the weight, in the shape that
-the operation needs, becomes a leaf of autograd's graph, called the tap. Autograd
-computes β̄ = ∂f/∂tap.
+A use of a weight is an operation that combines the weight with a value that depends on
+the inputs. The network is cut at each use: the term with the difference of the weight
+becomes a leaf of autograd's graph, called the tap. Autograd then computes β̄, the
+gradient with respect to the tap.
 
-Some rules apply a linear map to a difference: `linear`, and its transpose `transpose`.
-This takes less time than autograd's backward pass through each operation.
+Some rules define a linear map of a difference, `linear`, together with its transpose,
+`transpose`. This is faster than autograd's backward pass through each operation of the
+map.
 
     ⟨w, linear(v)⟩ = ⟨transpose(w), v⟩
 
@@ -61,8 +63,8 @@ def apply_linear(
     transpose: LinearFunction,
     zero_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """Return linear(delta), with the map `transpose` as backward pass. If `zero_shape`
-    is given, return zeros of this shape instead of calling `linear`.
+    """Return linear(delta). Its backward pass is the map `transpose`. If `zero_shape`
+    is given, do not call `linear`, but return zeros of this shape.
 
     >>> v = torch.ones(2, requires_grad=True)
     >>> total = apply_linear(v, lambda v: v.sum(-1, keepdim=True), lambda w: w.expand(*w.shape[:-1], 2))
@@ -76,8 +78,8 @@ def apply_linear(
 
 
 def on_shared_vector(transpose: LinearFunction, axis: int) -> LinearFunction:
-    """Wrap a map so that it runs once if all examples along `axis` share one vector
-    (stride 0), as the output gradients of a readout do.
+    """Wrap a map so that it runs only once if all examples along `axis` share one
+    vector (stride 0), as the output gradients of a readout do.
 
     >>> on_shared_vector(lambda w: 2 * w, -2)(torch.ones(1, 3).expand(4, 3)).stride()
     (0, 1)
@@ -106,7 +108,7 @@ def inner_products(
 
 
 class LinearMap(torch.autograd.Function):
-    """A linear map for autograd, with its transpose as backward pass."""
+    """A linear map as an autograd function, whose backward pass is its transpose."""
 
     @staticmethod
     def forward(
@@ -157,7 +159,7 @@ class NoRule(Mistake):
 
     @property
     def remark(self) -> str:
-        """The reason, and the consequence for a tangent kernel, as text."""
+        """The reason, and its consequence for a tangent kernel, as text."""
         return f"{self.reason}: the tangent is read from plain Jacobians, which is correct but slow"
 
 
@@ -169,7 +171,7 @@ class ChoiceChanged(NoRule):
 @dataclass(frozen=True, eq=False)
 class Ends:
     """A tensor at the start and at the end of a step, and its difference. `delta` is
-    None if the step does not change the tensor, as for inputs and constants."""
+    None if the step does not change the tensor; inputs and constants are examples."""
 
     start: Tensor
     end: Tensor
@@ -186,8 +188,8 @@ class Ends:
         return self.delta
 
     def view(self, function: Callable[[Tensor], Tensor]) -> Ends:
-        """Apply a linear rearrangement, such as `Tensor.t`, to the values at start and
-        end and to the difference."""
+        """Apply a linear rearrangement, such as `Tensor.t`, to
+        both ends and to the difference."""
         delta = None if self.delta is None else function(self.delta)
         return Ends(
             function(self.start),
@@ -204,20 +206,20 @@ class Ends:
 @dataclass(frozen=True)
 class ReplayState:
     """The state of a replay: two tapes with equal operations (start and end of a step),
-    the differences computed so far, and the uses of weights found so far."""
+    the differences so far, and the uses of weights so far."""
 
     start: Tape
     end: Tape
     trained: Trained
-    coefficient_noise: torch.Generator | None = (
-        None  # draws every coefficient, in the search for owners
-    )
-    # only gradients at taps are needed, so all differences are set to zero
+    # draws random coefficients in the search for owners
+    coefficient_noise: torch.Generator | None = None
+    # True if only gradients with respect to taps are needed, so that all differences
+    # are set to zero
     pullback_only: bool = False
     deltas: dict[Slot, Tensor] = field(default_factory=dict)
     leaves: dict[str, Tensor] = field(default_factory=dict)  # Δθ of the trained weights
     uses: list[Use] = field(default_factory=list)
-    # differences that were split along an axis, by slot and axis
+    # differences that were split along an axis into separate tensors, by slot and axis
     unbound: dict[tuple[Slot, int], tuple[Tensor, ...]] = field(default_factory=dict)
 
     @property
@@ -228,7 +230,7 @@ class ReplayState:
 
     @cached_property
     def selected(self) -> dict[tuple[Slot, int], set[int]]:
-        """The indices that `select` operations take, for each slot and axis."""
+        """The indices that `select` operations take, by slot and axis."""
         selected: dict[tuple[Slot, int], set[int]] = defaultdict(set)
         for entry in self.start.entries:
             if entry.name == "select":
@@ -263,16 +265,16 @@ class ReplayState:
         return coefficient
 
     def to_double(self, value: Tensor) -> Tensor:
-        """If coefficients are random, convert the value to double precision. The search
-        for owners needs ratios that are integers up to rounding."""
+        """In the search for owners, convert the value to double precision, because the
+        search tests whether ratios are integers."""
         if self.coefficient_noise is None or is_integer(value):
             return value
         return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
 class Call:
-    """One operation of a step: its arguments at the start and the end, their
-    differences, and coefficients."""
+    """One operation of a step: its arguments at both ends, their differences, and the
+    coefficients of its rule."""
 
     def __init__(self, state: ReplayState, entry: Entry) -> None:
         self.state = state
@@ -314,8 +316,8 @@ class Call:
         return self.state.is_point
 
     def is_use(self, value: Ends) -> bool:
-        """Return whether the operation uses this argument as a weight: the argument
-        depends only on weights, and the result also on inputs."""
+        """Return whether the operation uses this argument as a weight. In a use, the
+        argument depends only on weights, and the result also depends on inputs."""
         carries = value.delta is None or (
             value.delta.requires_grad and value.delta.numel() > 0
         )
@@ -330,8 +332,9 @@ class Call:
             return state.random_like(value.start)
         if value.delta is None or self.is_point:
             return state.to_double(value.start)
-        # convert masks to numbers: as booleans, true + true is true
-        if is_integer(value.start):
+        if is_integer(
+            value.start
+        ):  # convert masks to numbers, because true + true is true for booleans
             return (
                 value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)
             ) / 2
@@ -452,8 +455,8 @@ class Call:
     def product_use(
         self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0
     ) -> Tensor:
-        """Append a product to `uses`. Return its tap (a leaf
-        of autograd's graph), factor ΔW + shift · Δb.
+        """Append a product to `uses`. Return its tap, factor ΔW + shift · Δb, which is
+        a leaf of autograd's graph.
 
         For a matrix `factor`, the tap has the same rows. For patches [example, use,
         in], it consists of images [example, out, use]."""
@@ -487,8 +490,8 @@ class Call:
     def grouped_use(
         self, factor: Tensor, groups: int, weight: Ends, bias: Ends | None
     ) -> Tensor:
-        """Append a grouped product to `uses`. Return its tap (a leaf of autograd's
-        graph), factor_g ΔW_gᵀ + Δb_g for every group g, as images [example, out, use].
+        """Append a grouped product to `uses`. Return its tap, a leaf of autograd's
+        graph: factor_g ΔW_gᵀ + Δb_g for every group g, as images [example, out, use].
         """
         examples, uses, size = factor.shape
         kernels = weight.change.detach().reshape(groups, -1, size // groups)
@@ -508,8 +511,8 @@ class Call:
         arranged: Callable[[Tensor], Tensor],
         gain: Tensor | float = 1.0,
     ) -> Tensor:
-        """Append an elementwise use to `uses`. Return its tap (a leaf of autograd's
-        graph), gain · Δw for the elements that the operation takes. `arranged` selects
+        """Append an elementwise use to `uses`. Return its tap, a leaf of autograd's
+        graph: gain · Δw for the elements that the operation takes. `arranged` selects
         these elements from any tensor in the shape of w."""
         if value.start.is_complex():  # kernels sum over real numbers, so taps are real
             parts = (
@@ -551,14 +554,14 @@ def real_part(value: Tensor, part: int) -> Tensor:
 
 
 Result: TypeAlias = Tensor | tuple[Tensor | str | None, ...]
-"""The difference of an operation's first result, or a tuple with an entry for each
-result. None or a text (the reason) marks a result without a difference. """
+"""The difference of an operation's result, or a tuple with an entry for each result.
+None, or a text with the reason, marks a result without a difference."""
 
 Rule: TypeAlias = Callable[[Call], Result]
 
 
 def sum_terms(terms: list[Tensor], shape: torch.Size) -> Tensor:
-    """Return the sum of at least one term, in the given shape."""
+    """Return the sum of one or more terms, in the given shape."""
     return sum(terms[1:], start=terms[0]).expand(shape)
 
 

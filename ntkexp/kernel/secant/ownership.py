@@ -1,20 +1,22 @@
 """Find the owner of each element of each tap: the example that the element belongs to.
 (A tap is a tensor that combines a weight with the inputs; see `uses`.)
 
-An output of example n may depend only on elements that belong to n. To find n, draw a
-random cotangent u of the outputs. Multiply row n of u by n, to get n·u. Back-propagate
-both:
+An element belongs to example n if it affects only the outputs of n. To find n, draw a
+random cotangent u of the outputs (one number for each output of each example). Multiply
+the row of example n by n, to get n·u. Back-propagate both to the taps, and divide:
 
     n = (β̄ of n·u)/(β̄ of u)        at an element of example n
 
-If a ratio is not an integer, the module couples the examples of a batch. All
-coefficients of the surrogate are random here, so that elements behind a dead unit or a
-zero weight are found as well.
+β̄ is the gradient with respect to the tap. If a ratio is not an integer, the module
+couples the examples of a batch. All coefficients of the difference rules are random
+numbers here, so that even elements behind a dead unit or a zero weight have a nonzero
+gradient.
 
 A constant with a row for every example, such as the initial state of an LSTM, counts as
-an input, so its products with weights are uses of these weights. Owners are valid for
-every tape with the same operations, shapes, and routing values (values that decide
-which rows of data an operation reads or writes)."""
+an input. Its products with weights are then uses of these weights.
+
+Owners are valid for every tape with the same operations, shapes, and routing values
+(values that decide which rows of data an operation reads or writes)."""
 
 from __future__ import annotations
 
@@ -39,13 +41,14 @@ from ntkexp.stream import stream
 
 # relative tolerance for a ratio of two sums of positive terms to be an integer
 INTEGER_TOLERANCE = 1e-6
-# rounding of sums in the backward pass, in eps of a row's largest element
+# rounding error of sums in the backward pass, in eps of the largest element of a row
 ROW_SUM_EPS = 1000
 LOOKUPS = ("embedding", "_embedding_bag")
 BY_FREQUENCY = "scale_grad_by_freq"
-# rounding after cancellation in the norms of many layers, in eps of the largest element
+# rounding error after cancellation in the norms of many layers, in eps of the largest
+# element
 CANCELLATION_EPS = 10**6
-# elements whose owners are computed together, in the cache of a core
+# number of elements whose owners are computed together, in the cache of a core
 BLOCK_ELEMENTS = 2**16
 
 
@@ -73,10 +76,10 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
 
     First assume that row n of each constant that is multiplied
     with weights belongs to example n."""
-    # Refuse embeddings with scale_grad_by_freq, which divides the gradient of a row by
-    # the number of times that the batch contains this row. The gradient of an example
-    # then depends on the other examples. A batch without repeated rows would pass the
-    # test
+    # Refuse embeddings with scale_grad_by_freq. This option divides the gradient of a
+    # row by the number of times that the batch contains the row, so the gradient of an
+    # example depends on the other examples. The test below would not detect this in a
+    # batch without repeated rows
     tables = {
         name: tape.reached([slot])
         for slot, name in tape.weights.items()
@@ -92,8 +95,8 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
                     "(scale_grad_by_freq=True): that of an example depends on the others, and is "
                     "not a derivative; build its layer without that"
                 )
-    # Constants that a weight multiplies may hold a row for each example.
-    # First assume that they do
+    # a constant that a weight multiplies may hold a row for each example; first assume
+    # that it does
     weights = Trained(tape, trained).slots
     products = (
         entry.args[-2:] for entry in tape.entries if entry.name in ("mm", "addmm")
@@ -121,8 +124,8 @@ def divides_by_frequency(entry: Entry) -> bool:
 def owners_with_constants(
     tape: Tape, trained: frozenset[str], constants: frozenset[Slot]
 ) -> Owners:
-    """Return the owners of a tape (the example of each row), if row n of each constant
-    in `constants` belongs to example n."""
+    """Return the owners of a tape, assuming that row n of each constant in `constants`
+    belongs to example n."""
     with Uncast(torch.float64):
         replay = Replay(
             tape, tape, trained, constants, coefficient_noise=stream("ownership")
@@ -138,7 +141,7 @@ def owners_with_constants(
     of_uses = []
     for use, a, b in zip(replay.uses, above, below, strict=True):
         if isinstance(use, Element):
-            # If the owners are equal along an axis, store them once on this axis
+            # if the owners are equal along an axis, store them only once on this axis
             numbers = owner(a, b)
             stored = numbers
             for axis in range(numbers.dim()):
@@ -147,14 +150,14 @@ def owners_with_constants(
                     first if torch.equal(first.expand_as(stored), stored) else stored
                 )
             of_uses.append(stored.clone().expand_as(numbers))
-        else:  # one owner for each row of a product
+        else:  # a product has one owner for each row
             of_uses.append(owner_of_rows(rows_of(a, batch=0), rows_of(b, batch=0)))
     return Owners(tuple(of_uses), constants)
 
 
 def match_uses(uses: Sequence[Use], owned: Owners) -> bool:
-    """Return whether `owned` has an owner for each row of a `Product` or `Grouped`, and
-    for each element of an `Element`."""
+    """Return whether `owned` has the right shape for these uses: an owner for each row
+    of a `Product` or `Grouped`, and for each element of an `Element`."""
     counts = [
         use.tap.numel()
         if isinstance(use, Element)
@@ -171,7 +174,7 @@ def owners_hold(
     a use affects only the outputs of its owner.
 
     Elements behind a dead unit or a zero weight are not tested. Their gradients on this
-    tape are zero, so their owner does not matter."""
+    tape are zero, so it does not matter which owner they have."""
     examples = len(output)
     taps = [use.tap for use in uses]
     if not taps or not match_uses(uses, owned):
@@ -198,8 +201,8 @@ def owners_hold(
         n = (owner[:, None] if is_product else owner) + 1
         missed = torch.addcmul(nu, u, n.to(u), value=-1).abs_()
         largest = nu.abs()
-        # compare row by row, since the elements of one row may be far smaller
-        # than others
+        # compare row by row, because the elements of one row may be far smaller than
+        # those of another
         if u.dim() and u.numel():
             missed = missed.amax(-1)
             largest = largest.amax(-1)
@@ -215,8 +218,8 @@ def owner(
     """Return the owner of each element, a/b − 1,
     or −1 if the element affects no output.
 
-    a (`above`) and b (`below`) are the gradients β̄ of n·u and of u,
-    with n counted from 1."""
+    a (`above`) and b (`below`) are the gradients β̄ of n·u and of u. For this test,
+    examples are counted from 1."""
     numbers = torch.empty(above.shape, dtype=torch.long, device=above.device)
     rounding = rounding_of(above, below)
     ratios = numbers.view(-1)
@@ -262,7 +265,7 @@ def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> flo
 def integer_ratio(
     above: Float[Tensor, "..."], below: Float[Tensor, "..."], rounding: float
 ) -> Float[Tensor, "..."]:
-    """Return above/below, and 0 for an element that affects no output. Raise Mistake if
+    """Return above/below, or 0 for an element that affects no output. Raise Mistake if
     a ratio is not an integer."""
     ratio = (above / below).round_().nan_to_num_(0.0, posinf=0.0, neginf=0.0)
     missed = torch.addcmul(above, ratio, below, value=-1).abs_()
@@ -275,8 +278,8 @@ def integer_ratio(
 
 
 def drop_expanded_axes(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Cut expanded axes (stride 0) to length 1,
-    so that each stored number occurs once."""
+    """Cut expanded axes (stride 0) to length 1, so that
+    each number in memory occurs once."""
     return owner[
         tuple(slice(0, 1) if step == 0 else slice(None) for step in owner.stride())
     ]
@@ -293,7 +296,8 @@ def drop_expanded_axes(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
 
 
 ROW_READS = ("embedding", "gather", "index", "index_select", "take")
-# operations that return integers (such as pivots) which their rules do not use
+# operations that return integers (such as pivots) that their difference rules do not
+# use
 UNUSED_INTEGERS = (
     *(
         "_linalg_det",
@@ -342,7 +346,8 @@ def routes(tape: Tape) -> Routes:
 def routing_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
     """Yield the slots of an operation's routing values: integer or mask arguments that
     select rows, or an order that it computes."""
-    if entry.name == "index_put":  # h[h < 0] = 0 keeps every element at its index
+    # h[h < 0] = 0 keeps every element at its index, so its mask is no routing value
+    if entry.name == "index_put":
         _, (*before, last), value, *_ = entry.args
         is_number = tape[value].dim() == 0 and value not in tape.from_weights
         keeps_places = (

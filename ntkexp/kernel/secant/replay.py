@@ -8,10 +8,12 @@ recorded at θ₀ and θ₁. For every value v on them, Δv = v₁ − v₀.
     backward    β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use of a weight, by autograd through the rules
 
 Every Δv is an autograd tensor that is linear in Δθ. The closure check tests J̄Δθ =
-f(θ₁) − f(θ₀). The linear map from Δθ to J̄Δθ is called the surrogate of the step. It is
-the network, linearized: its weights and activations are means over the start and the
-end of the step, and its slopes are secant slopes. If θ₁ = θ₀, the slopes are
-derivatives, and J̄ is the Jacobian.
+f(θ₁) − f(θ₀).
+
+The linear map from Δθ to J̄Δθ is called the surrogate of the step. It is a linearized
+network. Its weights and activations are means over the start and the end of the step,
+and its slopes are secant slopes. If θ₁ = θ₀, the slopes are derivatives, and J̄ is the
+Jacobian.
 
 Literature: the difference rules are discrete gradients (Itoh & Abe 1988, Gonzalez 1996,
 McLachlan, Quispel & Robidoux 1999) chained along a program, like the multipliers of
@@ -64,8 +66,9 @@ class Replay:
             coefficient_noise,
             pullback_only,
         )
-        # results without a difference, each with the reason
-        self.unknown: dict[Slot, NoRule] = {}
+        self.unknown: dict[
+            Slot, NoRule
+        ] = {}  # the reason for each result that has no difference
         # Set Δθ, then Δv for every operation that depends on it, in order
         self.seed_deltas(direction)
         with torch.enable_grad():
@@ -91,8 +94,8 @@ class Replay:
     def pullback(
         self, cotangent: Tensor, *, retain_graph: bool = False
     ) -> tuple[Tensor, ...]:
-        """Return β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use, for the cotangent u. Set
-        `retain_graph` to keep autograd's graph for another call."""
+        """Return β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use, for a cotangent u of the outputs.
+        Set `retain_graph` to keep autograd's graph for another call."""
         taps = [use.tap for use in self.uses]
         return torch.autograd.grad(
             self.delta,
@@ -127,14 +130,15 @@ class Replay:
                 )
 
     def apply_rule(self, entry: Entry) -> None:
-        """Compute the differences of an operation's results by its rule. If this fails,
-        store the reason in `unknown`."""
+        """Compute the differences of an operation's results by its rule. If there is
+        none, store the reason in `unknown`."""
         state = self.state
         ends = [(state.start[slot], state.end[slot]) for slot in entry.results]
         if all(is_unchanged_choice(v0, v1) for v0, v1 in ends):
             return
 
-        # If an argument has no difference, the results have none, for the same reason
+        # if an argument has no difference, the results have none either, for the same
+        # reason
         reasons = [self.unknown[slot] for slot in entry.slots if slot in self.unknown]
         if reasons:
             self.unknown |= dict.fromkeys(entry.results, reasons[0])
@@ -159,8 +163,8 @@ class Replay:
             located = type(error)(f"{error.reason} (at {entry.op})")
             self.unknown |= dict.fromkeys(entry.results, located)
             return
-        # the rule does not support these arguments: no secant
         except Exception as error:
+            # the rule does not support these arguments, so there is no secant
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)
@@ -189,7 +193,7 @@ class Replay:
 def missing_rule(
     entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex: bool
 ) -> NoRule:
-    """Return the reason, as text, why an operation without a rule has no difference."""
+    """Return the reason why an operation without a rule has no difference."""
     if all(is_integer(start) for start, _ in ends):
         return ChoiceChanged(
             f"a choice made by {entry.op} differs between the ends of a step"
@@ -199,8 +203,8 @@ def missing_rule(
 
 
 def is_unchanged_choice(v0: Tensor, v1: Tensor) -> bool:
-    """Return whether a result consists of integers or booleans
-    that the step does not change."""
+    """Return whether a result consists of integers or booleans, and
+    is the same at both ends."""
     return is_integer(v0) and torch.equal(v0, v1)
 
 
@@ -244,16 +248,16 @@ def refuse_different_programs(start: Tape, end: Tape) -> None:
     )
 
 
-REACH = 300  # only gradients outside of 2^−300 … 2^300 are scaled
+REACH = 300  # gradients are scaled only if they are outside of 2^−300 … 2^300
 
 
 class GradientScale:
     """A tensor hook that scales gradients by a power of two, to avoid overflow. The
     first gradient sets the scale for all later ones.
 
-    Through hundreds of layers with random coefficients, gradients would overflow. The
-    search for owners needs only the ratio of two gradients, which a common scale does
-    not change.
+    In the search for owners, coefficients are random, so gradients would overflow after
+    hundreds of layers. The search needs only the ratio of two gradients, which a common
+    scale does not change.
 
     >>> x = torch.ones(1, dtype=torch.float64, requires_grad=True)
     >>> y = 3 * x

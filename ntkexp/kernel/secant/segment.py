@@ -66,14 +66,14 @@ def point(weights: Weights) -> Segment:
 #     ‖J̄Δθ − Δf‖ ≤ MULTIPLE · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖)
 #
 # The norms run over all examples and outputs. The machine epsilon is the largest one of
-# the values between weights and outputs. A larger error has another cause than
-# rounding, or the outputs are small differences of large numbers. If half of the digits
-# of f are lost, or the error is nan, the kernel counts as wrong.
+# the values between weights and outputs. If the error is larger, rounding alone cannot
+# explain it, or the outputs are small differences of large numbers. If half of the
+# digits of f are lost, or if the error is nan, the kernel counts as wrong.
 
 
 ALL = slice(None)
-# In the tests, errors are below 100 · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖); terms inside the
-# networks are about ten times larger than outputs
+# errors in the tests are below 100 · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖), and terms inside
+# networks may be about ten times larger than outputs
 MULTIPLE = 1000
 
 
@@ -142,7 +142,7 @@ def closure(
 
 
 def closure_remark(closures: Sequence[Closure], eps: float) -> str | None:
-    """Return a remark on the largest error of a segment, or None if it is only
+    """Return a remark on the largest of some errors ‖J̄Δθ − Δf‖, or None if it is only
     rounding. Raise Mistake if the kernel would be wrong.
 
     >>> closure_remark([Closure(1e-13, 1e-12), Closure(1e-11, 1e-12)], 1e-16)

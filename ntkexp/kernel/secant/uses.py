@@ -1,9 +1,10 @@
 """Uses: the operations that combine a trained weight with a value that depends
 on the inputs.
 
-The network is cut at each use. The tensor at the cut is called the `tap`. Autograd
-computes β = ∂f/∂tap through the network, or through the surrogate of a step. The
-gradient with respect to the weight follows from β without further back-propagation:
+The network is cut at each use. The tensor at the cut is called the *tap*. Autograd
+computes β = ∂f/∂tap through the network, or through the surrogate of a step (see
+`replay`). The gradient with respect to the weight follows from β without further
+back-propagation:
 
                 operation      tap                            gradient of the weight
     product     z = a W        one row of z for each use      Σ_r a_r ⊗ β_r
@@ -57,8 +58,8 @@ class View(NamedTuple):
         return self._replace(shape=self.shape[::-1], stride=self.stride[::-1])
 
     def covers(self, size: int) -> bool:
-        """Return whether this view contains all elements of a parameter
-        of this size, in order."""
+        """Return whether this view contains all elements, in order, of a parameter with
+        `size` elements."""
         steps = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
         return prod(self.shape) == size and all(
             n == 1 or given == step
@@ -67,8 +68,8 @@ class View(NamedTuple):
 
     @property
     def has_no_overlap(self) -> bool:
-        """True if the view contains no element twice:
-        each stride exceeds the range of all smaller ones.
+        """True if the view contains no element twice. This holds if each stride exceeds
+        the range of all smaller strides.
 
         >>> View("w", (2, 3), (1, 2), 0).has_no_overlap, View("w", (2, 3), (0, 1), 0).has_no_overlap
         (True, False)
@@ -104,8 +105,8 @@ Source: TypeAlias = View | Derived
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A product z = gain · a W + shift · b. `factor` is gain · a.
-    Without a bias, `shift` is None.
+    """A product z = gain · a W + shift · b of an input a with a weight W, and an
+    optional bias b. `factor` is gain · a. Without a bias, `shift` is None.
 
     The tap z and the factor are matrices with one row for each use. For a convolution,
     the tap consists of images [example, out, *pixels], the factor of patches, and each
@@ -121,7 +122,7 @@ class Product:
 @dataclass(frozen=True, eq=False)
 class Grouped:
     """A grouped product z_g = a_g W_g + b_g, as in a grouped convolution. Each group g
-    is a range of columns of `factor`, and a range of channels of the tap."""
+    consists of a range of columns of `factor`, and a range of channels of the tap."""
 
     tap: Float[Tensor, "example out *pixels"]
     factor: Float[Tensor, "example use in"] | Window
@@ -135,7 +136,7 @@ class Element:
     """A weight that an elementwise operation uses,
     after it was expanded to the shape of the operation.
 
-    The tap is the expanded weight, or the result of the operation. In the second case
+    The tap is the expanded weight, or the result of the operation. If it is the result,
     `gain` is the factor of the weight."""
 
     tap: Float[Tensor, "..."]
@@ -162,7 +163,7 @@ class Trained:
 
     tape: Tape
     names: frozenset[str]
-    # constants with a row for every example; they count as inputs
+    # constants with a row for every example, which count as inputs
     constants: frozenset[Slot] = frozenset()
 
     @cached_property
@@ -174,8 +175,8 @@ class Trained:
 
     @cached_property
     def parameter_of_storage(self) -> dict[int, Slot]:
-        """The parameter in each storage (by address) that holds exactly one contiguous
-        parameter.
+        """The slot of the parameter in each storage, by address. Storages with anything
+        but one contiguous parameter are omitted.
         """
         slots = [slot for slot, name in self.tape.weights.items() if name in self.names]
         counts = Counter(storage(self.tape[slot]) for slot in slots)
@@ -194,8 +195,8 @@ class Trained:
 
     @cached_property
     def lookups(self) -> dict[Slot, tuple[Slot, Slot]]:
-        """Slots with rows of a trained table at constant indices, each with the slots
-        of the table and of the indices."""
+        """The slots that hold rows of a trained table at constant indices. The values
+        are the slots of the table and of the indices."""
         return {
             entry.results[0]: (entry.args[0], entry.args[1])
             for entry in self.tape.entries
@@ -208,8 +209,8 @@ class Trained:
         """Describe a tensor as a view of a trained parameter.
         Return None if it is not one."""
         slot = self.parameter_of_storage.get(storage(value))
-        # A lazily negated or conjugated tensor differs from the numbers in its memory,
-        # so it is not a view of the parameter
+        # A lazily negated or conjugated tensor differs from the numbers in its memory.
+        # So it is not a view of the parameter
         if slot is None or value.is_complex() or value.is_neg():
             return None
         offset = int(value.storage_offset() - self.tape[slot].storage_offset())
@@ -217,9 +218,9 @@ class Trained:
 
 
 # Plain uses are uses of weights that autograd can differentiate on the tape, without a
-# replay of differences. The tap is the recorded operation's result, and the tape
-# contains the value that multiplies the weight. List the uses in replay order, because
-# the example that owns each row is known in that order.
+# replay of differences. The tap is the result of the recorded operation, and the tape
+# contains the value that multiplies the weight. Plain uses are listed in the order of a
+# replay, because the owners of rows (their examples) are stored in that order.
 
 
 class NotPlain(Exception):
@@ -228,20 +229,20 @@ class NotPlain(Exception):
 
 
 def plain_uses(trained: Trained) -> list[Use] | None:
-    """Return the uses of trained weights with the operations' results as taps. Return
-    None if this is impossible for some use."""
+    """Return the plain uses of trained weights, whose taps are the results of
+    operations. Return None if any use is not plain."""
     uses: list[Use] = []
     for entry in trained.tape.entries:
         if entry.name == "copy":
-            # the recorder replaced a write in place,
-            # so autograd cannot differentiate the tape
+            # the recorder replaced a write in place, so autograd cannot differentiate
+            # the tape
             return None
         if trained.slots.isdisjoint(entry.slots) or trained.from_inputs.isdisjoint(
             entry.slots
         ):
             continue
         if entry.name not in PLAIN_USES or trained.tape[entry.results[0]].is_complex():
-            # the table READINGS lacks this operation, or the result is complex
+            # the table PLAIN_USES lacks this operation, or the result is complex
             return None
         try:
             uses += PLAIN_USES[entry.name](WeightedOperation(trained, entry))
@@ -279,8 +280,8 @@ class WeightedOperation:
         """Describe an argument, rearranged by `arranged`, as a view of a parameter.
         Raise NotPlain if it is not one."""
         weight = self.trained.tape[slot]
-        # If the module detached the weight, autograd has no gradient for it:
-        # the use is not plain
+        # if the module detached the weight, autograd has no gradient for it, so the use
+        # is not plain
         seen = slot in self.trained.slots and weight.requires_grad
         view = (
             self.trained.view(arranged(weight.detach()))
@@ -295,7 +296,7 @@ class WeightedOperation:
         self, slot: Slot, axes: Sequence[int], gain: Tensor | float = 1.0
     ) -> Element:
         """Return an elementwise use of a weight that is broadcast to the shape of the
-        result. `axes` is the weight's shape for broadcasting.
+        result. `axes` is the shape to which the weight is viewed before broadcasting.
 
         The weight may also consist of rows of a table at constant indices, such as
         position embeddings."""
@@ -342,7 +343,7 @@ def convolution(operation: WeightedOperation) -> list[Use]:
     bias = operation.source(added) if operation.is_trained(added) else None
     kernel = operation.value(right).shape
     window = Window(operation.value(left), kernel[2:], stride, padding, dilation)
-    # Return a `Grouped` use, whose gradients are multiplied out, unless a sum over
+    # return a `Grouped` use, whose gradients are multiplied out, unless a sum over
     # pairs of pixels is cheaper
     uses = prod(operation.tap.shape[2:])
     inputs = prod(kernel[1:])

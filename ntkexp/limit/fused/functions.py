@@ -43,7 +43,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def cached_in(folder: Path) -> Iterator[None]:
-    """Make numba cache the functions decorated in this context in `folder`.
+    """Inside the context, make numba cache the compiled functions in `folder`.
 
     If the user has configured a cache folder for numba,
     use a subfolder of it with the same name."""
@@ -60,8 +60,8 @@ def cached_in(folder: Path) -> Iterator[None]:
 def source_digest(folder: Path) -> str:
     """Return a digest of all Python files of a folder.
 
-    Numba's cache compares only the date of a function's own file, although the compiled
-    function also contains the functions that it calls. A folder named after this digest
+    A compiled function contains the functions that it calls. But numba's cache only
+    compares the date of the function's own file. A cache folder named after this digest
     prevents stale code."""
     contents = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     return sha256(contents).hexdigest()[:16]
@@ -92,18 +92,18 @@ lent: Any = intrinsic(_lent)
 
 # --- Full vector registers
 #
-# By default, the compiler uses 256 of 512 bits on processors whose older models ran
-# slower with full registers. A function that calls `wide` is compiled with 512 bits.
-# This accelerates loops that are bound by arithmetic, not loops that are bound by
-# memory.
+# On processors with registers of 512 bits, the compiler uses 256 bits by default,
+# because older models ran slower with full registers. A function that calls `wide` is
+# compiled with 512 bits. This accelerates loops that are limited by arithmetic, but not
+# loops that are limited by memory.
 
 
 def _wide(typing: Any) -> Any:
     def set_attribute(
         context: Any, builder: Any, signature: Any, arguments: Any
     ) -> Any:
-        # Use `set.add`, because llvmlite's `add` rejects attributes
-        # that it does not know.
+        # use `set.add`, because llvmlite's `add` rejects attributes that it does not
+        # know
         set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
 
@@ -123,7 +123,7 @@ Array = np.ndarray[Any, Any]
 def sum_window(
     source: Array, target: Array, margin: int, size: int, reach: int, step: int
 ) -> None:
-    """Set target[i] = Σ source[i + m · step] over |m| ≤ reach."""
+    """Sum over a window: set target[i] = Σ source[i + m · step] over |m| ≤ reach."""
     count = np.uintp(size)
     start = np.uintp(margin)
     if reach == 1:
@@ -208,8 +208,8 @@ def total(tile: Array, margin: int, size: int) -> Any:
     return value
 
 
-# --- Biased exponents, read from the bits of a number.
-# The largest exponent marks infinity and NaN.
+# --- Biased exponents, read from the bits of a number. The largest exponent marks
+# infinity and NaN.
 #
 # Compiled code assumes finite numbers, so `isfinite` would not work.
 
@@ -254,8 +254,8 @@ EXP_SINGLE = tuple(np.float32(c) for c in EXP[:8])
 
 
 def _power(typing: Any, x: Any) -> Any:
-    """Return 2ⁿ for a float whose lowest bits are n + bias,
-    by shifting these bits into the exponent."""
+    """Return 2ⁿ, given a float whose lowest bits are n + bias.
+    Shift these bits into the exponent."""
     fraction_bits = 23 if x == types.float32 else 52
 
     def shift(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -308,7 +308,7 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
 #     arcsin s = w A(w²),            w = s                for s ≤ ½
 #     arcsin s = π/2 − 2 w A(w²),    w = √((1 − s)/2)     for s > ½
 #
-# Callers pass 1 − s, because they may have it with a smaller error than s. A is
+# Callers also pass 1 − s, because they may know it with a smaller error than s. A is
 # analytic far beyond [0, ¼]. Its Chebyshev approximation was computed with 60 digits
 # and converted to powers. The relative error is 3e-17 (degree 12) for float64 and 3e-10
 # (degree 6) for float32.
@@ -374,8 +374,8 @@ def _arc_series(z: Any) -> Callable[[Any], Any]:
 
 @compiled
 def arc_sine(s: Any, rest: Any, half: Any, quarter_turn: Any) -> Any:
-    """Return arcsin s. `rest` is 1 − |s|; `half` and `quarter_turn` are ½
-    and π/2 in the dtype of s."""
+    """Return arcsin s. `rest` is 1 − |s|. `half` and `quarter_turn` are ½ and π/2 in
+    the dtype of s."""
     magnitude = abs(s)
     is_small = magnitude <= half
     w = magnitude if is_small else np.sqrt(half * rest)

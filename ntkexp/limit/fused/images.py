@@ -1,9 +1,9 @@
 """Kernels of images: the layout of pixels in a tile, coarser levels,
 and the loop over offsets.
 
-A tile holds both kernels of two images at all pixels p of the first and p + o of the
-second, for one offset o. A level contains the operations on images of one size. A field
-is a function of the variance at each pixel."""
+A tile holds both kernels of two images for one offset o, at all pixels p of the first
+image and p + o of the second. A level contains the operations on images of one size. A
+field is a function of the variance at each pixel."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class ImageGrid(NamedTuple):
 
 
 class TileImage(NamedTuple):
-    """The layout of an image's tile at one offset. `at` holds, for each axis, the index
-    of the offset in the list of offsets."""
+    """The layout of an image's tile at one offset. For each axis, `at` holds the index
+    of this axis's offset in the list of offsets."""
 
     sizes: Three
     reach: Three
@@ -61,8 +61,8 @@ class TileLayout(NamedTuple):
 
 
 class TileAxis(NamedTuple):
-    """One axis of a tile: neighbouring pixels are `unit` numbers apart,
-    and p is paired with p + `offset`."""
+    """One axis of a tile. Neighbouring pixels are `unit` numbers apart, and pixel p is
+    paired with pixel p + `offset`."""
 
     pixels: int
     unit: int
@@ -85,14 +85,14 @@ class ImageSides(NamedTuple):
 
 
 class LevelTransfer(NamedTuple):
-    """Tiles received from the finer level, and tiles passed to the coarser level.
+    """Tiles that come from the finer level, and tiles that go to the coarser level.
 
     `source` and `target` are [register, kernel, left, right, offset and pixel]. The
     registers `arriving` are filled from `source`. The registers `departing` are
-    averaged into `target`: the kernel of each pixel, times `shares`, is added at an
-    index that is the sum of `slots` over the three axes. `order` lists the pixels of a
-    row so that consecutive pixels belong to different coarse pixels, and their
-    additions are independent."""
+    averaged into `target`: each pixel's kernel is multiplied by `shares`, and added at
+    the index that is the sum of the pixel's `slots` over the three axes. `order` lists
+    the pixels of a row so that consecutive pixels belong to different coarse pixels.
+    Their additions are then independent."""
 
     arriving: Array
     source: Array
@@ -116,7 +116,7 @@ class LevelTransfer(NamedTuple):
 
 @compiled
 def length(pixels: int, reach: int, around: bool) -> int:
-    """Return the number of positions on a tile's axis: pixels, gaps and halos."""
+    """Return the length of a tile's axis: pixels, gaps and halos."""
     return pixels + (4 * reach if around else 2 * reach)
 
 
@@ -137,8 +137,8 @@ def padded(count: int) -> int:
 def stacked(
     source: Array, target: Array, count: int, axis: TileAxis, start: int, pitch: int
 ) -> None:
-    """Lay out `count` lines of pixels along one axis of the tiles;
-    target lines are `pitch` numbers apart.
+    """Copy `count` lines of pixels into tiles, along one axis of the image. In the
+    target, lines begin `pitch` numbers apart.
 
     Pixel `start` comes first; the others follow in periodic order.
     """
@@ -172,8 +172,8 @@ def laid_out(
     """Lay out the left images from pixel 0, the right images from pixel `axis.offset`,
     and a mask that is 1 inside the image.
 
-    `counts` are the numbers of fields in `sources`;
-    each field has `parts` lines along this axis."""
+    `counts` are the numbers of fields in `sources`. Each
+    field has `parts` lines along this axis."""
     stacked(sources[0], targets[0], counts[0] * parts, axis, 0, pitch)
     stacked(sources[1], targets[1], counts[1] * parts, axis, axis.offset, pitch)
     stacked(sources[2], targets[2], counts[2] * parts, axis, 0, pitch)
@@ -181,8 +181,9 @@ def laid_out(
 
 @compiled
 def origins(pixels: int, offset: int, reach: int, around: bool) -> Array:
-    """For each position on a periodic axis, return the position of its original: the
-    position itself, or, in a halo, the position of the pixel that the halo copies."""
+    """For each position on a periodic axis, return the position of its original. In a
+    halo, this is the pixel that the halo copies. Elsewhere,
+    it is the position itself."""
     indices = np.zeros(length(pixels, reach, around), np.int64)
     before = pixels - offset
     second = pixels - offset + 3 * reach
@@ -194,8 +195,8 @@ def origins(pixels: int, offset: int, reach: int, around: bool) -> Array:
 
 @compiled
 def halos(deep: Array, down: Array, across: Array) -> Array:
-    """Return the flat indices of all halo positions,
-    and of the positions that they copy, [2, copy].
+    """Return the flat indices of all halo positions, and of the positions that they
+    copy, as an array [2, copy].
 
     `deep`, `down` and `across` are the results of `origins` for the three axes.
     """
@@ -261,8 +262,8 @@ def add_to_coarse(
     """Add the kernels at the pixels of a tile to coarse tiles. In the array of coarse
     tiles, pixel (z, y, x) has the index slot_z + slot_y + slot_x.
 
-    A pixel with a negative slot is skipped. `ways` is scratch space for the positions
-    of a row in the tile and in the coarse tiles."""
+    Skip pixels with a negative slot. `ways` is scratch space for the positions of a row
+    in the tile and in the coarse tiles."""
     sizes = image.sizes
     reach = image.reach
     offset = image.offset
@@ -317,9 +318,9 @@ def images(
 ) -> None:
     """Apply a level to all pairs of images at all offsets.
 
-    Average the registers `transfer.departing` into `transfer.target`. If no register
-    departs, add the sums over the pixels of register 0 to `sums`, [kernel, left,
-    right]."""
+    Average the registers `transfer.departing` into `transfer.target`. If there are
+    none, add the sums over the pixels of register 0 to
+    `sums`, [kernel, left, right]."""
     sizes = grid.sizes
     reach = grid.reach
     around = grid.around
@@ -392,7 +393,7 @@ def at_offset(
 
     `first_pixel` is the index in `transfer.source` where the pixels
     of this offset begin."""
-    # For the loop over pairs, take views without reference counts (see `lent`).
+    # in the loop over pairs, use views without reference counts (see `lent`)
     left = lent(layout.left)
     right = lent(layout.right)
     gaps = TileGaps(lent(layout.gaps.inside), lent(layout.gaps.halo))
@@ -435,7 +436,7 @@ def at_offset(
             if arriving.shape[0] == 0:
                 multiply_inputs(layout, first, second, work[0], shape)
                 work[1, :] = 0
-            # For an example paired with itself at offset 0, every correlation is 1.
+            # an example is paired with itself at offset 0, so every correlation is 1
             itself = same and i == j and o0 == 0 and o1 == 0 and o2 == 0
             pair_fields = PairFields(
                 left,
@@ -448,7 +449,7 @@ def at_offset(
                 no_numbers,
             )
             apply_operations(program, work, shape, pair_fields, gaps)
-            # Averages for the next level, or the sum over pixels
+            # compute averages for the next level, or the sum over pixels
             for k in range(departing.shape[0]):
                 tile = Tile(work[2 * departing[k]], work[2 * departing[k] + 1])
                 coarse = Tile(target[k, 0, i, j], target[k, 1, i, j])

@@ -1,13 +1,12 @@
-"""Translation of layers into operations on tiles,
-and into the tables that compiled loops read.
+"""Translate layers into operations on tiles, and into tables that compiled loops read.
 
 A tile holds both kernels, K (NNGP) and Θ (tangent), of two examples at all pixels for
 one offset. A register is a buffer for one tile. A field is a function of the variance
 at each pixel.
 
 Strides and pools make images smaller. A level contains all operations on images of one
-size, and at each moment a register belongs to one level. No operation reads registers
-of two levels, so one level can be completed before the next, coarser one."""
+size. At each moment, a register belongs to one level, and no operation reads registers
+of two levels. So each level can be completed before the next, coarser one."""
 
 from __future__ import annotations
 
@@ -56,10 +55,12 @@ UNEQUAL_BRANCHES = "a layer whose branches get smaller in different steps"
 
 @dataclass(frozen=True)
 class Level:
-    """The operations on images of one size. They compute kernels at the pixel `pairs`.
+    """The operations on images of one size. They compute kernels at the pixel pairs
+    `pairs`.
 
-    The registers `arrivals` are averages from the previous, finer level; the first
-    level starts with the inputs. `coarsenings` average registers for the next level.
+    The registers `arrivals` hold averages from the previous, finer level. The first
+    level starts with the inputs instead. `coarsenings` average registers for the next
+    level.
     """
 
     sizes: Sizes
@@ -111,7 +112,7 @@ def levels(operations: Operations, sizes: Sizes) -> tuple[Level, ...]:
         if operation.kind != COARSEN:
             assigned[here] = replace(level, operations=(*level.operations, operation))
             continue
-        # Move the register to the next level; create this level if necessary.
+        # move the register to the next level, and create this level if necessary
         deep, down, across = (len(coarse.members) for coarse in operation.coarse)
         if here + 1 == len(assigned):
             assigned.append(Level((deep, down, across)))
@@ -157,8 +158,8 @@ def joined(operations: Operations, clean: set[int]) -> Operations:
 #
 # At offset o, the pixels p and p + o belong to coarse pixels p′ and q′, or to none.
 # Their kernel is added to pixel p′ of the coarse tile with offset q′ − p′. The index of
-# this pixel in the array of all coarse tiles is a sum over the three axes; a slot is
-# the term of one axis.
+# this pixel in the array of all coarse tiles is a sum over the three axes. A slot is
+# the term of one axis in this sum.
 
 
 NO_SLOT = -1
@@ -173,14 +174,15 @@ class Coarsenings:
     shares: Array
     """Weight of a pixel pair in the mean, for each register."""
     slots: tuple[Array, Array, Array]
-    """For each axis, the term of a pixel in its index in the array of coarse tiles,
-    [coarsening, offset, pixel]. `NO_SLOT` if the pixel pair is not averaged. """
+    """For each axis: the slot of each pixel (see above), [coarsening, offset, pixel],
+    or `NO_SLOT` if the pixel pair is not averaged."""
     order: Array
-    """Order in which `add_to_coarse` reads the pixels of a row, [coarsening, pixel]."""
+    """The order in which `add_to_coarse` reads the pixels of a
+    row, [coarsening, pixel]."""
 
 
 def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
-    """Compute the arrays for all coarsenings of a level;
+    """Compute the arrays of all coarsenings of a level.
     `after` are the coarse pixel pairs."""
     registers = [step.register for step in level.coarsenings]
     shares = [
@@ -197,8 +199,8 @@ def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
 
 
 def slots_along(level: Level, after: Pairs, axis: int) -> Array:
-    """Return each pixel's term, along one axis, of its index in the array of coarse
-    tiles, [coarsening, offset, pixel]."""
+    """Return the slot of each pixel along one axis (see above),
+    [coarsening, offset, pixel]."""
     # The distances in the array of coarse tiles: between successive offsets, and
     # between successive pixels
     tile = prod(after.pixels) * prod(
@@ -215,15 +217,16 @@ def slots_along(level: Level, after: Pairs, axis: int) -> Array:
 
 
 def addition_order(level: Level) -> Array:
-    """Order the pixels of a row: first members of all coarse pixels,
-    then second members, and so on."""
+    """Order the pixels of a row: the first members of all coarse pixels, then the
+    second members, and so on."""
     columns = level.sizes[2]
     orders = []
     for step in level.coarsenings:
         rank = {
             p: k for members in step.coarse[2].members for k, p in enumerate(members)
         }
-        # `sorted` is stable: members of equal rank stay in the order of their columns
+        # `sorted` is stable, so members of equal rank stay in the order of their
+        # columns
         ranks = [rank.get(p, 0) for p in range(columns)]
         orders.append(sorted(range(columns), key=ranks.__getitem__))
     return np.array(orders, np.int64).reshape(-1, columns)
@@ -237,8 +240,7 @@ def slots(
     tile: int,
     unit: int,
 ) -> Array:
-    """Return each pixel's term, along an axis,
-    of its index in the array of coarse tiles, [offset, pixel].
+    """Return the slot of each pixel along an axis (see above), [offset, pixel].
 
     `fine` are the offsets between fine pixels, and `coarse_offsets` those between
     coarse pixels. In the array of coarse tiles, successive offsets are `tile` numbers
@@ -272,22 +274,22 @@ WEIGHTS_PER_OPERATION = 8
 
 @dataclass(frozen=True)
 class Tables:
-    """The operations of a level, one row each,
-    and the fields of the left and right examples."""
+    """The operations of a level as rows of a table, and the fields of the left and
+    right examples."""
 
     operations: Array
-    """Kind, register, other register, reach along columns, rows and planes, first
-    field, end of the fields. """
+    """One row for each operation: kind, register, other register, reach along columns,
+    rows and planes, first field, end of the fields."""
     weights: Array
-    """For K ← s K + b and Θ ← s Θ + α K + β: s, b, α, β; then 1 if the window has three
-    rows, and up to three constants. """
+    """One row for each operation: the weights s, b, α, β in K ← s K + b and Θ ← s Θ + α
+    K + β; then 1 if the window has three rows; then up to three constants."""
     left: Array
-    """Fields [image, field, pixel]; for vectors [example, field]. In the first level,
-    the inputs of images come before the fields. """
+    """The fields of the left examples: [image, field, pixel], or [example, field] for
+    vectors. In the first level, the inputs of images come before the fields."""
     right: Array
     spread: Array
-    """Fields of a left vector that are copied to every column;
-    the others are used as single numbers. """
+    """The fields of a left vector that are copied to every column. All other fields are
+    used as single numbers."""
     rounding: Any
     """A correlation within this distance of 1 counts as 1."""
 
@@ -341,8 +343,8 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
 def fields_of_side(
     level: Level, side: Side, fields: Sequence[Sequence[torch.Tensor]], rows: slice
 ) -> Array:
-    """Return the table of one side: the inputs, if the level starts with them,
-    and the fields in `rows`."""
+    """Return the table of one side. It contains the inputs if the level starts with
+    them, and the fields in `rows`."""
     x = side.x
     is_vector = x.dim() == 2
     pixels = prod(level.sizes)
@@ -375,8 +377,8 @@ def field_count(level: Level, left: Side, right: Side) -> int:
 class TileProgram:
     """All operations on tiles, from the finest level to the coarsest.
 
-    The layer `end` averages over pixel pairs; the fused engine computes this mean. If
-    `end` is None, the fused engine returns the tiles of the last level. Torch then
+    The layer `end` averages over pixel pairs, and the fused engine computes this mean.
+    If `end` is None, the fused engine returns the tiles of the last level. Then torch
     applies the layers `rest` to examples of shape `rest_shape`."""
 
     levels: tuple[Level, ...]
@@ -387,8 +389,8 @@ class TileProgram:
 
     @property
     def coarse_pairs(self) -> tuple[Pairs, ...]:
-        """For each level, the pixel pairs of the next level;
-        for the last level, its own pairs."""
+        """For each level, the pixel pairs of the next level. For the last level, its
+        own pixel pairs."""
         return (*(level.pairs for level in self.levels[1:]), self.levels[-1].pairs)
 
 
@@ -396,8 +398,8 @@ def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
     """Translate layers into operations on tiles.
 
     For vectors, every layer must have a fused form. For images, the program ends before
-    the first layer without a fused form, e.g. Flatten. At this layer, the images must
-    have become vectors or smaller images; otherwise raise `NoFusedForm`.
+    the first layer without a fused form, such as Flatten. Before this layer, strides or
+    pools must have made the images smaller, or vectors. Otherwise raise `NoFusedForm`.
 
     >>> from ntkexp.layer.affine import Dense
     >>> from ntkexp.layer.pointwise import ReLU
@@ -407,7 +409,7 @@ def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
     """
     planes, rows, columns = (1, 1, 1, *shape[1:])[-3:]
     sizes = (planes, rows, columns)
-    # The longest prefix of layers with a fused form
+    # the longest prefix of layers that have a fused form
     operations: Operations = ()
     fused_layers = 0
     rest_shape = shape
@@ -421,8 +423,8 @@ def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
     except NoFusedForm:
         if len(shape) == 1 or layers[fused_layers].shape(rest_shape)[1:] == shape[1:]:
             raise
-    # Number the nonlinear operations (with `ends`):
-    # `variance_index` is an index into `Side.variances`.
+    # number the nonlinear operations (those with `ends`): `variance_index` is an index
+    # into `Side.variances`
     numbers = count()
     operations = tuple(
         replace(operation, variance_index=next(numbers))

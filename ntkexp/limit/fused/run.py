@@ -1,5 +1,5 @@
-"""The fused engine's kernels of a block. The block is cut into sub-blocks, which
-threads compute. The remaining layers are applied in torch.
+"""Compute the kernels of a block with the fused engine. Threads compute sub-blocks of
+the block. Torch applies the layers that have no fused form.
 
 Both kernels are the NNGP kernel K and the tangent kernel Θ. A field is a function of
 the variance at each pixel of an example."""
@@ -49,8 +49,8 @@ from ntkexp.limit.network import (
 
 Array = np.ndarray[Any, Any]
 PIECE = 512
-"""Columns of a tile for vectors. The intermediate values
-of this many columns fit into the L1 cache. """
+"""Number of columns in a tile for vectors. The intermediate values of this many columns
+fit into the L1 cache."""
 MARGIN = 64
 
 
@@ -62,7 +62,8 @@ class VectorSides(NamedTuple):
     the right vectors, [field, example].
 
     `spread` lists the left fields that are copied to every column. If `same`, the left
-    vectors are the first right vectors, and pairs below the diagonal are not computed.
+    vectors are the first of the right vectors, and pairs below the diagonal are not
+    computed.
     """
 
     left: Array
@@ -85,7 +86,7 @@ def apply_to_vectors(
     program: CompiledProgram, sides: VectorSides, matrices: KernelRows
 ) -> Any:
     """Compute the NNGP and the tangent kernel from the covariances of the inputs.
-    Return their largest biased exponent."""
+    Return the largest biased exponent in both, which reveals infinity and NaN."""
     same = sides.same
     spread = sides.spread
     left = lent(sides.left)
@@ -100,8 +101,8 @@ def apply_to_vectors(
     gaps = TileGaps(np.ones(PIECE, left.dtype), np.zeros((2, 0), np.int64))
     exact = program.weights.dtype.type(2)
     largest = 0
-    # These are variables, not constants, so that vectors and images share one compiled
-    # version of `apply_operations`.
+    # variables, not constants, so that vectors and images share one compiled version of
+    # `apply_operations`
     begin_left: Any = np.intp(0)
     pitch: Any = np.intp(PIECE)
     single: Any = np.intp(1)
@@ -117,7 +118,7 @@ def apply_to_vectors(
         largest = max(
             largest, apply_to_piece(program, work, row_fields, gaps, size, rows)
         )
-        if same:  # an example paired with itself: every correlation is 1
+        if same:  # an example is paired with itself, so every correlation is 1
             row_fields = PairFields(
                 one, two, begin_left, i, pitch, columns, exact, left[i]
             )
@@ -136,8 +137,8 @@ def apply_to_piece(
     size: int,
     rows: KernelRows,
 ) -> Any:
-    """Apply all layers to `size` columns of a row.
-    Return the largest biased exponent in both kernels."""
+    """Apply all layers to `size` columns of a row. Return the largest biased exponent
+    in both kernels, which reveals infinity and NaN."""
     margin: Any = np.intp(MARGIN)
     neighbour: Any = np.intp(1)
     start = fields.right_start
@@ -167,7 +168,7 @@ def mirrored(whole: Array, first: int, last: int, begin: int, end: int) -> None:
             whole[np.uintp(j), i] = whole[i, np.uintp(j)]
 
 
-# --- Sub-blocks: they fit into the memory, and every thread gets at least one
+# --- Sub-blocks: each fits into memory, and every thread gets at least one
 
 
 SubBlock = tuple[slice, slice]
@@ -191,8 +192,8 @@ def in_threads(
     threads: int,
     ahead: int,
 ) -> Iterator[Result]:
-    """Yield the results of `work` on all parts in order;
-    submit `ahead` parts at a time to the threads.
+    """Yield the results of `work` on all parts, in order. Submit `ahead` parts at a
+    time to the threads.
 
     With one thread or one part, use the calling thread: starting a thread may take
     longer than the work."""
@@ -212,7 +213,7 @@ def in_threads(
 
 
 STRIP_ROWS = 128
-"""Rows of a strip per thread, enough for a fast matrix product."""
+"""Rows of a strip per thread. This number is large enough for a fast matrix product."""
 
 
 def kernels_of_vectors(
@@ -276,8 +277,8 @@ def program_of(level: Level, table: Tables) -> CompiledProgram:
 
 
 def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[SubBlock]:
-    """Cut a strip of rows into sub-blocks. Each has PIECE columns. Its number of rows
-    gives every thread about two sub-blocks.
+    """Cut a strip of rows into sub-blocks of PIECE columns. Choose their number of rows
+    so that every thread gets about two sub-blocks.
 
     If left and right vectors are the same, the first sub-block of each group of rows
     begins on the diagonal."""
@@ -298,13 +299,13 @@ def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[Su
 
 
 MEMORY_PARTS = 8
-"""The tables of one side may use 1/MEMORY_PARTS of the memory."""
+"""The tables of one side may use the fraction 1/MEMORY_PARTS of the memory."""
 MAX_STORED_NUMBERS = 2**22
 """Largest number of entries of each kernel that a sub-block stores between two
 levels."""
 MAX_IMAGES = 32
-"""Largest number of images on each side of a sub-block. With this many, the layout
-costs little per pair. """
+"""Largest number of images on each side of a sub-block. With this many, laying out
+tiles costs little per pair."""
 
 
 def kernels(
@@ -334,7 +335,7 @@ def kernels(
         if program.end:
             nngp, ntk = through_rest(program, left, right, (nngp, ntk), same)
         return finite((nngp, ntk))
-    # The tables of all examples exceed the memory, so cut the block.
+    # if the tables of all examples exceed the memory, cut the block
     block = [left.x.new_empty(len(left.x), len(right.x)) for _ in range(2)]
     for row, column in sub_blocks(left, right, max_examples, same):
         itself = same and row == column
@@ -356,11 +357,11 @@ def kernels_of_images(
     threads: int,
     budget: MemoryBudget,
 ) -> Kernels:
-    """Compute the NNGP kernel and the tangent kernel of a block of images: after the
-    layer `program.end`, or of the outputs if `program.end` is None.
+    """Compute the NNGP kernel and the tangent kernel of a block of images. They are the
+    kernels after the layer `program.end`, or of the outputs if `program.end` is None.
 
-    In the second case, apply the remaining layers in torch to one sub-block after the
-    other. If both sides are the same, fill only sub-blocks on and above the diagonal.
+    For the outputs, apply the remaining layers in torch to one sub-block after another.
+    If both sides are the same, fill only sub-blocks on and above the diagonal.
     """
     levels = [tables(level, left, right) for level in program.levels]
     coarse = [
@@ -402,8 +403,8 @@ def sub_block_size(
     """Return the largest number of images on each side of a sub-block
     that fits into the memory.
 
-    Laying out the tiles needs three copies of the fields of each side. Two levels store
-    coarse tiles at a time."""
+    Laying out the tiles needs three copies of the fields of each side. At most two
+    levels store coarse tiles at the same time."""
     layout_bytes = max(table.left[0].nbytes for table in levels)
     stored_numbers = [
         2 * len(level.coarsenings) * pairs.count
@@ -458,8 +459,8 @@ def through_levels(
 
 def pixel_pairs(program: TileProgram, departed: Array) -> Kernels:
     """Return the kernels at all pixel pairs of the last level, [left, right, offset,
-    pixel, offset, pixel, …], with an offset and a pixel axis for each axis of the
-    image."""
+    pixel, offset, pixel, …]. There is an offset axis and a pixel axis
+    for each axis of the image."""
     pairs = program.levels[-1].pairs
     axes: list[int] = []
     for offsets, pixels in zip(pairs.offsets, pairs.pixels, strict=True):

@@ -1,4 +1,5 @@
-"""The operations on one tile: K and Θ at all pixels p for one offset o, as flat arrays.
+"""The operations on one tile. A tile holds the kernels K (NNGP) and Θ (tangent) at all
+pixels p for one offset o, as flat arrays.
 
 Compiled functions take their arguments in named tuples,
 which numba passes without overhead."""
@@ -46,8 +47,9 @@ Index = int | np.signedinteger[Any]
 # The gaps between the rows of a tile represent pixels outside the image: they hold
 # zeros or, in a periodic image, copies of pixels from the opposite side. A window can
 # therefore read its neighbours at fixed distances, even beyond the end of a row. All
-# functions process whole tiles, gaps included. Most activations keep gaps zero, because
-# the variances there are zero; after other operations, CLEAR resets them.
+# functions process whole tiles, including the gaps. Most activations keep the gaps
+# zero, because the variances there are zero. After other operations, CLEAR sets them to
+# zero.
 
 
 class TileShape(NamedTuple):
@@ -73,8 +75,8 @@ class PairFields(NamedTuple):
     Field f of the left example begins at `left_start` + f · `left_pitch`, and of the
     right example at `right_start` + f · `right_pitch`. If examples are vectors, not
     images, each field of the left example is a single number, `numbers`[f]. A
-    correlation within `equal` of 1 counts as 1. The value `equal` = 2 marks an example
-    paired with itself at offset 0, where every correlation is 1."""
+    correlation within the distance `equal` of 1 counts as 1. If an example is paired
+    with itself at offset 0, every correlation is 1, so `equal` is 2."""
 
     left: Array
     right: Array
@@ -87,8 +89,8 @@ class PairFields(NamedTuple):
 
 
 class CompiledProgram(NamedTuple):
-    """The operations of a level, their weights, the number of registers, and `equal` of
-    `PairFields`.
+    """The operations of a level, their weights, the number of registers, and the
+    tolerance `equal` of `PairFields`.
     """
 
     operations: Array
@@ -107,8 +109,8 @@ class Scratch(NamedTuple):
 
 
 class TileGaps(NamedTuple):
-    """The gaps of a tile: `inside` is 1 in the image and 0 in gaps;
-    `halo` lists copied pixels."""
+    """The gaps of a tile. `inside` is 1 in the image and 0 in gaps,
+    and `halo` lists copied pixels."""
 
     inside: Array
     halo: Array
@@ -120,9 +122,9 @@ class TileGaps(NamedTuple):
 #     K′ = a₀a₀ + K Σ_k b_k b_k ρᵏ/(k + 1),    Θ′ = Θ Σ_k b_k b_k ρᵏ
 #
 # Horner's scheme in t runs from the last power to the first. It adds four terms at a
-# time, so that each sum is read and written less often. If σ is odd or even, only every
-# second power occurs, and t = ρ²; otherwise t = ρ. For even σ, `finish_series`
-# multiplies by the remaining factor ρ.
+# time, so that each sum is read and written less often. If the activation σ is odd or
+# even, only every second power occurs, and t = ρ². Otherwise t = ρ. For even σ,
+# `finish_series` multiplies by the remaining factor ρ.
 
 
 @compiled
@@ -158,8 +160,8 @@ def start_series(
 def add_terms(
     sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
-    """Add four terms to the power series of K′ and Θ′. Their coefficients are products
-    b_k b_k of fields of both examples; the first of these fields is `field`."""
+    """Add four terms to the power series of K′ and Θ′. Their coefficients are the
+    products b_k b_k of fields of the two examples, from the field number `field` on."""
     wide()
     value = sums.K
     slope = sums.theta
@@ -197,8 +199,8 @@ def add_terms(
 def add_terms_of_one_vector(
     sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
-    """Add four terms as in `add_terms`, for vectors:
-    the left coefficients are single numbers."""
+    """Add four terms as in `add_terms`, for vectors.
+    The left coefficients are single numbers."""
     wide()
     value = sums.K
     slope = sums.theta
@@ -272,14 +274,14 @@ def apply_series(
     shape: TileShape,
     fields: PairFields,
 ) -> None:
-    """Apply a smooth activation σ by its power series. Its fields are 1/√q (q is the
-    variance), a₀ = E σ, and the coefficients b_k of σ′."""
+    """Apply a smooth activation σ by its power series. Its fields are 1/√q for the
+    variance q, the mean a₀ = E σ, and the coefficients b_k of σ′."""
     weights = program.weights[step]
     field = program.operations[step, 6]
     terms = program.operations[step, 7] - field - 2
     lowest = int(weights[5])
     increment = int(weights[6])  # 2 if only every second power occurs
-    # Leave the margins of the sums zero, because windows read them.
+    # leave the margins of the sums zero, because windows read them
     margin = shape.margin
     sums = Tile(scratch.sum_kernel[margin:], scratch.sum_theta[margin:])
     t = scratch.spare[margin:]
@@ -294,7 +296,7 @@ def apply_series(
     finish_series(tile, sums, shape, fields, field, lowest)
 
 
-# --- Other activations and norms, from fields a₁ and a₂ of the two ends
+# --- Other activations and norms, from fields a₁ and a₂ of the two examples
 #
 #     erf     a = 1/√(1 + 2q), s = 2K a₁a₂:     K′ = (2/π) arcsin s,  Θ′ = Θ (4/π) a₁a₂/√(1 − s²)
 #     GELU    a = 1/√(1 + q),  s = K a₁a₂:      with g = √(1 − s²), A = a₁²a₂², φ = ¼ + arcsin(s)/2π
@@ -361,7 +363,7 @@ def apply_erf(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> N
 
 @compiled
 def apply_gelu(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> None:
-    """Apply GELU; its fields are a = 1/√(1 + q) and the variance q."""
+    """Apply GELU. Its fields are a = 1/√(1 + q) and the variance q."""
     K = tile.K
     theta = tile.theta
     F1 = fields.left
@@ -401,7 +403,7 @@ def apply_gelu(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> 
 def apply_wave(
     tile: Tile, shape: TileShape, fields: PairFields, field: int, constants: Array
 ) -> None:
-    """Apply a sine, a sin(bz + c₀); the constants are a²/2, b² and cos 2c₀."""
+    """Apply a sine, a sin(bz + c₀). The constants are a²/2, b² and cos 2c₀."""
     wide()
     K = tile.K
     theta = tile.theta
@@ -483,8 +485,7 @@ def apply_bent_line(
     fields: PairFields,
     field: int,
 ) -> None:
-    """Apply an affine layer and a piecewise-linear activation,
-    given sums over a window.
+    """Apply an affine layer and a piecewise-linear activation to sums over a window.
 
     If the window has three rows, weights[4] = 1 and the loop adds the sums
     of the rows above and below."""

@@ -12,10 +12,10 @@ from ntkexp.mistake import Mistake
 
 # --- The mean Jacobian of a step.
 #
-# On a step from θ₀ to θ₁ = θ₀ + Δθ, the outputs change by exactly J̄Δθ with the mean
-# Jacobian J̄ = ∫₀¹ J(θ₀ + uΔθ; x) du. A rule replaces this integral by a weighted sum
-# over substeps [u₀, u₁]. The term of a substep is its secant Jacobian, or the tangent
-# Jacobian J(θ₀ + u₀Δθ) if u₀ = u₁. The weights sum to one.
+# In a step from θ₀ to θ₁ = θ₀ + Δθ, the outputs change by exactly J̄Δθ, where J̄ = ∫₀¹
+# J(θ₀ + uΔθ; x) du is the mean Jacobian. A rule replaces this integral by a weighted
+# sum over substeps. A substep goes from u₀ to u₁. Its term is its secant Jacobian, or
+# the tangent Jacobian J(θ₀ + u₀Δθ) if u₀ = u₁. The weights sum to one.
 
 
 class Substep(NamedTuple):
@@ -30,15 +30,15 @@ class Substep(NamedTuple):
 class AbstractRule(Component):
     """A quadrature rule for the mean Jacobian J̄ of a step."""
 
-    # True if J̄Δθ equals the change of the outputs, to rounding
+    # True if J̄Δθ equals the change of the outputs, up to rounding
     closes: ClassVar[bool] = False
 
     @abstractmethod
     def quadrature(
         self, points: int, substeps: int, romberg: int
     ) -> tuple[Substep, ...]:
-        """Return the substeps of a step. Each rule ignores the arguments
-        that it does not need."""
+        """Return the substeps of a step. Each rule ignores
+        the arguments that it does not need."""
 
     @abstractmethod
     def detail(self, points: int, substeps: int, romberg: int) -> str:
@@ -129,8 +129,8 @@ class Secant(AbstractRule):
 
 
 def shares(substeps: int, romberg: int) -> dict[int, float]:
-    """Return the weight of S_m, the average of m secant Jacobians, in Romberg's
-    extrapolation from n = `substeps`, by m = n, n/2, ….
+    """Return the weights of Romberg's extrapolation, by m. The weight for m belongs to
+    S_m, the average of m secant Jacobians, with m = n, n/2, … and n = `substeps`.
 
     >>> shares(2, 1)
     {2: 1.3333333333333333, 1: -0.3333333333333333}

@@ -10,9 +10,9 @@ variances: at 95 % confidence, the interval is then conservative (Bakirov & Szé
 2006, doi:10.1007/s10958-006-0366-5; Ibragimov & Müller 2010,
 doi:10.1198/jbes.2009.08046).
 
-If the values of a quantity lie in a range, the interval is computed on a scale g that
-maps the range onto the real line. The standard error of g(mean) is g′(mean) times that
-of the mean:
+If the values of a quantity lie in a range, the interval is computed on a scale g, which
+maps the range onto the real line. The standard error of g(mean) is g′(mean) times the
+standard error of the mean:
 
     ends = g⁻¹(g(mean) ± t_{ν} g′(mean) s/√n)
     any number         g(v) = v
@@ -20,9 +20,9 @@ of the mean:
     from a to b        g(v) = log((v − a)/(b − v))    shares, cosines
 
 The reported mean is the arithmetic mean. The interval never leaves the range. This
-matters near an end of the range: for shares around 8/9, the plain Student interval lies
-entirely between the true value and that end twice as often as the interval on the scale
-g.
+matters near an end of the range. For example, for shares around 8/9, the plain Student
+interval misses the true value on the side of the end twice as often as the interval on
+the scale g.
 
 >>> estimate = mean_of([1.0, 2.0, 3.0])
 >>> estimate.value, round(estimate.low, 3), round(estimate.high, 3)
@@ -39,10 +39,10 @@ g.
     above, below     the whole interval lies above or below the range
     across           the interval contains an edge of the range, or there is no interval
 
-The laws of sweeps call these results `agrees`, `larger`, `smaller`, `undecided`. Claims
-call them `supported`, `refuted`, `refuted`, `undecided`. The range of an expected
-exponent is exponent ± margin. An upper bound gives (−∞, exponent + margin], a lower
-bound [exponent − margin, ∞).
+In the same order, the laws of sweeps call these results `agrees`, `larger`, `smaller`
+and `undecided`. Claims call them `supported`, `refuted`, `refuted` and `undecided`. The
+range of an expected exponent is exponent ± margin. An upper bound gives (−∞, exponent +
+margin], a lower bound [exponent − margin, ∞).
 
 >>> exponent = Estimate(-0.97, error=0.02, freedom=4)
 >>> ranges = Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper")
@@ -71,10 +71,10 @@ LEVEL = 1 - CONFIDENCE
 ONE_SIDED_LEVEL = LEVEL / 2
 POWER = 0.8
 MAX_REPETITIONS = 1000
-"""If a decision needs more repetitions, their number is not reported."""
+"""If a decision needs more repetitions than this, their number is not reported."""
 ROUNDING = 1e-9
-"""Values that are outside their range by at most this fraction
-of the largest value are clipped."""
+"""Values outside of their range are clipped if the distance is at most this fraction of
+the largest value."""
 LARGEST_LOG = math.log(sys.float_info.max)
 LARGEST_LOG_ODDS = 700.0  # exp overflows for larger numbers
 
@@ -128,8 +128,8 @@ class Scale:
 class Estimate:
     """A value with its standard error and degrees of freedom.
 
-    If the quantity lies `within` a range, its interval is computed
-    on the scale of that range."""
+    If the quantity lies in the range `within`, its interval is computed on
+    the scale g of this range."""
 
     value: float
     error: float = math.nan
@@ -143,7 +143,7 @@ class Estimate:
 
     @property
     def reach(self) -> float:
-        """Half the length of Student's 95 % interval."""
+        """Half of the length of Student's 95 % interval."""
         return self.half_length((1 + CONFIDENCE) / 2)
 
     @property
@@ -155,7 +155,8 @@ class Estimate:
         return self.ends(self.reach)[1]
 
     def interval(self, level: float) -> tuple[float, float]:
-        """Return the ends of the confidence interval with confidence 1 − `level`.
+        """Return the ends of the interval that contains the true value with probability
+        1 − `level`.
 
         >>> [round(end, 3) for end in mean_of([1.0, 2.0, 3.0]).interval(0.01)]
         [-3.73, 7.73]
@@ -171,8 +172,8 @@ class Estimate:
 
     @property
     def scale(self) -> Scale:
-        """The scale of the interval: the identity without a range or at an end
-        of the range."""
+        """The scale of the interval. It is the identity if there is no range, or if the
+        value is at an end of the range."""
         if self.within is None or not self.within[0] < self.value < self.within[1]:
             return Scale()
         return Scale(*self.within)
@@ -192,8 +193,8 @@ class Estimate:
         if self.within is None or not self.within[0] <= self.value <= self.within[1]:
             return low, high
 
-        # If the estimate lies on an end of its range,
-        # the scale is the identity, so clip the interval.
+        # if the estimate is at an end of its range, the scale is the identity, so clip
+        # the interval
         return max(low, self.within[0]), min(high, self.within[1])
 
     def distance_to(self, target: float) -> float:
@@ -219,9 +220,9 @@ def mean_of(values: Sequence[float], within: Range | None = None) -> Estimate:
     """Estimate the mean of independent finite numbers. Without numbers,
     the value is NaN.
 
-    Values that lie outside the range by a rounding error are clipped to the range. If a
-    value lies farther outside, such as a negative value of a user's loss, the range is
-    ignored.
+    Values that are outside of the range by a rounding error are clipped to the range.
+    If a value is farther outside, such as a negative value of a user's loss, the range
+    is ignored.
 
     >>> mean_of([0.9, 1 + 1e-15], SHARE).within, mean_of([0.5, -0.1], POSITIVE).within
     ((0.0, 1.0), None)
@@ -248,7 +249,8 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def student(freedom: int, share: float) -> float:
-    """Return the quantile of Student's distribution at probability `share`."""
+    """Return the quantile of Student's distribution: the number below which the
+    probability is `share`."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import
 
     return float(stdtrit(freedom, share))
@@ -263,8 +265,8 @@ class IntervalComparison:
 
     If the interval lies inside or outside the range, `p` is the probability of an
     estimate at least as far from the edge, given that the true value lies at the edge.
-    If the interval crosses an edge, `more` further repetitions would probably decide;
-    None means more than `MAX_REPETITIONS`."""
+    If the interval crosses an edge, `more` is the number of further repetitions that
+    would probably decide, or None if it exceeds `MAX_REPETITIONS`."""
 
     where: Literal["inside", "above", "below", "across"]
     p: float | None = None
@@ -281,7 +283,7 @@ def compare(
     """Compare the interval of an estimate with the expected range.
 
     The interval lies inside or outside the range if p ≤ `level`/2. An exact estimate
-    (error 0) at an edge lies inside, or outside if `strict`.
+    (error 0) at an edge counts as inside, or as outside if `strict`.
 
     >>> equal = Estimate(0.0, error=0.0, freedom=4)
     >>> edge = Expected(0.0, 0.0, "lower")
@@ -303,7 +305,8 @@ def compare(
     if p_inside <= level / 2:
         return IntervalComparison("inside", p_inside)
 
-    # Outside: the estimate lies far enough beyond one edge.
+    # Decide for "outside" if the estimate lies far enough beyond one edge of the
+    # expected range.
     below_low = tail_probability(estimate, to_low)
     above_high = tail_probability(estimate, -to_high)
     p_outside = min(below_low, above_high)
@@ -326,7 +329,8 @@ def tail_probability(estimate: Estimate, distance: float) -> float:
 
 
 def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
-    """Return the number of further repetitions that decide with 80 % probability.
+    """Return the number of further repetitions with which the result is decided with
+    probability 80 %.
 
     Assume that the value and the standard deviation s stay the same.
     The total m is the smallest number with

@@ -118,7 +118,8 @@ WORD_OF_PLACE = {
     "below": "smaller",
     "across": "undecided",
 }
-"""The verdict on an exponent, by the result of `compare` with the range of theory."""
+"""The verdict on an exponent, by the position of its interval relative to the range of
+theory (see `compare`)."""
 
 SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}
 

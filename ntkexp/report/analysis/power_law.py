@@ -39,9 +39,9 @@ Unit: TypeAlias = NDArray[np.int64]
 class PowerLaw:
     """The coefficients of a fitted power law, and the size of the sample.
 
-    A unit is an independent repetition: a seed, or several seeds that were run at one x
-    each (see `units`). `left_out` counts the runs whose y is not positive and finite,
-    and the runs of units that were not used."""
+    A unit is an independent repetition: a seed, or several seeds that were run at a
+    single x each (see `units`). `left_out` counts the runs that were not used: runs
+    whose y is not positive and finite, and runs of unused units."""
 
     exponent: Estimate
     prefactor: float
@@ -117,10 +117,10 @@ def units(x: Array, seeds: NDArray[np.int64]) -> list[Unit]:
     """Group runs into independent units, given the value of x and the seed of each run.
 
     Runs with the same seed have correlated errors, so each seed is one unit, even if it
-    was not run at every x. The slope of a seed does not depend on errors that its runs
-    share, such as a kernel that is large at every width. A seed with a single x has no
-    slope. If fewer than two seeds were run at several x, seeds with a single x are
-    combined: the k-th seeds at all x form one unit.
+    was not run at every x. An error that all runs of a seed share, such as a kernel
+    that is large at every width, does not change the slope of the seed. A seed with a
+    single x has no slope. If fewer than two seeds were run at several x, seeds with a
+    single x are combined: the k-th seeds at all x form one unit.
 
     >>> seeds = np.array([0, 0, 1, 1, 2])
     >>> [unit.tolist() for unit in units(np.array([1.0, 2.0, 1.0, 2.0, 1.0]), seeds)]
@@ -151,10 +151,10 @@ def unit_weights(
 ) -> tuple[list[Unit], Array]:
     """Choose the most informative units. Return them and their least-squares weights.
 
-    The weights have shape [unit, coefficient, run]; weights[unit, coefficient] @ log y
-    is the coefficient of the unit. The weights of the runs of other units are 0. The
-    information of a unit is the inverse variance of its last coefficient, for noise of
-    variance 1."""
+    The weights have the shape [unit, coefficient, run], so that weights[unit,
+    coefficient] @ log y is the coefficient of the unit. A unit has weight 0 for the
+    runs of other units. The information of a unit is the inverse variance of its last
+    coefficient, for noise of variance 1."""
     runs, coefficients = columns.shape
     weights = np.zeros((len(candidates), coefficients, runs))
     for k, unit in enumerate(candidates):

@@ -48,8 +48,11 @@ MEASURES = {
 LAYER = "weights_moved."
 SHARES = {
     *("accuracy", "accuracy_query", "pattern_change", "selectivity"),
-    # cosines between kernels that are ≥ 0
-    *("alignment", "limit_alignment", "label_alignment"),
+    *(
+        "alignment",
+        "limit_alignment",
+        "label_alignment",
+    ),  # cosines between kernels, which are ≥ 0
 }
 FROM_ONE = {"condition", "effective_rank"}
 

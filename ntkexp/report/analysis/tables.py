@@ -35,7 +35,7 @@ RUN_COLUMNS = ("run", "seed", "state", "reason")
 class Analysis:
     """The tables and laws of a sweep.
 
-    `draws` states what differs between seeds: weights, or also data.
+    `draws` describes what a seed draws at random: only weights, or also data.
     """
 
     sweep: Sweep
@@ -74,21 +74,22 @@ def write_tables(path: Path) -> tuple[Path, ...]:
     sweep = read_sweep(path)
     folders = [run.folder for run in sweep.runs]
     loaded = zip(folders, load_runs(folders), strict=True)
-    # the row of an unreadable run contains only its state
+    # the row of a run that cannot be read contains only its state
     runs = {folder: run for folder, run in loaded if not isinstance(run, Mistake)}
     return save(analyse(sweep, runs), path.parent)
 
 
 def draws(runs: Iterable[Run]) -> str:
-    """Describe what the seeds of the runs draw: weights only, or weights and data."""
+    """Describe what the seeds of the runs draw at random:
+    only weights, or weights and data."""
     return drawn_words(
         run.config.get("data", {}).get("seed") is not None for run in runs
     )
 
 
 def drawn_words(fixed: Iterable[bool]) -> str:
-    """Describe what seeds draw. `fixed` is True
-    for each run whose data have a fixed seed.
+    """Describe what seeds draw at random. `fixed` is True for each run whose data have
+    a fixed seed.
 
     >>> drawn_words([True, True]), drawn_words([False])
     ('each drawing weights alone, on the same data', 'each drawing weights and data')
@@ -133,7 +134,7 @@ def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
 def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each point of the sweep.
 
-    Counts are the numbers of runs that have the quantity.
+    The count of a quantity is the number of runs that have it.
     """
     names = [str(name) for name in table if name not in (*sweep.axes, *RUN_COLUMNS)]
     columns = {name: table[name].to_numpy(dtype=float) for name in names}
@@ -161,9 +162,9 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
 #     difference   mean of b − a
 #     ratio        exp of the mean of log b/a, if all numbers are positive
 #
-# Both have intervals over seeds. The last row of a quantity summarises all points. It
-# uses the seeds that have a pair at every point, and first averages the pairs of each
-# seed, because they are not independent.
+# Both have intervals over seeds. The last row of each quantity is a summary over all
+# points. It uses only the seeds that have a pair at every point. The pairs of one seed
+# are not independent, so they are averaged first.
 
 
 def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
@@ -179,7 +180,7 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
         pairs = first.runs.merge(
             second.runs, on=[*axes, "seed"], suffixes=("", " of the second"), sort=False
         )
-    except ValueError:  # an axis has texts in one sweep and numbers in the other
+    except ValueError:  # the axis has texts in one sweep, and numbers in the other
         pairs = pd.DataFrame()
     if pairs.empty:
         raise Mistake(

@@ -1,7 +1,7 @@
 """HTML pages of runs, claims and explanations, and the same tables in Markdown.
 
-A page is one file that contains its styles, script and pictures. Its content security
-policy forbids all other content.
+A page is a single file that contains its styles, script and pictures. Its content
+security policy forbids any other content.
 
     outputs/report/index.html           the page of runs
     outputs/report/<sweep>.<picture>.*  the pictures of sweeps (SVG), and their data (CSV)
@@ -104,11 +104,11 @@ from ntkexp.text import listed, short
 HERE = Path(__file__).parent
 CLAIMS = "claims.html"
 SCRIPTS = ("tables.js", "pictures.js", "pdf.js", "curves.js", "start.js")
-TABLE_ROWS_AT_ONCE = 25  # rows of a table that are visible at a time
-MAX_CHIPS = 6  # settings of a run that are visible; the others fold away
+TABLE_ROWS_AT_ONCE = 25  # number of rows of a table that are visible at a time
+MAX_CHIPS = 6  # number of settings of a run that are visible; the others are folded
 SHOWN_TEXTS = 8  # number of training texts that are shown in full
-EXPLAINED_RUNS = 4  # runs with explanations, per page
-EXPLAINED_QUERIES = 3  # explained queries per run
+EXPLAINED_RUNS = 4  # number of runs with explanations on a page
+EXPLAINED_QUERIES = 3  # number of explained queries per run
 MAX_EXPLAINED_EXAMPLES = 2000  # runs with more training examples are not explained
 MAX_EXPLAINED_NUMBERS = 2**26  # runs with more contributions are not explained
 
@@ -124,7 +124,7 @@ def write(material: Material, folder: Path, command: str) -> Path:
     for analysis in material.analyses:
         save(analysis, folder)
     write_atomically(folder / "runs.csv", format_csv(combined(material.runs)))
-    # a page of several runs without sweeps has a picture of all runs
+    # the first picture: a page of several runs without sweeps has a picture of all runs
     first = None
     if len(material.runs) > 1 and not material.analyses:
         first = strip(material.runs)
@@ -190,8 +190,8 @@ def write_explanations(
     page: Path,
     command: str,
 ) -> Path:
-    """Write the page with the explanations of a run, and link the report to it.
-    Return its path."""
+    """Write the page with the explanations of a run, and add a link to it to the
+    report. Return its path."""
     # a sentence on the agreement of predicted leave-out effects with retrainings
     check = ""
     picture = None
@@ -235,13 +235,13 @@ def write_explanations(
 
 
 NO_LINK = Markup('<span id="explained-{}"></span>')
-"""The place of a link from a run in the report to its explanations,
-which may come later."""
+"""Marks the place in the report for a link from a run to its explanations,
+which may be written later."""
 
 
 def explanation_link(anchor: str, page: Path, folder: Path) -> Markup:
-    """Return the link from a run in the report to the page of its explanations,
-    if that exists."""
+    """Return the link from a run in the report to the page of its
+    explanations, if this page exists."""
     if not page.is_file():
         return NO_LINK.format(anchor)
     href = link(page, folder)
@@ -362,8 +362,9 @@ def points_of_run(run: Run, anchor: str) -> list[View]:
 
 def run_view(run: Run, anchor: str, folder: Path) -> View:
     seconds = dict[str, float]()
-    # timings are optional, and DONE.json has no checksum of them
-    with suppress(Mistake):
+    with suppress(
+        Mistake
+    ):  # timings are optional, and DONE.json has no checksum for them
         seconds = of_machines(read_timings(run.path / "timings.csv"))
     ladder = tabulate_ladder(run.ladder, seconds)
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
@@ -429,7 +430,8 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
 
 
 def without_failed_fits(analysis: Analysis) -> Analysis:
-    """Drop the laws that could not be fitted if runs of the sweep are still missing."""
+    """If runs of the sweep are still missing, drop the
+    laws that could not be fitted."""
     if all(run.state in ("done", "failed") for run in analysis.sweep.runs):
         return analysis
     return replace(
@@ -628,7 +630,7 @@ def claim_view(
             "main.csv",
         )
     except (Mistake, OSError, UnicodeDecodeError):
-        # no picture: the file is missing, or contains elements that are not allowed
+        # no picture: its file is missing, or contains elements that are not allowed
         pass
 
     files = [*sorted(path.name for path in record.path.glob("*.csv")), VERDICT]

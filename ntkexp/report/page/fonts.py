@@ -1,8 +1,8 @@
-"""The fonts in PDF files that a page writes: the letters of its pictures,
-cut out of DejaVu Sans.
+"""The fonts of the PDF files that a page writes. They contain only the letters of its
+pictures.
 
-matplotlib draws with DejaVu Sans and brings its files. The browser cannot read them, so
-the page contains the needed letters."""
+matplotlib draws with DejaVu Sans and contains its files. The browser cannot read these
+files, so the page itself contains the letters that it needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fontTools import subset
 from matplotlib.font_manager import FontProperties, findfont
 
 ALWAYS = string.printable.strip() + " −"
-"""Letters of pictures that the browser draws: numbers and names of runs."""
+"""Letters of the pictures that the browser draws, which
+contain numbers and names of runs."""
 WEIGHTS = ("normal", "bold")
 DROPPED_TABLES = (
     "FFTM",
@@ -39,8 +40,8 @@ def with_fonts(page: str) -> str:
 
 
 def cut(weight: str, text: str) -> str:
-    """Return an element with the letters of a text: a TrueType font in base64, and for
-    each letter "code:glyph:advance", with 1000 units per em."""
+    """Return an element with the letters of a text. It contains a TrueType font in
+    base64, and "code:glyph:advance" for each letter, with 1000 units per em."""
     options = subset.Options(
         hinting=False, layout_features=[], notdef_outline=True, recalc_timestamp=False
     )

@@ -109,7 +109,7 @@ REFERRED = re.compile(r"(?:url\(|href=\")#([\w.-]+)")
 ID_ATTRIBUTE = re.compile(r' id="([^"]*)"')
 COLOURED = re.compile(r"(fill|stroke): #([0-9a-f]{6})")
 STYLED = re.compile(r'style="[^"]*"')
-# a coordinate with many decimals; a colon would mean a style
+# a coordinate with many decimals; a text with a colon would be a style
 LONG = re.compile(r'="[^":]*\.\d{3}[^":]*"')
 DIGITS = re.compile(r"(\.\d\d)\d+")
 INDENTED = re.compile(r"\n\s+")
@@ -119,7 +119,8 @@ MARKERS = re.compile(
 )
 NOT_INHERITED = re.compile(r"[\"\s](?:opacity|clip-path)\s*:")
 FONT = "font-family: 'DejaVu Sans'"
-# hexadecimal digits; two of a thousand pictures collide with probability 5e-7
+# number of hexadecimal digits; with this many, two of a thousand pictures collide with
+# probability 5e-7
 PREFIX_LETTERS = 10
 
 PALETTE = frozenset({
@@ -130,8 +131,8 @@ PALETTE = frozenset({
 """Colours that style.css replaces in dark mode."""
 
 VISIBLE_HUES = frozenset({"0060e0", "0898f8", "209850", "d07808", "b83820", "c038b0"})
-"""Colours of `report.plots.style` with contrast 3 on light and dark pages;
-text needs 4.5."""
+"""Colours of `report.plots.style` with a contrast of 3 on light and on dark pages. This
+suffices for lines; text needs a contrast of 4.5."""
 
 
 def inline(svg: str, prefix: str, title: str) -> Markup:
@@ -148,7 +149,7 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
     text = DROPPED.sub("", svg[start : end + len("</svg>")])
     refuse_other(text)
     text = unique_ids(text, prefix)
-    # use the colours and font of the page, and round coordinates to 0.01 pt
+    # use the colours and the font of the page, and round coordinates to 0.01 pt
     text = STYLED.sub(themed, text).replace(FONT, "font-family: var(--plot-font)")
     text = LONG.sub(lambda match: DIGITS.sub(r"\1", match[0]), text)
     text = MARKERS.sub(share_style, INDENTED.sub("\n", text))
@@ -166,8 +167,8 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
 
 
 def unique_ids(text: str, prefix: str) -> str:
-    """Number the referenced ids, after a digest of `prefix`,
-    and remove all other ids."""
+    """Replace the ids that are referenced by a digest of `prefix` and a
+    number. Remove all other ids."""
     digest = hashlib.sha256(prefix.encode()).hexdigest()[:PREFIX_LETTERS]
     names = dict.fromkeys(REFERRED.findall(text))
     short = {name: f"i{digest}-{k}" for k, name in enumerate(names)}
@@ -184,8 +185,8 @@ def unique_ids(text: str, prefix: str) -> str:
 
 
 def share_style(match: re.Match[str]) -> str:
-    """Move the style of markers to their group,
-    if all have the same one and can inherit it."""
+    """Move the style of markers to their group, if all markers have the same style and
+    can inherit it."""
     markers = match["markers"]
     styles = set(STYLED.findall(markers))
     if len(styles) != 1 or markers.count("style=") != markers.count("<use "):
@@ -241,12 +242,13 @@ SOURCES = {
     "spectrum": "metrics.csv",
     "time_profile": "metrics.csv",
 }
-"""The file with the data of a picture, if the picture has no CSV file of its own."""
+"""The file with the data of a picture that has no CSV file with the same name."""
 
 
-# total size of the embedded pictures of runs; further pictures are linked
+# maximum total size of the embedded pictures of runs; further pictures are linked
 MAX_PICTURE_BYTES = 4_000_000
-LEAST_COMPRESSION = 0.3  # no picture on a page is smaller than this share of its file
+# a compressed picture is assumed to have at least this fraction of the size of its file
+LEAST_COMPRESSION = 0.3
 
 
 @dataclass(frozen=True)
@@ -281,8 +283,8 @@ def pictures_of_runs(
 ) -> dict[Path, tuple[Shown, ...]]:
     """Return the pictures in the folders of runs, by run, up to `MAX_PICTURE_BYTES`.
 
-    The smallest picture of each run comes first, then the second smallest of each run,
-    and so on. So every run has some pictures before one run has all."""
+    First take the smallest picture of each run, then the second smallest of each run,
+    and so on. So every run has some pictures before any run has all."""
     candidates = []
     for order, run in enumerate(runs):
         by_size = sorted(

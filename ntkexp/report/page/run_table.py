@@ -1,8 +1,8 @@
 """The table of all runs on the first screen: settings as chips,
 a curve of the loss, and errors.
 
-Runs with the same components stand together. A row also carries the curves of its run
-as text, so that the page can draw the curves of several runs in one picture."""
+Runs with the same components are grouped. A row also contains the curves of its run as
+text, so that the page can draw the curves of several runs in one picture."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ CURVES = {
 """The columns of metrics.csv whose curves are on the page, with their names in words.
 The first one that a run has is drawn in its row. """
 LOG_CURVES = frozenset({"loss", "loss_query"})
-MAX_CURVE_POINTS = 48  # points of a curve on the page
-CURVE_DIGITS = 4  # significant digits of a point
+MAX_CURVE_POINTS = 48  # maximum number of points of a curve on the page
+CURVE_DIGITS = 4  # number of significant digits of a point
 SPARK_WIDTH, SPARK_HEIGHT = 96, 24  # pixels
 MACHINES = {
     "secant": "secant",
@@ -121,7 +121,7 @@ def run_table(runs: Sequence[Run], anchors: Mapping[Path, str]) -> RunTable:
     return RunTable(caption, tuple(columns.values()), tuple(groups), names)
 
 
-# --- Chips: the settings that set a run apart.
+# --- Chips: the settings in which a run differs from other runs.
 
 
 def chips_by_run(group: RunGroup) -> dict[Path, tuple[Chip, ...]]:
@@ -166,7 +166,8 @@ def columns_of(runs: Sequence[Run]) -> dict[str, Column]:
         if row.relative_error is not None
     )
     machines = [name for name in MACHINES if name in present]
-    if not machines:  # only machines of other packages: show the first ones
+    # if there are only kernel machines of other packages, show the first ones
+    if not machines:
         machines = list(present)[: len(MACHINES)]
     for name in machines:
         columns[name] = Column(MACHINES.get(name, spoken(name)))
@@ -207,8 +208,8 @@ def row_of(
 
 
 def steps_of(run: Run) -> int | None:
-    """Return the number of steps. A run also measures the end;
-    a followed loop measures its steps."""
+    """Return the number of steps. (The metrics of a run have a further row for the end.
+    The terms of a followed loop do not.)"""
     if not len(run.metrics):
         return None
     last = int(run.metrics["step"].iloc[-1])

@@ -12,9 +12,9 @@ attribution_plots    the pictures of `found.plot`
 figures, together    the pictures of a run, of a sweep, a file each
 run_plots            the pictures of `run.plot`, of many runs and of ensembles
 
-This module imports matplotlib before any other file does, without the settings of the
-user: `matplotlibrc` files, MATPLOTLIBRC and MPLBACKEND are ignored, because an invalid
-backend would make the import fail."""
+This module imports matplotlib before any other file does. During this import, the
+settings of the user (`matplotlibrc` files, MATPLOTLIBRC and MPLBACKEND) are ignored,
+because an invalid backend would make it fail."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-# without a home folder, matplotlib would log a warning about its cache folder
+# without a home folder, matplotlib would warn about its cache folder
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 SETTINGS = "matplotlibrc"
@@ -40,12 +40,12 @@ def without_settings() -> Iterator[None]:
     }
     exists, spec = os.path.exists, find_spec("matplotlib")
     if spec is not None and spec.origin is not None:
-        # MATPLOTLIBRC takes precedence over the file in the home folder
+        # MATPLOTLIBRC has precedence over the file in the home folder
         os.environ["MATPLOTLIBRC"] = str(
             Path(spec.origin).parent / "mpl-data" / SETTINGS
         )
-    # matplotlib reads a file in the working folder first. Hide that file; changing the
-    # working folder would affect other threads.
+    # matplotlib first reads a file in the working folder. Hide this file. (Changing the
+    # working folder would affect other threads.)
     os.path.exists = lambda path: path != SETTINGS and exists(path)
     try:
         yield

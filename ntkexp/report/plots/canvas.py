@@ -1,5 +1,5 @@
 """The place of a picture: a new figure in the style of this package,
-or axes of the user."""
+or axes that the user provides."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Canvas:
     """
 
     ax: Axes | None = None
-    """Axes of the user. If a picture has several panels,
-    they divide the place of these axes."""
+    """The user's axes. If a picture has several panels, they
+    divide the place of these axes."""
     title: str | None = None
-    """A title of the user, instead of that of the picture."""
+    """The user's title, which replaces the title of the picture."""
     grid: NDArray[Any] = field(default_factory=lambda: np.empty((0, 0), dtype=object))
     subfigure: SubFigure | None = None
-    """The place of the axes of the user, if several panels divide it."""
+    """The place of the user's axes, if several panels divide it."""
 
     @property
     def is_new(self) -> bool:
@@ -76,7 +76,7 @@ class Canvas:
         return self.grid
 
     def finish(self, title: str, caption: str = "") -> Figure:
-        """Write the title and the caption. Axes of the user get no caption."""
+        """Write the title and the caption. The user's axes get no caption."""
         if self.ax is None:
             heading(self.figure, self.title or title, caption)
         elif self.subfigure is not None:
@@ -87,7 +87,7 @@ class Canvas:
 
 
 def subfigure_of(ax: Axes) -> SubFigure:
-    """Return a figure in the place of axes, which are hidden."""
+    """Hide the axes, and return a subfigure in their place."""
     place = ax.get_subplotspec()
     if place is None:
         raise WrongArgument(

@@ -1,5 +1,5 @@
-"""Two panels for relative errors: a strip for errors that are only rounding,
-and a log axis for the others.
+"""Two panels for relative errors: a strip for errors that are only rounding errors, and
+a log axis for all others.
 
 One log axis for both would spend most of its width
 on the empty decades between 1e-12 and 1e-4."""
@@ -28,14 +28,14 @@ from ntkexp.text import spoken
 
 CONTROLS = "controls"  # the label of the empty row above the controls
 STRIP_WIDTH = 0.22  # width of the strip, relative to the log axis
-# least length of the log axis, so that at least two ticks have labels
+# minimum length of the log axis, so that at least two ticks have labels
 FEWEST_DECADES = 2
 
 
 @dataclass(frozen=True)
 class ErrorPanels:
-    """The axes of a row for each kernel machine.
-    `strip` is None if no error is only rounding."""
+    """Axes with a row for each kernel machine. `strip` is None
+    if no error is only rounding."""
 
     strip: Axes | None
     axes: Axes

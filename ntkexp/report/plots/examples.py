@@ -65,7 +65,7 @@ EXAMPLE_SPACING = 147
 class Explained:
     """A query, and the examples with the largest contributions to its output."""
 
-    # the reason for showing the query, such as "surest", or its name, such as "query 3"
+    # reason for showing the query, such as "surest", or its name, such as "query 3"
     role: str
     prediction: str  # name and value of the explained output, as text
     point: Example
@@ -110,8 +110,8 @@ def pictures(rows: list[Explained], canvas: Canvas) -> None:
         bottom = (
             height - TITLE_PIXELS - ROW_PIXELS * (down + 1) + ROW_PIXELS - IMAGE_PIXELS
         )
-        # label: the class (with its phase if that fits), the role of the query,
-        # and its output
+        # the labels: the class (with its phase if that fits), the role of the query,
+        # and the query's output
         name = row.point.label
         if len(name) > MAX_LABEL_LETTERS:
             name = row.point.name
@@ -208,7 +208,8 @@ def bars(rows: list[Explained], canvas: Canvas) -> None:
 
 
 def ink(value: float) -> str:
-    """Return blue for a part that raises the output, and vermilion for the opposite."""
+    """Return blue for a part that raises the output, and
+    vermilion for a part that lowers it."""
     if value >= 0:
         return BLUE
     return VERMILION

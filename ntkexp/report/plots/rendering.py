@@ -1,6 +1,6 @@
 """Render a figure as SVG, with the values of points and bars as tooltips, or as PNG.
 
-Bytes are reproducible.
+Equal figures give equal bytes.
 """
 
 from __future__ import annotations
@@ -74,20 +74,20 @@ def render(figure: Figure, kind: str) -> bytes:
 
 
 POINTS = 500
-"""Lines with more points get no tooltips: their points overlap,
-and the file size would double."""
+"""Lines with more points than this get no tooltips. Their points would overlap, and the
+file size would double."""
 GROUP = re.compile(
     r'<g id="(values-\d+)">(.*?)</g>\s*</g>|<g id="(bar-\d+)">(.*?)</g>', re.S
 )
 USED = re.compile(r'(<use [^>]*?x="([-\d.]+)" y="([-\d.]+)"[^>]*?)/>')
 
 Values: TypeAlias = dict[str, str | dict[tuple[int, int], str]]
-"""Texts of tooltips by SVG group: one text for a bar,
-or texts by position (0.1 pt) for a line."""
+"""Texts of tooltips, by the id of an SVG group. A bar has one text. A line has a text
+for each position (in units of 0.1 pt)."""
 
 
 def values_of(figure: Figure) -> Values:
-    """Set SVG ids of all bars and of all lines with markers.
+    """Set SVG ids for all bars and all lines with markers.
     Return the texts of their tooltips."""
     values: Values = {}
     height = 72 * figure.get_figheight()
@@ -122,8 +122,8 @@ def values_of(figure: Figure) -> Values:
 
 
 def value_in_words(axes: Axes, x: float, y: float) -> str:
-    """Describe a point by its coordinates: a tick label that is a name,
-    or axis label and number.
+    """Describe a point by its coordinates. Use the tick label if it is a name, else the
+    axis label and the number.
 
     >>> axes = Figure().subplots()
     >>> _ = axes.set(xlabel="step", ylabel="loss")

@@ -44,8 +44,8 @@ Draw: TypeAlias = Callable[[Run, Canvas], Figure | None]
 
 
 def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
-    """Yield the pictures of a sweep, which the modules in `together` draw.
-    Power laws come first."""
+    """Yield the pictures of a sweep, which the modules in `together`
+    draw. Power laws come first."""
     with house_style():
         for name in sorted(module_names(together), key=lambda name: name != "laws"):
             module = import_module(f"{together.__name__}.{name}")
@@ -54,8 +54,8 @@ def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture
 
 
 def gallery() -> Iterator[tuple[str, Draw]]:
-    """Yield the name and the function `draw` of each module in `figures`:
-    the pictures of a run."""
+    """Yield the pictures of a run: the name and the function `draw` of
+    each module in `figures`."""
     for name in module_names(figures):
         yield name, import_module(f"{figures.__name__}.{name}").draw
 
@@ -187,7 +187,7 @@ def strip(runs: Sequence[Run]) -> Picture | None:
                 numbers = (row.relative_error, is_exact, row.control)
                 rows[k, row.machine] = (run.name, row.machine, row.split, *numbers)
     columns = ["run", "machine", "split", "relative_error", "exact", "control"]
-    # index by run number, because two runs may have the same name
+    # index by the number of the run, because two runs may have the same name
     table = pd.DataFrame(rows.values(), [k for k, _ in rows], columns)
     if not np.isfinite(table["relative_error"].to_numpy(dtype=float)).any():
         return None
@@ -269,8 +269,8 @@ def strip_title(table: pd.DataFrame, runs: int) -> str:
     return brief(title, f"Nearest to the network: {len(first)} machines{where}")
 
 
-# --- Which Gaussian process do trained networks follow? One panel
-# for each kind of networks:
+# --- Which Gaussian process do trained networks follow? There is one panel for each
+# kind of networks:
 #
 #     faint lines    single networks
 #     band           mean ± 2 standard deviations of the process that theory predicts
@@ -297,7 +297,7 @@ class Theory:
 @dataclass(frozen=True)
 class Panel:
     """The content of one panel: the networks, the Gaussian process that theory predicts
-    for them, and the other processes."""
+    for them, and other processes."""
 
     title: str
     networks: NDArray[np.float64]  # outputs, [network, input]

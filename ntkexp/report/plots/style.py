@@ -26,12 +26,13 @@ from numpy.typing import NDArray
 
 from ntkexp.text import short
 
-# --- Settings of matplotlib, sizes and colours. Files are reproducible byte by byte.
+# --- Settings of matplotlib, sizes and colours. With them, equal figures give equal
+# files, byte by byte.
 
 
 SUPERSCRIPTS = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
-LEAST = 1e-17  # smaller errors, also 0, are drawn here on a log axis
+NARROW, WIDE = 3.3, 6.8  # widths of one column and of two columns of a paper, in inches
+LEAST = 1e-17  # on a log axis, smaller errors, including 0, are drawn here
 
 RC = RcParams(
     {
@@ -69,7 +70,8 @@ HOUSE = {
 so that no setting of the user has an effect."""
 
 ON_DARK, ON_LIGHT = "#fdfdfd", "#020202"
-"""Text on coloured areas. A page does not change it with its background."""
+"""Colours of text on coloured areas. A page does not change them
+together with its background."""
 BLACK, GREY, PALE = "#000000", "#808080", "#d9d9d9"
 BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE = (
     "#0060e0",
@@ -82,16 +84,16 @@ BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE = (
 COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
 """Colours of lines, in the order of their use.
 
-They and grey have a contrast of at least 3 on white and on a dark page. Readers with
-normal vision, protanopia or deuteranopia see a distance of at least 20 in CIELAB
-between any two, with tritanopia of at least 18. """
+These colours and grey have a contrast of at least 3 on white and on a dark page. Any
+two of them have a distance of at least 20 in CIELAB for readers with normal vision,
+protanopia or deuteranopia, and of at least 18 with tritanopia."""
 
 Dashes: TypeAlias = str | tuple[float, tuple[float, ...]]
 SOLID, DASHED, DOTTED = "-", (0, (4, 1.5)), (0, (1, 1.2))
 DASHES: tuple[Dashes, ...] = (SOLID, DASHED, DOTTED, (0, (5, 1, 1, 1)))
 
-# Kernel machines of one family share a colour,
-# and their lines differ in dashes. The network is black.
+# Kernel machines of one family share a colour, but their lines have different dashes.
+# The network is black.
 COLOUR = {
     "secant": BLUE,
     "gauss": SKY,
@@ -114,10 +116,11 @@ LINE = {
     "rbf_regression": DASHED,
 }
 APART = 0.25
-"""Readers can distinguish two colours with at least this distance
-in RGB (each channel in [0, 1]). """
+"""Minimum distance of two colours in RGB (each channel in [0,
+1]) that readers can distinguish."""
 LUMINANCE = 0.2
-"""The luminance of other colours. Their contrast is 4.2 on white and on a dark page."""
+"""The luminance of all colours that are not fixed. Their contrast is then 4.2 on white
+and on a dark page."""
 
 
 def colour(machine: str) -> str:
@@ -149,8 +152,8 @@ SEQUENCE = LinearSegmentedColormap.from_list(
 
 
 def shade(k: int, count: int) -> str:
-    """Return the colour of the k-th of several lines that have an order,
-    from blue to orange.
+    """Return the colour of line k out of `count` lines that have an order, from blue to
+    orange.
 
     >>> shade(0, 3), shade(2, 3)
     ('#0060e0', '#d07808')
@@ -159,8 +162,8 @@ def shade(k: int, count: int) -> str:
 
 
 def hashed_colour(name: str) -> str:
-    """Choose a hue from the digest of a name.
-    The colour differs visibly from all fixed colours.
+    """Choose a hue from the digest of a name, so that the colour differs visibly from
+    all fixed colours.
 
     >>> hashed_colour("my_machine") == hashed_colour("my_machine") != hashed_colour("your_machine")
     True
@@ -245,8 +248,8 @@ def style_of_user(style: Style | None, *, is_house: bool) -> Iterator[None]:
 
 
 class LogLabels(Formatter):
-    """Labels of a log axis: powers of ten, or 1,
-    2 and 5 times these if fewer than two are in view.
+    """Labels of a log axis: powers of ten. If fewer than two of these are in view, also
+    2 and 5 times powers of ten.
 
     >>> labels = LogLabels()
     >>> labels.axis = Figure().subplots().xaxis
@@ -279,13 +282,13 @@ class LogLabels(Formatter):
 
 
 PLAIN = 1e-3, 1e4
-"""Labels of numbers in this range have no exponent,
-if multiples of powers are labelled."""
+"""If multiples of powers of ten are labelled, numbers in this range are
+written without an exponent."""
 
 
 def labelled_factors(low: float, high: float) -> tuple[int, ...]:
-    """Return the multiples of powers of ten that get a label.
-    () means that all ticks get one.
+    """Return the multiples of powers of ten that get a label. () means that all ticks
+    get a label.
 
     >>> labelled_factors(0.05, 20), labelled_factors(0.3, 3), labelled_factors(0.3, 0.45)
     ((1,), (1, 2, 5), ())
@@ -305,11 +308,15 @@ def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
     axis.set_minor_formatter(LogLabels())
 
 
-LONGEST_TITLE = 60  # letters; numbers and remarks belong into the caption
+# maximum number of letters; numbers and remarks belong in the caption
+LONGEST_TITLE = 60
 CAPTION_MARGIN_INCHES = 0.06
 POINTS_PER_INCH = 72
 # mean width of a letter, relative to the size of the font
-BOLD_LETTER, SMALL_LETTER = 0.643, 0.54
+BOLD_LETTER, SMALL_LETTER = (
+    0.643,
+    0.54,
+)
 CAPTION_SPACING = 1.35  # distance of lines, relative to the size of the font
 
 
@@ -378,7 +385,7 @@ def caption_of(figure: Figure) -> str:
 
 
 def brief(title: str, otherwise: str) -> str:
-    """Return the title, or another one if it is too long.
+    """Return the title, or `otherwise` if the title is too long.
 
     >>> brief("Exact to rounding: secant", "One is exact"), brief("long " * 20, "One is exact")
     ('Exact to rounding: secant', 'One is exact')
@@ -391,7 +398,7 @@ def brief(title: str, otherwise: str) -> str:
 def wrapped(text: str, width: int) -> list[str]:
     """Break a text into as few lines as the width allows, of about equal length.
 
-    Keep "5 %" on one line.
+    Do not break between a number and "%".
 
     >>> wrapped("one two three four", 16)
     ['one two', 'three four']
@@ -427,7 +434,7 @@ def step_axis(axes: Axes, last: int) -> None:
 
 
 def machine_rows(axes: Axes, labels: Mapping[int, str]) -> None:
-    """Label rows from top to bottom, and set ticks at powers of ten."""
+    """Label the rows from top to bottom, and set ticks at powers of ten."""
     axes.xaxis.set_major_locator(LogLocator(numticks=6))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks(list(labels), list(labels.values()))
@@ -444,7 +451,7 @@ def write_beside(axes: Axes, text: str, height: float, color: str = BLACK) -> No
 
 def tick(axes: Axes, positions: list[float]) -> None:
     """Set ticks at `positions`. If there are more than seven,
-    set ticks at evenly spaced ones."""
+    use only some, evenly spaced."""
     every = -(-len(positions) // 7)
     axes.set_xticks(
         positions[::every], [short(position) for position in positions[::every]]
@@ -466,7 +473,7 @@ class End(NamedTuple):
 
 
 def name_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Write labels to the right of the axes, apart from each other."""
+    """Write labels to the right of the axes, so that they do not overlap."""
     heights = np.array([end.height for end in ends])
     axes.autoscale_view()  # compute the automatic limits now
     points = np.column_stack([np.ones_like(heights), heights])
@@ -487,12 +494,13 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
 END_LABEL = "end-label"
 LINE_SPACING = 1.25
 LAYOUT_SHARE = 0.8
-"""Axes are at least this fraction of their default height,
-after titles and labels have a place."""
+"""Axes keep at least this fraction of their default height after
+titles and labels are placed."""
 
 
 def gap_of_labels(axes: Axes) -> float:
-    """Return the distance of two labels of one line, in units of the axes' height."""
+    """Return the minimum distance of two labels of one line each,
+    in units of the axes' height."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     points = 72 / figure.dpi * axes.get_window_extent().height
@@ -503,15 +511,15 @@ def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
     """Move heights as little as possible, so that they lie in [0,
     1] and differ by at least `gap`.
 
-    The order of the heights is kept, and the sum of squared changes is minimal. If
-    there are too many heights for the gap, they may exceed 1.
+    The order of the heights stays the same, and the sum of squared changes is minimal.
+    If there are too many heights for the gap, they may exceed 1.
 
     >>> spread(np.array([0.5, 0.5, 0.0]), 0.2).tolist()
     [0.4, 0.6, 0.0]
     """
     order = np.argsort(heights, kind="stable")
-    # Let z_k = height_k − k·gap. The gaps are kept if z is non-decreasing,
-    # so z is an isotonic regression.
+    # Let z_k = height_k − k·gap. The gaps are respected if z is non-decreasing, so z is
+    # an isotonic regression.
     steps = gap * np.arange(len(heights))
     room = max(0.0, 1 - gap * (len(heights) - 1))
     fit = np.clip(isotonic(heights[order] - steps), 0, room)

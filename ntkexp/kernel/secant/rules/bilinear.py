@@ -61,8 +61,8 @@ def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
 
 def prod(call: Call) -> Tensor:
     """Return the difference of the product of all elements, or of the elements along an
-    axis. Apply the product rule to pairs of elements, then to pairs of products.
-    Elements may be zero."""
+    axis. Apply the product rule to pairs of elements, then to pairs of products, and so
+    on. Elements may be zero."""
 
     def pair(left: Ends, right: Ends) -> Ends:
         delta = multiply(call, left, right, left.start.shape)
@@ -75,8 +75,8 @@ def prod(call: Call) -> Tensor:
 
 
 def cumprod(call: Call) -> Tensor:
-    """Return the difference of running products. Compute them in rounds k = 1, 2, 4, …,
-    by the product rule for pₙ ← pₙ₋ₖ pₙ. Elements may be zero."""
+    """Return the difference of cumulative products. In rounds k = 1, 2, 4, …, apply the
+    product rule to pₙ ← pₙ₋ₖ pₙ. Elements may be zero."""
     value = call.expanded(call.args[0])
     dim = call.arguments["dim"]
     if value.start.dim() == 0:
@@ -184,7 +184,7 @@ def addmm(call: Call) -> Tensor:
 def terms_of(
     product: Callable[[Tensor, Tensor], Tensor], call: Call, left: Ends, right: Ends
 ) -> list[Tensor]:
-    """Return ΔA B̄ if A changes, and Ā ΔB if B changes."""
+    """Return a list with ΔA B̄ if A changes, and with Ā ΔB if B changes."""
     terms = []
     if left.delta is not None:
         terms.append(product(left.delta, call.mean(right)))
@@ -194,8 +194,8 @@ def terms_of(
 
 
 def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
-    """Return Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for a batch of matrices. If B is one
-    weight that was copied along the batch, it has one use, otherwise one for each k.
+    """Return Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for a batch of matrices. If the B_k are
+    copies of one weight, it has a single use. Otherwise there is a use for each k.
     """
 
     def is_copied(value: Tensor) -> bool:
@@ -233,8 +233,8 @@ def baddbmm(call: Call) -> Tensor:
 
 
 def trilinear(call: Call) -> Tensor:
-    """Return the difference of Σ_ij a_i W_oij c_j (`nn.Bilinear`), a product of the
-    pairs a_i c_j with W as a matrix."""
+    """Return the difference of Σ_ij a_i W_oij c_j (`nn.Bilinear`). It is a product of
+    all pairs a_i c_j with W, reshaped to a matrix."""
     left, weight, right, *layout = call.args
     if layout[:4] != [[1, 3], [0], [1, 2], [2, 3]]:
         raise NoRule(
@@ -280,8 +280,9 @@ def convolution(call: Call) -> Tensor:
     """Return the difference of a convolution x ∗ W + b, Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
-    # the backward pass handles all vectors as one batch of images
-    if x.delta is not None:
+    if (
+        x.delta is not None
+    ):  # the backward pass treats all vectors as one batch of images
         delta = call.delta(x)
         mean = call.mean(kernel)
         lead = 1 - delta.dim()
@@ -316,13 +317,13 @@ def convolution(call: Call) -> Tensor:
 def convolution_use(
     call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: list[Any]
 ) -> Tensor:
-    """Return x̄ ∗ ΔW + Δb, as a product of patches with the kernel W, or one product
+    """Return x̄ ∗ ΔW + Δb as a product of patches with the kernel ΔW, or one product
     for each group. Record it as a use of W."""
     stride, padding, dilation, transposed, extra, groups = how
     image = call.mean(x)
     size = kernel.start.shape[2:]
-    # convert to a plain convolution: exchange input and output channels,
-    # and reverse the window
+    # convert a transposed convolution to a plain one: exchange input and output
+    # channels, and reverse the window
     if transposed:
         window = tuple(range(2, kernel.start.dim()))
         kernel = kernel.view(

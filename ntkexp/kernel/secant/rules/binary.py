@@ -4,9 +4,10 @@ by averaged slopes.
     Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb
 
 D_a(b) is the slope of a ↦ f(a, b) between a₀ and a₁, and D_b(a) the slope of b ↦ f(a,
-b) between b₀ and b₁. The rule is exact. It averages two paths from (a₀, b₀) to (a₁,
-b₁), along the sides of a rectangle, and every slope is exact along its side. Some
-functions have a closed form instead:
+b) between b₀ and b₁. The rule is exact: it averages two paths from (a₀, b₀) to (a₁, b₁)
+along the sides of a rectangle, and each slope gives the exact change along its side. A
+bar is the mean over start and end of the step. Some functions have a simpler closed
+form:
 
     √(a² + b²)       ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁)
     log(eᵃ + eᵇ)     Δb + s (Δa − Δb), s the slope of log(1 + eᵘ) at u = a − b
@@ -60,8 +61,8 @@ def of_two(by_left: Side, by_right: Side, call: Call) -> Tensor:
 
 
 def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
-    """Return ½[D_a(b₀) + D_a(b₁)], the mean of the slopes at the start and the end
-    value of the other argument."""
+    """Return ½[D_a(b₀) + D_a(b₁)], the mean of two slopes: at the start value and at
+    the end value of the other argument."""
     if other.delta is None:
         return call.slope(value, lambda z0, z1: side(z0, z1, other.start))
     return call.slope(
@@ -98,8 +99,8 @@ def turn(
 ) -> Tensor:
     """Return the angle between two vectors, divided by d. The angle is the atan2 of
     their cross and dot products, which avoids cancellation. Across the branch cut of
-    atan2 it differs by 2π from `change`, the difference of the two atan2 values. Then
-    use `change`."""
+    atan2, it differs by 2π from `change`, the difference of the two atan2 values. In
+    this case use `change`."""
     angle = torch.atan2(cross, dot)
     return quotient(
         torch.where((angle - change).abs() < 1, angle, change), d, lever / dot
@@ -174,7 +175,7 @@ def left_over(call: Call) -> Tensor:
 
 
 def raised(call: Call) -> Tensor:
-    """Return Δ(aᵇ) by averaged slopes. If b is a number, use the rule of a power."""
+    """Return Δ(aᵇ) by averaged slopes. If b is a number, use the rule for powers."""
     if isinstance(call.args[1], Ends):
         return of_two(
             lambda z0, z1, p: real_power(p, z0, z1),
@@ -221,8 +222,8 @@ def log_times(shift: float) -> Rule:
     )
 
 
-# Binary cross-entropy, of logits or of probabilities: products of labels and
-# logarithms, without cancellation.
+# Binary cross-entropy, of logits or of probabilities. It is a sum of products of labels
+# and logarithms, and each factor has a slope without cancellation.
 
 
 LOWEST = -100.0  # torch's lower bound for logarithms in the cross-entropy

@@ -1,6 +1,8 @@
-"""Difference rules for operations whose result depends on a comparison, which a step
-may change: maxima, sorting, masks, pooling. Every rule is exact. A bar is the mean over
-start and end of the step.
+"""Difference rules for operations whose result depends on a comparison: maxima,
+sorting, masks, pooling.
+
+A step may change the comparison. Every rule is exact. A bar is the mean over start and
+end of the step.
 
     max(a, b) = a + relu(b − a)          Δmax = (1 − w) Δa + w Δb, with w the slope of relu at b − a
     where(m, a, b) = m a + (1 − m) b     m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm
@@ -36,8 +38,7 @@ from ntkexp.kernel.secant.rules.linear import constant, join
 
 def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
     """Return max(a, b) with its difference (1 − w) Δa + w Δb, or the minimum if `sign`
-    is −1. w is the slope of relu at b − a, or `tied` where a = b at the start and at
-    the end."""
+    is −1. w is the slope of relu at b − a. Where a = b at both ends, w is `tied`."""
 
     def share(d0: Tensor, d1: Tensor) -> Tensor:
         return torch.where((d0 == 0) & (d1 == 0), tied, relu(d0, d1))
@@ -61,7 +62,7 @@ def of_two(sign: int, tied: float, call: Call) -> Tensor:
 
 
 def clamp(call: Call) -> Tensor:
-    """Return the difference of a clamped value. The bounds may change too: take the
+    """Return the difference of a clamped value. The bounds may change too, so take the
     maximum with the lower bound, and then the minimum with the upper bound."""
     if not any(isinstance(bound, Ends) for bound in call.args[1:]):
         return analytic(None, call)
@@ -74,9 +75,9 @@ def clamp(call: Call) -> Tensor:
 
 
 def extremes(signs: tuple[int, ...], call: Call) -> Result:
-    """Return the difference of the maximum, the minimum or both, along some or all axes
-    by a tournament. If the operation takes two tensors, compare them element by
-    element."""
+    """Return the difference of the maximum, the minimum or both, along some or all
+    axes, by a tournament. If the operation takes two tensors,
+    compare them element by element."""
     if "other" in call.arguments:
         return of_two(signs[0], 0.5, call)
     dims = call.arguments.get("dim")
@@ -117,7 +118,7 @@ ORDER_OPERATIONS: dict[str, Rule] = {
     **dict.fromkeys(("min", "amin"), partial(extremes, (-1,))),
     "aminmax": partial(extremes, (-1, 1)),
     **dict.fromkeys(BOUNDS, clamp),
-    # if both values are equal, torch gives the gradient to the first
+    # if both values are equal, torch gives the whole gradient to the first
     "fmax": partial(of_two, 1, 0.0),
     "fmin": partial(of_two, -1, 0.0),
     **dict.fromkeys(
@@ -156,17 +157,17 @@ def scatter_reduce(call: Call) -> Result:
             dim, indices, v
         )
 
-    # 1 where the target takes part in the maximum. With include_self=False, it does so
-    # only where nothing is written
+    # 1 where the value of the target competes for the maximum. With include_self=False,
+    # it competes only where no value is written.
     kind = target.start.dtype
     counts = torch.ones_like(target.start)
     if not call.arguments["include_self"]:
         counts = (scatter(torch.ones_like(written.start)) == 0).to(kind)
 
     def shares(result: Tensor, own: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights of the values of the target and of the source.
-
-        Each of the k values that equal the maximum has the weight 1/k, others 0.
+        """Return the share of each value in the maximum, for the values of the target
+        and of the source: 1/k for each of the k values that equal the maximum, 0 for
+        all others.
         """
         of_target = (own == result) * counts
         of_source = (values == gather(result)).to(kind)
@@ -180,13 +181,13 @@ def scatter_reduce(call: Call) -> Result:
     def missed(
         result: Tensor, own: Tensor, values: Tensor, share: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """Return the mean distance between the largest value and the values
-        with these shares."""
+        """Return m − v, the distance between the largest value m and the mean v of the
+        values, weighted by `share`."""
         return share[0] * (result - own).abs() + scatter(
             share[1] * (gather(result) - values).abs()
         )
 
-    # b − a at both ends
+    # b − a at both ends, as the difference of two distances from the maximum
     behind = -missed(m0, target.start, written.start, (target1, source1))
     ahead = missed(m1, target.end, written.end, (target0, source0))
     w = torch.where((behind == 0) & (ahead == 0), 0.5, relu(behind, ahead))
@@ -210,8 +211,8 @@ def index_put(call: Call) -> Result:
     )
     inner = target.start.dim() - axis - mask.start.dim()
     alone = len(indices) == axis + 1 and mask.start.dtype == torch.bool
-    # The mask must be the same at both ends if each row of the written value belongs to
-    # an example, because the mask decides which row is written where
+    # If each row of the written value belongs to an example, the mask must be the same
+    # at both ends, because it decides which row is written where.
     rows = value.delta is not None and not call.is_use(value)
     if rows and mask.delta is not None:
         raise ChoiceChanged(
@@ -281,7 +282,7 @@ def as_numbers(mask: Ends, shape: torch.Size, dtype: torch.dtype) -> Ends:
 
 
 def compare(call: Call) -> Tensor:
-    """Return Δm = (m₁ − m₀)/(d₁ − d₀) (Δa − Δb) for a comparison m = [a < b],
+    """Return the difference of a comparison m = [a < b]: (m₁ − m₀)/(d₁ − d₀) (Δa − Δb),
     with d = a − b."""
     left, right = call.args
     sides = [value for value in (left, right) if isinstance(value, Ends)]
@@ -317,8 +318,8 @@ MASKS: dict[str, Rule] = {
 
 
 def max_pool(call: Call) -> Result:
-    """Return the difference of the maximum of each window,
-    by a tournament of shifted copies."""
+    """Return the difference of the maximum of each window, by a tournament. Each
+    competitor is a shifted copy of the input."""
     value = call.expanded(call.args[0])
     window = call.args[1]
     how = call.arguments
@@ -358,9 +359,8 @@ def max_pool(call: Call) -> Result:
             views.append(v[(slice(None), slice(None), *places)])
         return torch.stack(views, dim=-1)
 
-    lowest = (
-        torch.finfo(value.start.dtype).min / 4
-    )  # pad with a finite number: the difference of two infinities would be nan
+    # pad with a finite number, because the difference of two infinities would be nan
+    lowest = torch.finfo(value.start.dtype).min / 4
     windows = Ends(
         shown(value.start, lowest), shown(value.end, lowest), shown(value.change, 0.0)
     )
@@ -370,9 +370,8 @@ def max_pool(call: Call) -> Result:
 
 
 def adaptive_max_pool(call: Call) -> Result:
-    """Return the difference of the maximum of each window, axis by axis.
-
-    Windows may differ in length: shorter ones repeat their last element.
+    """Return the difference of the maximum of each window, axis by axis. Windows may
+    differ in length; shorter ones repeat their last element.
     """
     best = call.expanded(call.args[0])
     for axis, count in enumerate(
@@ -387,7 +386,7 @@ def adaptive_max_pool(call: Call) -> Result:
             [min(start + k, stop - 1) for k in range(longest)] for start, stop in ends
         ]
         places = torch.tensor(shown).to(best.start.device)
-        # Windows replace the axis, and their elements form the last axis
+        # the windows replace the axis, and their elements form a new last axis
         shape = (*best.start.shape[:axis], *places.shape, *best.start.shape[axis + 1 :])
         windows = best.view(
             lambda v, axis=axis, places=places, shape=shape: (  # type: ignore[misc]

@@ -1,8 +1,9 @@
-"""Difference rules for complex numbers, as pairs of real numbers.
+"""Difference rules for complex numbers, which are treated as pairs of real numbers.
 
-A linear map, such as a Fourier transform, is applied to Δ. Products, quotients and
-integer powers have the rules of real numbers. A product of complex matrices is written
-as one of real matrices, so that it is a use of real weights:
+A linear map, such as a Fourier transform, is applied to the difference. Products,
+quotients and integer powers have the same rules as for real numbers. A product of
+complex matrices is written as a product of real matrices, so that it is a use of real
+weights:
 
     A B = [Re A, Im A] times [[Re B, Im B], [−Im B, Re B]]
 """
@@ -57,9 +58,9 @@ def polar(call: Call) -> Tensor:
 
 
 def written(call: Call) -> Tensor:
-    """Write the difference of one complex tensor into the difference of another. Take
-    real and imaginary parts separately, since torch cannot differentiate this operation
-    for complex numbers."""
+    """Write the difference of one complex tensor into the difference of another. Treat
+    real and imaginary parts separately, because torch cannot differentiate this
+    operation for complex numbers."""
 
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):
@@ -79,8 +80,8 @@ def written(call: Call) -> Tensor:
 
 
 def length(call: Call) -> Tensor:
-    """Return Δ|z| = Re((z₀ + z₁)* Δz)/(|z₀| + |z₁|), since Δ|z|² = (|z₀| + |z₁|) Δ|z|.
-    Return 0 where z₀ = z₁ = 0."""
+    """Return Δ|z| = Re((z₀ + z₁)* Δz)/(|z₀| + |z₁|), which follows from Δ|z|² = (|z₀| +
+    |z₁|) Δ|z|. Return 0 where z₀ = z₁ = 0."""
     value: Ends = call.args[0]
     direction = call.slope(
         value, lambda z0, z1: quotient(z0 + z1, z0.abs() + z1.abs(), 0.0)
@@ -192,7 +193,7 @@ VIEWS = "view_as_complex view_as_real"
 COMPLEX: dict[str, Rule] = {
     **{name: linear.LINEAR[name] for name in SAME_FOR_COMPLEX.split()},
     **dict.fromkeys((*FOURIER.split(), *VIEWS.split()), linear.first),
-    # use conj_physical, since vmap cannot back-propagate through torch's lazily
+    # use conj_physical, because vmap cannot back-propagate through torch's lazily
     # conjugated view
     **dict.fromkeys(
         ("_conj", "_conj_physical"),

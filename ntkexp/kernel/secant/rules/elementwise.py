@@ -4,8 +4,8 @@
 
 The rule is exact by the definition of the slope D. But if d = z₁ − z₀ is tiny, the
 quotient loses the digits of the slope. So each function has a closed form of D without
-cancellation. Below, m is the mean (z₀ + z₁)/2. Functions that are linear on both sides
-of a kink use a quotient, which is exact on each side."""
+cancellation. For functions that are linear on both sides of a kink, a quotient is exact
+on each side. In the docstrings below, m is the mean (z₀ + z₁)/2."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, sum_terms
 Slope: TypeAlias = Callable[[Call, Tensor, Tensor], Tensor]
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
-# (n_k, w_k): three Gauss nodes on [−1, 1], with weights that sum to one
+# three Gauss nodes on [−1, 1] as pairs (n_k, w_k), with weights w_k that sum to one
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
-# Use Gauss nodes if d = |z₁ − z₀| is at most this. The error, d⁷/2e6 × the sixth
-# derivative of the integrand, is then less than rounding.
+# Use Gauss nodes if d = |z₁ − z₀| is at most this. The error of the integral, d⁷/2e6
+# times the sixth derivative of the integrand, is then less than rounding.
 GAUSS_RANGE = 0.02
 
 
@@ -60,8 +60,8 @@ def relu(z0: Tensor, z1: Tensor) -> Tensor:
     mean = torch.lerp(torch.relu(z0), torch.relu(z1), 0.5)
     size = torch.lerp(torch.lerp(z0, z1, 0.5), mean, 2.0)
     kind = torch.finfo(size.dtype)
-    # clamp at the smallest positive number, so
-    # that z₀ = z₁ = 0 gives 0/size = 0 and not nan
+    # clamp at the smallest positive number, so that z₀ = z₁ = 0 gives 0/size = 0 and
+    # not nan
     return mean / size.clamp_min(kind.tiny * kind.eps)
 
 
@@ -157,7 +157,7 @@ def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
     return -1 / (z0 * z1)
 
 
-# Powers and logarithms. Their slopes are accurate for any distance |z₁ − z₀|.
+# Powers and logarithms, with slopes that are accurate for any distance |z₁ − z₀|.
 
 
 def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
@@ -188,8 +188,8 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     """Return the slope of zᵖ. For positive numbers and any p, it is
     sign(p) · max(z₀ᵖ, z₁ᵖ) · (1 − exp(−|p log(z₁/z₀)|))/|d|.
 
-    Negative numbers have only integer powers, whose slope is the one at |z| up to its
-    sign. If z₀ and z₁ have different signs, the quotient is accurate."""
+    Negative numbers have only integer powers. Their slope is the slope at |z|, up to
+    its sign. If z₀ and z₁ have different signs, the quotient is accurate."""
     low = torch.minimum(z0.abs(), z1.abs())
     high = torch.maximum(z0.abs(), z1.abs())
     d = high - low
@@ -251,8 +251,8 @@ def exponential_below(
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
-    """Return the slope of log(1 + eᵘ), L₊/(L₊ + L₋). L₊ and L₋ are the logarithmic
-    means over both ends of eᵘ/(1 + eᵘ) and 1/(1 + eᵘ), as in softmax."""
+    """Return the slope of log(1 + eᵘ), L₊/(L₊ + L₋). L₊ is the logarithmic mean of
+    eᵘ/(1 + eᵘ) over both ends, and L₋ is that of 1/(1 + eᵘ), as in softmax."""
     above, below = (
         log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1)
     )
@@ -276,7 +276,7 @@ def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 SLOPES: dict[str, Slope] = {
     "abs": lambda _, z0, z1: absolute(z0, z1),
-    # ELU of z/α, times α; torch differentiates it with 1/α in single precision
+    # ELU of z/α, times α. In single precision, torch differentiates it with 1/α.
     "celu": lambda call, z0, z1: exponential_below(
         z0, z1, call.arguments["alpha"], 1.0, 1 / call.arguments["alpha"]
     ),
@@ -292,7 +292,7 @@ SLOPES: dict[str, Slope] = {
     "exp": lambda _, z0, z1: log_mean(z0, z1),
     "exp2": lambda _, z0, z1: exp2(z0, z1),
     "gelu": gelu,
-    # a + (1 − a) D_relu, since the function is a z + (1 − a) relu(z)
+    # the function is a z + (1 − a) relu(z), so the slope is a + (1 − a) D_relu
     "leaky_relu": lambda call, z0, z1: (
         call.arguments["negative_slope"]
         + (1 - call.arguments["negative_slope"]) * relu(z0, z1)
@@ -313,8 +313,8 @@ SLOPES: dict[str, Slope] = {
     ),
     "sin": lambda _, z0, z1: sin(z0, z1),
     "softplus": softplus,
-    # 1/(√z₀ + √z₁); 0 if z₀ = z₁ = 0, since nothing changes;
-    # autograd gives infinity there
+    # 1/(√z₀ + √z₁), and 0 if z₀ = z₁ = 0, where nothing changes (autograd gives
+    # infinity there)
     "sqrt": lambda _, z0, z1: quotient(torch.ones_like(z0), z0.sqrt() + z1.sqrt(), 0.0),
     "tanh": lambda _, z0, z1: tanh(z0, z1),
 }
@@ -348,10 +348,10 @@ def elementwise(slope: Slope, call: Call) -> Tensor:
 
 # Functions without a closed form for their slope. A break is a kink or a singularity of
 # the function. If |d| is at most `GAUSS_RANGE` times the distance to the nearest break,
-# D is computed by three Gauss nodes of the derivative, where the quotient would lose
-# the digits of the slope. Otherwise D is the quotient Δσ/Δz. If a function is linear
-# between its breaks, D is the derivative if no break lies between z₀ and z₁, and the
-# quotient otherwise.
+# the quotient Δσ/Δz would lose the digits of the slope, so D is computed from the
+# derivative at three Gauss nodes. Otherwise D is the quotient. For a function that is
+# linear between its breaks, D is the derivative if no break lies between z₀ and z₁, and
+# the quotient otherwise.
 
 
 def derivative_of(function: Function, z: Tensor) -> Tensor:
@@ -384,10 +384,9 @@ def slope_between(
 
 
 def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of a piecewise linear function between z₀ and z₁.
-
-    It is σ′(z₀) if Δσ = σ′(z₀) Δz up to rounding: no kink lies between z₀ and z₁.
-    Otherwise it is the quotient.
+    """Return the slope of a piecewise linear function. If Δσ = σ′(z₀) Δz up to
+    rounding, no kink lies between z₀ and z₁, and the slope is σ′(z₀). Otherwise the
+    slope is the quotient.
     """
     start = function(z0)
     end = function(z1)

@@ -2,10 +2,10 @@
 
     Δ(Av) = A Δv
 
-An operation that is linear in its first argument alone is applied to the difference of
-this argument (`first`). An operation that is linear in several arguments together, such
-as `cat`, is applied to all their differences at once, with zeros for arguments that do
-not change (`join`). Both are exact."""
+There are two kinds of rules, and both are exact. `first`: an operation that is linear
+in its first argument alone is applied to the difference of this argument. `join`: an
+operation that is linear in several arguments together, such as `cat`, is applied to all
+their differences at once, with zeros for arguments that do not change."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
 def first(call: Call) -> Result:
-    """Return op(Δv, …), for example for rearrangements, sums, padding,
-    or average pooling."""
+    """Apply the operation to the difference of its first argument, for example for
+    rearrangements, sums, padding, or average pooling."""
     value, *rest = call.args
     constants = tree_map(constant, (rest, call.kwargs))
 
@@ -59,8 +59,8 @@ def select(call: Call) -> Result:
 
 
 def constant(value: Any) -> Any:
-    """Return an argument that must not change, such as an index.
-    Raise ChoiceChanged if it changes."""
+    """Return an argument that must not change in the step, such as an index. Raise
+    ChoiceChanged if it changes."""
     if not isinstance(value, Ends):
         return value
     if value.delta is not None:
@@ -74,15 +74,15 @@ def constant(value: Any) -> Any:
 def reshape(call: Call) -> Tensor:
     """Return Δv in the shape of the result, for `view`, `reshape` and `detach`.
 
-    `detach` needs this rule because it only stops gradients: the value still changes in
-    the step. Call `reshape`, not `view`, because Δv and v may have different memory
-    layouts."""
+    `detach` needs this rule because it only stops gradients, and its value still
+    changes in the step. Call `reshape`, not `view`, because Δv and v may have different
+    memory layouts."""
     return call.delta(call.args[0]).reshape(call.start.shape)
 
 
 def restride(call: Call) -> Tensor:
     """Return the elements of Δv that `as_strided` takes from v. Find them by their
-    memory positions in v, since Δv may have another memory layout."""
+    memory positions in v, because Δv may have another memory layout."""
     value, size, stride = call.args[:3]
     v = value.start
     offset = call.arguments["storage_offset"]
@@ -114,7 +114,8 @@ def convert(call: Call) -> Tensor:
 
 
 def replaced(call: Call) -> Tensor:
-    """Return Δb in the shape of a, for an operation that overwrites a by b."""
+    """Return Δb in the shape of a, for an operation that
+    replaces the values of a by b."""
     value = call.args[1]
     varies = isinstance(value, Ends) and value.delta is not None
     if varies:
@@ -123,8 +124,8 @@ def replaced(call: Call) -> Tensor:
 
 
 def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
-    """Return the operation's result on the differences of its arguments, op([Δa, Δb,
-    …], …), for concatenating, stacking, or writing into a tensor."""
+    """Apply the operation to the differences of its arguments, op([Δa, Δb, …], …).
+    Examples are concatenating, stacking, and writing into a tensor."""
 
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):
@@ -154,8 +155,8 @@ def written(call: Call) -> Result:
 
 
 def packed(call: Call) -> Result:
-    """Return the rows of Δv that `pack_padded_sequence` takes. The operation's other
-    result is the number of sequences at each time."""
+    """Return the rows of Δv that `pack_padded_sequence` takes. The other result of the
+    operation is the number of sequences at each time."""
     value, lengths, batch_first = call.args
     axes = value.start.shape[:2]
     count = torch.arange(axes.numel(), device=value.start.device).view(axes)
@@ -170,10 +171,10 @@ def packed(call: Call) -> Result:
 
 
 def log_likelihood(call: Call) -> Result:
-    """Return −Δx at the target class. The operation's other result is the total class
-    weight."""
+    """Return −Δx at the target class. The other result of the operation
+    is the total class weight."""
     value, *rest = call.args
-    # contiguous, as the backward pass of the operation requires
+    # contiguous, because the backward pass of the operation requires it
     delta: Tensor = call.entry.op(
         call.delta(value).contiguous(), *tree_map(constant, rest)
     )[0]
@@ -218,7 +219,7 @@ LINEAR: dict[str, Rule] = {
     "_to_copy": convert,
     "_neg_view": lambda call: -call.delta(call.args[0]),
     "as_strided": restride,
-    # the padding is constant, so Δv is padded with zeros
+    # the padding is constant, so its difference is zero
     "constant_pad_nd": lambda call: torch.constant_pad_nd(
         call.delta(call.args[0]), call.args[1]
     ),

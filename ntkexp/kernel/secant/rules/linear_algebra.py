@@ -28,11 +28,11 @@ from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 # nodes for ∫ e^{sA₁} V e^{(1−s)A₀} ds; if the norms of A₀ and A₁ are at most 1, the
 # error relative to V is about 2¹⁶ (8!)⁴/(17 (16!)³) = 1e-18
 GAUSS_NODES = 8
-# eps: if a formula misses a difference by more than this, it is corrected
+# if a formula misses a difference by more than this many eps, it is corrected
 ROUNDING_MULTIPLE = 100
 UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
 BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
-# eigenvectors at start and end with at least this overlap count as the same
+# eigenvectors at start and end count as the same if their overlap is at least this
 OVERLAP = 0.5
 
 
@@ -135,7 +135,7 @@ def solution(call: Call, matrix: Ends, right: Ends) -> Tensor:
 
 def applied(call: Call, matrix: Ends, x: Tensor) -> Tensor:
     """Return V x. If A depends on weights alone and x on inputs, V x is a use of the
-    weights: a product if all examples share one matrix, otherwise elementwise."""
+    weights. It is a product if all examples share one matrix, else elementwise."""
     n = matrix.start.shape[-1]
     if call.is_use(matrix) and matrix.start.numel() == n * n:
         columns = x.movedim(-2, 0).reshape(n, -1)
@@ -151,8 +151,9 @@ def cholesky(call: Call) -> Tensor:
     """Return ΔL = L̄ Φ(L̄⁻¹ V L̄⁻ᵀ), where Φ(X) is the lower triangle of X
     with half of its diagonal.
 
-    This follows from V = ΔL L̄ᵀ + L̄ ΔLᵀ, and X = Φ(X) + Φ(X)ᵀ for a symmetric X. L̄ is
-    invertible: it is triangular with a positive diagonal, because both ends are."""
+    This follows from V = ΔL L̄ᵀ + L̄ ΔLᵀ, and from X = Φ(X) + Φ(X)ᵀ for a symmetric X.
+    L̄ is invertible, because it is the mean of two triangular matrices
+    with positive diagonals."""
     (l0, l1) = call.ends[0]
     upper = call.arguments["upper"]
     middle = (l0 + l1).mT / 2 if upper else (l0 + l1) / 2
@@ -267,9 +268,9 @@ def exponential(call: Call) -> Tensor:
     """Return the difference of e^A. It is ∫₀¹ e^{sA₁} V e^{(1−s)A₀} ds, averaged with
     the same integral with A₀ and A₁ exchanged.
 
-    For a single small matrix, torch truncates the series of e^A so early that values
-    have errors of 1e-12. To be exact for these values too, add the missing part of the
-    change as a multiple of ⟨V, ·⟩/⟨V, V⟩."""
+    For a single small matrix, torch truncates the series of e^A so early that its
+    values have errors of 1e-12. To give the exact change of these values too, add the
+    missing part of the change times ⟨V, ·⟩/⟨V, V⟩."""
     value = call.args[0]
     delta = call.delta(call.args[0])
     ways = [between(call, value.start, value.end)]
@@ -312,7 +313,10 @@ def between(call: Call, a: Tensor, b: Tensor) -> LinearFunction:
         call.coefficient(torch.linalg.matrix_exp(h * nodes * m)) for m in (a, b)
     )
     # the nodes 1 − s are in reverse order
-    left, right = h * weights * left, right.flip(0)
+    left, right = (
+        h * weights * left,
+        right.flip(0),
+    )
     longer = [
         tuple(torch.linalg.matrix_exp(h * 2.0**k * m) for m in (a, b))
         for k in range(doublings)
@@ -340,7 +344,7 @@ def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 def determinant(call: Call) -> Tensor:
     """Return the difference of det A, ⟨∫₀¹ adj(A₀ + sV)ᵀ ds, V⟩. The integrand is a
-    polynomial in s, which ⌈n/2⌉ Gauss nodes integrate exactly."""
+    polynomial in s, so ⌈n/2⌉ Gauss nodes give its exact integral."""
     value = call.args[0]
     slope = call.slope(
         value, lambda a0, a1: mean_cofactors(a0, a1, torch.zeros(a0.shape[:-2]).to(a0))
@@ -418,8 +422,9 @@ def eigenvectors(
 
         (Ā − λ̄) Δu − Δλ ū = −V ū,   ūᵀΔu = 0
 
-    The solution is unique if λ is far from the other eigenvalues. If half of the digits
-    or more are lost, return the reason as text."""
+    The solution is unique if λ differs from the other eigenvalues. If λ is so close to
+    another eigenvalue that half of the digits or more are lost,
+    return the reason as text."""
     values = (sizes[0] + sizes[1]) / 2
     (u0, u1) = vectors
     start = value.start.to(u0)
@@ -443,7 +448,7 @@ def eigenvectors(
     # add a correction along V, as in `values`
     step = end - start
     rounding = u1 - u0 - solved(inverses, end - start, mean)
-    # The error is also large if torch read the upper triangle
+    # this error is also large if torch has read the upper triangle
     if not bool((rounding.abs() <= half).all()):
         return UNDECIDED
     beyond = torch.where(
@@ -522,8 +527,9 @@ def values(
     with its directions u and v.
 
     If u and v change little, G is the mean of u₁v₀ᵀ and u₀v₁ᵀ, divided by the overlap
-    of the directions at start and end. Otherwise, for example if two values cross, the
-    mean Ḡ of u₀v₀ᵀ and u₁v₁ᵀ is corrected along V to be exact (Gonzalez 1996):
+    of the directions at start and end. Otherwise, for example if two values cross, G is
+    Ḡ, the mean of u₀v₀ᵀ and u₁v₁ᵀ, with a correction along V that makes it exact
+    (Gonzalez 1996):
 
         G = Ḡ + (σ₁ − σ₀ − ⟨Ḡ, V⟩) V/⟨V, V⟩
     """

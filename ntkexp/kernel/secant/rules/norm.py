@@ -6,9 +6,9 @@ from the product rule and the slope of v⁻¹ᐟ²:
     y = r c, c = x − mean x, r = v⁻¹ᐟ², v = mean c² + ε, then a gain g and a bias
     Δv = 2 mean(c̄ Δc)        Δr = −(r₀r₁)²/(r₀ + r₁) Δv        Δy = r̄ Δc + c̄ Δr
 
-So for n numbers that are normalised together, the map from Δx to Δy consists of a
-diagonal and two sums. Its transpose, which maps β = ∂f/∂y back to x, has the same form.
-With k = −(2/n) (r₀r₁)²/(r₀ + r₁):
+A bar is the mean over start and end of the step. For n numbers that are normalised
+together, the map from Δx to Δy is thus a diagonal matrix plus two sums. Its transpose,
+which maps β = ∂f/∂y back to x, has the same form. With k = −(2/n) (r₀r₁)²/(r₀ + r₁):
 
     forward     Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)
     backward    r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, minus its mean
@@ -47,7 +47,8 @@ from ntkexp.kernel.secant.rules.elementwise import (
     softplus_slope,
 )
 
-# elements of one chunk; for more, filling fresh memory costs more than arithmetic
+# number of elements of one chunk; for larger chunks, filling fresh memory costs more
+# than arithmetic
 CACHED_ROW_NUMBERS = 2**18
 
 # Softmax and related functions, by logarithmic means. With p the softmax at each end,
@@ -89,7 +90,7 @@ def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
     if not delta.dim():  # the log-softmax of a single number is zero
         return delta * 0.0
     mean = mean_shares(call) if mean is None else mean
-    # −w = −L/ΣL: changing the sign here is cheaper than in the sum
+    # −w = −L/ΣL; changing the sign here is cheaper than in the sum
     minus = row_by_row(
         lambda m: quotient(m, -m.sum(axis, keepdim=True), 0.0), axis, mean
     )
@@ -106,15 +107,17 @@ def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
 
 
 def counted_back(call: Call) -> int:
-    """Return the axis in the operation's second argument, counted from the end."""
+    """Return the axis in the operation's second argument as a negative
+    number, counted from the end."""
     value, dim = call.args[:2]
     axes: int = max(value.start.dim(), 1)
     return int(dim) % axes - axes
 
 
 def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> Tensor:
-    """Apply a function to rows along an axis. If it is the last axis of many numbers,
-    take a few rows at a time, so that intermediate results stay in the cache."""
+    """Apply a function to rows along an axis. If it is the last axis, and there are
+    many numbers, take a few rows at a time, so that
+    intermediate results stay in the cache."""
     first = arrays[0]
     if first.numel() <= CACHED_ROW_NUMBERS or axis != -1:
         return function(*arrays)
@@ -220,13 +223,13 @@ def norm_of_examples(call: Call) -> Result:
 def batch_norm(call: Call) -> Result:
     """Return the difference of a batch norm.
 
-    In evaluation mode, it is an affine map of each channel, Δy = ḡ r Δx + … by the
-    product rule. In training mode, each channel is normalised by its own statistics.
-    This couples examples, so it is allowed only for a single example, or if the input
-    depends on weights alone."""
+    In evaluation mode, a batch norm is an affine map of each channel, Δy = ḡ r Δx + …
+    by the product rule. In training mode, it normalises each channel by the statistics
+    of the batch. This couples examples, so it is allowed only for a single example, or
+    if the input depends on weights alone."""
     x, gain, bias, mean, variance, training, _, eps = call.args
     if training or mean is None:
-        # For an instance norm, len(x) is 1, since torch merges examples into the
+        # for an instance norm, len(x) is 1, because torch merges examples into the
         # channels
         if x.from_inputs and len(x.start) > 1:
             raise NoRule("batch norm in training mode couples the examples of a batch")
@@ -273,8 +276,9 @@ def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
 def normalise(
     call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends
 ) -> tuple[Ends, Tensor | None]:
-    """Return the normalised numbers y = r c at the start and the end, and ḡ Δy with the
-    gain g. `mean` and `scale` (r) have one element for each set of numbers that are
+    """Return the normalised numbers y = r c at both ends, where c are the numbers minus
+    their mean and r is the scale. Also return ḡ Δy, where ḡ is the mean of the gain at
+    both ends. `mean` and `scale` (r) have one element for each set of numbers that are
     normalised together."""
     shape = x.start.shape
     outer = mean.start.shape[:-1]
@@ -317,7 +321,7 @@ def normalise(
             diagonal = r
             gradient_sum = scaled.sum(-1, keepdim=True)
             along = (middle * scaled).sum(-1, keepdim=True)
-        else:  # compute the terms that are equal for all vectors once
+        else:  # compute the terms that are the same for all vectors only once
             scaled = w
             diagonal = factor * r
             gradient_sum, along = inner_products(
@@ -336,7 +340,7 @@ def normalise(
 def affine(
     call: Call, y: Ends, delta: Tensor | None, gain: Ends | None, bias: Ends | None
 ) -> Tensor:
-    """Return ḡ Δy + ȳ Δg + Δb for g y + b, given `delta` = ḡ Δy."""
+    """Return the difference of g y + b: ḡ Δy + ȳ Δg + Δb, given `delta` = ḡ Δy."""
     shape = y.start.shape
     terms = []
     if delta is not None:

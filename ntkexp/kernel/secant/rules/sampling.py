@@ -1,4 +1,5 @@
-"""Difference rules for sampling pictures at the places of a grid, which may change too.
+"""Difference rules for sampling a picture at the places of a grid. Both the picture and
+the places may change.
 
 With linear interpolation, the sampled number is a sum over pixels j, with one hat
 function for each axis k of the place p:
@@ -86,7 +87,8 @@ class PixelScale:
     call: Call
     size: int
     padding: int
-    corners: bool  # whether ±1 are the centres of the outer pixels, not their edges
+    # True if ±1 are the centres of the outer pixels, False if they are the edges
+    corners: bool
 
     def pixel(self, z: Tensor) -> Tensor:
         """Return the place of a coordinate, inside the picture unless the padding is
@@ -115,12 +117,13 @@ class PixelScale:
             )
             p0 = r0
             p1 = r1
-        # clamp(p, 0, n) = relu(p) − relu(p − n); torch's derivative is 0 at both bounds
+        # clamp(p, 0, n) = relu(p) − relu(p − n). The derivative that torch uses is 0 at
+        # both bounds.
         last = self.size - 1
         return scale * (relu(p0, p1) - right(p0 - last, p1 - last))
 
     def unpadded(self, z: Tensor) -> Tensor:
-        """Return the place of a coordinate, rounded as torch rounds it: at the centre
+        """Return the place of a coordinate, with the rounding of torch. At the centre
         of a pixel, rounding decides the side of the kink."""
         is_vectorized = (
             z.device.type == "cpu" and self.call.entry.name == "grid_sampler_2d"
@@ -133,8 +136,9 @@ class PixelScale:
         return ((z + 1) * self.size - 1) / 2
 
     def reflected(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a coordinate, reflected at the borders of the picture. Also return the
-        derivative ±1 of this reflection, and the index of its linear piece."""
+        """Return a coordinate after reflection at the borders of the picture. Also
+        return the derivative of the reflection, ±1, and
+        the index of its linear piece."""
         low = 0.0 if self.corners else -0.5
         span = float(self.size - 1 if self.corners else self.size)
         if span == 0:
@@ -156,8 +160,8 @@ def right(z0: Tensor, z1: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PixelWeight:
-    """The weight of a pixel at both ends, a product of hat functions,
-    and its slope in each place."""
+    """The weight of a pixel at both ends, which is a product of hat functions, and its
+    slope in each coordinate of the place."""
 
     # the index of the pixel along each axis
     pixels: tuple[Int[Tensor, "example *places"], ...]
@@ -221,15 +225,16 @@ def nearest(place: Ends) -> PixelWeight:
 def interpolated(
     call: Call, axes: list[list[PixelWeight]], changes: list[Tensor]
 ) -> Tensor:
-    """Return Σ_j w̄_j Δx_j + Σ_j x̄_j Δw_j, where `changes` are the differences of the
-    place along each axis, or empty if places do not change."""
+    """Return Σ_j w̄_j Δx_j + Σ_j x̄_j Δw_j. `changes` are the differences of the place
+    along each axis, or empty if places do not change."""
     picture = call.args[0]
     sizes = picture.start.shape[2:]
     shape = call.start.shape
     mean = call.mean(picture).flatten(2)
     delta = None if picture.delta is None else call.delta(picture).flatten(2)
     terms = []
-    # In the search for owners, connect all pixels: other places may take other pixels
+    # in the search for owners, connect all pixels, because a changed place may read
+    # other pixels
     if delta is not None and call.state.coefficient_noise is not None:
         connected = (call.coefficient(delta.detach()) * delta).sum(2)
         terms.append(connected.view(*shape[:2], *[1] * (len(shape) - 2)).expand(shape))

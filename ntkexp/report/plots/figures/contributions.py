@@ -39,7 +39,8 @@ class SplitParts(NamedTuple):
     rule: str
     split: str
     known: NDArray[np.int64]  # indices of the attributed queries
-    parts: xr.DataArray  # [query, out, example]; may exceed the memory
+    # contributions, [query, out, example], which may not fit into memory
+    parts: xr.DataArray
     outputs: NDArray[np.float64]  # outputs of the trained network, [query, out]
 
 
@@ -88,8 +89,8 @@ def table(run: Run) -> pd.DataFrame:
 def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
     """Explain the surest, the median and the least sure query.
 
-    Sureness is the margin between the two largest outputs, or |f| if there is one
-    output. If the run attributes a measure, sureness is the measure."""
+    Sureness is the margin between the two largest outputs, or |f| if there is a single
+    output. If the run attributes a measure, sureness is the value of the measure."""
     split = read_parts.split
     outputs = read_parts.outputs
     is_measure = OUT_NAME in run.data and outputs.shape[1] == 1

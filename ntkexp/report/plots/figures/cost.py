@@ -1,11 +1,11 @@
 """The relative error of each kernel machine against the seconds that it takes.
 
-The line is the Pareto front: no other kernel machine is both nearer to the network and
-faster. The seconds are those of the prediction alone, with kernels that training has
-already accumulated.
+The line is the Pareto front: it connects the kernel machines for which no other one is
+both more accurate and faster. The seconds are the time for the prediction alone, if
+training has already accumulated the kernels.
 
-A run has no timings before it is finished, so this picture is not among the files of a
-run."""
+A run has no timings before it is finished, so this picture is not
+one of the files of a run."""
 
 from __future__ import annotations
 
@@ -101,8 +101,9 @@ def table(run: Run) -> pd.DataFrame:
     """Return the seconds and the error of each kernel machine on the main split."""
     seconds = dict[str, float]()
     if run.finished:
-        # timings are optional, and DONE.json has no checksum of them
-        with suppress(Mistake):
+        with suppress(
+            Mistake
+        ):  # timings are optional, and DONE.json has no checksum for them
             seconds = of_machines(read_timings(run.path / "timings.csv"))
     split = main_split(run.ladder)
     rows = []

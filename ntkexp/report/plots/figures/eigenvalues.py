@@ -17,7 +17,8 @@ from ntkexp.report.plots.style import NARROW, End, brief, log_axis, name_ends, s
 from ntkexp.report.run import Run
 
 MAX_SNAPSHOTS = 4  # number of drawn spectra
-MAX_SIDE = 600  # side of a kernel whose eigenvalues are computed with all outputs
+# maximum side of a kernel whose eigenvalues are computed with all outputs
+MAX_SIDE = 600
 MAX_EXAMPLES = 2000  # more examples would take minutes
 
 Array = NDArray[np.float64]

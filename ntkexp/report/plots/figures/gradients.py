@@ -6,8 +6,8 @@ Figure 1 of Domingos (2020), for a run.
 
 The two training examples are the pair with the largest path kernel |𝒦(x, x′)|. Lengths
 and angles are computed from the stored kernels, or from their traces over outputs if
-there are several. Kernels do not contain the directions of gradients, so each pair is
-drawn symmetrically in the plane of the picture."""
+there are several outputs. Kernels do not contain the directions of gradients, so each
+pair of gradients is drawn symmetrically about the vertical."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
     )
     axes.plot(moved, baseline, "o", color=BLACK, markersize=2.5)
 
-    # scale the longest gradient to the height of the panel, or shorter, so that
-    # neighbours do not cross
+    # scale the longest gradient to the height of the panel, or to less, so that
+    # neighbouring pairs do not cross
     turn = np.radians(course.angles[stations]) / 2
     half_spacing = WIDTH_INCHES / (MAX_STATIONS - 1) / 2
     inches = min(HEIGHT_INCHES, half_spacing / max(np.sin(turn).max(), 1e-9))
@@ -141,8 +141,8 @@ def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
 
 
 def stations_of(places: Array) -> list[int]:
-    """Choose snapshots that are far enough apart on the path to be drawn side by side.
-    Return their indices."""
+    """Choose snapshots that are so far apart on the path that they can be drawn side by
+    side. Return their indices."""
     stations = [0]
     for k in range(1, len(places)):
         if places[k] - places[stations[-1]] >= 0.9 / (MAX_STATIONS - 1):

@@ -16,7 +16,8 @@ from ntkexp.report.sentence import Likeness, exact_machines, likeness, main_spli
 from ntkexp.text import listed, short, spoken
 
 MARKER = {"train": "^", "query": "o", "test": "s"}
-MARK = {"train": "▲", "query": "●", "test": "■"}  # the markers in captions
+# the same markers as text, for captions
+MARK = {"train": "▲", "query": "●", "test": "■"}
 
 
 def draw(run: Run, canvas: Canvas) -> Figure | None:

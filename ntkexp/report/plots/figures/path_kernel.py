@@ -23,7 +23,8 @@ from ntkexp.report.run import Run
 from ntkexp.text import short, shown_name
 
 Array: TypeAlias = NDArray[np.float64]
-MAX_PIXELS = 256  # pixels per axis; more examples are averaged in blocks
+# maximum number of pixels per axis; more examples are averaged in blocks
+MAX_PIXELS = 256
 
 
 def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:
@@ -37,7 +38,8 @@ def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:
     if rule is None or "train" not in run.points:
         return None
     blocks = run.kernels[f"path_{rule}"].isel(query=run.points["train"]).to_numpy()
-    read = np.isfinite(blocks).all(axis=(0, 2, 3))  # outputs that path.outputs selected
+    # the outputs that `path.outputs` selected
+    read = np.isfinite(blocks).all(axis=(0, 2, 3))
     kernel = np.einsum("qcmc->qm", blocks[:, read][..., read])
     if not kernel.size or not read.any():
         return None

@@ -18,8 +18,11 @@ from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
 
-PANELS_PER_ROW = (4, 5)  # candidates; use the one that leaves fewer empty panels
-MAX_VECTOR_POINTS = 400  # points per panel; more points are rasterized in the SVG
+# numbers of panels per row to choose from: use the one that leaves fewer empty panels
+PANELS_PER_ROW = (4, 5)
+# maximum number of points drawn as vectors per panel; if there are more, points are
+# rasterized in the SVG
+MAX_VECTOR_POINTS = 400
 
 
 def draw(run: Run, canvas: Canvas) -> Figure | None:

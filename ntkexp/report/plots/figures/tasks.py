@@ -98,13 +98,13 @@ def begins_phase(run: Run) -> pd.Series[bool]:
 
 
 def answer(run: Run) -> tuple[str, str]:
-    """Return the title and a sentence: the task
-    that is forgotten most after its phase."""
+    """Return the title, and a sentence about the task that is
+    forgotten most after its phase."""
     names = run.data["phases"]
     columns = tasks(run, "accuracy") or tasks(run, "loss")
     is_accuracy = columns[0].startswith("accuracy")
 
-    # the first row of the next phase was measured at the end of the phase of the task
+    # the first row of the next phase was measured at the end of the task's phase
     next_rows = run.metrics[begins_phase(run)].set_index("phase")
     lost = []
     for number, column in enumerate(columns, start=1):

@@ -1,9 +1,9 @@
-"""The magnitude (mass) of contributions Σ|Δ𝒮| and of the kernel η‖K‖
-in each tenth of the path time.
+"""The mass of contributions, Σ|Δ𝒮|, and of the kernel, η‖K‖, in each tenth of the path
+time.
 
 Path time is Σ η_s. A step that crosses the border between two tenths is divided between
-them in proportion. The net change Σ|Σᵢ Δ𝒮ᵢ| is smaller, because contributions of
-different examples cancel."""
+them in proportion. The picture also shows the net change Σ|Σᵢ Δ𝒮ᵢ|, which is smaller
+because contributions of different examples cancel."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@ and lines of arithmetic means.
 
 Means are taken over the runs at each value of the axis, as in the tables of the sweep.
 Runs without an error, because they diverged or the kernel machine does not apply, have
-no dot. Machines that are exact to rounding in every run are listed in the caption: they
-would stretch the axis by ten decades."""
+no dot. Kernel machines that are exact up to rounding in every run are only listed in
+the caption, because they would stretch the axis by ten decades."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def level_positions(axes: Axes, levels: Sequence[object]) -> list[float]:
     """Set up the x axis, and return the positions of the axis values `levels`.
 
     Numbers are drawn to scale. The scale is logarithmic if they are positive and vary
-    more than 5-fold. Other values are evenly spaced."""
+    by more than a factor of 5. Other values are evenly spaced."""
     if any(
         isinstance(level, bool) or not isinstance(level, int | float)
         for level in levels
@@ -138,8 +138,8 @@ def level_positions(axes: Axes, levels: Sequence[object]) -> list[float]:
 def errors_title(
     table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: Sequence[object]
 ) -> tuple[str, str]:
-    """Return the title, about the frozen kernel or else the machine with the largest
-    error, and the caption."""
+    """Return the title and the caption. The title is about the frozen kernel, or else
+    about the machine with the largest error."""
     name = (
         "frozen_start"
         if "frozen_start" in columns
@@ -169,8 +169,8 @@ def errors_title(
 def arithmetic_mean(
     table: pd.DataFrame, axis: str, level: object, column: str
 ) -> float | None:
-    """Return the mean of a column at the value `level` of an axis;
-    None without numbers.
+    """Return the mean of a column at the value `level` of an axis. Return None if there
+    are no numbers.
 
     >>> table = pd.DataFrame({"width": [1, 1, 2, 3], "error": [1.0, 2.0, 0.0, float("nan")]})
     >>> [arithmetic_mean(table, "width", level, "error") for level in (1, 2, 3)]
