@@ -17,10 +17,10 @@ from torch import Tensor
 
 LIBRARY = ctypes.CDLL(None)
 LARGE_MODEL_BYTES = 1e8  # size of the weights of a large model
-KEPT_BYTES = 2**28  # the process keeps freed memory of allocations up to this size
+KEPT_BYTES = 2**28  # freed memory of allocations up to this size stays in the process
 MMAP_THRESHOLD = -3  # option of mallopt
 TRIM_THRESHOLD = -1  # option of mallopt
-# limits of glibc's dynamic values
+# upper limits of the values that glibc itself adapts
 GLIBC_MAXIMA = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}
 # not empty inside `memory_kept`, so that nested uses do nothing
 KEEPING: list[int] = []
@@ -28,8 +28,8 @@ KEEPING: list[int] = []
 
 @contextmanager
 def memory_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Let the C library keep freed memory, because allocating new pages may take longer
-    than the arithmetic.
+    """Make the C library keep freed memory, because allocating new pages can take
+    longer than the arithmetic.
 
     Do nothing for large models, or if the user has configured malloc.
     """

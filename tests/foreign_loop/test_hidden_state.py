@@ -152,7 +152,8 @@ FAST = ("dict", "attribute", "hook removed")
 )
 def test_a_model_that_changes_by_no_tensor_is_refused(kind: str, when: int) -> None:
     said = (
-        r"step \d: (at the same weights, the model returned other outputs|the optimizer's gradient is not|.* is no longer the tensor)"
+        r"step \d: (at the same weights, the model returned other outputs"
+        r"|the optimizer's gradient is not|.* is no longer the tensor)"
         r"|when following \w+, the model gave other|look for random numbers"
     )
     with pytest.raises(Mistake, match=said):
@@ -364,7 +365,9 @@ def test_one_element_that_is_reduced_at_every_step_is_not_clipped() -> None:
         second = gradient.abs().sort().values[-2]
         gradient[place] = gradient[place].sign() * (second + gradient[place].abs()) / 2
 
-    with pytest.raises(Mistake, match=r"step \d: .* examples: one element was reduced to .*, and no other step clips by value"):
+    with pytest.raises(
+        Mistake, match=r"step \d: .* examples: one element was reduced to .*, and no other step clips by value"
+    ):
         lone(reduced)
 
 

@@ -259,7 +259,11 @@ DATASET: Any = ROWS  # a DataLoader takes it
         (lambda f, call: {"a": f}, ROWS, r"it gives a tensor of shape \[3, 3\] for 'a'"),
         (lambda f, call: {}, ROWS, "a dict with the names"),
         (lambda f, call: f.argmax(1), ROWS, r"numbers of torch.int64, which have no gradient"),
-        (lambda f, call: (f.argmax(1) == LABELS).double(), ROWS, "its values have no gradient with respect to the outputs"),
+        (
+            lambda f, call: (f.argmax(1) == LABELS).double(),
+            ROWS,
+            "its values have no gradient with respect to the outputs",
+        ),
         (lambda f, call: f.detach()[:, 0], ROWS, "its values have no gradient with respect to the outputs"),
         (lambda f, call: f[:, 0] * f[:, 1].detach(), ROWS, "are not the derivatives of its values"),
         (lambda f, call: (f[:, 0] - 100).log(), ROWS, "'measure' of query 0 is nan"),

@@ -283,8 +283,14 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "one image of a kernel": (lambda: ntkexp.tangent_kernel(pictures(), torch.ones(1, 4, 4)), r"^x1: .*x\[None\]"),
     "MAML": (through_functional_call, r"step 0: the model was called with another tensor in place of '0\.weight'"),
-    "first-order MAML": (through_a_copy, r"step 0: model\(x\) was never called .*, or the loop called only a copy of the model"),
-    "stage two": (second_stage, r"step 2: '0\.weight' was updated by another optimizer \(SGD\).*follow\(model, \[first,"),
+    "first-order MAML": (
+        through_a_copy,
+        r"step 0: model\(x\) was never called .*, or the loop called only a copy of the model",
+    ),
+    "stage two": (
+        second_stage,
+        r"step 2: '0\.weight' was updated by another optimizer \(SGD\).*follow\(model, \[first,",
+    ),
     "stage two thaws": (lambda: second_stage(first_trains=slice(2, 3)), r"updated by another optimizer \(SGD\)"),
     # arguments
     "a missing keyword": (giving(ids="name"), "not called with a keyword of this name"),
