@@ -61,8 +61,7 @@ def ensemble(
     """
     experiment = common.compose([*DEFAULT_OVERRIDES, *(overrides or [])])
     folder = ensure_writable(out.expanduser())
-    from ntkexp.ensemble import comparisons, problem
-    from ntkexp.ensemble import ensemble as train_networks
+    from ntkexp.ensemble import comparisons, ensemble as train_networks, problem
     from ntkexp.run.environment import fix_circumstances
 
     fix_circumstances(experiment)
@@ -94,8 +93,7 @@ def write_files(
     """Write the picture, its data and the comparison. Return the paths of the files."""
     from ntkexp.cli.kernel_predict import save
     from ntkexp.report.plots.rendering import METADATA, write
-    from ntkexp.report.plots.run_plots import Panel, Theory
-    from ntkexp.report.plots.run_plots import draw_ensemble as draw
+    from ntkexp.report.plots.run_plots import Panel, Theory, draw_ensemble as draw
     from ntkexp.report.plots.style import house_style
 
     name = f"ensemble-{experiment.model.option}-w{experiment.model.width}-n{len(trained[0].outputs)}-s{experiment.seed}"

@@ -108,8 +108,11 @@ def predict(
 
     Print accuracy, error and calibration. KEY=VALUE names the data of the file.
     """
-    from ntkexp.kernel_file.predict import Entries, PredictionSettings
-    from ntkexp.kernel_file.predict import predict as predict_from
+    from ntkexp.kernel_file.predict import (
+        Entries,
+        PredictionSettings,
+        predict as predict_from,
+    )
     from ntkexp.records.kernel_file import open_matrix
     from ntkexp.report.progress import progress_listener
 

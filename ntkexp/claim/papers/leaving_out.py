@@ -28,8 +28,7 @@ from ntkexp.records.sweep import Level
 from ntkexp.removal.rerun import WEIGHTS, Rerun, RerunAt, rerun_of, retrain, trained
 from ntkexp.removal.retraining import changes
 from ntkexp.report.analysis.rank_correlation import DECIMALS, mean_known, spearman
-from ntkexp.run.loop import SilentListener
-from ntkexp.run.loop import run as run_loop
+from ntkexp.run.loop import SilentListener, run as run_loop
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.stream import stream
