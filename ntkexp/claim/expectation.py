@@ -208,7 +208,7 @@ class Identity(AbstractExpectation):
     2
     """
 
-    null: ClassVar[float | None] = math.inf
+    null = math.inf
     tolerance: float = Field(1e-12, gt=0)
 
     @property
@@ -419,13 +419,13 @@ class Order(AbstractAverage):
     'supported'
     """
 
-    strict: ClassVar[bool] = True
+    strict = True
     along: str
     above: Any
     below: Any
 
     # With scale: log, the null is the ratio 0, which every margin excludes.
-    null: ClassVar[float | None] = 0.0
+    null = 0.0
 
     @property
     def expected(self) -> Expected:
@@ -475,7 +475,7 @@ class Slope(AbstractExpectation):
     'supported'
     """
 
-    null: ClassVar[float | None] = 0.0
+    null = 0.0
     along: str
     value: float
     margin: float = Field(gt=0)

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         ScalarTraining as ScalarTraining,
     )
     from ntkexp.claim.papers.wide_networks import (
+        AbstractEnsembles as AbstractEnsembles,
         Bottleneck as Bottleneck,
         ChangeByWidth as ChangeByWidth,
         EnsembleBesideProcesses as EnsembleBesideProcesses,

@@ -36,7 +36,7 @@ from ntkexp.ensemble import (
     targets,
 )
 from ntkexp.init import AbstractInit
-from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.base import LayerChain
 from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.layer.spec import Activation
@@ -51,6 +51,7 @@ from ntkexp.model.base import (
 )
 from ntkexp.report.analysis.laws import number
 from ntkexp.report.analysis.power_law import PowerLaw, power_law
+from ntkexp.shapes import Shape
 from ntkexp.stream import stream
 from ntkexp.text import listed
 
@@ -101,9 +102,7 @@ class Bottleneck(AbstractLayered):
     place: Literal["first", "last"] = "first"
     activation: Activation = ReLU()
 
-    def layers(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
-    ) -> tuple[AbstractLayer, ...]:
+    def layers(self, init: AbstractInit, shape: Shape, outputs: int) -> LayerChain:
         widths = [self.width] * self.depth
         widths[0 if self.place == "first" else -1] = self.narrow
         hidden = (
