@@ -8,8 +8,7 @@ from typing import cast
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from ntkexp.mistake import Mistake

@@ -6,8 +6,7 @@ from math import inf, isnan, sqrt
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from ntkexp.library import reader_of

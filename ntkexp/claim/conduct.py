@@ -45,8 +45,7 @@ from ntkexp.engine.base import (
     run_jobs,
 )
 from ntkexp.experiment.experiment import Experiment
-from ntkexp.experiment.identity import digest as file_digest
-from ntkexp.experiment.identity import files_of
+from ntkexp.experiment.identity import digest as file_digest, files_of
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import (
@@ -76,8 +75,14 @@ from ntkexp.report.tables import format_csv
 from ntkexp.run.environment import Clock, commit
 from ntkexp.sweep.definition import Definition
 from ntkexp.sweep.jobs import Conductor, JobProgress, RemainingTime
-from ntkexp.sweep.plan import Plan, RunStatus, record, runs_to_do, statuses
-from ntkexp.sweep.plan import plan as sweep_plan
+from ntkexp.sweep.plan import (
+    Plan,
+    RunStatus,
+    plan as sweep_plan,
+    record,
+    runs_to_do,
+    statuses,
+)
 
 # --- The register of claims.
 

@@ -210,7 +210,7 @@ class Identity(AbstractExpectation):
     2
     """
 
-    null: ClassVar[float | None] = math.inf
+    null = math.inf
     tolerance: float = Field(1e-12, gt=0)
 
     @property
@@ -422,13 +422,13 @@ class Order(AbstractAverage):
     'supported'
     """
 
-    strict: ClassVar[bool] = True
+    strict = True
     along: str
     above: Any
     below: Any
 
-    # with scale: log, this is a ratio of 0, which no expected range contains
-    null: ClassVar[float | None] = 0.0
+    # With scale: log, the null is the ratio 0, which every margin excludes.
+    null = 0.0
 
     @property
     def expected(self) -> Expected:
@@ -478,7 +478,7 @@ class Slope(AbstractExpectation):
     'supported'
     """
 
-    null: ClassVar[float | None] = 0.0
+    null = 0.0
     along: str
     value: float
     margin: float = Field(gt=0)

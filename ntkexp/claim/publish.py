@@ -69,6 +69,7 @@ from ntkexp.records.register import (
     RegisterEntry,
     fields_of_look,
     merged_fields,
+    outcomes_of,
     refuse_second_choice,
     same_outcome,
 )
@@ -383,12 +384,7 @@ def look_on_record(
 
     Only outcomes at default size count. `circumstances` are fields, such as the date,
     that must be equal as well. Return None if there is no such outcome."""
-    outcome: dict[str, dict[str, Any]] = {}
-    for name, look in looks.items():
-        outcome[name] = {
-            key: look[key] for key in ("verdict", "figure", "interval", "p")
-        }
-        outcome[name]["seeds"] = len(look["seeds"])
+    outcome = outcomes_of(looks)
     recorded: Mapping[str, Any]
     for recorded in reversed(entry.looks):
         is_same = all(recorded[key] == value for key, value in circumstances.items())
@@ -661,18 +657,9 @@ def differences(
 
 
 def look_fields(finding: Finding, look: Look) -> dict[str, Any]:
-    """Return the published fields of a statistical test (look) that can be recomputed
-    from its table and the claim."""
-    return {
-        "verdict": finding.verdict,
-        "figure": finding.figure,
-        "interval": [finding.low, finding.high],
-        "p": finding.p,
-        "more_seeds": finding.more,
-        "expected": look.words(finding.part),
-        "seeds": list(look.seeds_now),
-        "note": finding.note,
-    }
+    """Return the published fields of a look that its table determines."""
+    fields = judgement(look, finding, draws="").fields
+    return {key: value for key, value in fields.items() if key != "draws"}
 
 
 def agree(published: Any, judged: Any, size: float = 0.0) -> bool:

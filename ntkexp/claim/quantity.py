@@ -60,6 +60,12 @@ class Measured:
         """The run of each row of the table, or None if the run has no result."""
         return [self.known.get(folder) for folder in self.table["run"]]
 
+    def per_run(self, measure: Callable[[Run], float]) -> pd.DataFrame:
+        """Apply `measure` to each run, and return the table with its results. A missing
+        run gives NaN."""
+        values = [math.nan if run is None else measure(run) for run in self.runs]
+        return self.table.assign(value=values)
+
     def by_run(
         self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]
     ) -> pd.DataFrame:

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Level
+
+Row: TypeAlias = Mapping[str, Level]
+"""A row of a trial: measured numbers, and the labels of the row."""
+Rows: TypeAlias = Sequence[Row]
 
 
 def refuse_unnamed(
@@ -33,7 +37,7 @@ class AbstractTrial(Component, ABC):
     without changing digests."""
 
     @abstractmethod
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         """Run the measurement, and return rows of numbers,
         with columns that label the rows.
 
@@ -53,7 +57,7 @@ class SideBySide(AbstractTrial):
         refuse_unnamed("trial.names", self.names, "trials", self.trials)
         return self
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         named = zip(self.names, self.trials, strict=True)
         return [
             {"runs": name, **row} for name, trial in named for row in trial.rows(seed)

@@ -24,6 +24,7 @@ from ntkexp.cli.options import (
     options,
     sigterm_as_interrupt,
     trusted,
+    write_json,
 )
 from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.folder import command
@@ -72,7 +73,6 @@ def claims(
     out: Annotated[
         Path,
         typer.Option(
-            "--out",
             metavar="DIR",
             help="The folder of outputs; claims are stored in its folder claims/.",
         ),
@@ -91,7 +91,6 @@ def claims(
     reason: Annotated[
         str,
         typer.Option(
-            "--reason",
             metavar="TEXT",
             help=(
                 "With register: why the claim was changed. With publish: why the published tables "
@@ -377,7 +376,6 @@ def show_attempts(
 ) -> None:
     """Print every registered version of the claims, with the results of its tests."""
     from ntkexp.config.choices import Choices, config_folders
-    from ntkexp.records.atomic import to_text
     from ntkexp.report.claims import tabulate_attempts
 
     entered = registered(Choices(config_folders(config_dir)), out)
@@ -386,7 +384,7 @@ def show_attempts(
             raise Mistake(f"'{name}' is not registered{nearest(name, entered)}")
     attempts = [attempt for name in names or entered for attempt in entered[name]]
     if as_json:
-        sys.stdout.write(to_text([attempt.fields for attempt in attempts]))
+        write_json([attempt.fields for attempt in attempts])
     else:
         sys.stdout.write(f"{format_text(tabulate_attempts(attempts))}\n")
 
@@ -398,11 +396,10 @@ def show_attempts(
 def print_records(
     records: Sequence[ClaimRecord], registered: int, *, quiet: bool, as_json: bool
 ) -> None:
-    from ntkexp.records.atomic import to_text
     from ntkexp.report.claims import format_claims, summarise_claims
 
     if as_json:
-        sys.stdout.write(to_text([record.json_fields for record in records]))
+        write_json([record.json_fields for record in records])
     elif not quiet:
         sys.stdout.write(f"{format_claims(records, registered)}\n\n{notes(records)}")
         sys.stdout.write(f"{summarise_claims(records, registered)}\n")
@@ -438,7 +435,6 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
     """Print every claim with its statement and its source."""
     from ntkexp.config.choices import Choices, config_folders
     from ntkexp.config.plain_yaml import read_yaml
-    from ntkexp.records.atomic import to_text
 
     choices = Choices(config_folders(config_dir))
     rows = []
@@ -454,7 +450,7 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
             {"name": name, "statement": str(tree.get("statement")), "source": paper}
         )
     if as_json:
-        sys.stdout.write(to_text(rows))
+        write_json(rows)
     else:
         sys.stdout.write(
             "".join(
@@ -473,11 +469,10 @@ def show_trials(*, as_json: bool) -> None:
         try_design,
         try_judging,
     )
-    from ntkexp.records.atomic import to_text
 
     error_rates = [*map(try_judging, SIMULATED_RULES), *map(try_design, DESIGNS)]
     if as_json:
-        sys.stdout.write(to_text([trial.fields for trial in error_rates]))
+        write_json([trial.fields for trial in error_rates])
         return
     rates = [
         Column(name, spell=rate)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkexp.cli.options import CommonOptions, Overrides, ensure_writable
+from ntkexp.cli.options import CommonOptions, Overrides, ensure_writable, write_json
 from ntkexp.report.progress import progress_listener
 from ntkexp.text import aligned, short
 
@@ -43,14 +43,13 @@ def ensemble(
     networks: Annotated[
         int,
         typer.Option(
-            "--networks",
             metavar="N",
             min=2,
             help="The number of networks of each kind.",
         ),
     ] = 100,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="The folder for the picture.")
+        Path, typer.Option(metavar="DIR", help="The folder for the picture.")
     ] = Path("outputs/ensembles"),
     *,
     common: CommonOptions,
@@ -61,8 +60,7 @@ def ensemble(
     """
     experiment = common.compose([*DEFAULT_OVERRIDES, *(overrides or [])])
     folder = ensure_writable(out.expanduser())
-    from ntkexp.ensemble import comparisons, problem
-    from ntkexp.ensemble import ensemble as train_networks
+    from ntkexp.ensemble import comparisons, ensemble as train_networks, problem
     from ntkexp.run.environment import fix_circumstances
 
     fix_circumstances(experiment)
@@ -94,8 +92,7 @@ def write_files(
     """Write the picture, its data and the comparison. Return the paths of the files."""
     from ntkexp.cli.kernel_predict import save
     from ntkexp.report.plots.rendering import METADATA, write
-    from ntkexp.report.plots.run_plots import Panel, Theory
-    from ntkexp.report.plots.run_plots import draw_ensemble as draw
+    from ntkexp.report.plots.run_plots import Panel, Theory, draw_ensemble as draw
     from ntkexp.report.plots.style import house_style
 
     name = f"ensemble-{experiment.model.option}-w{experiment.model.width}-n{len(trained[0].outputs)}-s{experiment.seed}"
@@ -214,18 +211,15 @@ def print_comparison(
     as_json: bool,
 ) -> None:
     """Print the comparison, its description and the paths of the files."""
-    from ntkexp.records.atomic import to_text
 
     if as_json:
         rows = [asdict(row) for row in table]
-        sys.stdout.write(
-            to_text(
-                {
-                    "comparison": rows,
-                    "answer": sentence,
-                    "files": [str(path) for path in files],
-                }
-            )
+        write_json(
+            {
+                "comparison": rows,
+                "answer": sentence,
+                "files": [str(path) for path in files],
+            }
         )
     elif not quiet:
         header = ["networks train", "process", "networks", "points"]

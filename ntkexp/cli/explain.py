@@ -42,7 +42,6 @@ def explain(
     query: Annotated[
         list[int] | None,
         typer.Option(
-            "--query",
             metavar="K",
             min=0,
             help="The number of a point in the split; may be repeated.",
@@ -51,7 +50,6 @@ def explain(
     split: Annotated[
         str | None,
         typer.Option(
-            "--split",
             metavar="SPLIT",
             help="The split of the explained points: train, query or test.",
         ),
@@ -59,7 +57,6 @@ def explain(
     worst: Annotated[
         int | None,
         typer.Option(
-            "--worst",
             metavar="N",
             min=1,
             help="Explain the N points with the largest errors.",
@@ -68,7 +65,6 @@ def explain(
     top: Annotated[
         int,
         typer.Option(
-            "--top",
             metavar="N",
             min=1,
             help="The number of training examples to list for each point.",
@@ -76,14 +72,11 @@ def explain(
     ] = 10,
     picture: Annotated[
         Path | None,
-        typer.Option(
-            "--picture", metavar="FILE", help="The file of the picture, .svg or .png."
-        ),
+        typer.Option(metavar="FILE", help="The file of the picture, .svg or .png."),
     ] = None,
     without: Annotated[
         str | None,
         typer.Option(
-            "--without",
             metavar="GROUP",
             help=(
                 "Retrain without these examples, and split the resulting change among them: indices "
@@ -400,7 +393,6 @@ def attribute(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model",
             metavar="FILE.py:FUNCTION",
             help="A function that builds the followed module.",
         ),
@@ -415,7 +407,6 @@ def attribute(
     loss: Annotated[
         str | None,
         typer.Option(
-            "--loss",
             metavar="FILE.py:FUNCTION",
             help="The loss of each example, as a function of the outputs and the call.",
         ),
@@ -423,7 +414,6 @@ def attribute(
     measure: Annotated[
         str | None,
         typer.Option(
-            "--measure",
             metavar="FILE.py:FUNCTION",
             help="The measure of the outputs at the queries, as in ntkexp.follow.",
         ),
@@ -432,7 +422,6 @@ def attribute(
     rule: Annotated[
         list[str] | None,
         typer.Option(
-            "--rule",
             metavar="FILE.py:CLASS",
             help="The rule of an optimizer that is not from PyTorch.",
         ),
@@ -440,7 +429,6 @@ def attribute(
     losses: Annotated[
         list[str] | None,
         typer.Option(
-            "--losses",
             metavar="FILE.py:FUNCTION",
             help="A function that the loop passed to trace.losses.",
         ),
@@ -448,7 +436,6 @@ def attribute(
     decode: Annotated[
         str | None,
         typer.Option(
-            "--decode",
             metavar="FILE.py:FUNCTION",
             help="A function that converts a list of tokens to text, to show examples.",
         ),
@@ -456,7 +443,6 @@ def attribute(
     by: Annotated[
         str | None,
         typer.Option(
-            "--by",
             metavar="module|parameter|'{NAME: [PATTERN, …], …}'",
             help="Split contributions by the parameters through which they act.",
         ),
@@ -471,7 +457,6 @@ def attribute(
     batch_norm: Annotated[
         str | None,
         typer.Option(
-            "--batch-norm",
             metavar="exact|constant",
             help=(
                 "Differentiate the batch statistics of BatchNorm in training mode, or treat them as "

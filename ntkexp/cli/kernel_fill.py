@@ -21,6 +21,7 @@ from ntkexp.cli.options import (
     interruptible,
     sigterm_as_interrupt,
     trusted,
+    write_json,
 )
 from ntkexp.mistake import Mistake
 from ntkexp.report.progress import progress_listener
@@ -110,7 +111,6 @@ def fill_file(
 ) -> None:
     """Compute a kernel file and print a summary. With --dry-run,
     print a time estimate instead."""
-    from ntkexp.records.atomic import to_text
 
     path = (out or default_path(kernel)).expanduser()
     filling = Filling(kernel, path, engine, options.workers, options.force)
@@ -126,7 +126,7 @@ def fill_file(
             "train": tiling.train,
             "description": matrix.description,
         }
-        sys.stdout.write(to_text({"file": str(matrix.path), **facts}))
+        write_json({"file": str(matrix.path), **facts})
     elif not common.quiet:
         names = " and ".join(name.upper() for name in kernels)
         sys.stdout.write(
@@ -178,20 +178,17 @@ class Filling:
     def print_estimate(self, *, as_json: bool) -> None:
         """Print the estimate. Raise if a job would exceed the time limit
         of the engine."""
-        from ntkexp.records.atomic import to_text
 
         estimate, workers = self.estimate, self.concurrent_tiles
         if as_json:
             elapsed = estimate.elapsed(workers)
-            sys.stdout.write(
-                to_text(
-                    {
-                        "file": str(self.path),
-                        **asdict(estimate),
-                        "workers": workers,
-                        "elapsed": elapsed,
-                    }
-                )
+            write_json(
+                {
+                    "file": str(self.path),
+                    **asdict(estimate),
+                    "workers": workers,
+                    "elapsed": elapsed,
+                }
             )
         else:
             sys.stdout.write(f"{self.path}: {estimate.sentence(workers)}\n")
@@ -249,7 +246,6 @@ def tangent(
     seeds: Annotated[
         str | None,
         typer.Option(
-            "--seeds",
             metavar="SEEDS",
             help="The seeds of the networks to average over, such as 0..9.",
         ),
@@ -257,16 +253,13 @@ def tangent(
     outputs: Annotated[
         str,
         typer.Option(
-            "--outputs",
             metavar="all|trace|0,3",
             help="The outputs of the kernel: all, some by number, or the trace over outputs.",
         ),
     ] = "all",
     run: Annotated[
         Path | None,
-        typer.Option(
-            "--run", metavar="RUN", help="Take the network of this run instead."
-        ),
+        typer.Option(metavar="RUN", help="Take the network of this run instead."),
     ] = None,
     weights_at: Annotated[
         WeightsAt,

@@ -20,7 +20,7 @@ from ntkexp.cli.kernel_fill import (
     default_path,
     tiles_at_once,
 )
-from ntkexp.cli.options import CommonOptions, Engine, Overrides
+from ntkexp.cli.options import CommonOptions, Engine, Overrides, write_json
 from ntkexp.mistake import Mistake
 from ntkexp.report.tables import Column, Table, format_text
 from ntkexp.text import aligned, rate, short
@@ -43,7 +43,6 @@ def predict(
     ridge: Annotated[
         str,
         typer.Option(
-            "--ridge",
             metavar="R|best",
             help=(
                 "The number added to the kernel's diagonal; best: choose it from a grid by "
@@ -54,7 +53,6 @@ def predict(
     time: Annotated[
         list[str] | None,
         typer.Option(
-            "--time",
             metavar="T",
             help="The training time of gradient flow, or inf; may be repeated.",
         ),
@@ -62,7 +60,6 @@ def predict(
     steps: Annotated[
         int | None,
         typer.Option(
-            "--steps",
             metavar="N",
             min=0,
             help="Train by N steps of gradient descent instead.",
@@ -70,12 +67,11 @@ def predict(
     ] = None,
     step_size: Annotated[
         float | None,
-        typer.Option("--step-size", metavar="ETA", help="The size of these steps."),
+        typer.Option(metavar="ETA", help="The size of these steps."),
     ] = None,
     folds: Annotated[
         int | None,
         typer.Option(
-            "--folds",
             metavar="K",
             min=0,
             help="Also cross-validate the training examples with K folds; 0: leave one out.",
@@ -84,19 +80,17 @@ def predict(
     solver: Annotated[
         Solver | None,
         typer.Option(
-            "--solver",
             metavar="|".join(Solver),
             help="The method to solve the equations; by default, the simplest one that fits.",
         ),
     ] = None,
     memory_gb: Annotated[
         float,
-        typer.Option("--memory-gb", metavar="GB", help="The memory limit for solving."),
+        typer.Option(metavar="GB", help="The memory limit for solving."),
     ] = 4.0,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
             metavar="DIR",
             help="The folder for the tables; by default, the folder of the kernel file.",
         ),
@@ -108,8 +102,11 @@ def predict(
 
     Print accuracy, error and calibration. KEY=VALUE names the data of the file.
     """
-    from ntkexp.kernel_file.predict import Entries, PredictionSettings
-    from ntkexp.kernel_file.predict import predict as predict_from
+    from ntkexp.kernel_file.predict import (
+        Entries,
+        PredictionSettings,
+        predict as predict_from,
+    )
     from ntkexp.records.kernel_file import open_matrix
     from ntkexp.report.progress import progress_listener
 
@@ -156,12 +153,8 @@ def predict(
         ),
     ]
     if common.as_json:
-        from ntkexp.records.atomic import to_text
-
         rows = [asdict(score) for score in scores]
-        sys.stdout.write(
-            to_text({"scores": rows, "files": [str(path) for path in written]})
-        )
+        write_json({"scores": rows, "files": [str(path) for path in written]})
     elif not common.quiet:
         sys.stdout.write(
             f"{table(scores)}\n\n" + "".join(f"{path}\n" for path in written)
@@ -273,7 +266,6 @@ def study(
     ridge: Annotated[
         str,
         typer.Option(
-            "--ridge",
             metavar="R|best",
             help=(
                 "The number added to each kernel's diagonal; best: choose it from a grid by "
@@ -283,9 +275,7 @@ def study(
     ] = "best",
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="The folder for the kernels and the table."
-        ),
+        typer.Option(metavar="DIR", help="The folder for the kernels and the table."),
     ] = None,
     workers: Tiles = None,
     engine: Engine = "local",
@@ -358,12 +348,9 @@ def show_study(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    from ntkexp.records.atomic import to_text
 
     if as_json:
-        sys.stdout.write(
-            to_text({"study": [dict(row) for row in rows], "file": str(file)})
-        )
+        write_json({"study": [dict(row) for row in rows], "file": str(file)})
     elif not quiet:
         has_published = any(row["published"] for row in rows)
         source = next(

@@ -39,11 +39,13 @@ from ntkexp.mistake import (
     Useless,
     WrongArgument,
 )
+from ntkexp.records.atomic import to_text
 from ntkexp.text import printable_lines
 
 if TYPE_CHECKING:
     from ntkexp.config.choices import Choices
     from ntkexp.experiment.experiment import Experiment
+    from ntkexp.records.atomic import Json
 
 OUTPUTS = Path("outputs")
 """The default folder of results."""
@@ -402,6 +404,10 @@ def trusted(entries: Sequence[str]) -> tuple[str, ...]:
         str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry
         for entry in entries
     )
+
+
+def write_json(value: Json) -> None:
+    sys.stdout.write(to_text(value))
 
 
 def write_out(text: str) -> None:

@@ -60,7 +60,6 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
             metavar="DIR|FILE",
             help="The folder of outputs; for other formats than html, the file to write.",
         ),
@@ -168,7 +167,6 @@ def runs(
     columns: Annotated[
         str,
         typer.Option(
-            "--columns",
             metavar="KEY,…",
             help="Also list these settings, such as model.width.",
         ),

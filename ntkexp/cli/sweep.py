@@ -27,6 +27,7 @@ from ntkexp.cli.options import (
     sigterm_as_interrupt,
     trusted,
     write_events,
+    write_json,
 )
 from ntkexp.engine.base import Ended
 from ntkexp.records.folder import command
@@ -111,12 +112,9 @@ def sweep(
                 f"{run.name}: {reason}\n    {command('train', run.overrides, plan.sweep.options)}\n"
             )
     if common.as_json:
-        from ntkexp.records.atomic import to_text
         from ntkexp.sweep.plan import record
 
-        sys.stdout.write(
-            to_text({**record(plan, statuses_after).fields, "record": str(plan.record)})
-        )
+        write_json({**record(plan, statuses_after).fields, "record": str(plan.record)})
     elif not common.quiet:
         sys.stdout.write(
             f"{summary_line(plan, statuses_after, ended)}\n{plan.record}\n"

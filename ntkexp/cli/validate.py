@@ -32,7 +32,6 @@ def validate(
     scores: Annotated[
         list[Path] | None,
         typer.Option(
-            "--scores",
             metavar="FILE.npy",
             help=(
                 "Scores of another method, [point, out, example], positive if the example raises the "
@@ -43,7 +42,6 @@ def validate(
     trainings: Annotated[
         int,
         typer.Option(
-            "--trainings",
             metavar="N",
             min=3,
             help="The number of retrainings for the ground truth.",
@@ -52,7 +50,6 @@ def validate(
     leave_out: Annotated[
         str,
         typer.Option(
-            "--leave-out",
             metavar="SHARE|N",
             help="The examples that each training leaves out: 1%, 50%, or 8.",
         ),
@@ -60,7 +57,6 @@ def validate(
     top: Annotated[
         str,
         typer.Option(
-            "--top",
             metavar="SHARE|N",
             help="The top examples that QLD removes for each query; 0: no QLD.",
         ),
@@ -68,7 +64,6 @@ def validate(
     fresh: Annotated[
         int,
         typer.Option(
-            "--fresh",
             metavar="K",
             min=0,
             help="The number of fresh seeds for each training; 0: the seed of the run.",
@@ -77,7 +72,6 @@ def validate(
     queries: Annotated[
         int,
         typer.Option(
-            "--queries",
             metavar="N",
             min=1,
             help="The number of points at which scores are compared.",
@@ -86,7 +80,6 @@ def validate(
     split: Annotated[
         str | None,
         typer.Option(
-            "--split",
             metavar="SPLIT",
             help="The split of these points: train, query or test.",
         ),
@@ -101,7 +94,6 @@ def validate(
     truth: Annotated[
         Path | None,
         typer.Option(
-            "--truth",
             metavar="FILE.npz",
             help="The file for the ground truth, for use by other methods.",
         ),

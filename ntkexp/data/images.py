@@ -332,8 +332,8 @@ class Digits(AbstractImages):
     torch.Size([100, 1, 8, 8])
     """
 
-    names: ClassVar[tuple[str, ...]] = tuple("0123456789")
-    white: ClassVar[float] = 16.0
+    names = tuple("0123456789")
+    white = 16.0
     classes: tuple[int, ...] | Literal["all"] = (3, 8)
 
     def pictures(self) -> Pictures:
@@ -373,8 +373,8 @@ class Clothes(AbstractImages):
     torch.Size([100, 1, 8, 8])
     """
 
-    names: ClassVar[tuple[str, ...]] = CLOTHES
-    white: ClassVar[float] = 16.0
+    names = CLOTHES
+    white = 16.0
     classes: tuple[int, ...] | Literal["all"] = (0, 6)
 
     def pictures(self) -> Pictures:
@@ -396,7 +396,7 @@ class MNIST(AbstractImages):
     Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-based learning applied to
     document recognition" (1998)."""
 
-    names: ClassVar[tuple[str, ...]] = tuple("0123456789")
+    names = tuple("0123456789")
     test: CountOrNone | None = 1024
     classes: tuple[int, ...] | Literal["all"] = (3, 8)
     path: UserPath
@@ -426,7 +426,7 @@ class FashionMnist(AbstractImages):
     "Fashion-MNIST: a novel image dataset for benchmarking" (2017), arXiv:1708.07747.
     """
 
-    names: ClassVar[tuple[str, ...]] = CLOTHES
+    names = CLOTHES
     test: CountOrNone | None = 1024
     classes: tuple[int, ...] | Literal["all"] = (0, 6)
     path: UserPath | None = None
@@ -448,7 +448,7 @@ class CIFAR10(AbstractImages):
     A. Krizhevsky, "Learning multiple layers of features from tiny images" (2009).
     """
 
-    names: ClassVar[tuple[str, ...]] = (
+    names = (
         *(
             "airplane",
             "automobile",

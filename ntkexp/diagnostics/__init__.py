@@ -16,10 +16,14 @@ from ntkexp.naming import classes_of
 if TYPE_CHECKING:
     from ntkexp.diagnostics.base import AbstractDiagnostic as AbstractDiagnostic
     from ntkexp.diagnostics.function import UserFunction as UserFunction
-    from ntkexp.diagnostics.kernels import Eigenfunctions as Eigenfunctions
-    from ntkexp.diagnostics.kernels import KernelVelocity as KernelVelocity
-    from ntkexp.diagnostics.kernels import LayerAlignment as LayerAlignment
-    from ntkexp.diagnostics.loss import GradientNorm as GradientNorm
-    from ntkexp.diagnostics.loss import Sharpness as Sharpness
+    from ntkexp.diagnostics.kernels import (
+        Eigenfunctions as Eigenfunctions,
+        KernelVelocity as KernelVelocity,
+        LayerAlignment as LayerAlignment,
+    )
+    from ntkexp.diagnostics.loss import (
+        GradientNorm as GradientNorm,
+        Sharpness as Sharpness,
+    )
 else:
     __getattr__ = classes_of(__name__)

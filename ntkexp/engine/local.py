@@ -11,8 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import Future, ThreadPoolExecutor, wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker

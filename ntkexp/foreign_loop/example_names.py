@@ -18,8 +18,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import IterableDataset
-from torch.utils.data import dataloader as loading
+from torch.utils.data import IterableDataset, dataloader as loading
 from torch.utils.data._utils.collate import default_collate
 
 from ntkexp.kernel.record.tape import examples, tensors

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from ntkexp.kernel.read.reader import Reader as Reader
     from ntkexp.kernel.record.casts import Casts as Casts
     from ntkexp.kernel.record.tape import Tape as Tape
-    from ntkexp.kernel.record.taping import columns as columns
-    from ntkexp.kernel.record.taping import plain_kernels as plain_kernels
+    from ntkexp.kernel.record.taping import (
+        columns as columns,
+        plain_kernels as plain_kernels,
+    )
     from ntkexp.kernel.secant.call import NoRule as NoRule
-    from ntkexp.kernel.secant.segment import Closure as Closure
-    from ntkexp.kernel.secant.segment import Segment as Segment
+    from ntkexp.kernel.secant.segment import Closure as Closure, Segment as Segment
 else:
     FILES = {
         "Adjoint": "features.adjoint",

@@ -269,7 +269,7 @@ def compute_tile(
     points = kernel.inputs[tiling.rows(row)]
     train = tiling.columns(column)
     if row == column:
-        blocks = kernel.square_block(points)
+        blocks = kernel.blocks(points)
         columns = train.stop - train.start
         square = {name: block[:, :, :columns] for name, block in blocks.items()}
         diagonal = {
@@ -279,12 +279,12 @@ def compute_tile(
         return to_arrays(square), to_arrays(diagonal)
     own_blocks: Blocks = {}
     if tiling.holds_diagonal(row, column):
-        single_blocks = [kernel.square_block(point[None]) for point in points]
+        single_blocks = [kernel.blocks(point[None]) for point in points]
         own_blocks = {
             name: torch.cat([block[name][:, :, 0] for block in single_blocks])
             for name in kernel.names
         }
-    cross = kernel.cross_block(points, kernel.inputs[train])
+    cross = kernel.blocks(points, kernel.inputs[train])
     return to_arrays(cross), to_arrays(own_blocks)
 
 
@@ -520,12 +520,9 @@ def time_pair(kernel: AbstractKernel) -> float:
     count = 2
     while True:
         points = train[:count]
-        # a first call, to load libraries before the measurement
-        kernel.cross_block(points, points)
+        kernel.blocks(points, points)  # warm up: the first call loads libraries
         start = time.process_time()
-        to_arrays(
-            kernel.cross_block(points, points)
-        )  # the conversion to NumPy waits for a GPU
+        to_arrays(kernel.blocks(points, points))  # conversion to NumPy waits for a GPU
         elapsed = time.process_time() - start
         if elapsed >= MIN_TIMED_SECONDS or 2 * count > min(
             MAX_TIMED_POINTS, len(train)

@@ -104,15 +104,16 @@ class AbstractKernel(ABC):
         return ""
 
     @abstractmethod
-    def cross_block(
-        self, left: Float[Tensor, "query *shape"], right: Float[Tensor, "train *shape"]
+    def blocks(
+        self,
+        left: Float[Tensor, "query *shape"],
+        right: Float[Tensor, "train *shape"] | None = None,
     ) -> Blocks:
-        """Return the kernels between the points `left` and `right`."""
+        """Return the kernels between the points `left` and `right`.
 
-    @abstractmethod
-    def square_block(self, points: Float[Tensor, "query *shape"]) -> Blocks:
-        """Return the kernels among points. Entries for
-        a point with itself are exact."""
+        Without `right`, return the kernels among the points `left`. Entries of a point
+        with itself are then exact.
+        """
 
     @property
     def options(self) -> dict[str, Any]:
@@ -215,16 +216,9 @@ class InfiniteKernel(AbstractKernel):
     def seconds(self) -> float:
         return self.network.work * SECONDS_PER_PIXEL_PAIR_AND_LAYER
 
-    def cross_block(
-        self, left: Float[Tensor, "query *shape"], right: Float[Tensor, "train *shape"]
-    ) -> Blocks:
-        return self.block(left, right, same=False)
-
-    def square_block(self, points: Float[Tensor, "query *shape"]) -> Blocks:
-        return self.block(points, points, same=True)
-
-    def block(self, left: Tensor, right: Tensor, *, same: bool) -> Blocks:
-        block = BlockSlices(slice(0, len(left)), slice(0, len(right)), same)
+    def blocks(self, left: Tensor, right: Tensor | None = None) -> Blocks:
+        columns = left if right is None else right
+        block = BlockSlices(slice(0, len(left)), slice(0, len(columns)), right is None)
         budget = self.experiment.budget.part(self.threads)
         kernels = compute(self.network, block, left, right, budget=budget, threads=1)
         scale = self.experiment.init.alpha**2
@@ -332,15 +326,7 @@ class EmpiricalKernel(AbstractKernel):
         )
         return weights * self.width * SECONDS_PER_WORK
 
-    def cross_block(
-        self, left: Float[Tensor, "query *shape"], right: Float[Tensor, "train *shape"]
-    ) -> Blocks:
-        return self.mean(left, right)
-
-    def square_block(self, points: Float[Tensor, "query *shape"]) -> Blocks:
-        return self.mean(points, None)
-
-    def mean(self, left: Tensor, right: Tensor | None) -> Blocks:
+    def blocks(self, left: Tensor, right: Tensor | None = None) -> Blocks:
         """Return the mean kernel of all networks.
         Record the error bars of sketches in `errors`.
 

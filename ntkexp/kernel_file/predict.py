@@ -43,8 +43,7 @@ from ntkexp.config.field_types import refusal
 from ntkexp.config.plain_yaml import read_yaml
 from ntkexp.machine.ladder import predicted_label
 from ntkexp.mistake import Mistake, NoPlace, WrongArgument, nearest
-from ntkexp.on_disk import blocks as row_parts
-from ntkexp.on_disk import release_pages, zeros_on_disk
+from ntkexp.on_disk import blocks as row_parts, release_pages, zeros_on_disk
 from ntkexp.records.kernel_file import SELF, DamagedKernel, KernelMatrix
 from ntkexp.text import short
 

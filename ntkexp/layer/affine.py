@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod, sqrt
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -49,21 +49,31 @@ CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
 }
 
 
-class Affine(nn.Module):
-    """A dense layer z = gain · x Wᵀ + shift · b."""
+class AffineWeights(NamedTuple):
+    """The weight W and the bias b of an affine map z = gain · W x + shift · b.
 
-    def __init__(
-        self,
-        weight: Float[Tensor, "features inputs"],
-        bias: Float[Tensor, " features"] | None,
-        gain: float = 1.0,
-        shift: float = 1.0,
-    ) -> None:
+    Without a bias, `shift` is 1.
+    """
+
+    weight: Float[Tensor, "first second *window"]
+    bias: Float[Tensor, " features"] | None
+    gain: float
+    shift: float
+
+
+class AbstractAffineModule(nn.Module):
+    """A module with a weight, a bias, and constant factors."""
+
+    def __init__(self, weights: AffineWeights) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
-        self.gain = gain
-        self.shift = shift
+        self.weight = nn.Parameter(weights.weight)
+        self.bias = None if weights.bias is None else nn.Parameter(weights.bias)
+        self.gain = weights.gain
+        self.shift = weights.shift
+
+
+class Affine(AbstractAffineModule):
+    """A dense layer z = gain · x Wᵀ + shift · b."""
 
     def forward(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row features"]:
         if self.bias is None:
@@ -73,7 +83,7 @@ class Affine(nn.Module):
         )
 
 
-class Convolution(nn.Module):
+class Convolution(AbstractAffineModule):
     """A convolution z = gain · W ∗ x + shift · b,
     on channels and up to three axes of pixels.
 
@@ -82,23 +92,18 @@ class Convolution(nn.Module):
 
     def __init__(
         self,
-        weight: Float[Tensor, "features channels *window"],
-        bias: Float[Tensor, " features"] | None,
-        gain: float = 1.0,
-        shift: float = 1.0,
+        weights: AffineWeights,
         stride: int = 1,
         circular: bool = False,
         valid: bool = False,
     ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
-        self.gain = gain
-        self.shift = shift
+        super().__init__(weights)
         self.stride = stride
         self.mode = "circular" if circular else "constant"
         self.borders = [
-            0 if valid else w // 2 for w in reversed(weight.shape[2:]) for _ in range(2)
+            0 if valid else w // 2
+            for w in reversed(self.weight.shape[2:])
+            for _ in range(2)
         ]
 
     def forward(
@@ -110,25 +115,18 @@ class Convolution(nn.Module):
         return z if self.shift == 1 else self.shift * z
 
 
-class ConvolutionOfTorch(nn.Module):
+class ConvolutionOfTorch(AbstractAffineModule):
     """A convolution z = gain · W ∗ x + shift · b,
     by a function of torch with its options."""
 
     def __init__(
         self,
+        weights: AffineWeights,
         function: Callable[..., Tensor],
-        weight: Float[Tensor, "first second *window"],
-        bias: Float[Tensor, " features"] | None,
-        gain: float,
-        shift: float,
         options: Mapping[str, tuple[int, ...]],
     ) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.bias = None if bias is None else nn.Parameter(bias)
+        super().__init__(weights)
         self.function = function
-        self.gain = gain
-        self.shift = shift
         self.options = dict(options)
 
     def forward(
@@ -182,9 +180,7 @@ class AbstractAffine(AbstractLayer):
         the inputs of a unit."""
 
     @abstractmethod
-    def assembled(
-        self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
-    ) -> nn.Module:
+    def assembled(self, weights: AffineWeights) -> nn.Module:
         """Return a module with this weight and bias."""
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
@@ -208,10 +204,11 @@ class AbstractAffine(AbstractLayer):
         b_std = detached_number(self.b_std)
         weight = torch.randn(weight_shape, generator=generator, dtype=torch.float64)
         bias = None
+        shift = 1.0
         if b_std > 0:
             bias = torch.randn(self.features, generator=generator, dtype=torch.float64)
+            shift = b_std
         gain = W_std / sqrt(inputs)
-        shift = b_std
         if self.param == "standard":
             weight *= gain
             if bias is not None:
@@ -220,7 +217,7 @@ class AbstractAffine(AbstractLayer):
             shift = 1.0
         elif self.param == "mean_field":
             gain = W_std / inputs
-        module = self.assembled(weight, bias, gain, shift)
+        module = self.assembled(AffineWeights(weight, bias, gain, shift))
         return module.requires_grad_(not self.frozen)
 
     def carry(self, signal: Signal) -> Signal:
@@ -300,10 +297,8 @@ class Dense(AbstractAffine):
     def weight_shape(self, shape: Shape) -> Shape:
         return (self.features, *shape)
 
-    def assembled(
-        self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
-    ) -> nn.Module:
-        return Affine(weight, bias, gain, shift)
+    def assembled(self, weights: AffineWeights) -> nn.Module:
+        return Affine(weights)
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
         return Operation(CLEAR, register), self.weighed(shape, register, (1, 1, 1))
@@ -373,13 +368,8 @@ class Conv(AbstractAffine):
     def input_pairs(self, output_pairs: Pairs, shape: Shape) -> Pairs:
         return pairs_before(self.samples(shape), output_pairs, shape[1:])
 
-    def assembled(
-        self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
-    ) -> nn.Module:
-        shift = 1.0 if bias is None else shift
-        return Convolution(
-            weight, bias, gain, shift, self.stride, self.circular, self.valid
-        )
+    def assembled(self, weights: AffineWeights) -> nn.Module:
+        return Convolution(weights, self.stride, self.circular, self.valid)
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
         deep, down, across = (1, 1, *self.windows(shape))[-3:]
@@ -459,16 +449,11 @@ class AbstractTapped(AbstractAffine):
     def weight_shape(self, shape: Shape) -> Shape:
         return (self.features, shape[0], *self.options(len(shape) - 1)["window"])
 
-    def assembled(
-        self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
-    ) -> nn.Module:
-        axes = weight.dim() - 2
-        shift = 1.0 if bias is None else shift
+    def assembled(self, weights: AffineWeights) -> nn.Module:
+        axes = weights.weight.dim() - 2
         options = self.options(axes)
         del options["window"]
-        return ConvolutionOfTorch(
-            self.functions[axes], weight, bias, gain, shift, options
-        )
+        return ConvolutionOfTorch(weights, self.functions[axes], options)
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
         return tap_mean(values, pairs, self.taps(pairs.pixels))
@@ -513,7 +498,7 @@ class ConvTranspose(AbstractTapped):
 
     output_padding: Border | tuple[Border, ...] = 0
 
-    functions: ClassVar[Mapping[int, Callable[..., Tensor]]] = TRANSPOSED
+    functions = TRANSPOSED
 
     def shape(self, shape: Shape) -> Shape:
         output_shape = super().shape(shape)
@@ -531,9 +516,8 @@ class ConvTranspose(AbstractTapped):
     def taps_of(self, pixels: int, **options: int) -> Taps:
         return Taps.transposed(pixels, **options)
 
-    def assembled(
-        self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
-    ) -> nn.Module:
+    def assembled(self, weights: AffineWeights) -> nn.Module:
         # Torch stores the weights of transposed convolutions as [channels,
         # features, *window].
-        return super().assembled(weight.transpose(0, 1).contiguous(), bias, gain, shift)
+        transposed = weights.weight.transpose(0, 1).contiguous()
+        return super().assembled(weights._replace(weight=transposed))

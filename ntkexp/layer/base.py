@@ -174,12 +174,12 @@ class AbstractLayer(Component):
 # --- Chains of layers
 
 
-Layers = tuple[AbstractLayer, ...]
+LayerChain = tuple[AbstractLayer, ...]
 FORMULA = frozenset({"input_pairs", "push", "mix", "between", "dual", "alone"})
 """The methods that define a layer's formula. A fused form must agree with them."""
 
 
-def shapes(layers: Layers, shape: Shape) -> list[Shape]:
+def shapes(layers: LayerChain, shape: Shape) -> list[Shape]:
     """Return the shape of an example before each layer, and after the last layer.
 
     >>> from ntkexp.layer.linear import Flatten
@@ -192,20 +192,22 @@ def shapes(layers: Layers, shape: Shape) -> list[Shape]:
     return chain
 
 
-def build(layers: Layers, shape: Shape, generator: torch.Generator) -> nn.Sequential:
+def build(
+    layers: LayerChain, shape: Shape, generator: torch.Generator
+) -> nn.Sequential:
     """Return the layers as a module for examples of this shape."""
     pairs = zip(layers, shapes(layers, shape), strict=False)
     return nn.Sequential(*(layer.build(before, generator) for layer, before in pairs))
 
 
-def carry(layers: Layers, signal: Signal) -> Signal:
+def carry(layers: LayerChain, signal: Signal) -> Signal:
     """Return the properties of the signal after all layers."""
     for layer in layers:
         signal = layer.carry(signal)
     return signal
 
 
-def input_pairs(layers: Layers, output_pairs: Pairs, shape: Shape) -> Pairs:
+def input_pairs(layers: LayerChain, output_pairs: Pairs, shape: Shape) -> Pairs:
     """Return the pixel pairs of the input on which `output_pairs`,
     after all layers, depend."""
     for layer, before in zip(
@@ -216,7 +218,7 @@ def input_pairs(layers: Layers, output_pairs: Pairs, shape: Shape) -> Pairs:
 
 
 def input_self_pairs(
-    layers: Layers, output_pairs: Pairs | None, shape: Shape
+    layers: LayerChain, output_pairs: Pairs | None, shape: Shape
 ) -> Pairs | None:
     """Return the pixel pairs of the input that the layers need between an example and
     itself."""
@@ -227,14 +229,14 @@ def input_self_pairs(
     return output_pairs
 
 
-def push(layers: Layers, covariance: Covariance, shape: Shape) -> Covariance:
+def push(layers: LayerChain, covariance: Covariance, shape: Shape) -> Covariance:
     """Apply all layers to K and Θ."""
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         covariance = layer.push(covariance, before)
     return covariance
 
 
-def fused(layers: Layers, shape: Shape, register: int, free: int) -> Operations:
+def fused(layers: LayerChain, shape: Shape, register: int, free: int) -> Operations:
     """Return the operations of all layers. Raise `NoFusedForm` if a layer has no fused
     form, or if its operations give an image of a different size."""
     operations: Operations = ()
@@ -286,8 +288,8 @@ class Residual(AbstractLayer):
     (4, 8)
     """
 
-    branch: tuple[AbstractLayer, ...]
-    shortcut: tuple[AbstractLayer, ...] = ()
+    branch: LayerChain
+    shortcut: LayerChain = ()
 
     def shape(self, shape: Shape) -> Shape:
         branch = shapes(self.branch, shape)[-1]
@@ -344,7 +346,7 @@ class Residual(AbstractLayer):
 
 
 def self_pairs_of_branches(
-    branches: tuple[Layers, ...], output_pairs: Pairs | None, shape: Shape
+    branches: tuple[LayerChain, ...], output_pairs: Pairs | None, shape: Shape
 ) -> Pairs | None:
     """Return the union of the pairs that branches need between an example
     and itself, or None."""
@@ -389,7 +391,7 @@ class Concatenation(AbstractLayer):
     for the channels of each branch. No activation or norm may follow directly, because
     the variances of the branches may differ."""
 
-    branches: Annotated[tuple[tuple[AbstractLayer, ...], ...], Field(min_length=2)]
+    branches: Annotated[tuple[LayerChain, ...], Field(min_length=2)]
 
     def ends(self, shape: Shape) -> list[Shape]:
         ends = [shapes(layers, shape)[-1] for layers in self.branches]
@@ -433,7 +435,9 @@ class Concatenation(AbstractLayer):
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
 
-        def weighed(covariance: Covariance, layers: Layers, share: float) -> Covariance:
+        def weighed(
+            covariance: Covariance, layers: LayerChain, share: float
+        ) -> Covariance:
             return push(layers, covariance, shape).map(lambda values: share * values)
 
         first, *shares = self.shares(shape)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from ntkexp.layer.affine import Conv, ConvTranspose, Dense, PaddedConv, Parametrisation
-from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.base import AbstractLayer, LayerChain
 from ntkexp.layer.linear import AvgPool, Dropout, Flatten, LayerNorm
 from ntkexp.layer.pointwise import GELU, LeakyReLU, ReLU
 from ntkexp.layer.smooth import Generic, SiLU, Tanh
@@ -68,7 +68,7 @@ class Scales:
 
 def read_sequential(
     module: nn.Sequential, shape: Shape, scales: Scales | None = None
-) -> tuple[AbstractLayer, ...]:
+) -> LayerChain:
     """Return the layers of a module for examples of this shape.
 
     Raise if a child has no known limit, has a hook, does not fit the shape,

@@ -22,7 +22,13 @@ from pydantic import BeforeValidator, ValidationError
 from ntkexp.component import can_be_built
 from ntkexp.layer.affine import AbstractAffine
 from ntkexp.layer.attention import SelfAttention
-from ntkexp.layer.base import AbstractLayer, Concatenation, Residual, name_validator
+from ntkexp.layer.base import (
+    AbstractLayer,
+    Concatenation,
+    LayerChain,
+    Residual,
+    name_validator,
+)
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake, in_short, nearest
 from ntkexp.naming import class_path, module_names, option_name
@@ -90,8 +96,8 @@ Spec: TypeAlias = str | Sequence[Mapping[str, Any] | AbstractLayer]
 """A list of layers, as Python objects or as JSON."""
 
 
-def parse_layers(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
-    """Parse a list of layers. `place` is the name of the list in error messages."""
+def parse_layers(spec: Spec, place: str = "layers") -> LayerChain:
+    """Parse a list of layers; `place` is its name in error messages."""
     try:
         items = json.loads(spec) if isinstance(spec, str) else spec
     except json.JSONDecodeError as error:
@@ -146,7 +152,7 @@ def parse_layer(item: object, place: str) -> AbstractLayer:
         ) from None
 
 
-def parse_branches(value: object, place: str) -> tuple[tuple[AbstractLayer, ...], ...]:
+def parse_branches(value: object, place: str) -> tuple[LayerChain, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise Mistake(
             f"{place} is not a list of branches; write [[…], […]], each a list of layers"
@@ -168,12 +174,9 @@ def layer_mistake(error: ValidationError, place: str, keys: str = "") -> Mistake
     return Mistake(f"{place}: {name}={in_short(first['input'])}: {reason}")
 
 
-Layers = tuple[AbstractLayer, ...]
-
-
-def at_width(layers: Layers, width: int) -> Layers:
-    """Scale the features of all hidden layers by one factor, so that the widest layer
-    has `width` features.
+def at_width(layers: LayerChain, width: int) -> LayerChain:
+    """Scale the features of all hidden layers by one factor,
+    so that the widest has `width` features.
 
     The last layer does not change.
 
@@ -206,16 +209,16 @@ def scale_features(layer: AbstractLayer, factor: float) -> AbstractLayer:
     return layer.model_copy(update=scaled)
 
 
-def scale_all(layers: Layers, factor: float) -> Layers:
+def scale_all(layers: LayerChain, factor: float) -> LayerChain:
     return tuple(scale_features(layer, factor) for layer in layers)
 
 
-def affine_layers(layers: Layers) -> Iterator[AbstractAffine]:
+def affine_layers(layers: LayerChain) -> Iterator[AbstractAffine]:
     """Yield all affine layers, including layers in branches."""
     return (layer for layer in every_layer(layers) if isinstance(layer, AbstractAffine))
 
 
-def every_layer(layers: Layers) -> Iterator[AbstractLayer]:
+def every_layer(layers: LayerChain) -> Iterator[AbstractLayer]:
     """Yield all layers, including layers in branches."""
     for layer in layers:
         yield layer

@@ -25,6 +25,7 @@ from ntkexp.limit import infinite_kernel as limit
 from ntkexp.limit.infinite_kernel import Engine, InfiniteKernels
 from ntkexp.mistake import Mistake, in_short
 from ntkexp.model.functional import copy_module
+from ntkexp.shapes import Shape
 from ntkexp.stream import stream
 
 METHODS = ("closed_form", "monte_carlo")
@@ -199,7 +200,7 @@ class DrawsItself(Protocol):
 
 
 def draws(
-    spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: int
+    spec: Spec | nn.Module, shape: Shape, samples: int, seed: int
 ) -> Iterator[nn.Module]:
     """Yield random networks. If `spec` is a module, draw
     the weights of one copy repeatedly."""

@@ -17,7 +17,7 @@ from ntkexp.capacity import MemoryBudget
 from ntkexp.covariance.covariance import Covariance, Signal, Variances
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
-from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.base import LayerChain
 from ntkexp.layer.linear import Flatten
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Shape
@@ -29,7 +29,7 @@ Kernels = tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]
 """NNGP and tangent kernel."""
 
 
-def network(layers: tuple[AbstractLayer, ...], shape: Shape) -> Network:
+def network(layers: LayerChain, shape: Shape) -> Network:
     """Return the network for examples of this shape.
 
     Raise if the layers do not fit the shape, have no infinite-width limit,
@@ -66,7 +66,7 @@ def network(layers: tuple[AbstractLayer, ...], shape: Shape) -> Network:
 class Network:
     """The layers of an infinitely wide network, and the shape of an example."""
 
-    layers: tuple[AbstractLayer, ...]
+    layers: LayerChain
     shape: Shape
 
     @cached_property

@@ -10,22 +10,24 @@ from ntkexp.naming import classes_of
 if TYPE_CHECKING:
     from ntkexp.machine.base import AbstractMachine as AbstractMachine
     from ntkexp.machine.ladder import Ladder as Ladder
-    from ntkexp.machine.machines import NNGP as NNGP
-    from ntkexp.machine.machines import AbstractFrozen as AbstractFrozen
-    from ntkexp.machine.machines import AbstractPathSum as AbstractPathSum
-    from ntkexp.machine.machines import FixedCoefficients as FixedCoefficients
-    from ntkexp.machine.machines import FrozenEnd as FrozenEnd
-    from ntkexp.machine.machines import FrozenLimit as FrozenLimit
-    from ntkexp.machine.machines import FrozenStart as FrozenStart
-    from ntkexp.machine.machines import Gauss as Gauss
-    from ntkexp.machine.machines import KernelRegression as KernelRegression
-    from ntkexp.machine.machines import Left as Left
-    from ntkexp.machine.machines import Linearised as Linearised
-    from ntkexp.machine.machines import Nonlinear as Nonlinear
-    from ntkexp.machine.machines import RandomIdentity as RandomIdentity
-    from ntkexp.machine.machines import RandomRegression as RandomRegression
-    from ntkexp.machine.machines import RBFIdentity as RBFIdentity
-    from ntkexp.machine.machines import RBFRegression as RBFRegression
-    from ntkexp.machine.machines import Secant as Secant
+    from ntkexp.machine.machines import (
+        NNGP as NNGP,
+        AbstractFrozen as AbstractFrozen,
+        AbstractPathSum as AbstractPathSum,
+        FixedCoefficients as FixedCoefficients,
+        FrozenEnd as FrozenEnd,
+        FrozenLimit as FrozenLimit,
+        FrozenStart as FrozenStart,
+        Gauss as Gauss,
+        KernelRegression as KernelRegression,
+        Left as Left,
+        Linearised as Linearised,
+        Nonlinear as Nonlinear,
+        RandomIdentity as RandomIdentity,
+        RandomRegression as RandomRegression,
+        RBFIdentity as RBFIdentity,
+        RBFRegression as RBFRegression,
+        Secant as Secant,
+    )
 else:
     __getattr__ = classes_of(__name__)

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from ntkexp.component import Component, Count
 from ntkexp.init import AbstractInit
-from ntkexp.layer.base import AbstractLayer, build
+from ntkexp.layer.base import LayerChain, build
 from ntkexp.limit.network import Network, network
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import call_with, copy_module
-from ntkexp.shapes import Weights
+from ntkexp.shapes import Shape, Weights
 from ntkexp.stream import stream
 
 
@@ -32,7 +32,7 @@ class LearningTask:
     If `vocabulary` is positive, examples are tokens: integers below `vocabulary`.
     """
 
-    shape: tuple[int, ...]
+    shape: Shape
     outputs: int
     vocabulary: int = 0
 
@@ -189,7 +189,7 @@ class AbstractArchitecture(Component):
     def module(
         self,
         init: AbstractInit,
-        shape: tuple[int, ...],
+        shape: Shape,
         outputs: int,
         generator: torch.Generator,
         vocabulary: int = 0,
@@ -209,9 +209,7 @@ class AbstractLayered(AbstractArchitecture):
     """An architecture that is a list of layers."""
 
     @abstractmethod
-    def layers(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
-    ) -> tuple[AbstractLayer, ...]:
+    def layers(self, init: AbstractInit, shape: Shape, outputs: int) -> LayerChain:
         """Return the layers for examples of this shape."""
 
     def network(

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from jaxtyping import Float
@@ -36,6 +36,7 @@ from ntkexp.model.foreign import (
 from ntkexp.model.transformer import at_each_position, fitting_patch, largest_divisor
 from ntkexp.model.user_function import FunctionInFile
 from ntkexp.records.atomic import read_object
+from ntkexp.shapes import Shape
 
 
 class Module(AbstractArchitecture):
@@ -62,9 +63,7 @@ class Module(AbstractArchitecture):
     the output (alpha, antisymmetric, centred) is taken from `init`. If the file, or a
     file that it imports from its folder, changes, a run counts as a different run."""
 
-    remedy: ClassVar[str] = (
-        "look at how the module draws its weights, and how it treats the data"
-    )
+    remedy = "look at how the module draws its weights, and how it treats the data"
 
     path: str
 
@@ -278,7 +277,7 @@ class DenseByRow(nn.Module):
         )
 
 
-def rows_of_example(shape: tuple[int, ...]) -> tuple[int, int]:
+def rows_of_example(shape: Shape) -> tuple[int, int]:
     """Return the number of positions of an example,
     and the number of features per position.
 

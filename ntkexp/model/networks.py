@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from ntkexp.component import MAX_COUNT, MAX_DEPTH, Count, CountOrNone, Depth
 from ntkexp.init import AbstractInit
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense
-from ntkexp.layer.base import AbstractLayer, Residual
+from ntkexp.layer.base import AbstractLayer, LayerChain, Residual
 from ntkexp.layer.linear import Flatten, GlobalAvgPool, Norm, Pooling
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.layer.spec import Activation, at_width, parse_layers
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, AbstractLayered, LearningTask
+from ntkexp.shapes import Shape
 
 
 class MLP(AbstractLayered):
@@ -36,9 +37,7 @@ class MLP(AbstractLayered):
     depth: int = Field(2, ge=0, le=MAX_DEPTH)
     activation: Activation = ReLU()
 
-    def layers(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
-    ) -> tuple[AbstractLayer, ...]:
+    def layers(self, init: AbstractInit, shape: Shape, outputs: int) -> LayerChain:
         hidden = (init.dense(self.width), self.activation) * self.depth
         return (Flatten(), *hidden, init.readout(outputs))
 
@@ -57,9 +56,7 @@ class DeepLinear(AbstractLayered):
 
     depth: int = Field(2, ge=0, le=MAX_DEPTH)
 
-    def layers(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
-    ) -> tuple[AbstractLayer, ...]:
+    def layers(self, init: AbstractInit, shape: Shape, outputs: int) -> LayerChain:
         return (
             Flatten(),
             *(init.dense(self.width),) * self.depth,
@@ -78,9 +75,7 @@ class Linear(AbstractLayered):
     ['Flatten', 'Dense']
     """
 
-    def layers(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
-    ) -> tuple[AbstractLayer, ...]:
+    def layers(self, init: AbstractInit, shape: Shape, outputs: int) -> LayerChain:
         return (Flatten(), init.readout(outputs))
 
 
@@ -107,13 +102,9 @@ class Layers(AbstractLayered):
     """
 
     width: Count = 64
-    spec: Annotated[tuple[AbstractLayer, ...], BeforeValidator(parse_layers)] = (
-        DEFAULT_SPEC
-    )
+    spec: Annotated[LayerChain, BeforeValidator(parse_layers)] = DEFAULT_SPEC
 
-    def layers(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
-    ) -> tuple[AbstractLayer, ...]:
+    def layers(self, init: AbstractInit, shape: Shape, outputs: int) -> LayerChain:
         if not self.spec or not isinstance(self.spec[-1], AbstractAffine):
             raise Mistake(
                 "model.spec ends without a readout; let its last layer be Dense"
@@ -149,9 +140,7 @@ class UCINtk(AbstractLayered):
             )
         return self
 
-    def layers(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
-    ) -> tuple[AbstractLayer, ...]:
+    def layers(self, init: AbstractInit, shape: Shape, outputs: int) -> LayerChain:
         scales = [sqrt(prod(shape)), *[1.0] * (self.depth - 1)]
         hidden: list[AbstractLayer] = []
         for k, scale in enumerate(scales):
@@ -247,9 +236,7 @@ class CNN(AbstractLayered):
     pooling: Pooling = None
     head: Literal["flatten", "average"] = "flatten"
 
-    def layers(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
-    ) -> tuple[AbstractLayer, ...]:
+    def layers(self, init: AbstractInit, shape: Shape, outputs: int) -> LayerChain:
         if len(shape) < 2:
             raise Mistake(
                 f"model=cnn takes images, and the data has examples of shape {list(shape)}; "
@@ -296,9 +283,7 @@ class CNTK(AbstractLayered):
     pooling: bool = False
     fixed: bool = False
 
-    def layers(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
-    ) -> tuple[AbstractLayer, ...]:
+    def layers(self, init: AbstractInit, shape: Shape, outputs: int) -> LayerChain:
         if len(shape) != 3:
             raise Mistake(
                 f"model=cntk takes images, and the data has examples of shape {list(shape)}; "
@@ -351,9 +336,7 @@ class Resnet(AbstractLayered):
             )
         return self
 
-    def layers(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
-    ) -> tuple[AbstractLayer, ...]:
+    def layers(self, init: AbstractInit, shape: Shape, outputs: int) -> LayerChain:
         if len(shape) < 2:
             raise Mistake(
                 f"model=resnet takes images, and the data has examples of shape {list(shape)}; "
@@ -385,7 +368,7 @@ class Resnet(AbstractLayered):
             shortcut=shortcut,
         )
 
-    def pre_activation(self) -> tuple[AbstractLayer, ...]:
+    def pre_activation(self) -> LayerChain:
         """Return the norm, if any, and the activation,
         which precede each convolution."""
         return (self.activation,) if self.norm is None else (self.norm, self.activation)

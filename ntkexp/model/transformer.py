@@ -21,6 +21,7 @@ from ntkexp.component import Count, Depth
 from ntkexp.init import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, LearningTask
+from ntkexp.shapes import Shape
 
 
 class Transformer(AbstractArchitecture):
@@ -123,7 +124,7 @@ class Patches(nn.Module):
         self,
         model: Transformer,
         init: AbstractInit,
-        shape: tuple[int, ...],
+        shape: Shape,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
@@ -218,9 +219,9 @@ def largest_divisor(most: int, width: int) -> int:
     return next(heads for heads in range(min(most, width), 0, -1) if width % heads == 0)
 
 
-def fitting_patch(patch: int, shape: tuple[int, ...]) -> int:
-    """Return the largest patch side ≤ `patch` that divides both sides of an image.
-    Return 1 for other inputs."""
+def fitting_patch(patch: int, shape: Shape) -> int:
+    """Return the largest patch side ≤ `patch` that divides both sides
+    of an image; 1 for other inputs."""
     if len(shape) != 3:
         return 1
     return next(
@@ -246,5 +247,5 @@ def cut_patches(
     return cut.permute(0, 2, 4, 1, 3, 5).reshape(example, -1, channel * side * side)
 
 
-def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def draw_normal(shape: Shape, generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)

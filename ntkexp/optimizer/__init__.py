@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING
 from ntkexp.naming import classes_of
 
 if TYPE_CHECKING:
-    from ntkexp.optimizer.base import AbstractBatched as AbstractBatched
-    from ntkexp.optimizer.base import AbstractOptimizer as AbstractOptimizer
-    from ntkexp.optimizer.base import AbstractPlain as AbstractPlain
-    from ntkexp.optimizer.base import AbstractStable as AbstractStable
-    from ntkexp.optimizer.descent import GD as GD
-    from ntkexp.optimizer.descent import SGD as SGD
-    from ntkexp.optimizer.descent import AbstractAdam as AbstractAdam
-    from ntkexp.optimizer.descent import AbstractAdaptive as AbstractAdaptive
-    from ntkexp.optimizer.descent import Adam as Adam
-    from ntkexp.optimizer.descent import AdamW as AdamW
-    from ntkexp.optimizer.descent import Momentum as Momentum
-    from ntkexp.optimizer.descent import Nesterov as Nesterov
-    from ntkexp.optimizer.descent import Rmsprop as Rmsprop
+    from ntkexp.optimizer.base import (
+        AbstractBatched as AbstractBatched,
+        AbstractOptimizer as AbstractOptimizer,
+        AbstractPlain as AbstractPlain,
+        AbstractStable as AbstractStable,
+    )
+    from ntkexp.optimizer.descent import (
+        GD as GD,
+        SGD as SGD,
+        AbstractAdam as AbstractAdam,
+        AbstractAdaptive as AbstractAdaptive,
+        Adam as Adam,
+        AdamW as AdamW,
+        Momentum as Momentum,
+        Nesterov as Nesterov,
+        Rmsprop as Rmsprop,
+    )
     from ntkexp.optimizer.flow import Flow as Flow
 else:
     __getattr__ = classes_of(__name__)

@@ -335,16 +335,7 @@ class Register:
                     f"{claim.name}: {claim.digest} is not in {self.path}, so its test results "
                     "cannot be recorded"
                 )
-            looks = {
-                name: {
-                    "verdict": look.verdict,
-                    "figure": look.figure,
-                    "interval": [look.low, look.high],
-                    "p": look.p,
-                    "seeds": len(look.seeds),
-                }
-                for name, look in claim.looks.items()
-            }
+            looks = outcomes_of(claim.looks_fields)
             recorded = [look for look in entry.looks if look["size"] == claim.size]
             if any(same_outcome(look["looks"], looks) for look in recorded):
                 return
@@ -517,6 +508,17 @@ def measured_look(
     unless it was judged again."""
     date = recorded.get("again")
     return next((look for look in looks if look["date"] == date), recorded)
+
+
+def outcomes_of(looks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the results of a claim's tests as the register records them."""
+    outcomes = {}
+    for name, look in looks.items():
+        outcomes[name] = {
+            key: look[key] for key in ("verdict", "figure", "interval", "p")
+        }
+        outcomes[name]["seeds"] = len(look["seeds"])
+    return outcomes
 
 
 def same_outcome(first: Any, second: Any) -> bool:

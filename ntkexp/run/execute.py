@@ -22,11 +22,11 @@ from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import Damaged, Json
 from ntkexp.records.contributions import (
     REMOVAL_FOLDER,
+    STORE as LEFT_OUT,
     Removal,
     read_removal,
     write_removal,
 )
-from ntkexp.records.contributions import STORE as LEFT_OUT
 from ntkexp.records.data import write_data
 from ntkexp.records.diagnostics import DIAGNOSTICS
 from ntkexp.records.folder import (

@@ -24,8 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import jacrev, jvp, vjp
 
-from ntkexp.effects.curvature import batched_map, load_forward_mode
-from ntkexp.effects.curvature import scores as taken_back
+from ntkexp.effects.curvature import batched_map, load_forward_mode, scores as taken_back
 from ntkexp.effects.plan import SWEEP_CACHE_NUMBERS
 from ntkexp.effects.sweep import MEANS, sweep_from
 from ntkexp.effects.trajectory import TakenBatch

@@ -16,8 +16,7 @@ from torch.nn import functional
 from ntkexp.kernel.read.program_cache import TRIALS
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.library import tangent_kernel
-from tests.bench.architectures import INPUTS, Encoder, cnn, operations
-from tests.bench.architectures import mlp_of as mlp
+from tests.bench.architectures import INPUTS, Encoder, cnn, mlp_of as mlp, operations
 from tests.bench.cell import Act, Cell, Machine, Table, medians
 from tests.bench.peers import SECONDS, Peers
 

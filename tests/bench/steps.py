@@ -23,8 +23,7 @@ from ntkexp.path.rule.base import Secant
 from ntkexp.path.step import Descent
 from ntkexp.path.step_kernel import StepBlock
 from ntkexp.schedule import Constant
-from tests.bench.architectures import NETWORKS, of_features, of_training, points
-from tests.bench.architectures import mlp_of as mlp
+from tests.bench.architectures import NETWORKS, mlp_of as mlp, of_features, of_training, points
 from tests.bench.cell import Act, Cell, Machine, medians
 
 # A training step with secant features, compared with a plain step. The features are read at the end of the step and

@@ -15,8 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import SEAL, Json
-from ntkexp.records.atomic import seal as seal_of
+from ntkexp.records.atomic import SEAL, Json, seal as seal_of
 from ntkexp.records.contributions import DIMS, STORE, LeaveOut, LeftOut, add_effect, write_leave_out
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import DONE, PROVENANCE, RunFolder, results_version

@@ -13,8 +13,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import ValidationError
 from torch.nn.functional import cosine_similarity
 from torch.overrides import TorchFunctionMode

@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ntkexp.data.base import AbstractSource, Examples
 from ntkexp.data.images import Digits

@@ -14,12 +14,10 @@ import ntkexp
 from ntkexp.config.plain_yaml import read_yaml
 from ntkexp.report.plots.attribution_plots import AttributionPlots
 from ntkexp.report.plots.run_plots import gallery
-from tests.docs import api, follow
-from tests.docs import pages as commands
+from tests.docs import api, follow, pages as commands
 from tests.docs.architecture import ORDER, PAGE, PICTURE, Part, layers_of, page, picture
 from tests.docs.readme import ROOT
-from tests.docs.reference import CHOICES, FOLDER, comments, component
-from tests.docs.reference import pages as reference_pages
+from tests.docs.reference import CHOICES, FOLDER, comments, component, pages as reference_pages
 
 PARTS = [part for layer in layers_of(ORDER) for part in layer]
 

@@ -35,8 +35,7 @@ from ntkexp.report.plots.style import BLACK, COLOUR, GREY, colour
 from ntkexp.report.run import load_tables
 from ntkexp.run.loop import run
 from ntkexp.run.setting import prepare
-from tests import test_losses as of_losses
-from tests import test_optimizers as of_optimizers
+from tests import test_losses as of_losses, test_optimizers as of_optimizers
 from tests.config import components
 from tests.docs import reference
 from tests.extension.outside import ADDED, PARTS, Outside

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-from torch.utils.data import dataloader as loading
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, dataloader as loading
 from torch.utils.data._utils.collate import default_collate
 
 import ntkexp

@@ -19,8 +19,7 @@ from ntkexp import KernelMachine, TangentKernel, tangent_kernel
 from ntkexp.capacity import MemoryBudget
 from ntkexp.library.tangent_object import Blocks, block_side
 from tests.kernel import oracle
-from tests.kernel.oracle import EPS, agree, refused
-from tests.kernel.oracle import normal as draw
+from tests.kernel.oracle import EPS, agree, normal as draw, refused
 from tests.kernel.problems import problem
 
 MODES: tuple[Blocks, ...] = ("all", "trace", "diagonal")

@@ -10,8 +10,7 @@ from typing import Any
 import mpmath
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from mpmath import mp, mpf
 from torch import Tensor, nn
 from torch.func import functional_call

@@ -106,15 +106,12 @@ class Products(AbstractKernel):
     def seconds(self) -> float:
         return self.each
 
-    def cross_block(self, left: Tensor, right: Tensor) -> Mapping[str, Tensor]:
+    def blocks(self, left: Tensor, right: Tensor | None = None) -> Mapping[str, Tensor]:
         if len(self.seen) >= self.fails_after:
             raise KeyboardInterrupt
         self.seen.append(len(left))
-        products = products_of(left, right)
+        products = products_of(left, left if right is None else right)
         return {"nngp": products[:, None, :, None], "ntk": (products + (1 + products) ** 2)[:, None, :, None]}
-
-    def square_block(self, points: Tensor) -> Mapping[str, Tensor]:
-        return self.cross_block(points, points)
 
 
 def products_of(left: Tensor, right: Tensor) -> Tensor:
@@ -124,5 +121,5 @@ def products_of(left: Tensor, right: Tensor) -> Tensor:
 
 def whole(kernel: Products) -> dict[str, Tensor]:
     """The kernels that a file should hold, [point, train]."""
-    blocks = kernel.cross_block(kernel.inputs, kernel.inputs[: len(kernel.data.train.inputs)])
+    blocks = kernel.blocks(kernel.inputs, kernel.inputs[: len(kernel.data.train.inputs)])
     return {name: block[:, 0, :, 0] for name, block in blocks.items()}

@@ -105,8 +105,10 @@ class Elsewhere(Products):
 class Faulty(Products):
     """Products with a fault."""
 
-    def square_block(self, points: Tensor) -> Mapping[str, Tensor]:
-        raise ZeroDivisionError("division by zero")
+    def blocks(self, left: Tensor, right: Tensor | None = None) -> Mapping[str, Tensor]:
+        if right is None:
+            raise ZeroDivisionError("division by zero")
+        return super().blocks(left, right)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,14 +122,10 @@ class Counted(Products):
     def concurrent(self) -> bool:
         return False  # tiles of a concurrent kernel have one thread each
 
-    def cross_block(self, left: Tensor, right: Tensor) -> Mapping[str, Tensor]:
+    def blocks(self, left: Tensor, right: Tensor | None = None) -> Mapping[str, Tensor]:
         self.threads_seen.add(torch.get_num_threads())
-        self.met.append(len(left) * len(right))
-        return super().cross_block(left, right)
-
-    def square_block(self, points: Tensor) -> Mapping[str, Tensor]:
-        self.met.append(-len(points) * (len(points) - 1) // 2)
-        return super().square_block(points)
+        self.met.append(len(left) * (len(left) + 1) // 2 if right is None else len(left) * len(right))
+        return super().blocks(left, right)
 
 
 @pytest.mark.parametrize(

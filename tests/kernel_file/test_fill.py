@@ -50,7 +50,7 @@ def test_a_file_holds_the_kernel(tmp_path: Path, dtype: str) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
         assert torch.equal(found[:TRAIN], found[:TRAIN].mH)
     kernel = Products.of(f"dtype={dtype}")
-    own = kernel.square_block(kernel.inputs)["ntk"][:, 0, :, 0].diagonal()
+    own = kernel.blocks(kernel.inputs)["ntk"][:, 0, :, 0].diagonal()
     torch.testing.assert_close(torch.as_tensor(matrix.array("ntk_self"))[:, 0, 0], own, rtol=0, atol=0)
 
 
@@ -214,7 +214,7 @@ def mean_of_two(*overrides: str) -> EmpiricalKernel:
 def test_it_lies_within_its_bar_and_has_an_identity_of_its_own() -> None:
     exact, sketched = mean_of_two(), mean_of_two("kernel.sketch=500")
     points = exact.experiment.draw().train.inputs
-    kernel, found = exact.square_block(points)["ntk"], sketched.square_block(points)["ntk"]
+    kernel, found = exact.blocks(points)["ntk"], sketched.blocks(points)["ntk"]
     bar, size = (sum(each) / 2 for each in zip(*sketched.errors, strict=True))
     assert 0 < float((found - kernel).norm()) <= bar < 0.5 * size
     assert "kernel.sketch=500" in sketched.remark

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 from torch import Tensor
 
 from ntkexp.mistake import Mistake

@@ -31,8 +31,7 @@ from ntkexp.records.kernels import (
     write_snapshot,
 )
 from ntkexp.records.results import MetricsWriter, Result, write_results
-from ntkexp.records.sweep import Fit, Sweep, SweepRun
-from ntkexp.records.sweep import write_sweep as write_record
+from ntkexp.records.sweep import Fit, Sweep, SweepRun, write_sweep as write_record
 
 Array = NDArray[np.float64]
 Counts: TypeAlias = tuple[int, int, int]  # of training, query and test examples

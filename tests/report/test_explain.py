@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.contributions import ContributionsByRule, write_contributions

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from matplotlib import colormaps, rc_context, rcParams, rcParamsDefault
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure

@@ -25,8 +25,7 @@ from ntkexp.path.rule.base import AbstractRule, Substep
 from ntkexp.records.results import Result
 from ntkexp.run.loop import run
 from ntkexp.run.setting import prepare
-from tests.config.components import OWN as OWN_MODEL
-from tests.config.components import SCALAR, asked_for, networks
+from tests.config.components import OWN as OWN_MODEL, SCALAR, asked_for, networks
 from tests.run.cells import LOSSES, NETWORKS, OPTIMIZERS, OWN, SIZES
 from tests.run.small import Memory, Ran, ran, small
 

@@ -25,8 +25,7 @@ from ntkexp.optimizer.base import Memory
 from ntkexp.run.loop import run
 from ntkexp.run.metrics import Row
 from ntkexp.run.setting import Setting, prepare
-from tests.run.small import Memory as Listener
-from tests.run.small import Ran, ran, small
+from tests.run.small import Memory as Listener, Ran, ran, small
 
 RUNGS = "ladder.machine=[frozen_start,frozen_limit,nngp]"
 

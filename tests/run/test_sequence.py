@@ -14,8 +14,7 @@ from torch import Tensor
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
-from ntkexp.optimizer.base import Memory as OptimizerMemory
-from ntkexp.optimizer.base import Sizes
+from ntkexp.optimizer.base import Memory as OptimizerMemory, Sizes
 from ntkexp.optimizer.descent import SGD
 from ntkexp.removal.rerun import repetition_remarks, rerun_of, trained
 from ntkexp.removal.retraining import EffectsResult

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import compose, composer

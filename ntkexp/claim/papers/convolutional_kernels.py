@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.picture import JudgedRows, draw_accuracies
-from ntkexp.claim.trial import AbstractTrial, refuse_unnamed
+from ntkexp.claim.trial import AbstractTrial, Row, Rows, refuse_unnamed
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data, Examples, Standardise
 from ntkexp.init import NTK, AbstractInit
@@ -63,7 +63,7 @@ class LayerProducts(AbstractTrial):
     data: AbstractSource
     points: Count = 8
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         x = self.data.split(seed).train.inputs[: self.points]
         module = self.model.module(
             self.init, tuple(x.shape[1:]), 1, stream("weights", seed)
@@ -81,7 +81,7 @@ class LayerProducts(AbstractTrial):
         seen = pass_through(module, layers, x)
         own = {name: autograd_kernel(module, name, x) for name in layers}
         trace = sum(float(kernel.trace()) for kernel in own.values())
-        rows = list[Mapping[str, Level]]()
+        rows: list[Row] = []
         for name, layer in layers.items():
             patches, signals = per_pixel(layer, *seen[name])
             kernel = own[name]
@@ -200,7 +200,7 @@ class LimitRegression(AbstractTrial):
         refuse_unnamed("trial.names", self.names, "models", self.models)
         return self
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = labelled(self.data, seed)
         named = zip(self.names, self.models, strict=True)
         return [
@@ -273,7 +273,7 @@ class LearningCurve(AbstractTrial):
             )
         return self
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = labelled(self.data, seed)
         x = data.train.inputs
         labels = data.train.target
@@ -294,7 +294,7 @@ class LearningCurve(AbstractTrial):
         predicted = predict_by_gain(
             found["model"], found["beside"], self.sizes, self.at, self.known
         )
-        rows: list[Mapping[str, Level]] = [
+        rows: list[Row] = [
             {"kernel": name, "examples": size, "accuracy": accuracy}
             for name, accuracies in found.items()
             for size, accuracy in zip(self.sizes, accuracies, strict=True)
@@ -491,7 +491,7 @@ class ConvolutionalAccuracy(AbstractTrial):
     Single precision suffices for accuracies,
     and makes convolutions four times as fast."""
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = labelled(self.data, seed)
         return [
             {
@@ -587,9 +587,9 @@ class KernelTimes(AbstractTrial):
     sizes: tuple[Count, ...] = Field((250, 500, 1000), min_length=2)
     repeats: Count = 3
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         generator = stream("trial", seed)
-        rows = list[Mapping[str, Level]]()
+        rows: list[Row] = []
         layers = self.model.layers(self.init, self.shape, 1)
         least = min(self.sizes)
         for size in self.sizes:

@@ -5,7 +5,7 @@ The claim is from M. Belkin et al. 2019, arXiv:1812.11118.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -18,7 +18,7 @@ from torch.func import jacrev
 from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.papers.wide_networks import network_of_width
 from ntkexp.claim.picture import draw_interpolation_peak
-from ntkexp.claim.trial import AbstractTrial
+from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
 from ntkexp.effects.trajectory import flat_like
@@ -27,7 +27,6 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.model.networks import MLP
-from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
 from ntkexp.text import short
 
@@ -63,7 +62,7 @@ class WidthSweep(AbstractTrial):
     )
     steps: Count = 60
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
         x = data.train.inputs
         y = data.train.target.double()
@@ -76,7 +75,7 @@ class WidthSweep(AbstractTrial):
         task = LearningTask(tuple(x.shape[1:]), 1, data.vocabulary)
         scale = float(truth.var(correction=0))
 
-        def row(width: int) -> Mapping[str, Level]:
+        def row(width: int) -> Row:
             module = network_of_width(
                 width, self.model, self.init, task, stream("weights", seed, width)
             )

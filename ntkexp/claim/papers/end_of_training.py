@@ -3,7 +3,7 @@ and its cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from ntkexp.claim.papers.lazy_and_rich import (
     task_of,
 )
 from ntkexp.claim.papers.wide_networks import network_of_width
-from ntkexp.claim.trial import AbstractTrial
+from ntkexp.claim.trial import AbstractTrial, Rows
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource
 from ntkexp.effects.curvature import load_forward_mode
@@ -29,7 +29,6 @@ from ntkexp.init import AbstractInit
 from ntkexp.limit.infinite_kernel import infinite_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, AbstractLayered, LearningTask
-from ntkexp.records.sweep import Level
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 
@@ -62,7 +61,7 @@ class EndOfTraining(AbstractTrial):
     fraction: float = Field(0.4, gt=0, lt=1)
     curvature: bool = False
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         return [{"width": width, **self.row(seed, width)} for width in self.widths]
 
     def row(self, seed: int, width: int) -> Mapping[str, float]:
@@ -208,7 +207,7 @@ class LinearModes(AbstractTrial):
     step_size: float = Field(0.02, gt=0)
     time: float = Field(60.0, gt=0)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
         _, white = principal_maps(data.train.inputs.flatten(1))
         x = data.train.inputs.flatten(1) @ white
@@ -299,7 +298,7 @@ class Operations(AbstractTrial):
     step_size: float = Field(0.1, gt=0)
     allowed: float = Field(0.05, ge=0, lt=1)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
         x = data.train.inputs
         new = data.test.inputs

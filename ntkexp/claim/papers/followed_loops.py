@@ -4,7 +4,7 @@ and grokking by network component."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from ntkexp.claim.trial import AbstractTrial
+from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Split
 from ntkexp.foreign_loop.follow import follow
@@ -52,7 +52,7 @@ class SubliminalLearning(AbstractTrial):
     teaching: float = Field(1e-3, gt=0)
     learning: float = Field(3e-3, gt=0)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
         generator = stream("weights", seed)
         classes = len(data.classes)
@@ -81,7 +81,7 @@ class SubliminalLearning(AbstractTrial):
         with torch.no_grad():
             targets = teacher(noise)[:, classes:]
         before = accuracy(start, data.query, classes)
-        rows: list[Mapping[str, Level]] = []
+        rows: list[Row] = []
         for name, first in {"teacher": start, "another": another}.items():
             student = deepcopy(first)
             learned = self.learn(student, noise, targets, batches, data.query, classes)
@@ -198,7 +198,7 @@ class GrokkingByComponent(AbstractTrial):
     step_size: float = Field(0.01, gt=0)
     decay: float = Field(2.0, ge=0)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         generator = stream("weights", seed)
         # Enumerate all pairs (a, b) with a ≤ b
         pairs = torch.combinations(torch.arange(self.modulus), with_replacement=True)
@@ -239,9 +239,7 @@ class GrokkingByComponent(AbstractTrial):
         return phase_rows(trace, train_accuracies.index(1), new_accuracies)
 
 
-def phase_rows(
-    trace: Trace, known: int, new_accuracies: Sequence[float]
-) -> list[Mapping[str, Level]]:
+def phase_rows(trace: Trace, known: int, new_accuracies: Sequence[float]) -> list[Row]:
     """Return the rows of both phases. `known` is the first step
     with all training sums correct."""
     contributions = trace.attribute(by="module", quiet=True)
@@ -253,7 +251,7 @@ def phase_rows(
         ("memorising", slice(0, known), new_accuracies[known]),
         ("generalising", slice(known, None), new_accuracies[-1]),
     )
-    rows: list[Mapping[str, Level]] = []
+    rows: list[Row] = []
     for phase, steps, accurate in phases:
         parts = came.isel(step=steps).sum("step").mean("query")
         for name in parts["component"].to_numpy().tolist():

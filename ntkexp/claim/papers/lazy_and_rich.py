@@ -20,7 +20,7 @@ from torch.func import jvp, vjp
 
 from ntkexp.claim.papers.convolutional_kernels import centred
 from ntkexp.claim.papers.wide_networks import network_of_width
-from ntkexp.claim.trial import AbstractTrial, refuse_unnamed
+from ntkexp.claim.trial import AbstractTrial, Rows, refuse_unnamed
 from ntkexp.closed_form import FOREVER, modes_of
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data, Split
@@ -145,6 +145,17 @@ def task_of(split: Split) -> LearnedTask:
     return LearnedTask(split.inputs, split.target.double() * 2 - 1)
 
 
+def both_tasks(data: Data) -> tuple[LearnedTask, LearnedTask]:
+    """Return the training and the test examples of two classes. Raise if there are
+    none."""
+    if len(data.classes) != 2 or not len(data.test.inputs):
+        raise Mistake(
+            "trial.data: choose data of two classes, and leave some for the test, "
+            "such as data=digits"
+        )
+    return task_of(data.train), task_of(data.test)
+
+
 class ScaledNetwork:
     """The function f = α (g(θ) − g(θ₀)) of a module g with one output."""
 
@@ -224,7 +235,7 @@ class AfterKernel(AbstractTrial):
     fraction: float = Field(0.4, gt=0, lt=1)
     until: float = Field(0.005, gt=0)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         sizes = [(width, train) for width in self.widths for train in self.trains]
         return [
             {"width": width, "train": train, **row}
@@ -233,14 +244,8 @@ class AfterKernel(AbstractTrial):
         ]
 
     def beside(self, seed: int, width: int, train: int) -> Iterator[dict[str, Level]]:
-        data = self.data.model_copy(update={"train": train}).split(seed)
-        if len(data.classes) != 2 or not len(data.test.inputs):
-            raise Mistake(
-                "trial.data: choose data of two classes, and leave some for the test, "
-                "such as data=digits"
-            )
-        task = task_of(data.train)
-        new = task_of(data.test)
+        source = self.data.model_copy(update={"train": train})
+        task, new = both_tasks(source.split(seed))
 
         # Train from f_0 = 0.
         shape = LearningTask(tuple(task.inputs.shape[1:]), 1)
@@ -365,15 +370,8 @@ class SilentAlignment(AbstractTrial):
         refuse_unnamed("trial.names", self.names, "models", self.models)
         return self
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        data = self.data.split(seed)
-        if len(data.classes) != 2 or not len(data.test.inputs):
-            raise Mistake(
-                "trial.data: choose data of two classes, and leave some for the test, "
-                "such as data=digits"
-            )
-        task = task_of(data.train)
-        new = task_of(data.test)
+    def rows(self, seed: int) -> Rows:
+        task, new = both_tasks(self.data.split(seed))
 
         # Transform the inputs to both coordinate systems,
         # and subtract the mean of the targets.
@@ -537,7 +535,7 @@ class LateGeneralising(AbstractTrial):
     stride: float = Field(0.02, gt=0)
     points: Count = 40
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
         if len(data.classes) < 2 or not len(data.test.inputs):
             raise Mistake(
@@ -574,32 +572,28 @@ class LateGeneralising(AbstractTrial):
                 generalised = moment
             if fitted and generalised:
                 break
-        times = [
-            station.time if station else math.nan for station in (fitted, generalised)
-        ]
+        wait = math.nan
+        if fitted and generalised:
+            wait = (generalised.time - fitted.time) / fitted.time
         if not fitted or not moment.outputs.isfinite().all():
             accuracy = math.nan  # NaN, since training failed
         some = x[: self.points]
         first = tangent_kernel(module, some, weights=scaled.start, outputs="trace")
-        for name, station in (
-            ("fitted", fitted),
-            ("generalised", generalised),
-            ("end", moment),
-        ):
-            here = (
-                None
-                if station is None
-                else tangent_kernel(
+        stations = {"fitted": fitted, "generalised": generalised, "end": moment}
+        for name, station in stations.items():
+            time = math.nan
+            change = math.nan
+            if station is not None:
+                time = station.time
+                here = tangent_kernel(
                     module, some, weights=station.weights, outputs="trace"
                 )
-            )
+                change = kernel_change(here, first)
             yield {
                 "station": name,
-                "time": math.nan if station is None else station.time,
-                "wait": (times[1] - times[0]) / times[0],
-                "kernel_change": math.nan
-                if here is None
-                else kernel_change(here, first),
+                "time": time,
+                "wait": wait,
+                "kernel_change": change,
                 "accuracy": accuracy,
             }
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.func import jacrev
 
-from ntkexp.claim.trial import AbstractTrial
+from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count
 from ntkexp.config.compose import compose
 from ntkexp.effects.sweep import MEANS, sweep_from
@@ -24,12 +24,10 @@ from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.path.recording import RecordedTraining, Recording, row_length
 from ntkexp.records.data import Trajectory
-from ntkexp.records.sweep import Level
 from ntkexp.removal.rerun import WEIGHTS, Rerun, RerunAt, rerun_of, retrain, trained
 from ntkexp.removal.retraining import changes
 from ntkexp.report.analysis.rank_correlation import DECIMALS, mean_known, spearman
-from ntkexp.run.loop import SilentListener
-from ntkexp.run.loop import run as run_loop
+from ntkexp.run.loop import SilentListener, run as run_loop
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.stream import stream
@@ -170,6 +168,9 @@ def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
     return RecordedTraining(recording=recording, descent=descent, step_sizes=sizes)
 
 
+BARE = ("path.error_samples=0", "ladder.machine=[]")
+"""Settings of runs that need no error bars and no kernel machines."""
+
 FAMILY = 10**6
 """The offset of seeds for runs with different randomness.
 It exceeds every seed of a claim."""
@@ -194,16 +195,10 @@ class LeftOutKernel(AbstractTrial):
     times: Count = 6
     every: Count = 5
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        rows: list[Mapping[str, Level]] = []
+    def rows(self, seed: int) -> Rows:
+        rows: list[Row] = []
         for train in self.trains:
-            words = [
-                *self.base,
-                f"data.train={train}",
-                "path.rule=[left]",
-                "path.error_samples=0",
-                "ladder.machine=[]",
-            ]
+            words = [*self.base, f"data.train={train}", "path.rule=[left]", *BARE]
             retrained = retraining(words, seed)
             times = min(self.times, train)
             everyone = torch.ones(1, train, dtype=torch.float64)
@@ -276,15 +271,10 @@ class AddedRemovals(AbstractTrial):
     sizes: tuple[Count, ...] = Field((2, 5, 10, 20, 50), min_length=1)
     groups: int = Field(32, ge=2, le=1000)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        rows: list[Mapping[str, Level]] = []
+    def rows(self, seed: int) -> Rows:
+        rows: list[Row] = []
         for activation in self.activations:
-            words = [
-                "path.rule=[left]",
-                "path.error_samples=0",
-                "ladder.machine=[]",
-                f"model.activation={activation}",
-            ]
+            words = ["path.rule=[left]", *BARE, f"model.activation={activation}"]
             trained = retraining([*self.base, *words], seed)
             if max(self.sizes) >= trained.train:
                 raise Mistake(
@@ -303,15 +293,13 @@ class AddedRemovals(AbstractTrial):
                     "others": left.roll(1, 0) @ alone,
                 }
                 for single, added in sums.items():
+                    row: Row = {
+                        "activation": activation,
+                        "size": size,
+                        "single": single,
+                    }
                     miss = float((added - together).norm() / together.norm())
-                    rows.append(
-                        {
-                            "activation": activation,
-                            "size": size,
-                            "single": single,
-                            "miss": miss,
-                        }
-                    )
+                    rows.append({**row, "miss": miss})
         return rows
 
 
@@ -338,16 +326,9 @@ class DatamodelScore(AbstractTrial):
     base: tuple[str, ...]
     groups: int = Field(32, ge=4, le=1000)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        retrained = retraining(
-            [
-                *self.base,
-                "path.rule=[secant,left]",
-                "path.error_samples=0",
-                "ladder.machine=[]",
-            ],
-            seed,
-        )
+    def rows(self, seed: int) -> Rows:
+        words = [*self.base, "path.rule=[secant,left]", *BARE]
+        retrained = retraining(words, seed)
         groups = draw_groups(retrained.train // 2, self.groups, retrained.train, seed)
         actual = retrained.outputs_without(groups)[:, :, 0]
         return [
@@ -467,12 +448,7 @@ def trak(retrained: Retraining) -> Float[Tensor, "point train"]:
     return features[retrained.train :] @ solved * retrained.slopes
 
 
-READ = (
-    "path.rule=[secant,left]",
-    "path.queries=[query]",
-    "path.error_samples=0",
-    "ladder.machine=[]",
-)
+READ = ("path.rule=[secant,left]", "path.queries=[query]", *BARE)
 
 
 class RemovalScores(AbstractTrial):
@@ -490,8 +466,8 @@ class RemovalScores(AbstractTrial):
     activations: tuple[str, ...] = Field(("tanh", "relu"), min_length=1)
     groups: int = Field(32, ge=4, le=1000)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        rows: list[Mapping[str, Level]] = []
+    def rows(self, seed: int) -> Rows:
+        rows: list[Row] = []
         for activation in self.activations:
             trained = retraining(
                 [*self.base, *READ, f"model.activation={activation}"], seed
@@ -543,12 +519,7 @@ def who_leaves(
     return {"one": torch.eye(train, dtype=torch.float64), **groups_by_name}
 
 
-READ_OF_RUNS = (
-    "path.rule=[secant]",
-    "path.queries=[query]",
-    "path.error_samples=0",
-    "ladder.machine=[]",
-)
+READ_OF_RUNS = ("path.rule=[secant]", "path.queries=[query]", *BARE)
 
 
 class OtherRuns(AbstractTrial):
@@ -573,12 +544,12 @@ class OtherRuns(AbstractTrial):
     base: tuple[str, ...]
     groups: int = Field(32, ge=4, le=1000)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         trained = retraining([*self.base, *READ_OF_RUNS], seed)
         runs = self.runs(trained)
         added = trained.outcome.matrices.query_contributions("secant")[:, 0]
         scores = {"effect": would_change(trained), "contributions": -added}
-        rows: list[Mapping[str, Level]] = []
+        rows: list[Row] = []
         for who, left in who_leaves(self.groups, trained.train, seed).items():
             actual = {
                 name: replace(trained, rerun=run).changes_without(left)

@@ -73,15 +73,16 @@ class PathFact(AbstractQuantity):
     rule: str = "secant"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(value=[self.number(run) for run in measured.runs])
+        return measured.per_run(self.number)
 
-    def number(self, run: Run | None) -> float:
-        if run is None or self.rule not in run.rules:
+    def number(self, run: Run) -> float:
+        if self.rule not in run.rules:
             return math.nan
-        facts: dict[str, int | float] = {}
-        for name, fact in run.parts(self.rule).attrs.items():
-            if isinstance(fact, int | float):
-                facts[str(name)] = fact
+        facts = {
+            str(name): fact
+            for name, fact in run.parts(self.rule).attrs.items()
+            if isinstance(fact, int | float)
+        }
         if self.fact not in facts:
             raise Mistake(
                 f"quantity.fact={self.fact}: a path has {', '.join(facts)}"
@@ -158,13 +159,9 @@ class WeightRank(AbstractQuantity):
     weight: Literal["coefficient", "contribution"] = "coefficient"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(
-            value=[self.correlation(run) for run in measured.runs]
-        )
+        return measured.per_run(self.correlation)
 
-    def correlation(self, run: Run | None) -> float:
-        if run is None:
-            return math.nan
+    def correlation(self, run: Run) -> float:
         points = run.points[self.split]
         outputs = run.predictions.sizes["out"]
         if outputs != 1:
@@ -284,11 +281,9 @@ class EnoughExamples(AbstractQuantity):
     split: str = "query"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(value=[self.share(run) for run in measured.runs])
+        return measured.per_run(self.share)
 
-    def share(self, run: Run | None) -> float:
-        if run is None:
-            return math.nan
+    def share(self, run: Run) -> float:
         parts = run.parts(self.rule).to_numpy()[run.points[self.split]]
         return enough(parts.reshape(-1, parts.shape[2]), self.tolerance)
 

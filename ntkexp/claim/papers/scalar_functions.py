@@ -6,7 +6,7 @@ The claims are from F. Huszár, "Some intuition on the neural tangent kernel" (2
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from copy import deepcopy
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +21,7 @@ from torch.nn.utils.parametrize import register_parametrization
 from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.look import CONTROL, MAIN
 from ntkexp.claim.picture import draw_scalar_step, draw_scalar_training
-from ntkexp.claim.trial import AbstractTrial
+from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count, CountOrNone
 from ntkexp.data.base import AbstractSource
 from ntkexp.init import AbstractInit
@@ -87,7 +87,7 @@ class ScalarCurve(AbstractTrial):
     ascended: tuple[CountOrNone, ...] = (0,)
     ascent: float = Field(1.0, gt=0)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         if not self.first <= self.observed <= self.last:
             raise Mistake(
                 f"trial.observed={self.observed} is not in {self.first} … {self.last}"
@@ -101,7 +101,7 @@ class ScalarCurve(AbstractTrial):
         }
         x = torch.arange(self.first, self.last + 1, dtype=torch.float64)[:, None]
         here = self.observed - self.first
-        rows: list[Mapping[str, Level]] = []
+        rows: list[Row] = []
         for start, weights in {"given": own, "drawn": moved}.items():
             for steps in self.ascended:
                 reached = ascend(
@@ -218,7 +218,7 @@ class FiniteSteps(AbstractTrial):
     observed: Count = 4
     scatter: float = Field(0.0, ge=0)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
         generator = stream("weights", seed)
         module = self.model.module(
@@ -243,7 +243,7 @@ class FiniteSteps(AbstractTrial):
             return float((kernel - limit).norm() / limit.norm())
 
         # The error is O(η), and the error of the average over ±η is O(η²).
-        rows = list[Mapping[str, Level]]()
+        rows: list[Row] = []
         for eta in self.step_sizes:
             finite, back = (
                 finite_step_kernel(module, seen, observed, size, weights=weights)
@@ -279,7 +279,7 @@ class Reparametrised(AbstractTrial):
     width: Count = 64
     depth: Count = 2
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         x = self.data.split(seed).train.inputs.flatten(1)
         generator = stream("weights", seed)
         sizes = (x.shape[1], *(self.width,) * self.depth, 1)
@@ -298,7 +298,7 @@ class Reparametrised(AbstractTrial):
 
         kernel = tangent_kernel(plain, x)
         outputs = plain(x).detach()
-        rows: list[Mapping[str, Level]] = []
+        rows: list[Row] = []
         spellings = {
             "weight_norm": weight_normed(plain),
             "batch_norm": batch_normed(plain, x),

@@ -6,7 +6,8 @@ another paper, its docstring names the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,7 +22,7 @@ from ntkexp.capacity import MemoryBudget
 from ntkexp.claim.expectation import select_rows
 from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.picture import draw_change_by_width
-from ntkexp.claim.trial import AbstractTrial
+from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import MAX_COUNT, MAX_DEPTH, Count
 from ntkexp.config.compose import compose
 from ntkexp.data.base import AbstractSource
@@ -35,12 +36,12 @@ from ntkexp.ensemble import (
     targets,
 )
 from ntkexp.init import AbstractInit
-from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.base import LayerChain
 from ntkexp.layer.linear import Flatten
 from ntkexp.layer.pointwise import ReLU
 from ntkexp.layer.spec import Activation
 from ntkexp.library import tangent_kernel
-from ntkexp.limit.infinite_kernel import BlockSlices, compute
+from ntkexp.limit.infinite_kernel import BlockSlices, KernelBlock, compute
 from ntkexp.loss import Squared
 from ntkexp.model.base import (
     AbstractArchitecture,
@@ -48,9 +49,9 @@ from ntkexp.model.base import (
     LearningTask,
     ScaledOutput,
 )
-from ntkexp.records.sweep import Level
 from ntkexp.report.analysis.laws import number
 from ntkexp.report.analysis.power_law import PowerLaw, power_law
+from ntkexp.shapes import Shape
 from ntkexp.stream import stream
 from ntkexp.text import listed
 
@@ -101,9 +102,7 @@ class Bottleneck(AbstractLayered):
     place: Literal["first", "last"] = "first"
     activation: Activation = ReLU()
 
-    def layers(
-        self, init: AbstractInit, shape: tuple[int, ...], outputs: int
-    ) -> tuple[AbstractLayer, ...]:
+    def layers(self, init: AbstractInit, shape: Shape, outputs: int) -> LayerChain:
         widths = [self.width] * self.depth
         widths[0 if self.place == "first" else -1] = self.narrow
         hidden = (
@@ -112,7 +111,45 @@ class Bottleneck(AbstractLayered):
         return (Flatten(), *hidden, init.readout(outputs))
 
 
-class FirstOutputs(AbstractTrial):
+class AbstractEnsembles(AbstractTrial):
+    """Ensembles of networks of several widths, with one output."""
+
+    model: AbstractArchitecture
+    init: AbstractInit
+    data: AbstractSource
+    widths: tuple[Count, ...] = Field(min_length=2)
+    networks: Count
+
+    def ensembles(
+        self, x: Float[Tensor, "point *shape"], seed: int
+    ) -> Iterator[tuple[int, list[ScaledOutput]]]:
+        """Yield each width with its untrained networks, for inputs like `x`."""
+        task = LearningTask(tuple(x.shape[1:]), 1)
+        generator = stream("weights", seed)
+        for width in self.widths:
+            yield (
+                width,
+                [
+                    network_of_width(width, self.model, self.init, task, generator)
+                    for _ in range(self.networks)
+                ],
+            )
+
+    def limit_kernels(
+        self, x: Float[Tensor, "point *shape"], threads: int | None = None
+    ) -> KernelBlock:
+        """Compute the kernels at infinite width between the points."""
+        network = self.model.limit(self.init, LearningTask(tuple(x.shape[1:]), 1))
+        every = slice(0, len(x))
+        block = BlockSlices(every, every, same=True)
+        return compute(network, block, x, budget=ONE_GB, threads=threads)
+
+
+train_all_layers = partial(EnsembleTraining, divisor=1.0, readout=False)
+"""Full-batch training on the sum of squared errors."""
+
+
+class FirstOutputs(AbstractEnsembles):
     """The outputs of untrained networks compared with the Gaussian process
     at infinite width.
 
@@ -129,35 +166,18 @@ class FirstOutputs(AbstractTrial):
     random input weights."""
 
     model: AbstractLayered
-    init: AbstractInit
-    data: AbstractSource
     widths: tuple[Count, ...] = Field((4, 8, 16, 32), min_length=2)
     networks: Count = 2000
     points: Count = 8
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         x = self.data.split(seed).train.inputs[: self.points]
-        task = LearningTask(tuple(x.shape[1:]), 1)
-        generator = stream("weights", seed)
-        every = slice(0, len(x))
-        limit = self.model.limit(self.init, task)
-        process = compute(
-            limit, BlockSlices(every, every, same=True), x, budget=ONE_GB
-        ).nngp
-
-        untrained = EnsembleTraining(
-            x, x.new_zeros(0, 1), size=0.0, steps=0, divisor=1.0, readout=False
-        )
-        rows = list[Mapping[str, Level]]()
-        for width in self.widths:
-            modules = [
-                network_of_width(width, self.model, self.init, task, generator)
-                for _ in range(self.networks)
-            ]
-            rows.append(
-                {"width": width, **moments(untrained.outputs(modules)[..., 0], process)}
-            )
-        return rows
+        process = self.limit_kernels(x).nngp
+        untrained = train_all_layers(x, x.new_zeros(0, 1), size=0.0, steps=0)
+        return [
+            {"width": width, **moments(untrained.outputs(networks)[..., 0], process)}
+            for width, networks in self.ensembles(x, seed)
+        ]
 
 
 def moments(
@@ -192,7 +212,7 @@ def excess_kurtosis(outputs: Float[Tensor, "network point"]) -> float:
     )
 
 
-class OutputsInTraining(AbstractTrial):
+class OutputsInTraining(AbstractEnsembles):
     """The deviation of outputs from a Gaussian distribution during training, by width.
 
     At each width, `networks` networks with one output learn the same targets. The step
@@ -205,8 +225,6 @@ class OutputsInTraining(AbstractTrial):
     """
 
     model: AbstractLayered
-    init: AbstractInit
-    data: AbstractSource
     widths: tuple[Count, ...] = Field((4, 8, 16, 32), min_length=2)
     times: tuple[Annotated[int, Field(ge=0, le=MAX_COUNT)], ...] = Field(
         (0, 10, 100), min_length=1
@@ -215,34 +233,20 @@ class OutputsInTraining(AbstractTrial):
     points: Count = 8
     fraction: float = Field(0.1, gt=0, lt=1)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
         train = len(data.train.inputs)
         x = torch.cat([data.train.inputs, data.test.inputs[: self.points]])
         learned = targets(data, Squared())[:train]
-        task = LearningTask(tuple(x.shape[1:]), 1)
-        every = slice(0, train)
-        limit = compute(
-            self.model.limit(self.init, task),
-            BlockSlices(every, every, same=True),
-            x[:train],
-            budget=ONE_GB,
-        )
-        size = self.fraction * 2 / float(torch.linalg.eigvalsh(limit.ntk)[-1])
-        training = EnsembleTraining(
-            x, learned, size, max(self.times), divisor=1.0, readout=False
-        )
-        generator = stream("weights", seed)
+        limit = self.limit_kernels(x[:train]).ntk
+        size = self.fraction * 2 / float(torch.linalg.eigvalsh(limit)[-1])
+        training = train_all_layers(x, learned, size, max(self.times))
 
-        rows = list[Mapping[str, Level]]()
-        for width in self.widths:
-            modules = [
-                network_of_width(width, self.model, self.init, task, generator)
-                for _ in range(self.networks)
-            ]
+        rows: list[Row] = []
+        for width, networks in self.ensembles(x, seed):
             outputs = {
                 time: of_time[:, train:, 0]
-                for time, of_time in training.outputs_at(self.times, modules).items()
+                for time, of_time in training.outputs_at(self.times, networks).items()
             }
             first = outputs[min(outputs)].var(0, correction=0).mean()
             for time, found in outputs.items():
@@ -259,7 +263,7 @@ class OutputsInTraining(AbstractTrial):
         return rows
 
 
-class FirstKernels(AbstractTrial):
+class FirstKernels(AbstractEnsembles):
     """The tangent kernels of untrained networks compared with the kernel
     at infinite width.
 
@@ -271,31 +275,17 @@ class FirstKernels(AbstractTrial):
         variance    Σ_xx′ Var K_0(x, x′)/‖K_∞‖²              ∝ 1/width
     """
 
-    model: AbstractArchitecture
-    init: AbstractInit
-    data: AbstractSource
     widths: tuple[Count, ...] = Field((64, 128, 256, 512, 1024), min_length=2)
     networks: int = Field(10, ge=2, le=MAX_COUNT)
     points: Count = 32
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         x = self.data.split(seed).train.inputs[: self.points]
-        task = LearningTask(tuple(x.shape[1:]), 1)
-        generator = stream("weights", seed)
-        every = slice(0, len(x))
-        network = self.model.limit(self.init, task)
-        limit = compute(
-            network, BlockSlices(every, every, same=True), x, budget=ONE_GB, threads=1
-        ).ntk
-        limit = self.init.alpha**2 * limit  # K_∞
+        limit = self.init.alpha**2 * self.limit_kernels(x, threads=1).ntk  # K_∞
         size = float(limit.square().sum())  # ‖K_∞‖²
 
-        rows = list[Mapping[str, Level]]()
-        for width in self.widths:
-            networks = [
-                network_of_width(width, self.model, self.init, task, generator)
-                for _ in range(self.networks)
-            ]
+        rows: list[Row] = []
+        for width, networks in self.ensembles(x, seed):
             kernels = stacked(networks).tangent_kernels(x)
             # E ‖K_0 − K_∞‖²
             missed = float((kernels - limit).square().sum((1, 2)).mean())
@@ -327,11 +317,11 @@ class SummedOutputs(AbstractTrial):
     outputs: Count = 10
     points: Count = 16
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         x = self.data.split(seed).train.inputs[: self.points]
         task = LearningTask(tuple(x.shape[1:]), self.outputs)
         generator = stream("weights", seed)
-        rows = list[Mapping[str, Level]]()
+        rows: list[Row] = []
         for width in self.widths:
             network = network_of_width(width, self.model, self.init, task, generator)
             kernel = tangent_kernel(network, x, x)
@@ -364,7 +354,7 @@ class KernelMovement(AbstractTrial):
     steps: Count = 100
     stable: float = Field(0.5, gt=0, le=1)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
         x = data.train.inputs
         points = torch.cat([data.train.inputs, data.test.inputs])
@@ -373,7 +363,7 @@ class KernelMovement(AbstractTrial):
         learned = encoded[: len(x)]
         truth = encoded[len(encoded) - len(data.test.inputs) :]
 
-        rows = list[Mapping[str, Level]]()
+        rows: list[Row] = []
         for width, alpha in product(self.widths, self.alphas):
             # Draw the same weights for all scales.
             init = self.init.model_copy(update={"alpha": alpha})
@@ -388,9 +378,9 @@ class KernelMovement(AbstractTrial):
 
             # Train with step size `stable` · 2/λ_max(K_0).
             size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
-            after = EnsembleTraining(
-                points, learned, size, self.steps, divisor=1.0, readout=False
-            ).trained(networks)
+            after = train_all_layers(points, learned, size, self.steps).trained(
+                networks
+            )
 
             # ‖K_T − K_0‖²/‖K_0‖², and the error on test points
             moved = (after.tangent_kernels(x) - before).square().sum(
@@ -411,7 +401,7 @@ class KernelMovement(AbstractTrial):
         return rows
 
 
-class Fluctuations(AbstractTrial):
+class Fluctuations(AbstractEnsembles):
     """The spread of trained networks due to their initial weights, by width.
 
         fluctuation    √(mean_x Var f_T(x)/mean_x f̄_T(x)²)        at test points x
@@ -421,32 +411,22 @@ class Fluctuations(AbstractTrial):
     `init.antisymmetric`, all networks start from the zero function."""
 
     model: AbstractLayered
-    init: AbstractInit
-    data: AbstractSource
     widths: tuple[Count, ...] = Field((32, 64, 128, 256), min_length=2)
     networks: Count = 20
     steps: Count = 200
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
         train = len(data.train.inputs)
-        generator = stream("weights", seed)
-        task = LearningTask(tuple(data.train.inputs.shape[1:]), 1)
         x = torch.cat([data.train.inputs, data.test.inputs])
         learned = targets(data, Squared())[:train]
 
-        rows = list[Mapping[str, Level]]()
-        for width in self.widths:
-            modules = [
-                network_of_width(width, self.model, self.init, task, generator)
-                for _ in range(self.networks)
-            ]
-            kernel = tangent_kernel(modules[0], x[:train], x[:train]).view(train, train)
-            size = 1 / float(torch.linalg.eigvalsh(kernel)[-1])
-            training = EnsembleTraining(
-                x, learned, size, self.steps, divisor=1.0, readout=False
-            )
-            outputs = training.outputs(modules)[:, train:, 0]
+        rows: list[Row] = []
+        for width, networks in self.ensembles(x, seed):
+            kernel = tangent_kernel(networks[0], x[:train], x[:train])
+            values = torch.linalg.eigvalsh(kernel.view(train, train))
+            training = train_all_layers(x, learned, 1 / float(values[-1]), self.steps)
+            outputs = training.outputs(networks)[:, train:, 0]
             spread = outputs.var(0, correction=0).mean()  # mean_x Var f_T(x)
             rows.append(
                 {
@@ -459,7 +439,7 @@ class Fluctuations(AbstractTrial):
         return rows
 
 
-class TrainingBesideKernels(AbstractTrial):
+class TrainingBesideKernels(AbstractEnsembles):
     """Networks in training compared with gradient descent under a fixed kernel,
     step by step.
 
@@ -471,43 +451,23 @@ class TrainingBesideKernels(AbstractTrial):
     The column `kernel` gives K: for `start`, it is the initial kernel K_0 of each
     network (f̂ is then the linearised network), and for `limit`, it is K_∞."""
 
-    model: AbstractArchitecture
-    init: AbstractInit
-    data: AbstractSource
     widths: tuple[Count, ...] = Field((64, 128, 256, 512, 1024), min_length=2)
     networks: Count = 4
     steps: Count = 60
     stable: float = Field(0.5, gt=0, le=1)
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         data = self.data.split(seed)
         x = data.train.inputs
         points = torch.cat([data.train.inputs, data.test.inputs])
-        task = LearningTask(tuple(x.shape[1:]), 1)
-        generator = stream("weights", seed)
         train = len(x)
-        network = self.model.limit(self.init, task)
-        block = BlockSlices(slice(0, len(points)), slice(0, len(points)), same=True)
-        limit = (
-            self.init.alpha**2
-            * compute(network, block, points, budget=ONE_GB, threads=1).ntk
-        )
+        limit = self.init.alpha**2 * self.limit_kernels(points, threads=1).ntk
         # The largest stable step size is 2/λ_max(K_∞).
         size = self.stable * 2 / float(torch.linalg.eigvalsh(limit[:train, :train])[-1])
-        training = EnsembleTraining(
-            points,
-            targets(data, Squared())[:train],
-            size,
-            self.steps,
-            divisor=1.0,
-            readout=False,
-        )
-        rows: list[Mapping[str, Level]] = []
-        for width in self.widths:
-            modules = [
-                network_of_width(width, self.model, self.init, task, generator)
-                for _ in range(self.networks)
-            ]
+        learned = targets(data, Squared())[:train]
+        training = train_all_layers(points, learned, size, self.steps)
+        rows: list[Row] = []
+        for width, modules in self.ensembles(x, seed):
             networks = stacked(modules)
             kernels = {"start": networks.tangent_kernels(points), "limit": limit}
             gaps = regression_gaps(
@@ -569,7 +529,7 @@ class EnsembleBesideProcesses(AbstractTrial):
     words: tuple[str, ...]
     networks: Count = 100
 
-    def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
+    def rows(self, seed: int) -> Rows:
         # An ensemble uses `networks` consecutive seeds.
         # Give each trial its own range of seeds.
         experiment = compose(

@@ -36,8 +36,15 @@ from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.kernel.record.tape import map_tensors, tensors
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.optimizer.base import IDLE
-from ntkexp.records.atomic import WIDTH, Damaged, Sealing, being_sealed, is_held, seal
-from ntkexp.records.atomic import sealed_for as is_sealed_for
+from ntkexp.records.atomic import (
+    WIDTH,
+    Damaged,
+    Sealing,
+    being_sealed,
+    is_held,
+    seal,
+    sealed_for as is_sealed_for,
+)
 from ntkexp.records.folder import CONFIG, LOCK, START_WEIGHTS, RunFolder
 from ntkexp.records.sealed_log import SealedLog
 from ntkexp.shapes import Inputs, Weights

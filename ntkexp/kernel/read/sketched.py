@@ -26,9 +26,12 @@ from ntkexp.kernel.features.gram import ParameterChunk, cut_parameter, gram
 from ntkexp.kernel.features.jacobian import Assembly, Jacobian, stacked
 from ntkexp.kernel.read.program_cache import input_signature
 from ntkexp.kernel.read.reader import Reader, kernel_operations, row_operations
-from ntkexp.kernel.record.tape import Tape, as_inputs
-from ntkexp.kernel.record.tape import examples as count_examples
-from ntkexp.kernel.record.tape import part as tape_part
+from ntkexp.kernel.record.tape import (
+    Tape,
+    as_inputs,
+    examples as count_examples,
+    part as tape_part,
+)
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.sketch import (
     SLOWER,

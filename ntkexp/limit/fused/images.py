@@ -219,6 +219,16 @@ def halos(deep: Array, down: Array, across: Array) -> Array:
 
 
 @compiled
+def row_start(image: TileImage, z: int, y: int) -> Any:
+    """Return the position in a tile at which row y of plane z begins."""
+    rows = length(image.sizes[1], image.reach[1], image.around)
+    stride = length(image.sizes[2], image.reach[2], image.around)
+    deep = place(z, image.sizes[0], image.offset[0], image.reach[0], image.around)
+    down = place(y, image.sizes[1], image.offset[1], image.reach[1], image.around)
+    return image.margin + (deep * rows + down) * stride
+
+
+@compiled
 def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
     """Fill a tile with the pixels source[start:], and its gaps with zeros."""
     sizes = image.sizes
@@ -227,19 +237,14 @@ def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
     around = image.around
     for j in range(np.uintp(target.shape[0])):
         target[j] = 0
-    stride = length(sizes[2], reach[2], around)
     before = sizes[2] - offset[2]
     first = place(0, sizes[2], offset[2], reach[2], around)
     # On an axis of n pixels at offset o, a pixel x ≥ n − o (the second piece of the
     # axis) is at position second + x.
     second = place(before, sizes[2], offset[2], reach[2], around) - before
     for z in range(sizes[0]):
-        deep = place(z, sizes[0], offset[0], reach[0], around) * length(
-            sizes[1], reach[1], around
-        )
         for y in range(sizes[1]):
-            row = deep + place(y, sizes[1], offset[1], reach[1], around)
-            here = image.margin + row * stride
+            here = row_start(image, z, y)
             pixel = start + (z * sizes[1] + y) * sizes[2]
             one = np.uintp(here + first)
             two = np.uintp(here + second)
@@ -275,7 +280,6 @@ def add_to_coarse(
     slots = transfer.slots
     share = transfer.shares[departure]
     at = image.at
-    stride = length(sizes[2], reach[2], around)
     count = 0
     for x in transfer.order[departure]:
         if slots[2][departure, at[2], x] >= 0:
@@ -283,12 +287,8 @@ def add_to_coarse(
             ways[1, count] = slots[2][departure, at[2], x]
             count += 1
     for z in range(sizes[0]):
-        deep = place(z, sizes[0], offset[0], reach[0], around) * length(
-            sizes[1], reach[1], around
-        )
         for y in range(sizes[1]):
-            row = deep + place(y, sizes[1], offset[1], reach[1], around)
-            here = image.margin + row * stride
+            here = row_start(image, z, y)
             a = slots[0][departure, at[0], z]
             b = slots[1][departure, at[1], y]
             if a >= 0 and b >= 0:

@@ -41,7 +41,7 @@ from ntkexp.covariance.pairs import (
     pairs_before,
 )
 from ntkexp.layer import base
-from ntkexp.layer.base import AbstractLayer
+from ntkexp.layer.base import AbstractLayer, LayerChain
 from ntkexp.limit.network import Side
 from ntkexp.shapes import Shape
 
@@ -384,8 +384,8 @@ class TileProgram:
     levels: tuple[Level, ...]
     channels: int
     end: AbstractLayer | None
-    rest: tuple[AbstractLayer, ...]
-    rest_shape: tuple[int, ...]
+    rest: LayerChain
+    rest_shape: Shape
 
     @property
     def coarse_pairs(self) -> tuple[Pairs, ...]:
@@ -394,7 +394,7 @@ class TileProgram:
         return (*(level.pairs for level in self.levels[1:]), self.levels[-1].pairs)
 
 
-def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
+def program(layers: LayerChain, shape: Shape) -> TileProgram:
     """Translate layers into operations on tiles.
 
     For vectors, every layer must have a fused form. For images, the program ends before

@@ -116,6 +116,20 @@ class TileGaps(NamedTuple):
     halo: Array
 
 
+@compiled
+def positions(
+    shape: TileShape, fields: PairFields, field: int
+) -> tuple[np.uintp, np.uintp, np.uintp, np.uintp]:
+    """Return the size and the margin of a tile, and the positions at which a field of
+    the left and the right example begins."""
+    return (
+        np.uintp(shape.size),
+        np.uintp(shape.margin),
+        np.uintp(fields.left_start + field * fields.left_pitch),
+        np.uintp(fields.right_start + field * fields.right_pitch),
+    )
+
+
 # --- Smooth activations: power series in the correlation ρ,
 # with precomputed coefficients b_k
 #
@@ -145,10 +159,7 @@ def start_series(
     slope = sums.theta
     F1 = fields.left
     F2 = fields.right
-    count = np.uintp(shape.size)
-    start = np.uintp(shape.margin)
-    a = np.uintp(fields.left_start + field * fields.left_pitch)
-    b = np.uintp(fields.right_start + field * fields.right_pitch)
+    count, start, a, b = positions(shape, fields, field)
     for j in range(count):
         rho = K[j + start] * F1[a + j] * F2[b + j]
         t[j] = rho * rho if increment == 2 else rho
@@ -250,14 +261,8 @@ def finish_series(
     slope = sums.theta
     F1 = fields.left
     F2 = fields.right
-    count = np.uintp(shape.size)
-    start = np.uintp(shape.margin)
-    a_ = fields.left_start + field * fields.left_pitch
-    b_ = fields.right_start + field * fields.right_pitch
-    a = np.uintp(a_)
-    a0 = np.uintp(a_ + fields.left_pitch)
-    b = np.uintp(b_)
-    b0 = np.uintp(b_ + fields.right_pitch)
+    count, start, a, b = positions(shape, fields, field)
+    _, _, a0, b0 = positions(shape, fields, field + 1)
     for j in range(count):
         i = j + start
         rho = K[i] * F1[a + j] * F2[b + j] if lowest else K.dtype.type(1)
@@ -341,10 +346,7 @@ def apply_erf(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> N
     F1 = fields.left
     F2 = fields.right
     itself = fields.equal > 1
-    count = np.uintp(shape.size)
-    start = np.uintp(shape.margin)
-    a = np.uintp(fields.left_start + field * fields.left_pitch)
-    b = np.uintp(fields.right_start + field * fields.right_pitch)
+    count, start, a, b = positions(shape, fields, field)
     number = K.dtype.type
     half = number(0.5)
     one = number(1)
@@ -369,14 +371,8 @@ def apply_gelu(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> 
     F1 = fields.left
     F2 = fields.right
     itself = fields.equal > 1
-    count = np.uintp(shape.size)
-    start = np.uintp(shape.margin)
-    a_ = fields.left_start + field * fields.left_pitch
-    b_ = fields.right_start + field * fields.right_pitch
-    a = np.uintp(a_)
-    qa = np.uintp(a_ + fields.left_pitch)
-    b = np.uintp(b_)
-    qb = np.uintp(b_ + fields.right_pitch)
+    count, start, a, b = positions(shape, fields, field)
+    _, _, qa, qb = positions(shape, fields, field + 1)
     number = K.dtype.type
     half = number(0.5)
     one = number(1)
@@ -410,10 +406,7 @@ def apply_wave(
     F1 = fields.left
     F2 = fields.right
     itself = fields.equal > 1
-    count = np.uintp(shape.size)
-    start = np.uintp(shape.margin)
-    a = np.uintp(fields.left_start + field * fields.left_pitch)
-    b = np.uintp(fields.right_start + field * fields.right_pitch)
+    count, start, a, b = positions(shape, fields, field)
     scale = constants[0]
     b_squared = constants[1]
     phase = constants[2]
@@ -434,10 +427,7 @@ def apply_norm(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> 
     theta = tile.theta
     F1 = fields.left
     F2 = fields.right
-    count = np.uintp(shape.size)
-    start = np.uintp(shape.margin)
-    a = np.uintp(fields.left_start + field * fields.left_pitch)
-    b = np.uintp(fields.right_start + field * fields.right_pitch)
+    count, start, a, b = positions(shape, fields, field)
     for j in range(count):
         i = j + start
         factor = F1[a + j] * F2[b + j]
@@ -497,15 +487,9 @@ def apply_bent_line(
     F1 = fields.left
     F2 = fields.right
     equal = fields.equal
-    count = np.uintp(shape.size)
-    start = np.uintp(shape.margin)
     row = np.uintp(shape.stride)
-    a_ = fields.left_start + field * fields.left_pitch
-    b_ = fields.right_start + field * fields.right_pitch
-    ra = np.uintp(a_)
-    ia = np.uintp(a_ + fields.left_pitch)
-    rb = np.uintp(b_)
-    ib = np.uintp(b_ + fields.right_pitch)
+    count, start, ra, rb = positions(shape, fields, field)
+    _, _, ia, ib = positions(shape, fields, field + 1)
     s = weights[0]
     b = weights[1]
     alpha = weights[2]

@@ -43,17 +43,21 @@ from ntkexp.records.results import of_machines, read_timings
 from ntkexp.report.analysis.laws import summary
 from ntkexp.report.analysis.tables import Analysis, save
 from ntkexp.report.breakdown import BreakdownEntry
-from ntkexp.report.claims import describe_attempt, outlook, tabulate_claims
-from ntkexp.report.claims import summarise_claims as claims_summary
+from ntkexp.report.claims import (
+    describe_attempt,
+    outlook,
+    summarise_claims as claims_summary,
+    tabulate_claims,
+)
 from ntkexp.report.comparison import combined, describe_loop, grouped, is_followed
 from ntkexp.report.explain import (
     Explanation,
     explain,
+    notes as explanation_notes,
     tabulate_examples,
     tabulate_pieces,
     worst_points,
 )
-from ntkexp.report.explain import notes as explanation_notes
 from ntkexp.report.forgetting import forgetting_sentence, forgettings
 from ntkexp.report.known_effects import known_effects
 from ntkexp.report.material import (

@@ -1,7 +1,6 @@
 """A sample for every rule: a function of two tensors [example, 6] that both change, in which the operation occurs."""
 
 from tests.kernel.samples.base import CHOSEN, CURVED, LAYERED, PLAIN, Sample
-from tests.kernel.samples.shaped import ALGEBRA, ARRANGED, PAIRED
-from tests.kernel.samples.shaped import COMPLEX_SAMPLES as COMPLEX_SAMPLES
+from tests.kernel.samples.shaped import ALGEBRA, ARRANGED, COMPLEX_SAMPLES as COMPLEX_SAMPLES, PAIRED
 
 SAMPLES: dict[str, Sample] = PLAIN | ARRANGED | CURVED | LAYERED | CHOSEN | PAIRED | ALGEBRA

@@ -14,8 +14,7 @@ import pytest
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, read_sealed, sealed_text
 from ntkexp.records.sweep import DEFAULT_MARGIN, Expected, read_sweep
-from ntkexp.report.analysis.estimate import compare as compare_estimates
-from ntkexp.report.analysis.estimate import mean_of
+from ntkexp.report.analysis.estimate import compare as compare_estimates, mean_of
 from ntkexp.report.analysis.power_law import power_law
 from ntkexp.report.analysis.quantities import MEASURES, describe, quantities
 from ntkexp.report.analysis.tables import Analysis, analyse, compare, write_tables

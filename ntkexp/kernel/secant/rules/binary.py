@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import exp
-from math import log as ln
+from math import exp, log as ln
 from typing import TypeAlias
 
 import torch

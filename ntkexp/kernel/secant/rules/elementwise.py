@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import inf, pi, sqrt
-from math import log as ln
+from math import inf, log as ln, pi, sqrt
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
-from torch.nn.functional import softplus as plain_softplus
+from torch.nn.functional import logsigmoid, softplus as plain_softplus
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, sum_terms
