@@ -49,8 +49,9 @@ def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture
     with house_style():
         for name in sorted(module_names(together), key=lambda name: name != "laws"):
             module = import_module(f"{together.__name__}.{name}")
-            for suffix, figure, table in module.draw(analysis, runs):
-                yield Picture(f"{name}{suffix}", figure, table)
+            for picture in module.pictures(analysis, runs):
+                figure = picture.draw(Canvas())
+                yield Picture(f"{name}{picture.suffix}", figure, picture.table)
 
 
 def gallery() -> Iterator[tuple[str, Draw]]:
