@@ -206,7 +206,8 @@ def draw_strip(table: pd.DataFrame, runs: int, canvas: Canvas) -> Figure:
     width = NARROW if runs == 1 else WIDE
     size = (width, 1.3 + 0.19 * len(names))
     others = finite.loc[~is_exact, "relative_error"].tolist()
-    panels = ErrorPanels.of(canvas, size, others, has_exact=bool(is_exact.any()))
+    rounding = finite.loc[is_exact, "relative_error"].tolist()
+    panels = ErrorPanels.of(canvas, size, others, rounding)
     for height, name in zip(heights, names, strict=True):
         of_machine = finite[finite["machine"] == name]
         for error, exact in zip(
