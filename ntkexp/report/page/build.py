@@ -48,7 +48,9 @@ from ntkexp.report.claims import summarise_claims as claims_summary
 from ntkexp.report.comparison import combined, describe_loop, grouped, is_followed
 from ntkexp.report.explain import (
     Explanation,
+    describes_examples,
     explain,
+    heading_of,
     tabulate_examples,
     tabulate_pieces,
     worst_points,
@@ -458,16 +460,22 @@ def point_view(
     pieces = tabulate_pieces(explanation)
     pieces = replace(pieces, rows=(*pieces.rows, ("output", explanation.prediction)))
     caption = "All training examples"
-    columns = ["example", "holds", "added", "if left out", "half by"]
+    columns = ["example", "added", "if left out", "half by"]
+    if describes_examples(explanation):
+        columns.insert(1, "holds")
     if point.phase is not None:
         columns.insert(2, "phase")
     parts = tabulate_examples(explanation).select(*columns)
     if rows is not None and len(parts.rows) > rows:
         parts = replace(parts, rows=parts.rows[:rows])
         caption = f"The {rows} training examples that added or took most"
+    title = heading_of(explanation)
+    if point.text:
+        output = f"{explanation.output} = {short(explanation.prediction)}"
+        title = f"{name}: {point.text}, {output}"
     return {
         "anchor": anchor,
-        "title": f"{name}: {point.text or point.label}, {explanation.output} = {short(explanation.prediction)}",
+        "title": title,
         "pieces": format_html(pieces, f"pieces-{anchor}", "What the output is"),
         "examples": format_html(parts, f"examples-{anchor}", caption),
         "components": components_view(explanation, anchor),
