@@ -82,8 +82,9 @@ from ntkexp.report.page.picture import (
 from ntkexp.report.page.run_table import chips_by_run, run_table
 from ntkexp.report.parts import ShadedToken, shaded_texts, tabulate_components
 from ntkexp.report.plots import examples
+from ntkexp.report.plots.figures import cost
 from ntkexp.report.plots.rendering import Picture
-from ntkexp.report.plots.run_plots import exhibition, strip
+from ntkexp.report.plots.run_plots import exhibition, figure_of, strip
 from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import (
@@ -110,6 +111,9 @@ TABLE_ROWS_AT_ONCE = 25  # rows of a table that are visible at a time
 MAX_CHIPS = 6  # settings of a run that are visible; the others fold away
 SHOWN_TEXTS = 8  # number of training texts that are shown in full
 EXPLAINED_RUNS = 4  # runs with explanations, per page
+RUNS_WITH_COST = (
+    20  # runs with a picture of error and time, which is drawn for the page
+)
 EXPLAINED_QUERIES = 3  # explained queries per run
 MAX_EXPLAINED_EXAMPLES = 2000  # runs with more training examples are not explained
 MAX_EXPLAINED_NUMBERS = 2**26  # runs with more contributions are not explained
@@ -324,6 +328,7 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
         for run in ordered[:EXPLAINED_RUNS]
     }
 
+    with_cost = {run.path for run in ordered[:RUNS_WITH_COST]}
     chips = {
         path: of_run
         for group in grouped(material.runs)
@@ -334,9 +339,30 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
         view = run_view(run, names[run.path], folder)
         view["chips"] = chips[run.path]
         view["figures"] = figures[run.path]
+        if run.path in with_cost:
+            ladder, others = figures[run.path][:1], figures[run.path][1:]
+            view["figures"] = (*ladder, *cost_view(run, names[run.path]), *others)
         view["points"] = points.get(run.path, ())
         views.append(view)
     return views
+
+
+def cost_view(run: Run, anchor: str) -> list[Shown]:
+    """Draw the errors of the kernel machines of a run against their seconds.
+
+    This picture is not in the run folder, because a run has no timings before its end.
+    Return [] if the run has no timings.
+    """
+    try:
+        figure = figure_of(run, cost.draw)
+        if figure is None:
+            return []
+        return [show(Picture("cost", figure, cost.table(run)), anchor)]
+    except (
+        Mistake,
+        OSError,
+    ):  # timings are optional, and DONE.json has no checksum of them
+        return []
 
 
 def points_of_run(run: Run, anchor: str) -> list[View]:
