@@ -8,6 +8,7 @@ The command `ntkexp` runs experiments. The library has these functions and class
     secant_kernel(module, start, end, queries, train)  K̄(x, x′) = J̄(start → end; x) J(start; x′)ᵀ
     infinite_kernel(spec, x1, x2)                     NNGP and tangent kernel at infinite width
     load_run(folder)                                  a finished run as tables and a data set
+    load_sweep(name)                                  a sweep as a table, its runs and pictures
     follow(model, optimizer, queries=x)               attribution of a training loop to examples
     AbstractOptimizerRule, LinearStep                 update rules of custom optimizers for `follow`
     validate(run, scores)                             scores compared with retraining: LDS, QLD
@@ -16,7 +17,10 @@ The command `ntkexp` runs experiments. The library has these functions and class
 
 J is the Jacobian of the outputs with respect to the weights θ. The secant Jacobian J̄
 maps the change of the weights from start to end to the change of the outputs. Functions
-raise a `Mistake` with a one-line message if an argument is invalid."""
+raise a `Mistake` with a one-line message if an argument is invalid.
+
+For annotations, there are the classes of results: `Trace` (of `follow`), `Attribution` (of
+`trace.attribute`), `Run`, `Sweep` and `Validation`."""
 
 from __future__ import annotations
 
@@ -38,6 +42,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ntkexp.foreign_loop.follow import follow
     from ntkexp.foreign_loop.rule import AbstractOptimizerRule
+    from ntkexp.foreign_loop.trace import Trace
     from ntkexp.library import (
         KernelMachine,
         TangentKernel,
@@ -47,18 +52,27 @@ if TYPE_CHECKING:
     )
     from ntkexp.mistake import Mistake
     from ntkexp.optimizer.base import LinearStep
-    from ntkexp.report.loaded_run import load_run
+    from ntkexp.report.loaded_run import LoadedRun as Run, load_run
+    from ntkexp.report.loaded_sweep import LoadedSweep as Sweep, load_sweep
+    from ntkexp.report.scores import Attribution
+    from ntkexp.report.validation import Validation
     from ntkexp.validation import validate
 
 __all__ = [
     "AbstractOptimizerRule",
+    "Attribution",
     "KernelMachine",
     "LinearStep",
     "Mistake",
+    "Run",
+    "Sweep",
     "TangentKernel",
+    "Trace",
+    "Validation",
     "follow",
     "infinite_kernel",
     "load_run",
+    "load_sweep",
     "secant_kernel",
     "tangent_kernel",
     "validate",
@@ -66,17 +80,25 @@ __all__ = [
 
 HOMES = {
     "AbstractOptimizerRule": "ntkexp.foreign_loop.rule",
+    "Attribution": "ntkexp.report.scores",
     "KernelMachine": "ntkexp.library",
     "LinearStep": "ntkexp.optimizer.base",
     "Mistake": "ntkexp.mistake",
+    "Run": "ntkexp.report.loaded_run",
+    "Sweep": "ntkexp.report.loaded_sweep",
     "TangentKernel": "ntkexp.library",
+    "Trace": "ntkexp.foreign_loop.trace",
+    "Validation": "ntkexp.report.validation",
     "follow": "ntkexp.foreign_loop.follow",
     "infinite_kernel": "ntkexp.library",
     "load_run": "ntkexp.report.loaded_run",
+    "load_sweep": "ntkexp.report.loaded_sweep",
     "secant_kernel": "ntkexp.library",
     "tangent_kernel": "ntkexp.library",
     "validate": "ntkexp.validation",
 }
+CLASSES = {"Run": "LoadedRun", "Sweep": "LoadedSweep"}
+"""The names of classes in their modules, where they differ from the public names."""
 CALLBACKS = frozenset({"huggingface", "lightning"})
 """Submodules that need an optional library."""
 
@@ -104,4 +126,4 @@ def __getattr__(name: str) -> object:
         return import_module(f"ntkexp.{name}")
     if name not in HOMES:
         raise AttributeError(f"module 'ntkexp' has no attribute '{name}'")
-    return getattr(import_module(HOMES[name]), name)
+    return getattr(import_module(HOMES[name]), CLASSES.get(name, name))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 from pydantic import Field
@@ -103,6 +103,9 @@ class AbstractPicture(Component, ABC):
 
     picture: {_target_: ntkexp.claim.picture.ScalarStep, published: A line and a step.}
     """
+
+    has_judged_rows_only: ClassVar[bool] = False
+    """True if the picture shows only rows that rules judge, which are published."""
 
     published: str = ""
     numbers: tuple[PublishedNumber, ...] = ()

@@ -37,6 +37,8 @@ class JudgedRows(AbstractPicture):
     This is the default picture. The first three parts of the expectation each have
     their own axes, and the deciding part comes first."""
 
+    has_judged_rows_only = True
+
     def figure(self, judged: JudgedClaim) -> Figure:
         from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 

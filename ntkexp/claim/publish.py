@@ -1,10 +1,8 @@
 """Publish verdicts, and check a publication.
 
-A look is one statistical test of a claim.
-
-A claim is up to date if its digest is the latest in the register. `publish` writes the
-verdicts on all up-to-date claims that were judged at default size. It keeps verdicts
-that were published before, if their claims are up to date.
+`publish` writes the verdicts on claims that were judged at default size and whose
+digest is the latest in the register. It keeps published verdicts on other claims if
+their digest is the latest, too, and draws their pictures again from their tables.
 
 `check` recomputes every published field: figures, intervals, p, notes and verdicts from
 the tables; statement, source, seeds and their draws from the files of the claims; date
@@ -31,6 +29,7 @@ from ntkexp.claim.claim import Claim
 from ntkexp.claim.conduct import drawn_by, judgement
 from ntkexp.claim.expectation import select_rows
 from ntkexp.claim.judge import Finding, judge_table, weigh
+from ntkexp.claim.judged import JudgedClaim
 from ntkexp.claim.look import Look
 from ntkexp.claim.publication import (
     ALWAYS,
@@ -132,7 +131,9 @@ def publish(
             outdated.append(name)
             continue
         if name in known:
-            refuse_changed(folder, row, read_claim(name, builder), entries[name])
+            claim = read_claim(name, builder)
+            refuse_changed(folder, row, claim, entries[name])
+            redraw(folder, row, claim)
         rows[name] = row
 
     for record in judged:
@@ -267,6 +268,23 @@ def write_tables(folder: Path, record: ClaimRecord, claim: Claim) -> None:
             deciding = deciding.drop(columns="reason")
         write_atomically(folder / f"{name}.csv", format_csv(deciding))
     write_atomically(folder / PICTURE, read_bytes(record.path / PICTURE))
+
+
+def redraw(folder: Path, row: Mapping[str, Any], claim: Claim) -> None:
+    """Draw the picture of a published claim again in the present style.
+
+    Keep a picture that shows more than the published tables hold.
+    """
+    from ntkexp.report.plots.rendering import svg  # noqa: PLC0415  slow to import
+    from ntkexp.report.plots.style import house_style  # noqa: PLC0415  slow to import
+
+    if not claim.picture.has_judged_rows_only or set(looks_of(row)) != set(claim.looks):
+        return
+    tables = published_tables(folder, claim)
+    judged = JudgedClaim(claim.looks, published_record(folder, row), tables)
+    with house_style():
+        drawing = svg(claim.picture.figure(judged))
+    write_atomically(folder / claim.name / PICTURE, drawing)
 
 
 def remove_tables(folder: Path, keep: Sequence[str] = ()) -> None:

@@ -15,6 +15,6 @@ explain_attribution                      an explanation without a run folder
 breakdown                                breakdown of a removal by example and step
 top_examples, plots                      tables and figures of the strongest examples
 scores                                   contributions with scores, pictures, notebook display
-loaded_run                               `ntkexp.load_run`: a run with pictures
+loaded_run, loaded_sweep                 `ntkexp.load_run`, `ntkexp.load_sweep`
 drawing, events, page                    pictures at the end of a run; TensorBoard; HTML pages
 """

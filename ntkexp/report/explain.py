@@ -309,9 +309,7 @@ def tabulate_examples(explanation: Explanation) -> Table:
     """Return a row for each training example, the strongest first."""
     mass = explanation.mass or 1.0
     texts = [part.example.text for part in explanation.parts]
-    heading = "target" if None in texts[:1] else "name"
-    if any(texts):
-        heading = "holds"
+    heading = "holds" if any(texts) else "target"
     columns = (
         Column("index"),
         text_column("name"),
@@ -329,7 +327,9 @@ def tabulate_examples(explanation: Explanation) -> Table:
         (
             part.example.index,
             part.example.name,
-            part.example.name if part.example.text else f"#{part.example.index}",
+            f"#{part.example.index}"
+            if part.example.text is None
+            else part.example.name,
             part.example.text or part.example.name,
             fitting(part.example.text or "") if any(texts) else part.example.name,
             part.example.phase,
@@ -341,6 +341,14 @@ def tabulate_examples(explanation: Explanation) -> Table:
         for part in explanation.parts
     ]
     return Table(columns, tuple(rows))
+
+
+def describes_examples(explanation: Explanation) -> bool:
+    """Return True if the examples have a text or a target in addition to a name.
+
+    Images of a followed loop have neither.
+    """
+    return any(part.example.text != "" for part in explanation.parts)
 
 
 def format_explanations(explanations: Sequence[Explanation], top: int) -> str:
@@ -356,7 +364,9 @@ def format_explanation(explanation: Explanation, top: int) -> str:
     """Format one explanation as text: all terms of the output, and the first `top` rows
     of each other table."""
     point = explanation.point
-    columns = ["example", "on a line", "added", "of all parts", "half by"]
+    columns = ["example", "added", "of all parts", "half by"]
+    if describes_examples(explanation):
+        columns.insert(1, "on a line")
     if point.phase is not None:
         columns.insert(2, "phase")
     if any(part.left_out is not None for part in explanation.parts):

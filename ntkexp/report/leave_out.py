@@ -110,6 +110,21 @@ def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
     return Agreement(len(retrained.removals), covariance / spread, size, growth)
 
 
+def removal_scales(
+    retrained: LeaveOut, known: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return the root mean square of the actual changes of each removal, [removal].
+
+    Use only the changes that have a prediction. Without one, return 0.
+    """
+    scales = np.zeros(len(retrained.removals))
+    for removal, is_known in enumerate(known):
+        if is_known.any():
+            actual = retrained.actual[removal][is_known]
+            scales[removal] = np.sqrt(np.mean(actual**2))
+    return scales
+
+
 def scaled_changes(
     retrained: LeaveOut, known: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -119,10 +134,9 @@ def scaled_changes(
     of its actual changes."""
     predicted = [np.zeros(0)]
     actual = [np.zeros(0)]
-    for removal, is_known in enumerate(known):
-        actual_changes = retrained.actual[removal][is_known]
-        scale = float(np.sqrt(np.mean(actual_changes**2))) if is_known.any() else 0.0
+    scales = removal_scales(retrained, known)
+    for removal, (is_known, scale) in enumerate(zip(known, scales, strict=True)):
         if scale > 0:
             predicted.append(retrained.predicted[removal][is_known] / scale)
-            actual.append(actual_changes / scale)
+            actual.append(retrained.actual[removal][is_known] / scale)
     return np.concatenate(predicted), np.concatenate(actual)

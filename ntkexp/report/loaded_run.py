@@ -68,6 +68,11 @@ class LoadedRun(Run):
         return f"<pre>{escape(text)}</pre>"
 
 
+def with_pictures(run: Run) -> LoadedRun:
+    """Return a run with its pictures."""
+    return LoadedRun(run.path, run.config, run.metrics, run.ladder)
+
+
 def load_run(folder: Path | str) -> LoadedRun:
     """Load a finished run.
 
@@ -85,7 +90,6 @@ def load_run(folder: Path | str) -> LoadedRun:
         raise Mistake(
             f"the folder of a run is {in_short(folder)}, a {type(folder).__name__}; give its path"
         )
-    tables = load_tables(folder)
-    run = LoadedRun(tables.path, tables.config, tables.metrics, tables.ladder)
+    run = with_pictures(load_tables(folder))
     _ = run.kernels  # open the store now, so that a damaged store raises here
     return run

@@ -61,6 +61,21 @@ def test_changed_files_are_not_published_again(tmp_path: Path) -> None:
     assert check(folder, made, entries) == ["tiny"]
 
 
+def test_pictures_of_kept_claims_are_drawn_again(tmp_path: Path) -> None:
+    """From the published tables, without the runs: the same picture. Only a picture as published is drawn again."""
+    (made, records, entries), folder = looked_at(tmp_path), tmp_path / "docs"
+    publish(folder, made, records, entries)
+    picture = folder / "tiny" / "picture.svg"
+    drawn = picture.read_bytes()
+    picture.write_bytes(drawn.replace(b"<path", b"<path ", 1))
+    with pytest.raises(Mistake, match=r"picture\.svg is not as it was published"):
+        publish(folder, made, [], entries)
+    write_digests(folder, files_of(json.loads((folder / VERDICTS_FILE).read_text())))
+    assert publish(folder, made, [], entries) == ["tiny"]
+    assert picture.read_bytes() == drawn
+    assert check(folder, made, entries) == ["tiny"]
+
+
 def test_earlier_publications_stay_while_their_claims_are_unchanged(tmp_path: Path) -> None:
     """Verdict, tables and page stay without the runs. Those of changed claims are removed."""
     (made, records, mine), folder = looked_at(tmp_path), tmp_path / "docs"

@@ -26,12 +26,14 @@ HOMES = {
     "KernelMachine": "ntkexp.KernelMachine",
     "AbstractOptimizerRule": "ntkexp.AbstractOptimizerRule",
     "Run": "ntkexp.report.loaded_run.LoadedRun",
+    "Sweep": "ntkexp.report.loaded_sweep.LoadedSweep",
+    "Sweep.plot": "ntkexp.report.plots.sweep_plots.SweepPlots",
     "Validation": "ntkexp.validation.Validation",
     "QuandaExplainer": "ntkexp.bridges.QuandaExplainer",
     "DattriAttributor": "ntkexp.bridges.DattriAttributor",
 }
 """The classes whose methods stand under the name of the class alone."""
-RETURNED = {"Trace", "Attribution", "Run", "Validation"}
+RETURNED = {"Trace", "Attribution", "Run", "Sweep", "Validation"}
 """Classes that functions return. Users do not call them, so they have attributes and no arguments."""
 ALIASES = {
     "Again": "function () → Trace",
@@ -111,7 +113,7 @@ def imported(path: str) -> Any:
 def parameters(name: str) -> dict[str, inspect.Parameter]:
     """Return the parameters of a function, a method or the constructor of a class, without `self`."""
     found = place_of(name)
-    if name in RETURNED or not callable(found):
+    if name.removeprefix("ntkexp.") in RETURNED or not callable(found):
         return {}
     if inspect.isclass(found) and (inspect.isabstract(found) or issubclass(found, Exception)):
         return {}

@@ -6,7 +6,7 @@ and all others. `python -m tests.docs.pictures` draws the others, from the code 
 
 from __future__ import annotations
 
-import math
+import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import chdir
@@ -18,19 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
 
 import ntkexp
 from ntkexp.cli.main import run as cli
 from ntkexp.library import ascend, tangent_kernel
 from ntkexp.model.scalar import RadialBasis
-from ntkexp.report.examples import Example
 from ntkexp.report.known_effects import known_effects
 from ntkexp.report.loaded_run import LoadedRun
 from ntkexp.report.plots.canvas import Canvas
-from ntkexp.report.plots.examples import COLOURS_IN_WORDS, Explained, checked, draw
+from ntkexp.report.plots.examples import checked
 from ntkexp.report.plots.figures import ladder
 from ntkexp.report.plots.rendering import write
 from ntkexp.report.plots.style import BLUE, GREEN, GREY, NARROW, VERMILION, WIDE, End, heading, house_style, name_ends
@@ -38,7 +35,7 @@ from tests.docs.pages import Page
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHOWN = ("secant", "left", "frozen_start", "frozen_limit", "rbf_regression")
-QUERY, CLASS = 1, 5  # a handwritten 5 among the queries
+OWN_LOOP_TITLE = "These images made this a"
 
 
 def draw_ladder(run: LoadedRun) -> None:
@@ -49,48 +46,15 @@ def draw_ladder(run: LoadedRun) -> None:
         write(figure, DOCS / "ladder.png", "png")
 
 
-def draw_explanation() -> None:
-    torch.manual_seed(0)
-    pixels, targets = load_digits(return_X_y=True)
-    images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    labels = torch.tensor(targets)
-    fives = (labels[400:] == CLASS).nonzero().flatten() + 400
-    model = nn.Sequential(
-        *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 4 * 4, 10)),
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    data = TensorDataset(images[:300], labels[:300])
-    queries = images[fives[:6]]
-
-    def log_probability(outputs: Tensor, call: object) -> Tensor:
-        return outputs.log_softmax(1)[:, CLASS]
-
-    with ntkexp.follow(model, optimizer, queries=queries, ids="dataset", measure=log_probability) as trace:
-        for _ in range(8):
-            for x, y in DataLoader(data, batch_size=32, shuffle=True):
-                optimizer.zero_grad()
-                loss: Tensor = nn.functional.cross_entropy(model(x), y)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-
-    found = trace.attribute()
-    assert int(model(queries)[QUERY].argmax()) == CLASS
-    added = found["contribution"].isel(query=QUERY, out=0)
-    order = added.argsort().to_numpy()[::-1][:8]
-    numbers = added["example"].to_numpy().astype(int)[order]
-    log_p = (found["start"] + found["change"]).isel(query=QUERY, out=0)
-    row = Explained(
-        role="predicted",
-        prediction=f"p({CLASS}) = {math.exp(float(log_p)):.2f}",
-        point=Example(0, str(CLASS), np.asarray(images[fives[QUERY]])),
-        top=tuple(Example(k, str(int(labels[k])), np.asarray(images[k])) for k in numbers.tolist()),
-        shares=added.to_numpy()[order],
-    )
+def draw_own_loop() -> None:
+    """Draw the picture "These images made this a 5" with the code of its notebook."""
+    cells = json.loads((DOCS / "notebooks" / "your_own_loop.ipynb").read_text("utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    values: dict[str, Any] = {}
     with house_style():
-        figure = draw([row])
-        heading(figure, f"These images made this a {CLASS}", COLOURS_IN_WORDS)
-        write(figure, DOCS / "explain.png", "png")
+        for text in code[: 1 + next(k for k, text in enumerate(code) if OWN_LOOP_TITLE in text)]:
+            exec(text, values)  # the code of the notebook
+        write(values["figure"], DOCS / "your_own_loop.png", "png")
 
 
 def page_values(name: str) -> dict[str, Any]:
@@ -228,7 +192,7 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         draw_ladder(ntkexp.load_run(sys.argv[1]))
     for draw_picture in (
-        *(draw_explanation, draw_first_attribution, draw_followed_loop, draw_optimizers, draw_effects),
+        *(draw_own_loop, draw_first_attribution, draw_followed_loop, draw_optimizers, draw_effects),
         *(draw_runs, draw_huber, draw_bumps),
     ):
         draw_picture()

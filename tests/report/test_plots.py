@@ -204,7 +204,7 @@ def test_the_picture_of_a_law_has_room_for_its_words() -> None:
     law = power_law(x, table["limit_distance_start"].to_numpy(), table["seed"].to_numpy())
     found = Fitted(Fit(quantity="limit_distance_start", axis="model.width", exponent=-0.5, bound="upper"), {}, law)
     with house_style():
-        figure = draw_law(found, law, table)
+        figure = draw_law(found, law, table, Canvas())
         assert_inside(figure)
         label = figure.axes[0].yaxis.label.get_window_extent()
     assert label.height <= figure.axes[0].get_window_extent().height

@@ -72,11 +72,22 @@ def write_tables(path: Path) -> tuple[Path, ...]:
     Return their paths.
     """
     sweep = read_sweep(path)
-    folders = [run.folder for run in sweep.runs]
-    loaded = zip(folders, load_runs(folders), strict=True)
-    # the row of a run that cannot be read contains only its state
-    runs = {folder: run for folder, run in loaded if not isinstance(run, Mistake)}
+    # the row of an unreadable run contains only its state
+    runs, _ = load_runs_of(sweep)
     return save(analyse(sweep, runs), path.parent)
+
+
+def load_runs_of(sweep: Sweep) -> tuple[dict[Path, Run], dict[Path, Mistake]]:
+    """Return the readable runs of a sweep, and the mistakes of the others."""
+    folders = [run.folder for run in sweep.runs]
+    runs = dict[Path, Run]()
+    mistakes = dict[Path, Mistake]()
+    for folder, run in zip(folders, load_runs(folders), strict=True):
+        if isinstance(run, Mistake):
+            mistakes[folder] = run
+        else:
+            runs[folder] = run
+    return runs, mistakes
 
 
 def draws(runs: Iterable[Run]) -> str:

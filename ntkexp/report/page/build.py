@@ -52,7 +52,9 @@ from ntkexp.report.claims import (
 from ntkexp.report.comparison import combined, describe_loop, grouped, is_followed
 from ntkexp.report.explain import (
     Explanation,
+    describes_examples,
     explain,
+    heading_of,
     notes as explanation_notes,
     tabulate_examples,
     tabulate_pieces,
@@ -84,8 +86,9 @@ from ntkexp.report.page.picture import (
 from ntkexp.report.page.run_table import chips_by_run, run_table
 from ntkexp.report.parts import ShadedToken, shaded_texts, tabulate_components
 from ntkexp.report.plots import examples
+from ntkexp.report.plots.figures import cost
 from ntkexp.report.plots.rendering import Picture
-from ntkexp.report.plots.run_plots import exhibition, strip
+from ntkexp.report.plots.run_plots import exhibition, figure_of, strip
 from ntkexp.report.plots.style import house_style
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import (
@@ -111,8 +114,10 @@ SCRIPTS = ("tables.js", "pictures.js", "pdf.js", "curves.js", "start.js")
 TABLE_ROWS_AT_ONCE = 25  # number of rows of a table that are visible at a time
 MAX_CHIPS = 6  # number of settings of a run that are visible; the others are folded
 SHOWN_TEXTS = 8  # number of training texts that are shown in full
-EXPLAINED_RUNS = 4  # number of runs with explanations on a page
-EXPLAINED_QUERIES = 3  # number of explained queries per run
+EXPLAINED_RUNS = 4  # runs with explanations, per page
+# runs with a picture of error and time, which is drawn for the page
+RUNS_WITH_COST = 20
+EXPLAINED_QUERIES = 3  # explained queries per run
 MAX_EXPLAINED_EXAMPLES = 2000  # runs with more training examples are not explained
 MAX_EXPLAINED_NUMBERS = 2**26  # runs with more contributions are not explained
 
@@ -326,6 +331,7 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
         for run in ordered[:EXPLAINED_RUNS]
     }
 
+    with_cost = {run.path for run in ordered[:RUNS_WITH_COST]}
     chips = {
         path: of_run
         for group in grouped(material.runs)
@@ -336,9 +342,30 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
         view = run_view(run, names[run.path], folder)
         view["chips"] = chips[run.path]
         view["figures"] = figures[run.path]
+        if run.path in with_cost:
+            ladder, others = figures[run.path][:1], figures[run.path][1:]
+            view["figures"] = (*ladder, *cost_view(run, names[run.path]), *others)
         view["points"] = points.get(run.path, ())
         views.append(view)
     return views
+
+
+def cost_view(run: Run, anchor: str) -> list[Shown]:
+    """Draw the errors of the kernel machines of a run against their seconds.
+
+    This picture is not in the run folder, because a run has no timings before its end.
+    Return [] if the run has no timings.
+    """
+    try:
+        figure = figure_of(run, cost.draw)
+        if figure is None:
+            return []
+        return [show(Picture("cost", figure, cost.table(run)), anchor)]
+    except (
+        Mistake,
+        OSError,
+    ):  # timings are optional, and DONE.json has no checksum of them
+        return []
 
 
 def points_of_run(run: Run, anchor: str) -> list[View]:
@@ -463,16 +490,22 @@ def point_view(
     pieces = tabulate_pieces(explanation)
     pieces = replace(pieces, rows=(*pieces.rows, ("output", explanation.prediction)))
     caption = "All training examples"
-    columns = ["example", "holds", "added", "if left out", "half by"]
+    columns = ["example", "added", "if left out", "half by"]
+    if describes_examples(explanation):
+        columns.insert(1, "holds")
     if point.phase is not None:
         columns.insert(2, "phase")
     parts = tabulate_examples(explanation).select(*columns)
     if rows is not None and len(parts.rows) > rows:
         parts = replace(parts, rows=parts.rows[:rows])
         caption = f"The {rows} training examples that added or took most"
+    title = heading_of(explanation)
+    if point.text:
+        output = f"{explanation.output} = {short(explanation.prediction)}"
+        title = f"{name}: {point.text}, {output}"
     return {
         "anchor": anchor,
-        "title": f"{name}: {point.text or point.label}, {explanation.output} = {short(explanation.prediction)}",
+        "title": title,
         "pieces": format_html(pieces, f"pieces-{anchor}", "What the output is"),
         "examples": format_html(parts, f"examples-{anchor}", caption),
         "components": components_view(explanation, anchor),

@@ -11,6 +11,7 @@ examples             pictures of explanations
 attribution_plots    the pictures of `found.plot`
 figures, together    the pictures of a run, of a sweep, a file each
 run_plots            the pictures of `run.plot`, of many runs and of ensembles
+sweep_plots          the pictures of `sweep.plot`
 
 This module imports matplotlib before any other file does. During this import, the
 settings of the user (`matplotlibrc` files, MATPLOTLIBRC and MPLBACKEND) are ignored,

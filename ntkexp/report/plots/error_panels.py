@@ -27,6 +27,7 @@ from ntkexp.report.plots.style import (
 from ntkexp.text import spoken
 
 CONTROLS = "controls"  # the label of the empty row above the controls
+LARGEST_EXACT = 1e-9  # right end of the strip, unless an exact error is larger
 STRIP_WIDTH = 0.22  # width of the strip, relative to the log axis
 # minimum length of the log axis, so that at least two ticks have labels
 FEWEST_DECADES = 2
@@ -46,18 +47,21 @@ class ErrorPanels:
         canvas: Canvas,
         size: tuple[float, float],
         errors: Sequence[float],
-        *,
-        has_exact: bool,
+        exact: Sequence[float],
     ) -> ErrorPanels:
-        """Add both panels to a canvas.
+        """Add the panels to a canvas: both, or one if all errors are of one kind.
 
         Args:
             canvas: An empty canvas.
             size: The width and height of a new figure, in inches.
             errors: The errors that are larger than rounding.
-            has_exact: True if other errors are only rounding.
+            exact: The errors that are only rounding.
         """
-        if not has_exact:
+        if exact and not errors:
+            strip = canvas.panels(size)[0, 0]
+            shape_strip(strip, exact)
+            return cls(strip, strip)
+        if not exact:
             axes = canvas.panels(size)[0, 0]
             strip = None
         else:
@@ -65,13 +69,7 @@ class ErrorPanels:
                 size, 1, 2, sharey=True, width_ratios=[STRIP_WIDTH, 1]
             )
             strip, axes = panels[0]
-            strip.set_label(STRIP)
-            log_axis(strip, "x")
-            strip.set_facecolor(PALE)
-            strip.set_xlim(LEAST / 3, 1e-9)
-            strip.set_xticks([])
-            strip.set_xticks([], minor=True)
-            strip.set_xlabel("exact", color=GREY)
+            shape_strip(strip, exact)
             axes.spines["left"].set_visible(False)
             axes.tick_params(left=False)
 
@@ -111,10 +109,11 @@ class ErrorPanels:
         if self.strip is not None:
             self.label_rows(self.strip, machines, rows)
             self.strip.set_xticks([])
+        if self.strip not in (None, self.axes):
             self.axes.tick_params(labelleft=False)
         for row, number in zip(rows, numbers, strict=True):
             write_beside(self.axes, number, row)
-        write_beside(self.axes, heading, -1, color=GREY)
+        write_above(self.axes, heading)
 
     def label_rows(
         self, axes: Axes, machines: Sequence[str], rows: Sequence[int]
@@ -131,6 +130,26 @@ class ErrorPanels:
         for label in axes.get_yticklabels():
             if label.get_text() == CONTROLS:
                 label.set_color(GREY)
+
+
+def shape_strip(strip: Axes, exact: Sequence[float]) -> None:
+    """Set up the axes for errors that are only rounding. They have no scale."""
+    strip.set_label(STRIP)
+    log_axis(strip, "x")
+    strip.set_facecolor(PALE)
+    # rounding in float32 reaches 1e-6
+    strip.set_xlim(LEAST / 3, max(LARGEST_EXACT, 10 * max(exact)))
+    strip.set_xticks([])
+    strip.set_xticks([], minor=True)
+    strip.set_xlabel("exact", color=GREY)
+
+
+def write_above(axes: Axes, heading: str) -> None:
+    """Write a heading above the column of numbers to the right of the axes."""
+    axes.annotate(
+        heading, (1, 1), xytext=(3, 3), xycoords="axes fraction", textcoords="offset points",
+        color=GREY, va="bottom", fontsize="small", annotation_clip=False,
+    )  # fmt: skip
 
 
 def rows_of(controls: Sequence[bool]) -> list[int]:

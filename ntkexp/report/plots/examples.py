@@ -25,7 +25,7 @@ from ntkexp.records.contributions import (
 from ntkexp.report.breakdown import BreakdownEntry
 from ntkexp.report.examples import Example, image_pixels
 from ntkexp.report.explain import Explanation
-from ntkexp.report.leave_out import Agreement
+from ntkexp.report.leave_out import Agreement, removal_scales
 from ntkexp.report.parts import ComponentPart, strongest_first
 from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.rendering import Picture, write
@@ -116,16 +116,17 @@ def pictures(rows: list[Explained], canvas: Canvas) -> None:
         if len(name) > MAX_LABEL_LETTERS:
             name = row.point.name
         query_image = image(page, row.point.shown, QUERY_X, bottom)
-        label(page, query_image, f"{name}\n{row.role}\n{row.prediction}", BLACK)
+        lines = dict.fromkeys((name, row.role, row.prediction))
+        label(page, query_image, "\n".join(lines), BLACK)
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
             axes_image = image(
                 page, shown.shown, EXAMPLES_X + EXAMPLE_SPACING * k, bottom
             )
-            lines = [shown.name]
+            words = [shown.name]
             if shown.phase is not None:
-                lines.append(f"phase {shown.phase}")
-            lines.append(f"+{short(value)}" if value >= 0 else minus(value))
-            label(page, axes_image, "\n".join(lines), ink(value))
+                words.append(f"phase {shown.phase}")
+            words.append(f"+{short(value)}" if value >= 0 else minus(value))
+            label(page, axes_image, "\n".join(words), ink(value))
 
 
 def pixel_axes(canvas: Canvas, height: int) -> Axes:
@@ -188,7 +189,7 @@ def label(page: Axes, image: AxesImage, text: str, colour: str) -> None:
 def bars(rows: list[Explained], canvas: Canvas) -> None:
     """Draw a panel for each query, with a bar for each example.
 
-    Bars are labelled by class or target.
+    Bars are labelled by class or target, or by text and name.
     """
     panels = canvas.panels((WIDE, 2.1), 1, len(rows))[0]
     for axes, row in zip(panels, rows, strict=True):
@@ -196,15 +197,34 @@ def bars(rows: list[Explained], canvas: Canvas) -> None:
         axes.barh(
             places, row.shares, color=[ink(value) for value in row.shares], height=0.7
         )
-        axes.set_yticks(places, [f"{shown.label}  #{shown.index}" for shown in row.top])
+        axes.set_yticks(places, list(map(bar_label, row.top)))
         axes.invert_yaxis()
         axes.axvline(0, color=BLACK, linewidth=0.6)
         axes.tick_params(axis="y", length=0)
-        axes.set_title(
-            f"{row.role}, {row.prediction}\ntarget {row.point.label}  #{row.point.index}"
-        )
+        point = bar_label(row.point)
+        if row.point.text is None:
+            point = f"target {point}"
+        axes.set_title(f"{row.role}, {row.prediction}\n{point}")
         axes.set_xlabel("contribution")
     panels[0].set_ylabel("training example")
+
+
+def bar_label(shown: Example) -> str:
+    """Return the label of a bar: the target and the index in the data, or the text and
+    the name of an example of a followed loop.
+
+    >>> bar_label(Example(17, "cat", np.zeros(2)))
+    'cat  #17'
+    >>> bar_label(Example(17, "#17", np.zeros(2), text="a line of words"))
+    'a line of …  #17'
+    >>> bar_label(Example(0, "174", np.zeros(2), text=""))
+    '174'
+    """
+    if shown.text is None:
+        return f"{shown.label}  #{shown.index}"
+    if not shown.text:
+        return shown.label
+    return f"{fitting(shown.text)}  {shown.label}"
 
 
 def ink(value: float) -> str:
@@ -259,7 +279,7 @@ def row(explanation: Explanation) -> Explained:
 
 def labelled(example: Example) -> Example:
     """Return the example with a name that fits below its image."""
-    return replace(example, name=fitting(example.text or example.name))
+    return replace(example, name=fitting(example.name))
 
 
 def answer(explanations: Sequence[Explanation]) -> tuple[str, str]:
@@ -295,7 +315,8 @@ def picture_beside(explanation: Explanation) -> Picture:
     parts = explanation.parts[:MAX_BARS]
     shown = [replace(part.example, name=fitting(part.example.name)) for part in parts]
     names = [
-        part.label if part.text else f"#{part.index} {part.label}" for part in shown
+        f"#{part.index} {part.label}" if part.text is None else part.label
+        for part in shown
     ]
     columns: dict[str, list[Any]] = {
         "example": names,
@@ -416,6 +437,9 @@ def draw_when(axes: Axes, table: pd.DataFrame) -> None:
     axes.set(xlabel="step", ylabel="cumulative contribution")
 
 
+SCALED = "Changes are divided by the root mean square of each removal's actual changes."
+
+
 def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
     """Draw predicted against actual changes of the outputs, with a dot for each
     removal, query and output."""
@@ -430,6 +454,10 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
                 rows.append((k, removal.influential, left_out, predicted, actual))
     columns = ["removal", "influential", "left_out", "predicted", "actual"]
     table = pd.DataFrame(rows, columns=columns)
+    # as in the sentence on the agreement, all removals have the same weight
+    scales = removal_scales(retrained, ~np.isnan(retrained.predicted))
+    table["scale"] = scales[table["removal"].to_numpy(dtype=int)]
+    drawn = table[table["scale"] > 0]
     is_influential = table["influential"].astype(bool)
     others = "random examples" if is_influential.any() else "each example by itself"
     with house_style():
@@ -438,12 +466,12 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
         axes.axline((0, 0), slope=1, color=BLACK, linewidth=0.5)
         kinds = ((False, GREY, others), (True, BLUE, "the most influential"))
         for influential, color, name in kinds:
-            dots = table[is_influential == influential]
+            dots = drawn[drawn["influential"].astype(bool) == influential]
             if dots.empty:
                 continue
             axes.plot(
-                dots["actual"],
-                dots["predicted"],
+                dots["actual"] / dots["scale"],
+                dots["predicted"] / dots["scale"],
                 "o",
                 color=color,
                 alpha=0.6,
@@ -451,13 +479,13 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
                 label=name,
                 rasterized=len(table) > 1000,
             )
-        axes.set_xlabel("change that came, trained again without them")
-        axes.set_ylabel("change that was predicted")
+        axes.set_xlabel("actual change, by training again (scaled)")
+        axes.set_ylabel("predicted change (scaled)")
         axes.legend()
         title = "Predicted changes are too uncertain to be shown"
         if agreement.believed:
-            title = "Predicted changes agree with retrainings"
-        heading(figure, title, f"{agreement.sentence}.")
+            title = f"Predicted changes correlate {agreement.correlation:.2f} with retrainings"
+        heading(figure, title, f"{agreement.sentence}. {SCALED}")
     return Picture("checked", figure, table)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -20,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from ntkexp.records.atomic import write_atomically
+from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.style import house_style
 from ntkexp.text import short
 
@@ -37,6 +39,18 @@ class Picture:
     name: str
     figure: Figure
     table: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class SweepPicture:
+    """A picture of a sweep that is not drawn yet, and its data.
+
+    `suffix` distinguishes the pictures of one module.
+    """
+
+    suffix: str
+    table: pd.DataFrame
+    draw: Callable[[Canvas], Figure]
 
 
 def write(figure: Figure, path: Path, kind: str) -> Path:

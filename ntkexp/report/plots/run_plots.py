@@ -49,8 +49,9 @@ def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture
     with house_style():
         for name in sorted(module_names(together), key=lambda name: name != "laws"):
             module = import_module(f"{together.__name__}.{name}")
-            for suffix, figure, table in module.draw(analysis, runs):
-                yield Picture(f"{name}{suffix}", figure, table)
+            for picture in module.pictures(analysis, runs):
+                figure = picture.draw(Canvas())
+                yield Picture(f"{name}{picture.suffix}", figure, picture.table)
 
 
 def gallery() -> Iterator[tuple[str, Draw]]:
@@ -205,7 +206,8 @@ def draw_strip(table: pd.DataFrame, runs: int, canvas: Canvas) -> Figure:
     width = NARROW if runs == 1 else WIDE
     size = (width, 1.3 + 0.19 * len(names))
     others = finite.loc[~is_exact, "relative_error"].tolist()
-    panels = ErrorPanels.of(canvas, size, others, has_exact=bool(is_exact.any()))
+    rounding = finite.loc[is_exact, "relative_error"].tolist()
+    panels = ErrorPanels.of(canvas, size, others, rounding)
     for height, name in zip(heights, names, strict=True):
         of_machine = finite[finite["machine"] == name]
         for error, exact in zip(

@@ -35,7 +35,8 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     )
     size = (NARROW, 1.55 + 0.19 * len(names))
     others = [row.relative_error or 0.0 for row in rows if not exact[id(row)]]
-    panels = ErrorPanels.of(canvas, size, others, has_exact=any(exact.values()))
+    rounding = [row.relative_error or 0.0 for row in rows if exact[id(row)]]
+    panels = ErrorPanels.of(canvas, size, others, rounding)
     for row in rows:
         panels.plot(
             row.relative_error or 0.0,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ntkexp.records.data import OUT_NAME
 from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.figures.ladder import title
-from ntkexp.report.plots.style import BLACK, GREY, WIDE, colour
+from ntkexp.report.plots.style import BLACK, GREY, NARROW, WIDE, colour
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
@@ -35,8 +35,10 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     if not machines or not network.size or not np.isfinite(network).all():
         return None
     across = min(PANELS_PER_ROW, key=lambda columns: -len(machines) % columns)
+    across = min(across, len(machines))
     down = math.ceil(len(machines) / across)
-    size = (WIDE, 0.6 + (WIDE / across) * down)
+    width = WIDE if across > 2 else NARROW
+    size = (width, 0.6 + (width / across) * down)
     panels = canvas.panels(size, down, across, sharex=True, sharey=True).ravel()
     split = main_split(run.ladder)
     errors = {
@@ -62,10 +64,10 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     for axes in panels[::across]:
         axes.set_ylabel("kernel machine")
     sentence = ladder_sentence(run.ladder, diverged=run.diverged).rstrip(".")
-    numbers = (
-        f"Dots: {what}, training examples in grey. Numbers: relative error, {split}."
-    )
-    return canvas.finish(title(run.ladder), f"{sentence}. {numbers}")
+    has_training = learned.stop > learned.start
+    dots = f"{what}, training examples in grey" if has_training else what
+    caption = f"{sentence}. Dots: {dots}. Numbers: relative error, {split}."
+    return canvas.finish(title(run.ladder), caption)
 
 
 def table(run: Run) -> pd.DataFrame:

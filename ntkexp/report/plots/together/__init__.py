@@ -1,4 +1,5 @@
 """Pictures of a sweep.
 
-Each module has a function `draw(analysis, runs)`, which yields figures with their data.
+Each module has a function `pictures(analysis, runs)`, which yields a `SweepPicture` for
+each picture. Its `draw(canvas)` draws it.
 """

@@ -9,6 +9,7 @@ the caption, because they would stretch the axis by ten decades."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.plots.canvas import Canvas
+from ntkexp.report.plots.rendering import SweepPicture
 from ntkexp.report.plots.style import (
     LEAST,
     WIDE,
@@ -25,7 +28,6 @@ from ntkexp.report.plots.style import (
     brief,
     colour,
     dashes,
-    heading,
     log_axis,
     name_ends,
 )
@@ -34,29 +36,36 @@ from ntkexp.report.sentence import Likeness, likeness
 from ntkexp.text import listed, short, spoken
 
 
-def draw(
-    analysis: Analysis, runs: Mapping[Path, Run]
-) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    for split in ("query", "test", "train"):
+def pictures(
+    analysis: Analysis,
+    runs: Mapping[Path, Run],
+    *,
+    key: str | None = None,
+    split: str | None = None,
+) -> Iterator[SweepPicture]:
+    """Yield one picture.
+
+    By default, the x axis is the key with the most values, and the split is the first
+    with errors.
+    """
+    of_sweep = [runs[run.folder] for run in analysis.sweep.runs if run.folder in runs]
+    for shown in (split,) if split is not None else ("query", "test", "train"):
         columns = {
-            name.removesuffix(f".{split}"): name
+            name.removesuffix(f".{shown}"): name
             for name in analysis.quantities
-            if name.endswith(f".{split}")
+            if name.endswith(f".{shown}")
         }
         if columns and analysis.sweep.axes:
-            axis = max(
+            axis = key or max(
                 analysis.sweep.axes, key=lambda key: len(analysis.sweep.axes[key])
             )
             table = analysis.runs[
                 ["run", *analysis.sweep.axes, "seed", *columns.values()]
             ]
             levels = list(analysis.sweep.axes[axis])
-            exact = exact_in_all(runs.values(), split)
-            yield (
-                f"-{split}",
-                draw_errors(table, axis, levels, columns, split, exact),
-                table,
-            )
+            exact = exact_in_all(of_sweep, shown)
+            errors = partial(draw_errors, table, axis, levels, columns, shown, exact)
+            yield SweepPicture(f"-{shown}", table, errors)
             return
 
 
@@ -78,14 +87,14 @@ def draw_errors(
     levels: Sequence[object],
     columns: Mapping[str, str],
     split: str,
-    exact: Sequence[str] = (),
+    exact: Sequence[str],
+    canvas: Canvas,
 ) -> Figure:
     """Draw the dots and the line of each kernel machine.
 
     `columns` maps its name to its column of errors. The machines `exact` are not drawn.
     """
-    figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
-    axes = figure.subplots()
+    axes = canvas.panels((WIDE, 3.2))[0, 0]
     axes.set(xlabel=axis, ylabel=f"relative error ({split})")
     positions = level_positions(axes, levels)
     drawn = {name: column for name, column in columns.items() if name not in exact}
@@ -109,8 +118,7 @@ def draw_errors(
     hidden = [spoken(name) for name in columns if name not in drawn]
     if hidden:
         caption += f" Exact to rounding in all runs: {listed(hidden)}."
-    heading(figure, title, caption)
-    return figure
+    return canvas.finish(title, caption)
 
 
 def level_positions(axes: Axes, levels: Sequence[object]) -> list[float]:

@@ -8,6 +8,7 @@ they have no result."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from matplotlib.figure import Figure
 from ntkexp.records.sweep import Level
 from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.plots.canvas import Canvas
+from ntkexp.report.plots.rendering import SweepPicture
 from ntkexp.report.plots.style import (
     NARROW,
     ON_DARK,
@@ -27,7 +30,6 @@ from ntkexp.report.plots.style import (
     PALE,
     WIDE,
     brief,
-    heading,
     luminance,
     wrapped,
 )
@@ -41,9 +43,13 @@ CELL_INCHES = 0.3
 DARK = 0.178  # text on colours with a smaller luminance is white
 
 
-def draw(
-    analysis: Analysis, runs: Mapping[Path, Run]
-) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+def pictures(
+    analysis: Analysis, runs: Mapping[Path, Run], *, quantity: str | None = None
+) -> Iterator[SweepPicture]:
+    """Yield one picture, of the two keys with the most values.
+
+    A quantity such as "frozen_start.test" replaces those shown by default.
+    """
     axes = sorted(analysis.sweep.axes, key=lambda key: -len(analysis.sweep.axes[key]))[
         :2
     ]
@@ -52,11 +58,13 @@ def draw(
     names = [*[name for name in ERROR_SPLITS if name in analysis.quantities][:1]]
     if "kernel_change" in analysis.quantities:
         names.insert(0, "kernel_change")
+    if quantity is not None:
+        names = [quantity]
     cells = cells_of(analysis, runs, axes, names)
     drawn = [name for name in names if (cells[name] > 0).any()]
     if drawn:
         levels = [list(analysis.sweep.axes[key]) for key in axes]
-        yield "", draw_cells(cells, axes, levels, drawn), cells
+        yield SweepPicture("", cells, partial(draw_cells, cells, axes, levels, drawn))
 
 
 def cells_of(
@@ -92,21 +100,21 @@ def draw_cells(
     axes: Sequence[str],
     levels: Sequence[Sequence[Level]],
     names: Sequence[str],
+    canvas: Canvas,
 ) -> Figure:
     """Draw a panel for each quantity. The longer axis is horizontal."""
     rows = len(levels[1])
     width = NARROW if len(names) == 1 else WIDE
-    figure = Figure(figsize=(width, 1.1 + CELL_INCHES * rows), layout="constrained")
-    panels = figure.subplots(1, len(names), squeeze=False)[0]
-    for panel, name in zip(panels, names, strict=True):
+    size = (width, 1.1 + CELL_INCHES * rows)
+    panels = canvas.panels(size, 1, len(names))
+    for panel, name in zip(panels[0], names, strict=True):
         draw_panel(panel, cells, axes, levels, name)
         panel.set_title("\n".join(wrapped(describe(name), 40)))
     crossed = int((cells["untrained"] > 0).sum())
     caption = "Cells are arithmetic means over runs."
     if crossed:
         caption += f" × in {crossed} of {len(cells)} cells: runs whose loss did not fall by half."
-    heading(figure, answer(cells, names[0]), caption)
-    return figure
+    return canvas.finish(answer(cells, names[0]), caption)
 
 
 def draw_panel(

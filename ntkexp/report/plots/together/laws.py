@@ -8,6 +8,7 @@ because dots are arithmetic means."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from ntkexp.report.analysis.laws import Fitted, law_in_words, limit, number
 from ntkexp.report.analysis.power_law import PowerLaw
 from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.plots.canvas import Canvas
+from ntkexp.report.plots.rendering import SweepPicture
 from ntkexp.report.plots.style import (
     BLUE,
     NARROW,
@@ -25,7 +28,6 @@ from ntkexp.report.plots.style import (
     VERMILION,
     End,
     brief,
-    heading,
     log_axis,
     name_ends,
     tick,
@@ -34,9 +36,8 @@ from ntkexp.report.plots.style import (
 from ntkexp.report.run import Run
 
 
-def draw(
-    analysis: Analysis, runs: Mapping[Path, Run]
-) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+def pictures(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[SweepPicture]:
+    """Yield a picture for each fitted law."""
     for rank, fitted in enumerate(analysis.laws, start=1):
         if fitted.law is not None:
             here = analysis.runs  # select the runs of this fit
@@ -47,13 +48,15 @@ def draw(
             table = table[(table[quantity] > 0) & (table[axis] > 0)].reset_index(
                 drop=True
             )
-            yield f"-{rank}", draw_law(fitted, fitted.law, table), table
+            law = partial(draw_law, fitted, fitted.law, table)
+            yield SweepPicture(f"-{rank}", table, law)
 
 
-def draw_law(fitted: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
+def draw_law(
+    fitted: Fitted, law: PowerLaw, table: pd.DataFrame, canvas: Canvas
+) -> Figure:
     axis, quantity = fitted.fit.axis, fitted.fit.quantity
-    figure = Figure(figsize=(NARROW, 2.9), layout="constrained")
-    axes = figure.subplots()
+    axes = canvas.panels((NARROW, 2.9))[0, 0]
     axes.set(
         xscale="log",
         yscale="log",
@@ -87,8 +90,7 @@ def draw_law(fitted: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
         ends.append(End(f"theory {limit(expected)}", float(heights[-1]), VERMILION))
     name_ends(axes, ends)
     log_axis(axes, "y")
-    heading(figure, title(fitted, law), f"{law_in_words(fitted, law)}. {LEGEND}")
-    return figure
+    return canvas.finish(title(fitted, law), f"{law_in_words(fitted, law)}. {LEGEND}")
 
 
 LEGEND = "Dots are arithmetic means over seeds. The line fits logarithms."

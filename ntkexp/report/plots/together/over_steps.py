@@ -4,6 +4,7 @@ for one seed per point of a sweep."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ntkexp.report.analysis.tables import Analysis
+from ntkexp.report.plots.canvas import Canvas
+from ntkexp.report.plots.rendering import SweepPicture
 from ntkexp.report.plots.style import (
     WIDE,
     End,
-    heading,
     log_axis,
     name_ends,
     shade,
@@ -32,9 +34,8 @@ MOST_NAMES = 8  # maximum number of labelled lines
 MOST = 24  # maximum number of lines; readers could not distinguish more
 
 
-def draw(
-    analysis: Analysis, runs: Mapping[Path, Run]
-) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+def pictures(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[SweepPicture]:
+    """Yield one picture, if several points have runs."""
     # select the first readable run at each point,
     # and evenly spaced points if there are too many
     first: dict[str, Run] = {}
@@ -55,22 +56,19 @@ def draw(
             name: run.metrics.reindex(columns=["step", *shown]).dropna(thresh=2)
             for name, run in lines.items()
         }
-        yield (
-            "",
-            draw_courses(lines, shown),
-            pd.concat(parts, names=["point", "row"]).reset_index("point"),
-        )
+        table = pd.concat(parts, names=["point", "row"]).reset_index("point")
+        yield SweepPicture("", table, partial(draw_courses, lines, shown))
 
 
-def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
+def draw_courses(
+    lines: Mapping[str, Run], shown: Sequence[str], canvas: Canvas
+) -> Figure:
     """Draw a panel for each quantity, with a line for each point.
 
     If there are more than `MOST_NAMES` lines, label only the first and the last.
     """
-    figure = Figure(figsize=(WIDE, 2.5), layout="constrained")
-    for axes, column in zip(
-        figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True
-    ):
+    panels = canvas.panels((WIDE, 2.5), 1, len(shown))
+    for axes, column in zip(panels[0], shown, strict=True):
         ends = []
         for k, (name, run) in enumerate(lines.items()):
             series = run.series(column)
@@ -90,8 +88,7 @@ def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
         )
         if column == shown[-1]:
             name_ends(axes, ends if len(ends) <= MOST_NAMES else [ends[0], ends[-1]])
-    heading(figure, *courses_title(lines))
-    return figure
+    return canvas.finish(*courses_title(lines))
 
 
 def courses_title(lines: Mapping[str, Run]) -> tuple[str, str]:
