@@ -48,6 +48,8 @@ def identity(experiment: Experiment) -> str:
         del fields["path"]["measure"]
     if experiment.path.by is None:
         del fields["path"]["by"]
+    if not experiment.path.record:
+        del fields["path"]["record"]
     if not experiment.diagnostics:
         del fields["diagnostics"]
     if not experiment.path.effects:
