@@ -143,21 +143,28 @@ def read_weights(path: Path, step: int) -> dict[str, NDArray[np.float64]]:
     return split_weights(numbers, facts["names"], facts["shapes"])
 
 
+def recorded_steps(path: Path) -> list[int]:
+    """Return the steps of a store in order."""
+    steps = read_steps(path)
+    return [int(step) for step in steps[steps != NOT_YET]]
+
+
 def read_recorded(path: Path, name: str, step: int) -> NDArray[np.float64]:
     """Return a recorded array of a step. Raise if it was not recorded."""
     if not (path / name).is_dir():
         raise Mistake(
             f"{path.parent} recorded no {name}; run it with path.record=[{name}]"
         )
-    steps = read_steps(path)
-    places = np.flatnonzero(steps == step)
-    if not len(places):
-        known = ", ".join(map(str, steps[steps != NOT_YET].tolist()))
+    steps = recorded_steps(path)
+    if step not in steps:
+        known = ", ".join(map(str, steps))
         raise Mistake(
             f"step={step}: {path.parent} recorded no {name} at this step; it did at {known}, "
             "which path.schedule chooses"
         )
-    return np.asarray(get_array(open_store(path), name)[places[0]], dtype=np.float64)
+    return np.asarray(
+        get_array(open_store(path), name)[steps.index(step)], dtype=np.float64
+    )
 
 
 def split_weights(
