@@ -48,10 +48,11 @@ class ParentRun:
         """Find the run RUN@STEP. Raise if there is no such run."""
         match = PARENT.fullmatch(text)
         assert match is not None  # `init` checks the form
-        path = Path(match[1]).expanduser()
-        if not is_run_folder(path):
+        path = run_in(Path(match[1]).expanduser())
+        if path is None:
             raise Mistake(
-                f"init.parent={text}: {path} is not a run folder; give the path that ntkexp train printed"
+                f"init.parent={text}: {match[1]} is neither a run nor a folder of outputs with one "
+                "run; give the path that ntkexp train printed"
             )
         refuse_other_version(path)
         folder = RunFolder(path)
@@ -148,6 +149,15 @@ class ParentRun:
             )
         weights: dict[str, Tensor] = state["weights"]
         return weights
+
+
+def run_in(path: Path) -> Path | None:
+    """Return the path of a run folder, or the only run in a folder of outputs.
+    Return None if there is no such run."""
+    if is_run_folder(path):
+        return path
+    runs = [folder for folder in path.glob("runs/*") if is_run_folder(folder)]
+    return runs[0] if len(runs) == 1 else None
 
 
 def untrained(module: nn.Module) -> dict[str, Tensor]:

@@ -59,7 +59,8 @@ def test_a_child_with_the_data_of_its_parent_goes_on_like_it(parent: LoadedRun, 
 
 def test_the_end_of_a_run_is_its_last_step(parent: LoadedRun) -> None:
     last, end = (small(*TINY, f"init.parent={parent.path}@{step}") for step in ("6", "end"))
-    assert identity(last) == identity(end)
+    outputs = small(*TINY, f"init.parent={parent.path.parent.parent}@end")  # a folder with one run
+    assert identity(last) == identity(end) == identity(outputs)
     np.testing.assert_equal(start_weights((*TINY, f"init.parent={parent.path}@end")), end_weights(parent))
 
 
@@ -120,7 +121,7 @@ def test_a_parent_is_refused_in_one_line(parent: LoadedRun, words: Sequence[str]
 
 
 def test_an_absent_or_damaged_parent_is_refused(parent: LoadedRun, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="is not a run folder; give the path"):
+    with pytest.raises(Mistake, match="neither a run nor a folder of outputs with one run; give"):
         identity(small(*TINY, f"init.parent={tmp_path}@2"))
     moved = shutil.copytree(parent.path, tmp_path / parent.path.name)
     for name, step in (("weights.pt", 6), ("recorded.zarr/weights/c/1/0", 2)):
