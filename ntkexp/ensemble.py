@@ -122,10 +122,11 @@ def refuse_other(experiment: Experiment) -> None:
     if experiment.switches:
         raise Mistake("the processes describe one data set; leave out data=sequence")
     init = experiment.init
-    if not isinstance(init, NTK) or init.antisymmetric or init.centred:
+    is_plain = not (init.antisymmetric or init.centred or init.parent)
+    if not (isinstance(init, NTK) and is_plain):
         raise Mistake(
             "the processes start from random outputs; choose init=ntk, neither antisymmetric nor "
-            "centred"
+            "centred, and without init.parent"
         )
 
 

@@ -11,15 +11,22 @@ becomes lazy as α → ∞ (Chizat, Oyallon & Bach 2019)."""
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from ntkexp.component import Component
 from ntkexp.layer.affine import Conv, Dense, Parametrisation
+from ntkexp.mistake import Mistake
 
 MAX_WEIGHT_SCALE = 1e20
 """Kernels of deep networks overflow for larger scales of weights."""
+
+
+PARENT = re.compile(r"(.+)@(\d{1,12}|end)", re.DOTALL)
+"""The form of `init.parent`: the folder of a run, and a step of it."""
 
 
 class AbstractInit(Component):
@@ -30,6 +37,23 @@ class AbstractInit(Component):
     alpha: float = Field(1.0, gt=0)
     antisymmetric: bool = False
     centred: bool = False
+    parent: str | None = None
+
+    @field_validator("parent")
+    @classmethod
+    def refuse_other_parents(cls, parent: str | None) -> str | None:
+        if parent is not None and not PARENT.fullmatch(parent):
+            raise Mistake("it takes RUN@STEP, such as outputs/runs/mlp-…@100 or …@end")
+        return parent
+
+    @model_validator(mode="after")
+    def refuse_centred_child(self) -> Self:
+        if self.centred and self.parent is not None:
+            raise Mistake(
+                f"init.parent={self.parent}: init.centred=true subtracts the outputs at drawn "
+                "weights, which a child does not have; leave one of both out"
+            )
+        return self
 
     @property
     @abstractmethod

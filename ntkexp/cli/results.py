@@ -28,6 +28,7 @@ from ntkexp.text import printable_lines
 if TYPE_CHECKING:
     from ntkexp.report.inventory import ListedRun
     from ntkexp.report.material import Material
+    from ntkexp.report.pivot import Pivot
     from ntkexp.report.run import Run
 
 
@@ -39,6 +40,7 @@ class Format(StrEnum):
     text = "text"
     csv = "csv"
     json = "json"
+    latex = "latex"
 
 
 def report(
@@ -50,13 +52,28 @@ def report(
         ),
     ] = None,
     form: Annotated[
-        Format,
+        Format | None,
         typer.Option(
             "--format",
             metavar="|".join(Format),
             help="A page (html), or tables for a paper or a program.",
         ),
-    ] = Format.html,
+    ] = None,
+    table: Annotated[
+        bool,
+        typer.Option(
+            "--table",
+            help="A result by two settings: rows=model.width columns=init.alpha value=error:left.",
+        ),
+    ] = False,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where",
+            metavar="KEY=VALUE",
+            help="Use only runs with this setting in the table.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -72,6 +89,14 @@ def report(
     from ntkexp.report.drawing import uncollected
     from ntkexp.report.material import gather, what_came_out, what_was_run
 
+    if table:
+        write_pivot(named or [], where or [], form or Format.text, out)
+        return
+    if where:
+        raise Mistake(f"--where={where[0]}: it selects runs of --table; add --table")
+    if form is Format.latex:
+        raise Mistake("--format=latex: it is a format of --table; add --table")
+    form = form or Format.html
     with uncollected():
         outputs = (
             out.expanduser() if out is not None and form is Format.html else OUTPUTS
@@ -94,6 +119,48 @@ def report(
         write_out(
             f"{what_was_run(material)}\n{what_came_out(material.runs)}\n{written}\n"
         )
+
+
+def write_pivot(
+    words: Sequence[str], where: Sequence[str], form: Format, out: Path | None
+) -> None:
+    """Write a table of a result over two settings (`--table`)."""
+    from ntkexp.report.drawing import uncollected
+    from ntkexp.report.material import gather
+    from ntkexp.report.pivot import pivot, read_request
+
+    if form is Format.html:
+        raise Mistake("--format=html: --table writes text, md, csv, json or latex")
+    request, names = read_request(words, where)
+    with uncollected():
+        material = gather(names, OUTPUTS)
+        found = pivot(material.runs, request)
+    for line in filter(None, (material.left_out_line, found.remark)):
+        sys.stderr.write(f"ntkexp: {line}\n")
+    write_table(format_pivot(found, form), out)
+
+
+def format_pivot(found: Pivot, form: Format) -> str:
+    from ntkexp.report.pivot import format_latex, pivot_frame, pivot_table
+    from ntkexp.report.tables import (
+        format_csv,
+        format_json,
+        format_markdown,
+        format_text,
+        json_rows,
+        table_of_frame,
+    )
+
+    match form:
+        case Format.latex:
+            return f"{format_latex(found)}\n"
+        case Format.csv:
+            return format_csv(pivot_frame(found))
+        case Format.json:
+            return format_json(json_rows(table_of_frame(pivot_frame(found))))
+        case Format.md:
+            return f"{format_markdown(pivot_table(found))}\n\n{found.caption}\n"
+    return f"{format_text(pivot_table(found)).rstrip()}\n\n{found.caption}\n"
 
 
 def write_table(text: str, out: Path | None) -> None:

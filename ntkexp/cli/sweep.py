@@ -105,12 +105,7 @@ def sweep(
                 write_record(plan, statuses_after, changed=True)
     for run in plan.distinct:
         write_events(plan.folder(run).path, tensorboard and plan.folder(run).done)
-    # print each failure with its reason, and the command that repeats the run
-    for run in plan.distinct:
-        if reason := statuses_after[run.name].reason:
-            sys.stderr.write(
-                f"{run.name}: {reason}\n    {command('train', run.overrides, plan.sweep.options)}\n"
-            )
+    list_failures(plan, statuses_after)
     if common.as_json:
         from ntkexp.sweep.plan import record
 
@@ -122,6 +117,25 @@ def sweep(
     raise typer.Exit(
         1 if any(status.state != "done" for status in statuses_after.values()) else 0
     )
+
+
+def list_failures(plan: Plan, statuses: Mapping[str, RunStatus]) -> None:
+    """Print each run that failed, was stopped or diverged, with the reason and the
+    command that repeats it."""
+    for run in plan.distinct:
+        reason = statuses[run.name].reason or divergence(plan, run)
+        if reason:
+            repeat = command("train", run.overrides, plan.sweep.options)
+            sys.stderr.write(f"{run.name}: {reason}\n    {repeat}\n")
+
+
+def divergence(plan: Plan, run: PlannedRun) -> str:
+    """Return the outcome of a finished run that diverged, else an empty text."""
+    folder = plan.folder(run)
+    if not folder.done:
+        return ""
+    facts = folder.sealed_facts
+    return str(facts.get("outcome", "")) if facts.get("diverged") else ""
 
 
 def compose_plan(
@@ -165,9 +179,7 @@ def summary_line(
     done = [run for run in plan.distinct if statuses[run.name].state == "done"]
     counts = {
         "done": len(done),
-        "diverged": sum(
-            bool(plan.folder(run).sealed_facts.get("diverged")) for run in done
-        ),
+        "diverged": sum(bool(divergence(plan, run)) for run in done),
         "done just now": sum(end.how == "done" for end in ended.values()),
         "failed": sum(status.state == "failed" for status in statuses.values()),
         "running elsewhere": sum(
@@ -192,7 +204,8 @@ def show_plan(
 ) -> None:
     """Print the runs of a sweep, with estimates of their time and memory."""
     from ntkexp.config.plain_yaml import spell_value
-    from ntkexp.sweep.plan import Estimator
+    from ntkexp.sweep.jobs import IDLE
+    from ntkexp.sweep.plan import Estimator, finished_speed
     from ntkexp.text import aligned, counted, duration
 
     estimate = Estimator()
@@ -212,7 +225,10 @@ def show_plan(
     sys.stdout.write(
         aligned(header, rows, [False, *[True] * (len(header) - 1)]).rstrip() + "\n\n"
     )
-    seconds = [costs[run.name].seconds for run in selected]
+    # the wall times of finished runs measure the speed of this machine and its other work
+    speed = finished_speed(plan, estimate)
+    seconds = [costs[run.name].seconds / (speed or 1.0) for run in selected]
+    basis = IDLE if speed is None else "as fast as the finished runs"
     total = max([sum(seconds) / engine.workers, *seconds])
     total_bytes = (
         max([costs[run.name].bytes for run in selected], default=0.0) * engine.workers
@@ -226,7 +242,7 @@ def show_plan(
     )
     sys.stdout.write(
         f"{plan.sweep.name}: {len(selected)} of {counted(len(plan.distinct), 'run')} to do, about {duration(total)} "
-        f"and up to {total_bytes / 1e9:.1f} GB with {counted(engine.workers, 'worker')}{remark}\n"
+        f"and up to {total_bytes / 1e9:.1f} GB with {counted(engine.workers, 'worker')}, {basis}{remark}\n"
     )
     for mistake in dict.fromkeys(
         cost.mistake for cost in costs.values() if cost.mistake

@@ -6,6 +6,7 @@ Each module imports only from the modules listed before it:
     base       the interface, and the state of training that a diagnostic sees
     kernels    diagnostics of the tangent kernel
     loss       diagnostics of the loss: the norm of its gradient, and its sharpness
+    expansion  the error of Taylor expansions of the network
     function   a function in a user's file
 """
 
@@ -15,11 +16,13 @@ from ntkexp.naming import classes_of
 
 if TYPE_CHECKING:
     from ntkexp.diagnostics.base import AbstractDiagnostic as AbstractDiagnostic
+    from ntkexp.diagnostics.expansion import Taylor as Taylor
     from ntkexp.diagnostics.function import UserFunction as UserFunction
     from ntkexp.diagnostics.kernels import (
         Eigenfunctions as Eigenfunctions,
         KernelVelocity as KernelVelocity,
         LayerAlignment as LayerAlignment,
+        LayerKernels as LayerKernels,
     )
     from ntkexp.diagnostics.loss import (
         GradientNorm as GradientNorm,

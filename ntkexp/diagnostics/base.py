@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import ClassVar, TypeAlias
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, vjp
 
 from ntkexp.component import Component
 from ntkexp.kernel.record.taping import plain_kernels
+from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Weights
 
 Value: TypeAlias = "float | Tensor | None"
@@ -47,7 +50,10 @@ class TrainingState:
     loss: Callable[[Tensor, Tensor], Float[Tensor, ""]]
     # inputs and targets of the training examples, in blocks that fit into memory
     blocks: Sequence[tuple[Tensor, Float[Tensor, "block out"]]]
+    # inputs of all points in blocks: the training examples, then all queries
+    input_blocks: Sequence[Tensor]
     outputs: Float[Tensor, "train out"]
+    query_outputs: Float[Tensor, "query out"]
     targets: Float[Tensor, "train out"]
     kernel: Float[Tensor, "train out train out_"] | None
     start_kernel: Float[Tensor, "train out train out_"] | None
@@ -90,6 +96,20 @@ class TrainingState:
         return reduce(
             added, (product(inputs, targets) for inputs, targets in self.blocks)
         )
+
+
+@contextmanager
+def refuse_missing_derivatives(name: str) -> Iterator[None]:
+    """Raise a `Mistake` if torch has no second derivatives for the network."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise Mistake(
+            f"diagnostics: {name} needs second derivatives, and torch has none for this "
+            f"network ({first_line(error)}); leave it out"
+        ) from error
 
 
 def added(left: Weights, right: Weights) -> Weights:

@@ -65,6 +65,23 @@ class LayerAlignment(AbstractDiagnostic):
         return values
 
 
+class LayerKernels(AbstractDiagnostic):
+    """The part of the tangent kernel that comes from each layer, as an array.
+
+        K = Σ_layer K_layer          between training examples, [train, out, train, out]
+
+    For other groups of parameters, write a function of your own that calls
+    `state.kernel_of(parameters)`."""
+
+    needs_kernel: ClassVar[bool] = True
+
+    def measure(self, state: TrainingState) -> Measured:
+        return {
+            layer: state.kernel_of(parameters)
+            for layer, parameters in state.layers.items()
+        }
+
+
 def averaged(
     kernel: Float[Tensor, "train out train out_"],
 ) -> Float[Tensor, "train train"]:

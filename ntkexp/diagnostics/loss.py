@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ntkexp.diagnostics.base import AbstractDiagnostic, Measured, TrainingState
+from ntkexp.diagnostics.base import (
+    AbstractDiagnostic,
+    Measured,
+    TrainingState,
+    refuse_missing_derivatives,
+)
 from ntkexp.effects.trajectory import flat_like
-from ntkexp.mistake import Mistake, first_line
 from ntkexp.statistics import largest_eigenvalue
 from ntkexp.stream import stream
 
@@ -38,14 +42,7 @@ class Sharpness(AbstractDiagnostic):
         noise = torch.randn(
             flat.size, generator=stream("sharpness", 0), dtype=torch.float64
         )
-        try:
+        with refuse_missing_derivatives("sharpness"):
             sharpness = largest_eigenvalue(times_hessian, noise.to(like))
-        except (NotImplementedError, RuntimeError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            raise Mistake(
-                "diagnostics: sharpness needs second derivatives, and torch has none for this "
-                f"network ({first_line(error)}); leave it out"
-            ) from error
         stability = None if state.step_size is None else state.step_size * sharpness / 2
         return {"lambda_max": sharpness, "stability": stability}

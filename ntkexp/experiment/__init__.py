@@ -3,6 +3,7 @@
 The files in reading order:
 
 experiment    all settings of a run, as a value
+parent        the weights of another run, from which a run starts
 identity      the digest of an experiment, which names its run folder
 problem       the data and the network of an experiment
 """

@@ -98,8 +98,11 @@ class Experiment(Component):
         return self.init.alpha**-2 if self.init.centred else 1.0
 
     def timetable(self) -> AbstractTimetable:
-        """Return the steps at which tangent kernels are stored."""
-        return self.path.timetable(self.steps, self.switches)
+        """Return the steps of the snapshots: of kernels, recorded arrays
+        and diagnostics."""
+        return self.path.timetable(
+            self.steps, self.switches, measures=bool(self.diagnostics)
+        )
 
     @model_validator(mode="after")
     def refuse_absent_precision(self) -> Self:

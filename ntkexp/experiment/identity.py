@@ -20,6 +20,7 @@ from typing import Any
 
 from ntkexp.component import Component
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.parent import ParentRun
 from ntkexp.mistake import Mistake, refuse_special
 from ntkexp.path.settings import Kernel
 from ntkexp.records.folder import CIRCUMSTANCES, results_version
@@ -48,6 +49,11 @@ def identity(experiment: Experiment) -> str:
         del fields["path"]["measure"]
     if experiment.path.by is None:
         del fields["path"]["by"]
+    parent = fields["init"].pop("parent")
+    if parent is not None:
+        fields["init"]["parent"] = ParentRun.of(parent).identity
+    if not experiment.path.record:
+        del fields["path"]["record"]
     if not experiment.diagnostics:
         del fields["diagnostics"]
     if not experiment.path.effects:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ntkexp.data.base import Data
 from ntkexp.experiment.experiment import Experiment
+from ntkexp.experiment.parent import ParentRun, start_from, untrained
 from ntkexp.kernel.record.taping import MemoryLimit
 from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.limit.network import Network
@@ -86,6 +87,7 @@ def draw_problem(experiment: Experiment) -> Problem:
     module = draw_network(
         experiment, data, targets.shape[1], copies_of_drawn(dtype.itemsize)
     )
+    load_parent(experiment, data, module, targets.shape[1])
     inputs = torch.cat([getattr(data, name).inputs for name in splits])
     return Problem(
         data=data,
@@ -96,6 +98,25 @@ def draw_problem(experiment: Experiment) -> Problem:
         module=module,
         weights=weights_of(module),
     )
+
+
+def load_parent(
+    experiment: Experiment, data: Data, module: ScaledOutput, outputs: int
+) -> None:
+    """Replace the drawn weights by those of `init.parent`, if there is a parent.
+
+    Raise if the parent has another network.
+    """
+    if experiment.init.parent is None:
+        return
+    parent = ParentRun.of(experiment.init.parent)
+    parent.refuse_other_network(experiment.fields())
+    constants = untrained(module)
+    if constants and experiment.seed != parent.seed:
+        by_parent = experiment.model_copy(update={"seed": parent.seed})
+        drawn = draw_network(by_parent, data, outputs)
+        parent.refuse_other_constants(constants, untrained(drawn))
+    start_from(parent, module)
 
 
 def phases_of_splits(
@@ -169,9 +190,7 @@ def limit_kernels(
     if not any(machine.needs_limit for machine in experiment.ladder.machine):
         return DoesNotApply("it is not asked for")
     try:
-        network = experiment.model.limit(
-            experiment.init, LearningTask(tuple(inputs.shape[1:]), 1, vocabulary)
-        )
+        network = limit_network(experiment, tuple(inputs.shape[1:]), vocabulary)
     except Mistake as mistake:
         return DoesNotApply(str(mistake))
     pairs = train * (train + 1) // 2 + (len(inputs) - train) * train
@@ -191,6 +210,15 @@ def limit_kernels(
         return infinite_kernels(network, inputs, train, experiment)
     except Mistake as mistake:  # for example, a variance is too large for an activation
         return DoesNotApply(str(mistake))
+
+
+def limit_network(
+    experiment: Experiment, shape: tuple[int, ...], vocabulary: int
+) -> Network:
+    """Return the network of infinite width. Raise if there is none."""
+    if experiment.init.parent is not None:
+        raise Mistake("the weights are those of init.parent, and not drawn")
+    return experiment.model.limit(experiment.init, LearningTask(shape, 1, vocabulary))
 
 
 def infinite_kernels(

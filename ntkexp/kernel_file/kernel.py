@@ -34,6 +34,7 @@ from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.limit.network import Network
 from ntkexp.loss import Squared
+from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask, ScaledOutput
 from ntkexp.model.functional import load_tensors
 from ntkexp.path.budget import SECONDS_PER_WORK
@@ -260,6 +261,11 @@ class EmpiricalKernel(AbstractKernel):
     def networks(self) -> tuple[tuple[ScaledOutput, ...], dict[str, Any]]:
         """The networks, and the description of their weights as plain data."""
         if not self.weights:
+            if self.experiment.init.parent is not None:
+                raise Mistake(
+                    f"init.parent={self.experiment.init.parent}: kernel files average over drawn "
+                    "weights; for the weights of a run give the run instead"
+                )
             modules = []
             for seed in self.seeds:
                 experiment = self.experiment.model_copy(update={"seed": seed})

@@ -32,6 +32,7 @@ from ntkexp.text import SECONDS_PER_YEAR, duration
 PROGRAM = 0.6e9
 WEIGHT_COPIES = 9
 SQUARE_COPIES = 5
+RECORDED_COPIES = 3  # copies of the weights in float64 while they are written
 SUM_BYTES = 8  # contributions are summed in float64
 SPILLED = 8 * ROW_BLOCK_BYTES
 
@@ -76,6 +77,7 @@ class RunMemory:
     disk: bool = False  # True if contributions may be stored on disk
     # number of components; the contributions of each component are in memory
     components: int = 0
+    records_weights: bool = False  # True if the weights are stored at snapshots
 
     @property
     def fixed(self) -> float:
@@ -127,7 +129,8 @@ class RunMemory:
         totals = 8.0 * min(
             self.steps * numbers, max(MAX_TOTALS, MIN_STRETCHES * numbers)
         )
-        return PROGRAM + weights + squares + features + totals + by_component
+        recorded = RECORDED_COPIES * self.parameters * SUM_BYTES * self.records_weights
+        return PROGRAM + weights + squares + features + totals + by_component + recorded
 
     @property
     def sums(self) -> float:

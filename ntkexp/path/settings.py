@@ -199,6 +199,7 @@ class Path(Component):
     ) = "log"
     count: int = Field(16, ge=2, le=MAX_KERNELS)
     change: PositiveFloat = 0.02
+    record: tuple[Literal["outputs", "weights"], ...] = ()
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
@@ -237,6 +238,11 @@ class Path(Component):
             )
         for rule in self.rule:
             self.quadrature(rule)
+        if len(set(self.record)) < len(self.record):
+            raise Mistake(
+                f"path.record=[{','.join(self.record)}]: give each once, such as "
+                "path.record=[outputs,weights]"
+            )
         return self
 
     def quadrature(self, rule: AbstractRule) -> tuple[Substep, ...]:
@@ -367,12 +373,20 @@ class Path(Component):
         return max(1, steps // self.error_samples)
 
     def timetable(
-        self, steps: int, switches: tuple[int, ...] = ()
+        self, steps: int, switches: tuple[int, ...] = (), *, measures: bool = False
     ) -> AbstractTimetable:
-        """Return the timetable of the kernels,
-        including the switches between phases."""
-        if self.kernels == "none":
+        """Return the timetable of the snapshots: of kernels, recorded arrays and
+        diagnostics. It includes the switches between phases.
+
+        It is empty if there are no kernels, nothing is recorded, and the run `measures`
+        no diagnostics."""
+        if self.kernels == "none" and not (self.record or measures):
             return Planned(())
+        if self.schedule == "adaptive" and self.kernels == "none":
+            raise Mistake(
+                "path.schedule=adaptive: it follows the kernels, and there are none with "
+                "path.kernels=none; use path.schedule=log, or a number of steps"
+            )
         if self.schedule == "adaptive":
             return Adaptive(steps, self.count, self.change, switches)
         return Planned(self.plan(self.schedule, steps), switches)

@@ -6,6 +6,7 @@ atomic, own_files                    atomic files, locks and seals; removal of t
 sealed_log, schema                   append-only logs; the schema of each file
 folder, array_schema, results        the state of a run folder; the schema of arrays; CSV files
 data, kernels                        examples; tangent kernels, path kernels and predictions
+diagnostics, recorded                arrays of diagnostics; outputs and weights along the path
 contributions, ground_truth          contributions, effects and removals; outputs after retraining
 kernel_file, sweep, claim            kernel files; sweeps; verdicts on claims
 register                             the register of claims

@@ -235,7 +235,7 @@ RUN_FILES = re.compile(
     r"|(config|BEGUN|DONE|progress|provenance)\.json|(metrics|retraced|results|timings)\.csv"
     rf"|tensorboard/{EVENTS}|removal/(again-[a-z0-9_]{{8}}/.+|[0-9a-f]{{12}}\.json)"
     r"|validation/([0-9a-f]{12}\.bin|ground_truth\.npz)"
-    rf"|(kernels|contributions|predictions|diagnostics|leave_out|removal/[0-9a-f]{{12}})\.zarr/{STORED}"
+    rf"|(kernels|contributions|predictions|diagnostics|recorded|leave_out|removal/[0-9a-f]{{12}})\.zarr/{STORED}"
     r"|trace/(rank-\d+/)?(\.lock|(start|ended|asked|sweep)\.bin|(rows|steps)\.log)|trace/weights/\d+\.bin"
     rf"|(.*/)?{HALF_WRITTEN}"
 )
@@ -246,7 +246,7 @@ or in BEGUN.json before DONE.json exists. """
 
 PICTURE_FILE = re.compile(r"plots/[^/]+\.(svg|png|csv)")
 
-SOMETIMES = ("retraced.csv", "diagnostics.zarr")
+SOMETIMES = ("retraced.csv", "diagnostics.zarr", "recorded.zarr")
 """Files that only some runs have. If DONE.json does not list such a file,
 the file must not exist."""
 

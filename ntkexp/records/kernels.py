@@ -25,7 +25,10 @@ from ntkexp.records.schema import PredictionsAttributes, checked
 # arrays have equal bytes.
 
 
-Facts: TypeAlias = Mapping[str, float | int | str | Sequence[str] | Sequence[int]]
+Fact: TypeAlias = (
+    float | int | str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+)
+Facts: TypeAlias = Mapping[str, Fact]
 
 LARGEST_CHUNK = 32_000_000  # bytes; zarr always reads whole chunks
 
@@ -203,14 +206,18 @@ def create_kernels(
 
 
 def create_snapshots(
-    path: Path, arrays: Mapping[str, Mapping[str, int]], capacity: int
+    path: Path,
+    arrays: Mapping[str, Mapping[str, int]],
+    capacity: int,
+    facts: Facts | None = None,
 ) -> None:
     """Create a store with an array for each entry, whose first axis is the snapshot.
 
     `arrays` are the lengths of the other axes, by the name of the array and of the
-    axis. Chunks that the store already contains are kept."""
+    axis, and `facts` the attributes of the store. Chunks that the store already
+    contains are kept."""
     described: dict[str, Buffer] = {}
-    store = create_store(MemoryStore(described))
+    store = create_store(MemoryStore(described), facts)
     for name, sizes in arrays.items():
         shape = tuple(sizes.values())
         preallocate(

@@ -327,6 +327,11 @@ class PredictionsAttributes(Record):
     machines: Annotated[list[Name], Field(min_length=2)]
 
 
+class RecordedAttributes(Record):
+    names: list[Words]
+    shapes: list[Annotated[list[Count], Field(max_length=32)]]
+
+
 class ContributionsAttributes(Record):
     example: list[Annotated[int, Field(strict=True)]] | list[Name]
     out: Annotated[list[Count], Field(min_length=1)]

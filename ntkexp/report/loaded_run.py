@@ -38,6 +38,7 @@ class LoadedRun(Run):
             decay and other parts of the change.
         plot: Pictures as methods, such as `run.plot.ladder()`.
         diagnostics: The arrays of `diagnostics=` by snapshot, an xarray data set.
+        recorded: The arrays of `path.record` by snapshot, an xarray data set.
         outcome: The result of training in words.
     """
 

@@ -57,6 +57,12 @@ from ntkexp.records.kernels import (
     refuse_odd_kernels,
     refuse_odd_predictions,
 )
+from ntkexp.records.recorded import (
+    RECORDED,
+    read_outputs,
+    read_weights,
+    refuse_odd_recorded,
+)
 from ntkexp.records.results import (
     COLUMNS,
     NUMBER_COLUMNS,
@@ -157,6 +163,40 @@ class Run:
         if self.finished:
             refuse_odd_diagnostics(path)
         return open_store(path).set_coords("step")
+
+    @cached_property
+    def recorded(self) -> xr.Dataset:
+        """The arrays of `path.record` by snapshot: `outputs` [snapshot, query, out] and
+        `weights` [snapshot, weight]. The coordinate `step` has the step of each.
+
+        Empty if nothing was recorded.
+        """
+        import xarray as xr  # noqa: PLC0415  slow to import, and tables do not need it
+
+        if not (self.path / RECORDED).exists():
+            return xr.Dataset()
+        return open_store(self.recorded_store).set_coords("step")
+
+    @property
+    def recorded_store(self) -> Path:
+        """The checked path of the store of recorded arrays.
+        Raise if nothing was recorded."""
+        if not (self.path / RECORDED).exists():
+            raise Mistake(
+                f"{self.path} recorded nothing; run it with path.record=[outputs,weights]"
+            )
+        path = self.sealed(RECORDED)
+        if self.finished:
+            refuse_odd_recorded(path, self.axes.lengths)
+        return path
+
+    def outputs_at(self, step: int) -> NDArray[np.float64]:
+        """Return the outputs [query, out] of the network at a recorded step."""
+        return read_outputs(self.recorded_store, step)
+
+    def weights_at(self, step: int) -> dict[str, NDArray[np.float64]]:
+        """Return the weights at a recorded step, by the name of the parameter."""
+        return read_weights(self.recorded_store, step)
 
     @cached_property
     def axes(self) -> RunAxes:

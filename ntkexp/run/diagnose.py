@@ -108,7 +108,12 @@ class RunDiagnostics:
                 (points.inputs[block], problem.targets[block])
                 for block in split_range(examples.start, examples.stop, points.block)
             ],
+            input_blocks=[
+                points.inputs[block]
+                for block in (*points.train_blocks, *points.other_blocks)
+            ],
             outputs=view.train_outputs,
+            query_outputs=view.outputs[train:],
             targets=problem.targets[:train],
             kernel=kernel[:train] if has_kernel else None,
             start_kernel=setting.start.kernel[:train] if has_kernel else None,
@@ -218,6 +223,7 @@ def tensors_unchanged(name: str, state: TrainingState) -> Iterator[None]:
         f"start_weights['{key}']": weight for key, weight in state.start_weights.items()
     }
     tensors |= {f"blocks[{k}][0]": inputs for k, (inputs, _) in enumerate(state.blocks)}
+    tensors |= {f"input_blocks[{k}]": part for k, part in enumerate(state.input_blocks)}
     tensors |= {
         field_name: value
         for field_name, value in vars(state).items()

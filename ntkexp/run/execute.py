@@ -44,6 +44,7 @@ from ntkexp.records.folder import (
 )
 from ntkexp.records.kernels import KERNELS, create_kernels, read_predictions
 from ntkexp.records.own_files import drop_half_written
+from ntkexp.records.recorded import RECORDED
 from ntkexp.records.results import MACHINE, RETRACED, Seconds, read_rows, write_timings
 from ntkexp.removal.between import Breakdown, Pair
 from ntkexp.removal.rerun import LARGEST_REPEATED_ERROR, breakdown_between, rerun_of
@@ -74,7 +75,7 @@ from ntkexp.text import several, short
 # checkpoint.
 
 
-OPTIONAL = (RETRACED, LEFT_OUT, DIAGNOSTICS)
+OPTIONAL = (RETRACED, LEFT_OUT, DIAGNOSTICS, RECORDED)
 """Files that are the same in each repetition, but that only some runs have."""
 
 OTHER_FILES = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
@@ -136,13 +137,14 @@ def train_and_write(
 
     # allocate the store of kernels; a resumed run keeps its chunks
     problem = setting.problem
+    kernels = setting.points.kernels
     create_kernels(
         folder.path / KERNELS,
         len(problem.targets[setting.domain.summed_points]),
         problem.outputs,
         problem.train,
-        experiment.timetable().capacity,
-        traced=setting.points.kernels == "trace",
+        0 if kernels == "none" else experiment.timetable().capacity,
+        traced=kernels == "trace",
     )
     folder.write_sealed(PROVENANCE, provenance(experiment, request.repeat, threads))
 

@@ -20,14 +20,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.capacity import require_disk
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import identity
 from ntkexp.machine.base import PathKernel, Prediction
 from ntkexp.mistake import Mistake
 from ntkexp.on_disk import RowsOfArray
 from ntkexp.path.integrals import ComponentSums, StepTotals
+from ntkexp.path.points import NetworkView
 from ntkexp.progress import AbstractProgress
-from ntkexp.records.atomic import Json, being_written, sealed
+from ntkexp.records.atomic import Json, being_written, sealed, size_of
 from ntkexp.records.contributions import (
     STORE,
     ByComponent,
@@ -55,6 +57,14 @@ from ntkexp.records.kernels import (
     write_path_kernel,
     write_predictions,
     write_snapshot,
+)
+from ntkexp.records.recorded import (
+    NUMBER_BYTES,
+    RECORDED,
+    create_recorded,
+    finish_recorded,
+    recorded_numbers,
+    write_recorded,
 )
 from ntkexp.records.results import RETRACED, MetricsWriter, write_results
 from ntkexp.report.live_log import LiveLog
@@ -139,6 +149,7 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
     read = setting.domain.summed_points
     write_kernels(path / "kernels.zarr", setting, outcome)
     finish_diagnostics(path / DIAGNOSTICS)
+    finish_recorded(path / RECORDED)
     write_contributions_of_run(path, setting, outcome)
 
     # the predictions f_0, f_T and those of each kernel machine; if a measure is
@@ -274,6 +285,40 @@ def phases_of(
     )
 
 
+def prepare_recording(path: Path, setting: Setting, capacity: int) -> None:
+    """Create the store of recorded arrays, if there are any.
+    Raise if the disk has too little space."""
+    names = setting.experiment.path.record
+    if not names:
+        return
+    read = setting.domain.summed_points
+    points = (len(setting.problem.targets[read]), setting.problem.outputs)
+    shapes = {name: tuple(w.shape) for name, w in setting.problem.weights.items()}
+    numbers = recorded_numbers(names, points, shapes)
+    written = size_of(path) or 0
+    require_disk(
+        path.parent,
+        NUMBER_BYTES * numbers * capacity - written,
+        f"the {' and '.join(names)} of {capacity} steps",
+        "lower path.count, or leave weights out of path.record",
+    )
+    create_recorded(path, names, points, shapes, capacity)
+
+
+def recorded_arrays(
+    setting: Setting, view: NetworkView
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the arrays that the run records, at the weights of `view`."""
+    arrays = dict[str, np.ndarray[Any, Any]]()
+    for name in setting.experiment.path.record:
+        if name == "outputs":
+            arrays[name] = to_numpy(view.outputs[setting.domain.summed_points])
+        else:
+            parts = (view.weights[key] for key in setting.problem.weights)
+            arrays[name] = np.concatenate([to_numpy(part).ravel() for part in parts])
+    return arrays
+
+
 def data_arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
     """Return the arrays of data.npz: the examples of each split."""
     data = setting.problem.data
@@ -323,7 +368,7 @@ class FolderListener(AbstractListener):
     # the key of each log, by the log's name
     log_keys: dict[str, str] = field(default_factory=dict)
     snapshot_seals: dict[str, tuple[int, str]] = field(default_factory=dict)
-    snapshots: int = 0
+    snapshots: int = 0  # number of complete snapshots
     rows: Trajectory | None = None
     # the kind of the current backward pass, if there is one
     backward_pass: BackwardPass | None = None
@@ -351,16 +396,27 @@ class FolderListener(AbstractListener):
             path / KERNELS, self.snapshots, step, read, to_numpy(output_gradient)
         )
         self.snapshot_seals |= sealed(path, snapshot_chunks(path, self.snapshots))
-        self.snapshots += 1
+
+    def on_record(self, step: int, view: NetworkView) -> None:
+        arrays = recorded_arrays(self.setting, view)
+        if not arrays:
+            return
+        store = self.folder.path / RECORDED
+        chunks = write_recorded(store, self.snapshots, step, arrays)
+        self.seal_chunks(RECORDED, chunks)
 
     def on_diagnostics(self, step: int, measured: Measurements) -> None:
         self.refuse_new_names(step, measured)
-        if not measured.arrays:
-            return
-        arrays = {name: to_numpy(array) for name, array in measured.arrays.items()}
-        index = self.snapshots - 1
-        chunks = write_diagnostics(self.folder.path / DIAGNOSTICS, index, step, arrays)
-        names = [f"{DIAGNOSTICS}/{chunk}" for chunk in chunks]
+        if measured.arrays:
+            arrays = {name: to_numpy(array) for name, array in measured.arrays.items()}
+            store = self.folder.path / DIAGNOSTICS
+            chunks = write_diagnostics(store, self.snapshots, step, arrays)
+            self.seal_chunks(DIAGNOSTICS, chunks)
+        self.snapshots += 1
+
+    def seal_chunks(self, store: str, chunks: Sequence[str]) -> None:
+        """Compute the digests (seals) of chunks in a store, for the checkpoint."""
+        names = [f"{store}/{chunk}" for chunk in chunks]
         self.snapshot_seals |= sealed(self.folder.path, names)
 
     def refuse_new_names(self, step: int, measured: Measurements) -> None:
@@ -514,9 +570,9 @@ def listen(
         log_keys[log.name] = log.key
     progress.start(folder.path.name, setting.experiment.steps, steps_done)
     first = measure_at_start(setting)
-    create_diagnostics(
-        folder.path / DIAGNOSTICS, first.shapes, setting.experiment.timetable().capacity
-    )
+    capacity = setting.experiment.timetable().capacity
+    create_diagnostics(folder.path / DIAGNOSTICS, first.shapes, capacity)
+    prepare_recording(folder.path / RECORDED, setting, capacity)
     columns = (*Observer(setting).columns, *first.numbers)
     with (
         deferred_interrupt() as interrupt,

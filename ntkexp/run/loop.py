@@ -65,8 +65,11 @@ class AbstractListener(ABC):
         of the batch.
         """
 
+    def on_record(self, step: int, view: NetworkView) -> None:
+        """Receive the network at the step of a snapshot, after its kernel."""
+
     def on_diagnostics(self, step: int, measured: Measurements) -> None:
-        """Receive the values of the diagnostics at a step, after its kernel."""
+        """Receive the values of the diagnostics at a step. This ends its snapshot."""
 
     def on_step(self, state: RunState, loss: float) -> None:
         """Handle the end of a training step, when a checkpoint may be written."""
@@ -119,19 +122,41 @@ def run(
     # record the metrics of the network after the last step
     observer = Observer(setting)
     view = NetworkView(setting.points, state.weights)
-    outputs = view.outputs
     kernel = view.stored_kernel()
-    row = observer.step(state.step, state.time, outputs, state.weights)
-    if not state.timetable.capacity:
-        listener.on_row(row)
-        return outcome_of(state, outputs, kernel, ending)
-    step_size = state.step_sizes[-1] if state.step else None
-    row |= observer.kernels.row(kernel, view, state.step, step_size)
-    measured = state.diagnostics.measure(kernel, view, state.step, state.time, None)
-    listener.on_row(row | measured.numbers)
-    listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
+    row = observer.step(state.step, state.time, view.outputs, state.weights)
+    if state.timetable.capacity:
+        row |= take_snapshot(state, listener, view, kernel, None)
+    listener.on_row(row)
+    return outcome_of(state, view.outputs, kernel, ending)
+
+
+def take_snapshot(
+    state: RunState,
+    listener: AbstractListener,
+    view: NetworkView,
+    kernel: Float[Tensor, "point kept train kept_"],
+    step_size: float | None,
+) -> Row:
+    """Pass the kernel, the network and the diagnostics of the present step to the
+    listener. Return their numbers, for the row of the step.
+
+    `step_size` is the size of the step, or None after the last step."""
+    setting = state.setting
+    row: Row = {}
+    if setting.experiment.path.kernels != "none":
+        observer = Observer(setting)
+        listener.on_snapshot(state.step, kernel, observer.output_gradient(view.outputs))
+        state.timetable.observe(state.step, kernel[: setting.points.train])
+        latest = step_size
+        if latest is None and state.step:
+            latest = state.step_sizes[-1]
+        row |= observer.kernels.row(kernel, view, state.step, latest)
+    measured = state.diagnostics.measure(
+        kernel, view, state.step, state.time, step_size
+    )
+    listener.on_record(state.step, view)
     listener.on_diagnostics(state.step, measured)
-    return outcome_of(state, outputs, kernel, ending)
+    return row | measured.numbers
 
 
 def train_steps(state: RunState, listener: AbstractListener) -> Ending:
@@ -147,20 +172,11 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
             state.accumulator.close(step)
             return ending
 
-        # compute the tangent kernel, if it is due
+        # take a snapshot of the tangent kernel, if it is due
         due = state.timetable.due(step.index)
         if due:
             kernel = step.view.stored_kernel() if step.index else setting.start.kernel
-            listener.on_snapshot(
-                step.index, kernel, observer.output_gradient(step.view.outputs)
-            )
-            state.timetable.observe(step.index, kernel[: setting.points.train])
-            row |= observer.kernels.row(kernel, step.view, step.index, step.step_size)
-            measured = state.diagnostics.measure(
-                kernel, step.view, step.index, state.time, step.step_size
-            )
-            row |= measured.numbers
-            listener.on_diagnostics(step.index, measured)
+            row |= take_snapshot(state, listener, step.view, kernel, step.step_size)
 
         tallies = state.advance(step, due=due)
         listener.on_row(row | share_row(tallies, setting.experiment.path.closing_rule))

@@ -201,6 +201,7 @@ def least_memory(experiment: Experiment) -> RunMemory:
         phases=len(experiment.switches) + 1,
         doubled=costs.doubled,
         disk=experiment.device == "cpu",
+        records_weights="weights" in experiment.path.record,
     )
 
 

@@ -35,7 +35,13 @@ from ntkexp.progress import AbstractProgress, Unit
 from ntkexp.records.folder import RunFolder, command
 from ntkexp.run.execute import execute
 from ntkexp.run.folder_listener import RunRequest
-from ntkexp.sweep.plan import Estimator, Plan, PlannedRun, by_decreasing_duration
+from ntkexp.sweep.plan import (
+    Estimator,
+    Plan,
+    PlannedRun,
+    by_decreasing_duration,
+    finished_speed,
+)
 from ntkexp.text import counted, duration
 
 # --- The remaining time: the estimated remaining work divided by the measured speed.
@@ -43,13 +49,15 @@ from ntkexp.text import counted, duration
 # ahead = max(remaining work / workers, longest remaining job) / speed
 # speed = estimated cost of the completed work / measured worker seconds
 #
-# If the unit of the costs is unknown, there is no estimate before the first progress.
+# Until a job of this command is complete, the speed of earlier jobs counts too. If there
+# are none, the costs themselves are the times, as on a machine without other work. If
+# the unit of the costs is unknown, there is no estimate before the first progress.
 
 
 # training's share of a run's time; the rest is for files and pictures
 TRAINING_SHARE = 0.9
-# weight of the initial estimate of the speed, in worker seconds. The initial estimate
-# is 1: jobs take as long as their costs say.
+# weight of the speed of earlier jobs, in worker seconds, until a job of this command is
+# complete
 PRIOR_SECONDS = 20.0
 
 
@@ -60,14 +68,17 @@ class RemainingTime:
 
     costs: Mapping[str, float]
     workers: int
-    # weight of the initial estimate of the speed (see `PRIOR_SECONDS`), or 0 if costs
-    # have no known unit
+    # weight of the earlier speed (see `PRIOR_SECONDS`); 0 if costs have no known unit
     prior_seconds: float = PRIOR_SECONDS
-    # the completed fraction of each job that has begun
+    # cost per second of jobs that earlier commands completed
+    earlier_speed: float | None = None
+    # the completed share of each begun job
     shares: dict[str, float] = field(default_factory=dict)
-    # start times of the running jobs
+    # start times of the running jobs, and the duration of the completed jobs
     start_times: dict[str, float] = field(default_factory=dict)
-    worker_seconds: float = 0.0  # worker seconds of ended jobs
+    durations: dict[str, float] = field(default_factory=dict)
+    # jobs that ended otherwise; they tell nothing about the speed
+    dropped: set[str] = field(default_factory=set)
 
     def update(self, event: Event) -> None:
         """Update the estimate with an event."""
@@ -77,33 +88,50 @@ class RemainingTime:
                 self.shares[event.name] = 0.0
             case Stepped():
                 self.shares[event.name] = TRAINING_SHARE * event.step / event.steps
-            case Ended() if event.how == "held":  # the job will begin again later
-                self.start_times.pop(event.name, None)
-                self.shares.pop(event.name, None)
             case Ended():
-                self.worker_seconds += time.monotonic() - self.start_times.pop(
-                    event.name, time.monotonic()
-                )
-                self.shares[event.name] = 1.0
+                self.end(event)
+
+    def end(self, event: Ended) -> None:
+        """Update the estimate with the end of a job."""
+        start = self.start_times.pop(event.name, None)
+        if event.how == "done" and start is not None:
+            self.durations[event.name] = time.monotonic() - start
+            self.shares[event.name] = 1.0
+            return
+        self.shares.pop(event.name, None)
+        if event.how != "held":  # otherwise the job will begin again
+            self.dropped.add(event.name)
+
+    @property
+    def is_measured(self) -> bool:
+        """True if the speed was measured at complete jobs."""
+        return bool(self.durations) or self.earlier_speed is not None
+
+    @property
+    def speed(self) -> float | None:
+        """The completed cost per worker second, or None if it is unknown."""
+        done = sum(self.costs[name] * share for name, share in self.shares.items())
+        now = time.monotonic()
+        busy = sum(self.durations.values())
+        busy += sum(now - start for start in self.start_times.values())
+        prior = 0.0 if self.durations else self.prior_seconds
+        earlier = 1.0 if self.earlier_speed is None else self.earlier_speed
+        if done + prior == 0:
+            return None
+        return (done + prior * earlier) / max(busy + prior, 1e-9)
 
     @property
     def seconds_left(self) -> float | None:
         """The remaining seconds, or None if they cannot be estimated yet."""
-        costs_left = {
-            name: cost * (1 - self.shares.get(name, 0.0))
-            for name, cost in self.costs.items()
-        }
-        done = sum(self.costs.values()) - sum(costs_left.values())
-        busy = self.worker_seconds + sum(
-            time.monotonic() - start for start in self.start_times.values()
-        )
-        if done + self.prior_seconds == 0:
+        speed = self.speed
+        if speed is None:
             return None
-        speed = (done + self.prior_seconds) / (busy + self.prior_seconds)
-        return (
-            max(sum(costs_left.values()) / self.workers, *costs_left.values(), 0.0)
-            / speed
-        )
+        costs_left = [
+            cost * (1 - self.shares.get(name, 0.0))
+            for name, cost in self.costs.items()
+            if name not in self.dropped
+        ]
+        return max(sum(costs_left) / self.workers, *costs_left, 0.0) / speed
 
 
 @dataclass
@@ -116,9 +144,9 @@ class JobProgress:
     >>> lines = ProgressLines(sys.stdout)
     >>> jobs = JobProgress(lines, RemainingTime({"a": 100.0, "b": 100.0}, workers=2), 30, 28)
     >>> jobs.start("width")
-    width: 30 runs, 28 of them done; about 1.7 min with 2 workers
+    width: 30 runs, 28 of them done; about 1.7 min with 2 workers, without other work on the machine
     >>> jobs.update(Ended("a", "failed"))
-    width: run 29 of 30  a failed; about 17 s to go
+    width: run 29 of 30  a failed; about 1.7 min to go
     """
 
     progress: AbstractProgress
@@ -127,8 +155,11 @@ class JobProgress:
     done: int
 
     def start(self, name: str) -> None:
-        workers = f"with {counted(self.clock.workers, 'worker')}"
-        note = f"{self.time_left()} {workers}".strip()
+        note = (
+            f"{self.time_left()} with {counted(self.clock.workers, 'worker')}".strip()
+        )
+        if self.time_left() and not self.clock.is_measured:
+            note += f", {IDLE}"
         self.progress.start(name, self.runs, self.done, "run", note)
 
     def update(self, event: Event) -> None:
@@ -155,6 +186,9 @@ class JobProgress:
         seconds = self.clock.seconds_left
         return "" if seconds is None else f"about {duration(seconds)}{suffix}"
 
+
+IDLE = "without other work on the machine"
+"""The condition for estimates that are not measured on this machine."""
 
 ENDINGS = {"found": "is done", "broken": "is stopped", "failed": "failed"}
 
@@ -272,7 +306,8 @@ class Conductor:
         estimate = Estimator()
         seconds = {run.name: estimate(run.experiment).seconds for run in runs}
         waiting = by_decreasing_duration(runs, list(seconds.values()))
-        clock = RemainingTime(seconds, self.engine.workers)
+        earlier = finished_speed(self.plan, estimate)
+        clock = RemainingTime(seconds, self.engine.workers, earlier_speed=earlier)
         total = len(self.plan.distinct)
         jobs = JobProgress(self.progress, clock, total, total - len(runs))
         jobs.start(self.plan.sweep.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import prod
@@ -21,7 +22,8 @@ from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.path.budget import core_seconds
 from ntkexp.records.atomic import SEAL, make_folder, seal
-from ntkexp.records.folder import RunFolder
+from ntkexp.records.folder import DONE, RunFolder
+from ntkexp.records.results import total_seconds
 from ntkexp.records.sweep import Sweep, SweepRun
 from ntkexp.run.setting import survey
 from ntkexp.sweep.definition import MAX_RUNS, Definition, Point
@@ -273,3 +275,28 @@ def cost_of(experiment: Experiment) -> RunCost:
     except Mistake as mistake:
         return RunCost(0.0, 0.0, str(mistake))
     return RunCost(seconds, memory.peak)
+
+
+MAX_TIMED_RUNS = 20  # the latest finished runs determine the speed
+
+
+def finished_speed(plan: Plan, estimate: Estimator) -> float | None:
+    """Return the estimated cost per measured second of the latest finished runs.
+
+    Return None if no run of the sweep is finished. The speed depends on the machine, and
+    on its other work at that time."""
+    done = [
+        (plan.folder(run).path / DONE, run)
+        for run in plan.distinct
+        if (plan.folder(run).path / DONE).is_file()
+    ]
+    latest = sorted(done, key=lambda pair: pair[0].stat().st_mtime)[-MAX_TIMED_RUNS:]
+    costs = 0.0
+    seconds = 0.0
+    for file, run in latest:
+        with suppress(Mistake):  # a run without readable timings does not count
+            wall = total_seconds(file.parent / "timings.csv").wall
+            if wall > 0:
+                seconds += wall
+                costs += estimate(run.experiment).seconds
+    return costs / seconds if costs > 0 and seconds > 0 else None

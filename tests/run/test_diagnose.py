@@ -26,7 +26,7 @@ from ntkexp.statistics import alignment, label_alignment
 from tests.run.commands import TINY, only_run
 from tests.run.small import Memory, small
 
-ALL = "diagnostics=[kernel_velocity,layer_alignment,eigenfunctions,gradient_norm,sharpness]"
+ALL = "diagnostics=[kernel_velocity,layer_alignment,eigenfunctions,gradient_norm,sharpness,taylor,layer_kernels]"
 SHORT = (
     "steps=4",
     "model.width=6",
@@ -102,12 +102,16 @@ def test_the_kernels_of_layers_add_up_to_the_kernel(words: Sequence[str]) -> Non
     for layer in layers:
         names = [name for name in setting.problem.weights if name.startswith(f"{layer}.")]
         kernel = diagnostics.start_kernel_of(names)
+        assert torch.equal(kernel, listener.measured[0].arrays[f"layer_kernels.{layer}"])
         total += kernel
         expected = label_alignment(kernel, setting.problem.targets[:train])
         found = numbers(listener.measured[0], "layer_alignment")
         assert found[f"labels.{layer}"] == pytest.approx(expected, rel=1e-10)
         assert found[f"start.{layer}"] == pytest.approx(1.0, rel=1e-10)
     torch.testing.assert_close(total, setting.start.kernel[:train], rtol=1e-11, atol=1e-12)
+    for step, measured in listener.measured.items():
+        stored = sum(measured.arrays[f"layer_kernels.{layer}"] for layer in layers)
+        torch.testing.assert_close(stored, listener.kernels[step][:train], rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("words", CASES.values(), ids=CASES)
@@ -141,6 +145,50 @@ def test_velocity_is_the_change_of_direction_for_each_step(words: Sequence[str])
     assert found[0]["rotation"] == pytest.approx(0, abs=1e-12)
     rotations = [found[step]["rotation"] for step in (2, 4)]
     assert all(isinstance(rotation, float) and 0 <= rotation <= 1 for rotation in rotations)
+
+
+@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+def test_expansions_are_those_of_whole_derivatives(words: Sequence[str]) -> None:
+    setting, listener = followed(words)
+    problem = setting.problem
+    flat = flat_like(problem.weights)
+    start = flat.vector(problem.weights)
+
+    def outputs(vector: Tensor) -> Tensor:
+        return setting.points.reader.function(flat.weights(vector), problem.inputs)
+
+    def along(distance: Tensor, direction: Tensor) -> Tensor:
+        return outputs(start + distance * direction)
+
+    zero = torch.zeros((), dtype=torch.float64)
+    initial = listener.measured[0]
+    assert set(numbers(initial, "taylor").values()) == {None}
+    for step, weights in ((2, listener.weights[1]), (4, listener.weights[3])):
+        vector = flat.vector(weights)
+        direction = vector - start
+        change = (outputs(vector) - outputs(start)).detach()
+        first = jacrev(along)(zero, direction)
+        second = first + jacrev(jacrev(along))(zero, direction) / 2
+        found = numbers(listener.measured[step], "taylor")
+        for split, points in (("train", slice(0, problem.train)), ("query", slice(problem.train, None))):
+            scale = change[points].norm()
+            for order, expansion in ((1, first), (2, second)):
+                expected = float((expansion - change)[points].norm() / scale)
+                assert found[f"{split}.order_{order}"] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(("depth", "exact"), [(0, 1), (1, 2)])
+def test_expansions_of_linear_networks_end_with_their_depth(depth: int, exact: int) -> None:
+    """The outputs are a polynomial of degree depth + 1 in the weights."""
+    words = (f"model.depth={depth}", "model.activation=linear", "ladder.machine=[]", "diagnostics=[taylor]")
+    listener = Measuring()
+    run(prepare(small(*SHORT, *words)), listener)
+    found = numbers(listener.measured[4], "taylor")
+    for split in ("train", "query"):
+        for order in (1, 2):
+            error = found[f"{split}.order_{order}"]
+            assert error is not None
+            assert (error < 1e-11) == (order >= exact)
 
 
 def test_diagnostics_leave_training_as_it_is() -> None:
@@ -253,6 +301,7 @@ def test_runs_without_arrays_have_no_store(own: Path, tmp_path: Path) -> None:
         (("diagnostics=[sharpness,sharpness]",), "sharpness is given twice"),
         (("diagnostics=[eigenfunctions]", "path.kernels=none"), "eigenfunctions reads tangent kernels"),
         (("diagnostics=[layer_alignment]", "path.kernels=trace"), "layer_alignment reads tangent kernels"),
+        (("diagnostics=[gradient_norm]", "path.kernels=none", "path.schedule=adaptive"), "use path.schedule=log"),
         (("diagnostics=[sharpnes]",), "did you mean 'sharpness'"),
         (("diagnostics=[net.py]",), "FILE.py:FUNCTION"),
     ],

@@ -271,12 +271,27 @@ ESTIMATES: dict[str, tuple[dict[str, float], int, dict[str, Any], list[Happened]
         [(0, Began("a")), (0, Began("b")), (100, Ended("a", "done")), (100, Ended("b", "done"))],
         pytest.approx(100),
     ),
-    "ten times slower than estimated, and the estimate still counts a little": (
+    "ten times slower than estimated": (
         dict.fromkeys("ab", 100.0),
         1,
         {},
         [(0, Began("a")), (1000, Ended("a", "done"))],
-        pytest.approx(750, rel=1 / 3),
+        pytest.approx(1000),
+    ),
+    "earlier runs were four times slower": (dict.fromkeys("ab", 100.0), 1, {"earlier_speed": 0.25}, [], 800),
+    "the machine is less busy than it was for earlier runs": (
+        dict.fromkeys("ab", 100.0),
+        1,
+        {"earlier_speed": 0.25},
+        [(0, Began("a")), (200, Ended("a", "done"))],
+        pytest.approx(200),
+    ),
+    "a run that fails at once says nothing about the speed": (
+        dict.fromkeys("abc", 100.0),
+        1,
+        {},
+        [(0, Began("a")), (1, Ended("a", "failed")), (1, Began("b")), (501, Ended("b", "done"))],
+        pytest.approx(500),
     ),
     "unknown unit, none has begun": (dict.fromkeys("abc", 1.0), 1, ALIKE, [], None),
     "unknown unit, none has ended": (

@@ -20,11 +20,12 @@ from ntkexp.cli.main import run
 from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import composer
 from ntkexp.engine.base import Ended, ReportEvent, Task, work
+from ntkexp.records.results import total_seconds
 from ntkexp.report.progress import ProgressLines, Quiet
 from ntkexp.run.folder_listener import RunRequest
 from ntkexp.sweep.definition import define
 from ntkexp.sweep.jobs import Conductor
-from ntkexp.sweep.plan import JOURNAL, EventLog, plan
+from ntkexp.sweep.plan import JOURNAL, Estimator, EventLog, finished_speed, plan
 from tests.kernel_file.subjects import Here
 from tests.run.commands import promised
 from tests.sweep.commands import TINY, begun, children, ended, journal, record, states, swept, workers
@@ -63,9 +64,26 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert "3 of 3 runs to do" in shown
     assert "GB" in shown
     assert "stop_at_loss" not in shown
+    assert shown.endswith("without other work on the machine\n")
     assert not place.exists()
     assert run(["sweep", *THREE, "stop_at_loss=0.1", f"--out={place}", "--dry-run"]) == 0
     assert "or less: stop_at_loss" in capfd.readouterr().out
+
+
+def test_finished_runs_measure_the_speed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("model.width=8,9", *TINY)
+    planned = plan(define(words, Choices(config_folders(None))), composer(), tmp_path)
+    estimate = Estimator()
+    assert finished_speed(planned, estimate) is None
+    assert run(["train", *TINY, "model.width=9", "seed=0", f"--out={tmp_path}", "--quiet"]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    seconds = total_seconds(folder / "timings.csv").wall
+    assert finished_speed(planned, estimate) == pytest.approx(estimate(planned.runs[1].experiment).seconds / seconds)
+    assert run(["sweep", *words, f"--out={tmp_path}", "--dry-run"]) == 0
+    assert "1 of 2 runs to do, about" in (shown := capfd.readouterr().out)
+    assert shown.endswith("as fast as the finished runs\n")
+    (folder / "timings.csv").unlink()
+    assert finished_speed(planned, estimate) is None
 
 
 def test_what_a_run_continues_without_is_said_in_one_line(
@@ -124,6 +142,10 @@ def test_a_sweep_counts_the_runs_that_diverged(tmp_path: Path) -> None:
     ended = swept(tmp_path, "optimizer.step_size=1e4,0.1", *TINY, "model.width=8")
     assert (ended.status, ended.err.count("Traceback")) == (0, 0)
     assert ": 2 runs, 2 done, 1 diverged, 2 done just now\n" in ended.out
+    *_, reason, command = ended.err.splitlines()
+    assert "diverged" in reason
+    assert shlex.split(command)[:2] == ["ntkexp", "train"]
+    assert "optimizer.step_size=10000.0" in command
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ STOP = "stop_at_loss=0.17"  # stops early: unused space for kernels is released
 COMMANDS = {
     "secant": (*TRAIN, STOP),
     "adam": (*TRAIN, STOP, "optimizer=adam", "optimizer.step_size=0.05"),
-    "nesterov": (*TRAIN, "optimizer=nesterov"),
+    "nesterov": (*TRAIN, "optimizer=nesterov", "path.record=[outputs,weights]"),
     "snapshots": (*TRAIN, STOP, "optimizer=sgd", "optimizer.batch=8", "path.every=snapshots", "path.schedule=adaptive"),
     "flow": (*TRAIN, "optimizer=flow", "steps=5"),
     "drawing": (*TRAIN, "steps=2"),
