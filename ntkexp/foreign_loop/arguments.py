@@ -37,7 +37,7 @@ from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.kernel import NoRule, Reader
 from ntkexp.kernel.read.checks import Unfaithful
-from ntkexp.kernel.record.casts import is_short, without_casts
+from ntkexp.kernel.record.casts import has_casts, is_short, without_casts
 from ntkexp.kernel.record.tape import (
     advice_for_lists,
     as_inputs,
@@ -476,8 +476,13 @@ def refuse_without_rules(
     }
     if not weights:
         return
-    reader = Reader(without_casts(called.outputs), frozenset(weights))
-    tape = reader.record(weights, part(queries, slice(QUERIES_TO_CHECK)))
+    few = part(queries, slice(QUERIES_TO_CHECK))
+    reader = Reader(called.outputs, frozenset(weights))
+    tape = reader.record(weights, few)
+    # the checks run the model many times, and ignoring casts takes time in each run
+    if has_casts(tape):
+        reader = Reader(without_casts(called.outputs), frozenset(weights))
+        tape = reader.record(weights, few)
     try:
         reader.checks.faithful_owners(tape)
     except Unfaithful:

@@ -140,8 +140,7 @@ class ClosingSums:
             unclosed: J̄Δθ − Δf.
             terms: parts of the change in this step.
         """
-        for term in terms:
-            self.mass += term.abs()
+        self.mass += torch.stack(list(terms)).abs().sum(0)
         self.unclosed += unclosed.norm()
         self.noise += jacobian.applied(self.rounded(weights)).norm()
 
@@ -158,10 +157,11 @@ class ClosingSums:
                     dtype=torch.int8,
                 )
                 self.signs[name] = (2 * drawn - 1).to(weight.device)
-        return {
-            name: weight * self.signs[name] * torch.finfo(weight.dtype).eps
-            for name, weight in weights.items()
-        }
+        rounded: Weights = {}
+        for name, weight in weights.items():
+            signed = weight * self.signs[name]
+            rounded[name] = signed.mul_(torch.finfo(weight.dtype).eps)
+        return rounded
 
     def cancels_most(self, parts: Float[Tensor, "query out row"]) -> bool:
         """Return True if the parts of a step cancel, and their Σ|parts| is the largest

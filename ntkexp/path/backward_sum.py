@@ -379,6 +379,8 @@ class TermSums:
 
 def times(number: float, weights: Weights) -> Weights:
     """Return the weights, multiplied by a number."""
+    if number == 1:
+        return weights
     return {name: number * weight for name, weight in weights.items()}
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.adjoint import Adjoint, inner, zero_adjoint
+from ntkexp.kernel.features.adjoint import Adjoint, inner, is_outer_product, zero_adjoint
 from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows
 from ntkexp.kernel.features.gram import MIN_STRIP_ROWS, double_sum, gram, sizes, trace
 from ntkexp.kernel.features.jacobian import Assembly, Jacobian, merge_uses, with_merged_uses
@@ -455,6 +455,23 @@ def test_both_products_of_an_adjoint_are_taken_and_agree() -> None:
         expected = torch.einsum("qcp,ndp->qcnd", adjoint.parts["v"], oracle.dense(right).flatten(2))
         agree(adjoint.kernel(jacobian(right)), expected, 100 * EPS)
     assert ways == {True, False}
+
+
+@pytest.mark.parametrize(("inputs", "features"), [(1, 3), (4, 1), (5, 3), (700, 600)])  # the last is cut into pieces
+@pytest.mark.parametrize("by_feature", [True, False])
+def test_an_adjoint_accumulates_outer_products(inputs: int, features: int, by_feature: bool) -> None:
+    """The gradient of a layer with one use is a ⊗ β, in the memory order of its weight."""
+    stride = (1, inputs) if by_feature else (features, 1)
+    block = replace(factored(2, 1, inputs, features, 3, 0, "v"), weight=View("v", (inputs, features), stride, 0))
+    made = zero_adjoint(jacobian(block), {"v": normal(inputs, features)})
+    assert is_outer_product(made.parts["v"], block, "v")
+    gradients = block.inputs[:, :, :, None] * block.outputs[:, :, 0, None]
+    total = torch.zeros_like(made.parts["v"])
+    for seed in (1, 2):
+        scale = normal(inputs * features, seed=seed).abs()
+        made.accumulate(jacobian(block), {"v": scale}, 0.75)
+        total = 0.75 * total + scale * (gradients.mT if by_feature else gradients).flatten(2)
+    agree(made.parts["v"], total, 10 * EPS)
 
 
 def test_an_adjoint_accumulates_the_rows_of_a_table() -> None:

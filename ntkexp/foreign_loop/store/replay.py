@@ -12,7 +12,7 @@ If there is a checkpoint before and after a step, only the gradient is replayed.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import nan, sqrt
@@ -176,22 +176,21 @@ class ReplayedLoop:
         """Return the gradient that the optimizer used. It is zero for parameters
         without a gradient.
 
-        Read the gradients that the event stores. Recompute all others from the calls,
-        and multiply them by the factor between the recorded signature and the signature
-        of the recomputed gradient."""
-        zeros = {
-            name: torch.zeros_like(self.weights[name]) for name in settings_of(event)
+        Gradients that the event stores are read. All others are recomputed from the
+        calls, and multiplied by the factor between the signatures of the recomputed and
+        the recorded gradient."""
+        stored = {
+            name: part.to(self.weights[name]) for name, part in event["whole"].items()
         }
-        stored = {name: part.to(zeros[name]) for name, part in event["whole"].items()}
-        recorded = event["gradient"]  # signatures of the gradients
+        recorded = event["gradient"]  # signatures
         if recorded.keys() <= stored.keys():
-            return zeros | stored
+            return self.with_zeros(stored, settings_of(event))
         begun = weights_of_calls(calls, [start] * len(calls))
-        of_calls = zeros | self.called.gradient(calls, begun)
-        gradient = {name: of_calls[name] for name in recorded}
+        of_calls = self.called.gradient(calls, begun)
+        gradient = self.with_zeros(of_calls, recorded)
         signature = self.signatures.of(gradient)
-        if same_signatures(signature, recorded):  # the factor of every parameter is 1
-            return zeros | gradient | stored
+        if same_signatures(signature, recorded):  # the factor of all parameters is 1
+            return self.with_zeros(gradient | stored, settings_of(event))
 
         def noise() -> Weights:
             change = self.called.noise(calls, begun)
@@ -214,7 +213,16 @@ class ReplayedLoop:
             factors |= dict.fromkeys(clipped, 1.0)
         if any(not torch.equal(signature[name], recorded[name]) for name in recorded):
             gradient = self.multiplied(gradient, factors, recorded)
-        return zeros | gradient | stored
+        return self.with_zeros(gradient | stored, settings_of(event))
+
+    def with_zeros(self, gradient: Weights, names: Iterable[str]) -> Weights:
+        """Return the gradients of some parameters, and zeros if there is none."""
+        return {
+            name: gradient[name]
+            if name in gradient
+            else torch.zeros_like(self.weights[name])
+            for name in names
+        }
 
     def clipped_by_value(
         self,

@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.blocks import Copies, Factored, times_vector
-from ntkexp.kernel.features.gram import cut_parameter
+from ntkexp.kernel.features.gram import PIECE_BYTES, cut_parameter
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
@@ -59,6 +59,8 @@ class Adjoint:
                     values = block.values * factor[block.places][:, None]
                     places = block.places[:, None].expand_as(values)
                     part.scatter_add_(2, places, values)
+                case [(_, Factored() as block)] if is_outer_product(part, block, name):
+                    accumulate_outer_product(part, block, factor, carry)
                 case _:
                     rows = part.flatten(0, 1)
                     for chunk in cut_parameter(jacobian, name, range(rows.shape[1])):
@@ -168,23 +170,23 @@ class Adjoint:
         # no example reached the layer, for example an expert in a mixture of experts
         if not beta.numel():
             return beta.new_zeros(queries, out, train, outputs)
-        kernel = beta.new_empty(queries, out, train, outputs)
+        kernels = []
         step = max(1, CACHED_NUMBERS // (out * train * uses * features))
         for start in range(0, queries, step):
             some = slice(start, start + step)
 
-            # a_uᵀ U, with the part of U for the weight and, if there is a bias, `shift`
-            # times the part for the bias
-            products = inputs @ shown(self.parts[right.weight.name][some], right.weight)
+            # a_uᵀ U = a_uᵀ U_W + shift · U_b
+            matrices = shown(self.parts[right.weight.name][some], right.weight)
+            products = torch.bmm(inputs.expand(len(matrices), -1, -1), matrices)
             if right.bias is not None and right.shift is not None:
                 bias = shown(self.parts[right.bias.name][some], right.bias)
                 products.add_(bias.reshape(-1, 1, features), alpha=right.shift)
 
             # Σ_u (a_uᵀ U) β_u
-            rows = products.reshape(-1, train, uses, features)
-            shares = rows.transpose(0, 1).flatten(2) @ beta
-            kernel[some] = shares.transpose(0, 1).reshape(-1, out, train, outputs)
-        return kernel
+            rows = products.view(-1, train, uses * features)
+            kernels.append(torch.bmm(rows.transpose(0, 1), beta).transpose(0, 1))
+        kernel = kernels[0] if len(kernels) == 1 else torch.cat(kernels)
+        return kernel.reshape(queries, out, train, outputs)
 
 
 def zero_adjoint(jacobian: Jacobian, weights: Weights) -> Adjoint:
@@ -195,6 +197,52 @@ def zero_adjoint(jacobian: Jacobian, weights: Weights) -> Adjoint:
         size = weights[name].numel()
         parts[name] = like.new_zeros(jacobian.examples, jacobian.outputs, size)
     return Adjoint(parts)
+
+
+def is_outer_product(
+    part: Float[Tensor, "query out size"], block: Factored, name: str
+) -> bool:
+    """Return whether all gradients of a weight are products a ⊗ β, each with a single
+    use and in the memory order of the weight or of its transpose."""
+    view = block.weight
+    if view is None or view.name != name:
+        return False
+    if block.bias is not None and block.bias.name == name:
+        return False
+    size = part.shape[2]
+    is_complete = view.covers(size) or view.transposed().covers(size)
+    return is_complete and block.outputs.shape[:3] == (*part.shape[:2], 1)
+
+
+def accumulate_outer_product(
+    part: Float[Tensor, "query out size"],
+    block: Factored,
+    scale: Float[Tensor, " size"],
+    carry: float,
+) -> None:
+    """U ← (scale ⊙ a) ⊗ β + carry · U. All outputs of a query share scale ⊙ a."""
+    assert block.weight is not None
+    count, features = block.weight.shape
+    queries, outs, size = part.shape
+    if block.weight.transposed().covers(size):  # memory order [feature, input]
+        lines, width = features, count
+        inputs = block.inputs[:, :, None]
+        outputs = block.outputs.mT
+    else:
+        lines, width = count, features
+        inputs = block.inputs[:, :, :, None]
+        outputs = block.outputs
+    inputs = inputs.expand(-1, -1, lines, width)
+    outputs = outputs.expand(-1, -1, lines, width)
+    matrices = part.view(queries, outs, lines, width)
+    scale = scale.view(lines, width)
+
+    line_bytes = queries * outs * width * part.element_size()
+    step = max(1, PIECE_BYTES // line_bytes)
+    for start in range(0, lines, step):
+        some = slice(start, start + step)
+        scaled = scale[some] * inputs[:, :, some]
+        matrices[:, :, some].mul_(carry).addcmul_(scaled, outputs[:, :, some])
 
 
 def shown(

@@ -23,6 +23,7 @@ by their norms."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -130,29 +131,60 @@ def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> W
     >>> credit({"b": torch.tensor([1.0, 1e-9])}, {"b": torch.tensor([3.0, 3.0])})
     {'b': tensor([1., 0.])}
     """
-    masks = dict[str, Tensor]()
+    names_of = defaultdict[tuple[torch.dtype, torch.device], list[str]](list)
     for name, part in gradient.items():
-        size = sizes[name]
-        absolute = torch.abs if size.dim() else torch.linalg.vector_norm
+        names_of[part.dtype, part.device].append(name)
+    masks: Weights = {}
+    for names in names_of.values():
+        masks |= masks_of_rounding(
+            {name: gradient[name] for name in names}, sizes, other or {}
+        )
+    return {
+        name: (~mask).to(gradient[name].dtype).expand_as(gradient[name])
+        for name, mask in masks.items()
+    }
 
-        # |g| ≤ c · eps · Σ|terms|
-        magnitude = absolute(part)
-        bound = ROUNDING_EPS * torch.finfo(part.dtype).eps * size
-        masks[name] = (magnitude <= bound) & (size > 0)
 
-        # |g| ≤ 8 |g − other|: also rounding error
-        if other and name in other:
-            difference = absolute(part - other[name])
-            is_unknown = magnitude <= UNKNOWN_DIFFERENCES * difference
-            masks[name] |= is_unknown & (difference > 0)
-    if not masks:
+def masks_of_rounding(gradient: Weights, sizes: Weights, other: Weights) -> Weights:
+    """Return a mask for each parameter, True where the gradient is only rounding error.
+    Omit parameters whose gradients are all known. All parameters have the same dtype
+    and device.
+
+    The parameters are tested together, as one vector of elements and norms."""
+    # |g| ≤ c · eps · Σ|terms|
+    magnitude = torch.cat(
+        [absolute_of(part, sizes[name]) for name, part in gradient.items()]
+    )
+    size = torch.cat([sizes[name].reshape(-1) for name in gradient])
+    bound = ROUNDING_EPS * torch.finfo(magnitude.dtype).eps * size
+    is_rounding = (magnitude <= bound) & (size > 0)
+
+    # |g| ≤ 8 |g − other|: rounding error too
+    if other:
+        difference = torch.cat(
+            [
+                absolute_of(part - other.get(name, part), sizes[name])
+                for name, part in gradient.items()
+            ]
+        )
+        is_unknown = magnitude <= UNKNOWN_DIFFERENCES * difference
+        is_rounding |= is_unknown & (difference > 0)
+
+    # one transfer from the device for all parameters, if all gradients are known
+    if not is_rounding.any():
         return {}
+    masks = torch.split(is_rounding, [sizes[name].numel() for name in gradient])
+    return {
+        name: mask.view(sizes[name].shape)
+        for name, mask in zip(gradient, masks, strict=True)
+        if mask.any()
+    }
 
-    # one transfer from the device for all parameters
-    has_rounding = torch.stack([mask.any() for mask in masks.values()]).tolist()
-    credit_of = {}
-    for name, is_rounded in zip(masks, has_rounding, strict=True):
-        if is_rounded:
-            part = gradient[name]
-            credit_of[name] = (~masks[name]).to(part.dtype).expand_as(part)
-    return credit_of
+
+def absolute_of(part: Tensor, size: Tensor) -> Float[Tensor, " number"]:
+    """Return the absolute values of the elements of a vector, or the norm of a
+    matrix."""
+    if size.dim():
+        return part.abs()
+    norm: Tensor = torch.linalg.vector_norm(part)
+    return norm.reshape(1)

@@ -78,6 +78,15 @@ def without_casts(function: Function) -> Function:
     return uncast
 
 
+def has_casts(tape: Tape) -> bool:
+    """Return whether any value on a tape has a lower precision than a weight. If not,
+    `without_casts` would have recorded the same tape."""
+    kinds = {value.dtype for value in tape.values if value.is_floating_point()}
+    return max(torch.finfo(kind).eps for kind in kinds) > min(
+        torch.finfo(tape[slot].dtype).eps for slot in tape.weights
+    )
+
+
 def with_casts(function: Function, casts: Casts) -> Function:
     """Return the function itself if `casts` is "keep", or the function without its
     casts if `casts` is "ignore"."""

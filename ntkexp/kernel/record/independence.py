@@ -119,12 +119,14 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
             return
         trial = trial.at_perturbed_weights()
         few = shuffled(everyone)[:FEW_EXAMPLES]
-        for k in few:
-            trial.run([k])
+        alone = [[k] for k in few]
+        for rows in alone:
+            trial.run(rows)
         if known:
             return
         for rows in [*halves(everyone), 2 * few]:
-            trial.run(rows)
+            if rows not in alone:  # two examples are the halves of their batch
+                trial.run(rows)
         if any(map(Tensor.is_floating_point, tensors(tape.given))):
             trial.run_with_extreme_inputs()
 
