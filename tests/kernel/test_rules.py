@@ -272,6 +272,7 @@ ACROSS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, float], float]]
     # the arguments of an operation decide the place of its break, which changes the outputs by 1e-4 and more
     "softplus": (lambda h: functional.softplus(1 / 3 + h, 3.0, threshold=1.0), (-1e-3, 1e-3), 1e-12),
     "logit": (lambda h: torch.logit(0.1 + h, eps=0.1), (-1e-3, 1e-3), 1e-12),
+    "logit, above": (lambda h: torch.logit(0.9 + h, eps=0.1), (-1e-3, 1e-3), 1e-12),
     # torch's own derivative takes 1/α in single precision, and no step closes for most α
     "celu": (lambda h: functional.celu(h, 0.7), (1.0, 1.0 + 1e-4), 100 * EPS),
 }
