@@ -30,6 +30,7 @@ from ntkexp.experiment.problem import draw_network
 from ntkexp.loss import AbstractLoss, Squared
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.descent import GD
+from tests.run.small import Twice
 
 CIRCLE = ("data=circle", "data.seed=0", "data.train=5", "data.query=0", "data.test=20", "model.width=16", "steps=30")
 
@@ -89,18 +90,6 @@ def test_states_of_earlier_steps_are_let_go() -> None:
     # The start, which the caller holds, the state before the step and the one after it.
     assert len(training.alive) == 21
     assert max(training.alive) <= 3
-
-
-class Twice(Squared):
-    """ℓ = ‖f − y‖²."""
-
-    curvature: ClassVar[float] = 2.0
-
-    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return 2 * super().value(outputs, targets)
-
-    def output_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return 2 * super().output_gradient(outputs, targets)
 
 
 @pytest.mark.sample(2)

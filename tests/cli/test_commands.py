@@ -22,7 +22,6 @@ from ntkexp.cli.main import app, failure
 from ntkexp.cli.options import ADVICE, CommonOptions, options, with_advice
 from ntkexp.cli.sweep import compose_plan
 from ntkexp.cli.train import print_results
-from ntkexp.config.choices import Choices, config_folders
 from ntkexp.mistake import Mistake, Untrusted, WrongArgument
 from ntkexp.records.folder import RunFolder
 from ntkexp.report.loaded_run import load_run
@@ -30,6 +29,7 @@ from ntkexp.report.page.picture import command_of
 from ntkexp.report.progress import Bar, ProgressLines, Quiet, progress_listener
 from ntkexp.run.execute import begun_by
 from tests.cli.conftest import Command, Ended, check
+from tests.docs.pages import known_keys
 from tests.report.stand_ins import stand_in
 from tests.report.synthetic import digits, write_run
 
@@ -186,15 +186,6 @@ def named_options() -> set[str]:
     return {word for word in found if word.startswith("--")}
 
 
-def keys() -> set[str]:
-    """Return the keys of all groups, such as `model.width`."""
-    choices = Choices(config_folders(None))
-    inner = {
-        key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
-    }
-    return inner | {key for key in choices.common() if "." in key}
-
-
 def texts(place: Path, pattern: str = "") -> Iterator[tuple[Path, str]]:
     """Yield every string in the code of a file or folder. Leave out files without the pattern."""
     for file in [place] if place.is_file() else sorted(place.rglob("*.py")):
@@ -217,7 +208,7 @@ def test_no_option_is_named_outside_the_command_line() -> None:
 
 @pytest.mark.parametrize("place", LIBRARY)
 def test_the_library_knows_no_configuration(place: str) -> None:
-    known = keys()
+    known = {key for key in known_keys() if "." in key}
     assert {"model.width", "path.substeps", "data.train"} <= known
     found = list(texts(PACKAGE / place))
     named = [(file.name, word) for file, text in found for word in re.findall(r"\b[a-z]+\.[a-z_]+\b", text)

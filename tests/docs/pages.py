@@ -18,6 +18,7 @@ from typing import Any
 import typer
 
 from ntkexp.cli.main import app
+from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import compose
 from tests.docs.readme import ROOT
 from tests.run.commands import FORKS, Given, call_within, command, program
@@ -99,6 +100,15 @@ def options() -> set[str]:
     """Return every option of the program and its commands."""
     common = {"--help", "--version", "--install-completion", "--show-completion"}
     return common | {word for command in ALL.values() for each in command.params for word in each.opts}
+
+
+def known_keys() -> set[str]:
+    """Return every key of an experiment, such as `model.width`."""
+    choices = Choices(config_folders(None))
+    of_groups = {
+        key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
+    }
+    return of_groups | set(choices.common())
 
 
 def called(path: str) -> str:

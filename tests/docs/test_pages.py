@@ -17,7 +17,7 @@ from ntkexp.sweep.plan import plan
 from tests.bench.__main__ import parser_of
 from tests.docs import orders
 from tests.docs.follow import sentence
-from tests.docs.pages import PAGES, Page, carried_out, options, printed
+from tests.docs.pages import PAGES, Page, carried_out, known_keys, options, printed
 from tests.docs.readme import COMMANDS, GUIDE, MORE_COMMANDS, ROOT, SETUPS, blocks
 from tests.docs.search import ANSWERS
 from tests.foreign_loop.bugs import RECORDED, REFUSED
@@ -62,10 +62,7 @@ def of_the_bench() -> set[str]:
 
 
 def test_every_key_exists(page: Page) -> None:
-    choices = Choices(config_folders(None))
-    known = set(choices.common()) | {
-        key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
-    }
+    known = known_keys()
     said = {word.partition("=")[0] for word in re.findall(r"`([a-z_]+\.\w+(?:=[^`]*)?)`", page.prose)}
     heads = {key.split(".")[0] for key in known}
     assert {

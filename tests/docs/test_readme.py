@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from ntkexp.cli.main import app, run
 from ntkexp.config.choices import Choices, config_folders
-from tests.docs.pages import ALL, options
+from tests.docs.pages import ALL, known_keys, options
 from tests.docs.readme import COMMANDS, GUIDE, LINES, PEERS, PROSE, QUOTED, ROOT, SETUPS, TEXT, blocks
 
 CI = ROOT / ".ci" / "run"
@@ -66,10 +66,7 @@ def test_every_option_exists() -> None:
 
 
 def test_every_key_exists() -> None:
-    choices = Choices(config_folders(None))
-    known = set(choices.common()) | {
-        key for group in choices.groups() for option in choices.options(group) for key in choices.keys(group, option)
-    }
+    known = known_keys()
     heads = {key.split(".")[0] for key in known}
     named = {word.partition("=")[0] for word in QUOTED if re.fullmatch(r"[a-z_]+\.\w+(=\S*)?", word) and word[0] != "."}
     keys = {word for word in named if word.split(".")[0] in heads and not (word.endswith(("json", "csv", "npz")))}

@@ -19,12 +19,10 @@ from ntkexp.effects.sweep import MEANS, AbstractMean, Infinitesimal, MeanName, s
 from ntkexp.effects.trajectory import AbstractTrajectory, TakenBatch
 from ntkexp.optimizer.base import GUARD, AbstractOptimizer
 from ntkexp.optimizer.descent import GD, SGD, Adam, AdamW, Momentum, Nesterov, Rmsprop
-from ntkexp.path.recording import RecordedTraining, Recording, row_length
+from ntkexp.path.recording import RecordedTraining
 from ntkexp.path.step import Descent, sizes_of
-from ntkexp.records.data import Trajectory
 from ntkexp.run.setting import Setting, prepare
-from ntkexp.shapes import Weights
-from tests.run.small import small
+from tests.run.small import recorded_steps, small
 
 QUICK = (
     "data=digits", "data.classes=[0,1,2]", "data.train=6", "data.query=3", "data.test=0", "loss=cross_entropy",
@@ -72,24 +70,13 @@ class Trained:
 
     setting: Setting
     trajectory: AbstractTrajectory
-    end: Weights
 
 
 def trained(folder: Path, *overrides: str) -> Trained:
     """Descend, and record every step."""
     setting = prepare(small(*QUICK, *overrides))
-    optimizer, weights = setting.experiment.optimizer, setting.problem.weights
-    records, pull = (*optimizer.records, *optimizer.differentiated), setting.domain.zero_output_gradient()
-    size = row_length(weights, records, pull)
-    rows = Trajectory(folder / "trajectory.bin", setting.experiment.steps + 1, size, setting.experiment.dtype)
-    rows.allocate()
-    recording, sizes, end = Recording(rows=rows, like=weights, records=records, output_gradient_like=pull), [], weights
-    for step in setting.descent.steps_from(weights):
-        recording.write(step)
-        sizes.append(step.step_size)
-        end = step.end
-    recording.close(len(sizes), end)
-    return Trained(setting, RecordedTraining(recording=recording, descent=setting.descent, step_sizes=sizes), end)
+    recording, sizes = recorded_steps(setting, folder / "trajectory.bin", setting.experiment.optimizer.differentiated)
+    return Trained(setting, RecordedTraining(recording=recording, descent=setting.descent, step_sizes=sizes))
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
@@ -254,7 +241,7 @@ def test_of_one_step_it_is_the_truth(optimizer: str, mean: MeanName, tmp_path: P
         weights[example] = 0.0
         given = vars(descent) | {"renormalises": mean == "renormalised"}
         (step,) = Weighted(**given, example_weights=weights).steps_from(found.setting.problem.weights)
-        actual = flat.vector(step.end) - flat.vector(found.end)
+        actual = flat.vector(step.end) - found.trajectory.end
         assert (predicted[:, example] - actual).abs().max() < 1e-12 * (actual.abs().max() + 1e-3)
 
 
@@ -272,7 +259,7 @@ def outputs(found: Trained, weights: dict[str, Tensor]) -> Tensor:
 
 def end_gradient(found: Trained) -> Tensor:
     flat = found.trajectory.flat
-    gradient: Tensor = torch.func.jacrev(lambda at: outputs(found, flat.weights(at)))(flat.vector(found.end))
+    gradient: Tensor = torch.func.jacrev(lambda at: outputs(found, flat.weights(at)))(found.trajectory.end)
     return gradient
 
 

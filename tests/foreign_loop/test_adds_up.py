@@ -150,41 +150,18 @@ RANDOM = (
     *(Case(loops.momentum, loops.accumulated, way=way, by=(None,)) for way in WAYS),
     *(Case(each, with_other_draws, way=loops.dropping, by=(None,)) for each in (loops.sgd, loops.adam, loops.adamw)),
 )
-RULES = tuple(Case(each, loops.scheduled_and_clipped, by=(None,), cancels=True) for each in OPTIMIZERS)
+RULES = {each: Case(each, loops.scheduled_and_clipped, by=(None,), cancels=True) for each in OPTIMIZERS}
 ACCUMULATED = tuple(Case(each, loops.accumulated, by=(None, "parameter"), cancels=True) for each in OPTIMIZERS[::2])
+FIRST = {each.__name__.partition(" lr")[0]: each for each in reversed(OPTIMIZERS)}
+"""The first optimizer of each kind."""
+CASES = (*OFTEN, *ODD, *RANDOM, *RULES.values(), *ACCUMULATED)
+FAST = frozenset({*OFTEN[::6], *ODD[::6], *RANDOM[::4], *(RULES[each] for each in FIRST.values())})
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("case", OFTEN, ids=str)
-def test_parts_add_up_to_what_training_did(case: Case) -> None:
-    adds_up(case)
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("case", ODD, ids=str)
-def test_parts_add_up_whatever_the_loop_does_to_gradients(case: Case) -> None:
-    adds_up(case)
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("case", RANDOM, ids=str)
-def test_parts_add_up_with_the_random_numbers_that_were_drawn(case: Case) -> None:
-    adds_up(case)
-
-
-@pytest.mark.sample(11)
-@pytest.mark.parametrize("case", RULES, ids=str)
-def test_parts_add_up_by_every_rule(case: Case) -> None:
-    adds_up(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ACCUMULATED, ids=str)
-def test_parts_add_up_by_every_rule_over_several_calls(case: Case) -> None:
-    adds_up(case)
-
-
-def adds_up(case: Case) -> None:
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=str(case), marks=[pytest.mark.slow] * (case not in FAST)) for case in CASES]
+)
+def test_parts_add_up(case: Case) -> None:
     given = case.loop()
     start = loops.outputs_of(given.model, given.queries)
     trace = followed(given, case.body)

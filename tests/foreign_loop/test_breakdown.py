@@ -204,6 +204,23 @@ def augmented() -> Callable[..., Trace]:
     return train
 
 
+def drifting() -> Callable[..., Trace]:
+    """A loop whose loss is scaled by another factor each time, which a change of its weights does not explain."""
+    runs = count()
+
+    def train(**more: Any) -> Trace:
+        divisor = 1 + 5e-4 * next(runs)
+
+        def body(given: Loop, batch: Tensor) -> None:
+            given.zero()
+            given.back(batch, divisor)
+            given.step()
+
+        return training(loops.sgd, body).traced(**more)
+
+    return train
+
+
 def less_where_it_went_well(given: Loop, batch: Tensor) -> None:
     """A schedule that depends on the loss."""
     with torch.no_grad():
@@ -213,19 +230,27 @@ def less_where_it_went_well(given: Loop, batch: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("train", "mean", "said"),
     [
-        (augmented(), r"shares of the examples miss the actual change by .* exceeds the rounding error"),
+        (
+            augmented(),
+            "renormalised",
+            r"shares of the examples miss the actual change by .* exceeds the rounding error",
+        ),
         (
             training(loops.sgd, less_where_it_went_well).traced,
+            "renormalised",
             r"step \d: without the examples, the optimizer has other settings",
         ),
+        (drifting(), "fixed", r"step \d: without the examples, a call has other examples or another loss"),
     ],
-    ids=["other inputs", "a schedule by the loss"],
+    ids=["other inputs", "a schedule by the loss", "another factor of the loss"],
 )
-def test_shares_that_do_not_add_up_are_refused(train: Callable[..., Trace], said: str, tmp_path: Path) -> None:
+def test_shares_that_do_not_add_up_are_refused(
+    train: Callable[..., Trace], mean: MeanName, said: str, tmp_path: Path
+) -> None:
     with pytest.raises(Mistake, match=said):
-        left_out(train, tmp_path / "run")
+        left_out(train, tmp_path / "run", mean)
 
 
 def test_shares_of_another_loop_are_refused(tmp_path: Path) -> None:

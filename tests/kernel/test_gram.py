@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import cycle
+from itertools import combinations, cycle
 
 import pytest
 import torch
@@ -122,6 +122,8 @@ def test_factors_meet_rows_of_the_same_parameter(stride: tuple[int, int]) -> Non
     agree(gram(given, jacobian(Rows(rows, "v"))), inner(dense, rows), 100 * EPS)
     expected = torch.einsum("qcnc->qn", inner(dense, rows))[:, None, :, None]
     agree(trace(given, jacobian(Rows(rows, "v"))), expected, 100 * EPS)
+    for start, stop in combinations(range(13), 2):
+        agree(given.chunk("v", range(start, stop)), dense.flatten(0, 1)[:, start:stop], 100 * EPS)
 
 
 def test_an_empty_jacobian_has_no_kernel() -> None:

@@ -140,21 +140,21 @@ def test_every_rule_has_a_sample() -> None:
     assert set(COMPLEX_SAMPLES) == set(COMPLEX)
 
 
-@pytest.mark.sample(90)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_sample_uses_the_rule(name: str) -> None:
-    """The value of its argument changes. A mask changes in a long step only."""
+def test_the_push_and_the_reverse_close(name: str) -> None:
+    """The step is so long that every sample uses its rule: the value of its argument changes, and masks do."""
     problem = sampled(name)
     chord = Replay(problem.tape(0.0), problem.tape(3.0), frozenset(problem.start)).state
     assert any(entry.name == name and not chord.deltas.keys().isdisjoint(entry.slots) for entry in chord.start.entries)
+    assert_closed(*problem.secant(3.0))
 
 
-@pytest.mark.sample(200)
+@pytest.mark.sample(60)
 @pytest.mark.parametrize(
     ("name", "size"),
-    [(name, size) for name in NAMES for size in ((1e-8, 1e-4, 0.3, 3.0) if name in BREAKS else (1e-8, 3.0))],
+    [(name, size) for name in NAMES for size in ((1e-8, 1e-4, 0.3) if name in BREAKS else (1e-8,))],
 )
-def test_the_push_and_the_reverse_close(name: str, size: float) -> None:
+def test_shorter_steps_close(name: str, size: float) -> None:
     assert_closed(*sampled(name).secant(size))
 
 
@@ -272,6 +272,7 @@ ACROSS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, float], float]]
     # the arguments of an operation decide the place of its break, which changes the outputs by 1e-4 and more
     "softplus": (lambda h: functional.softplus(1 / 3 + h, 3.0, threshold=1.0), (-1e-3, 1e-3), 1e-12),
     "logit": (lambda h: torch.logit(0.1 + h, eps=0.1), (-1e-3, 1e-3), 1e-12),
+    "logit, above": (lambda h: torch.logit(0.9 + h, eps=0.1), (-1e-3, 1e-3), 1e-12),
     # torch's own derivative takes 1/α in single precision, and no step closes for most α
     "celu": (lambda h: functional.celu(h, 0.7), (1.0, 1.0 + 1e-4), 100 * EPS),
 }

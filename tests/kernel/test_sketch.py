@@ -184,7 +184,7 @@ def with_rows(count: int) -> Jacobian:
     [
         (layers(40, 64), 32, True),
         (layers(1, 64), 2000, False),
-        (layers(40, 64), 2000, False),
+        (layers(40, 64), 100, False),  # 3.1 GB of factors
         (layers(1, 64), 32, False),
         (layers(11, 64), 32, False),  # 0.94e11 multiplications
         (with_rows(11), 32, True),  # and 8 + 16 for each number of a row, 1.01e11 together

@@ -19,12 +19,12 @@ from ntkexp.optimizer.flow import Flow
 from ntkexp.path.forward_sum import AbstractAccumulator
 from ntkexp.path.integrals import Integrals
 from ntkexp.path.points import NetworkView
-from ntkexp.path.recording import Playback, Recording, row_length
+from ntkexp.path.recording import Playback
 from ntkexp.path.step import Step
 from ntkexp.records.data import Trajectory
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.shapes import Weights
-from tests.run.small import Ran, ran, small
+from tests.run.small import Ran, ran, recorded_steps, small
 
 TINY = ("data.train=10", "data.query=5", "data.test=4", "model.width=8", "steps=5", "ladder.machine=[]")
 WAYS = (
@@ -50,15 +50,7 @@ def trajectory(path: Path, rows: int, size: int) -> Trajectory:
 
 def recorded(setting: Setting, folder: Path) -> Playback:
     """The steps of the descent, written down and read again."""
-    weights, pull = setting.problem.weights, setting.domain.zero_output_gradient()
-    records = setting.experiment.optimizer.records
-    rows = trajectory(folder / "first.bin", setting.experiment.steps + 1, row_length(weights, records, pull))
-    recording, sizes, end = Recording(rows=rows, like=weights, records=records, output_gradient_like=pull), [], weights
-    for step in setting.descent.steps_from(weights):
-        recording.write(step)
-        sizes.append(step.step_size)
-        end = step.end
-    recording.close(len(sizes), end)
+    recording, sizes = recorded_steps(setting, folder / "first.bin")
     return Playback(
         recording=recording,
         points=setting.points,

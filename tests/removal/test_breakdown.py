@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.func import jacrev
 
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
@@ -52,6 +53,20 @@ def test_shares_add_up_to_what_retraining_changed(case: str, activation: str) ->
     assert not found.shares[:, untouched].any()
     drawn = {k for step in range(training.length) for k in training.batch(step).rows.tolist()}
     assert [k for k in GROUP if found.shares[:, k].any()] == [k for k in GROUP if k in drawn] != []
+
+
+def test_examples_that_were_never_drawn_change_nothing() -> None:
+    """The rounding error of the change is then that of the outputs, |f| + |f| + ‖J‖·‖θ‖."""
+    training, points = rerun("one by one", "tanh")
+    drawn = {k for step in range(training.length) for k in training.batch(step).rows.tolist()}
+    absent = [k for k in range(training.examples) if k not in drawn]
+    found = split(training, points, training.unit_weights, training.without(absent))
+    assert not found.shares.any()
+    assert found.closure_error <= found.rounding
+    end = trained(training, training.unit_weights[None])[0]
+    jacobian = jacrev(lambda weights: training.outputs(weights, points).flatten())(end)
+    expected = 2 * found.before.abs() + jacobian.norm(dim=1) * end.norm()
+    assert torch.allclose(found.magnitude, expected, rtol=0.1)  # J is a secant between ends that differ by rounding
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -16,6 +17,8 @@ from torch import Tensor
 from ntkexp.config.compose import compose, composer
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name
+from ntkexp.loss import Squared
+from ntkexp.path.recording import Recording, row_length
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.records.data import Trajectory
 from ntkexp.records.folder import RunFolder, command
@@ -54,6 +57,18 @@ def execute_in(
         log=log,
     )
     return execute(request)
+
+
+class Twice(Squared):
+    """A user's loss, ℓ = ‖f − y‖²."""
+
+    curvature: ClassVar[float] = 2.0
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * super().value(outputs, targets)
+
+    def output_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * super().output_gradient(outputs, targets)
 
 
 @dataclass(eq=False)
@@ -138,6 +153,22 @@ class Ran:
     def error_bar(self) -> float:
         """The error bar of the secant parts, relative to ‖𝒮‖."""
         return self.outcome.matrices.paths["secant"].facts["error_bar"]
+
+
+def recorded_steps(setting: Setting, path: Path, more: Sequence[str] = ()) -> tuple[Recording, list[float]]:
+    """Descend, and record every step and `more` of its values. Return the recording and the step sizes."""
+    weights, pull = setting.problem.weights, setting.domain.zero_output_gradient()
+    records = (*setting.experiment.optimizer.records, *more)
+    size = row_length(weights, records, pull)
+    rows = Trajectory(path, setting.experiment.steps + 1, size, setting.experiment.dtype)
+    rows.allocate()
+    recording, sizes, end = Recording(rows=rows, like=weights, records=records, output_gradient_like=pull), [], weights
+    for step in setting.descent.steps_from(weights):
+        recording.write(step)
+        sizes.append(step.step_size)
+        end = step.end
+    recording.close(len(sizes), end)
+    return recording, sizes
 
 
 def small(*overrides: str, trust: Sequence[str] = ()) -> Experiment:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from math import exp, inf, log
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,14 +18,13 @@ from torch.func import functional_call, jacrev
 from ntkexp.layer.pointwise import Pointwise
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import infinite_kernel
-from ntkexp.loss import Squared
 from ntkexp.machine.base import DoesNotApply, LimitKernels, Prediction
 from ntkexp.model.base import AbstractLayered
 from ntkexp.optimizer.base import Memory
 from ntkexp.run.loop import run
 from ntkexp.run.metrics import Row
 from ntkexp.run.setting import Setting, prepare
-from tests.run.small import Memory as Listener, Ran, ran, small
+from tests.run.small import Memory as Listener, Ran, Twice, ran, small
 
 RUNGS = "ladder.machine=[frozen_start,frozen_limit,nngp]"
 
@@ -168,18 +167,6 @@ def test_the_linearised_machine_is_exact_for_a_linear_model() -> None:
     run = ran("model.depth=0", "path.rule=[left,secant]", "ladder.machine=[linearised,left,secant]")
     for row in run.table.values():
         assert row.exact, row
-
-
-class Twice(Squared):
-    """A user's loss, ℓ = ‖f − y‖²."""
-
-    curvature: ClassVar[float] = 2.0
-
-    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return 2 * super().value(outputs, targets)
-
-    def output_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return 2 * super().output_gradient(outputs, targets)
 
 
 def test_a_frozen_kernel_flows_as_far_as_the_curvature_takes_it() -> None:

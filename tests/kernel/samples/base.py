@@ -221,7 +221,7 @@ CHOSEN: dict[str, Sample] = {
         [functional.adaptive_max_pool2d(image(h), size).flatten(1) for size in ((1, 2), (2, 2), 4)], 1
     ),
     "adaptive_max_pool3d": lambda h, k: functional.adaptive_max_pool3d(volume(h), (1, 1, 2)),
-    "amax": lambda h, k: square(h).amax(2) + k.amax((1,), keepdim=True),
+    "amax": lambda h, k: square(h).amax(1) + k.amax((1,), keepdim=True),
     "amin": lambda h, k: square(h).amin(2) + k.amin((1,), keepdim=True),
     "aminmax": lambda h, k: torch.stack(
         [*torch.aminmax(h, dim=1), *torch.stack([torch.stack(torch.aminmax(row)) for row in k], 1)], 1

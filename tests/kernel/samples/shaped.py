@@ -253,7 +253,7 @@ PAIRED: dict[str, Sample] = {
     "pow": powers,
     "cumprod": lambda h, k: torch.cat([square(h).cumprod(1).flatten(1), k.cumprod(-1)], 1),
     "prod": lambda h, k: torch.cat(
-        [square(h).prod(2), h.prod(1, keepdim=True), torch.stack([r.prod() for r in k])[:, None]], 1
+        [square(h).prod(1), h.prod(1, keepdim=True), torch.stack([r.prod() for r in k])[:, None]], 1
     ),
     "remainder": lambda h, k: torch.remainder(h, 0.7) + torch.remainder(k, positive(h)),
     "smooth_l1_loss": lambda h, k: losses(partial(functional.smooth_l1_loss, beta=0.7), h, k),
