@@ -90,9 +90,7 @@ def apply_to_vectors(
     spread = sides.spread
     left = lent(sides.left)
     right = sides.right
-    inputs = lent(matrices.inputs)
-    nngp = lent(matrices.nngp)
-    ntk = lent(matrices.ntk)
+    inputs, nngp, ntk = lent(matrices)
     fields, columns = right.shape
     work = np.zeros((2 * program.registers + 4, PIECE + 2 * MARGIN), left.dtype)
     one = np.zeros(fields * PIECE, left.dtype)
