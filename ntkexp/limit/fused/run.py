@@ -39,7 +39,6 @@ from ntkexp.limit.fused.tile import (
 from ntkexp.limit.network import (
     COPIES,
     Kernels,
-    Network,
     Side,
     finite,
     kernels_of,
@@ -307,7 +306,6 @@ costs little per pair. """
 
 def kernels(
     program: TileProgram,
-    net: Network,
     left: Side,
     right: Side,
     same: bool,
@@ -315,7 +313,7 @@ def kernels(
     budget: MemoryBudget,
 ) -> Kernels:
     """Compute the NNGP kernel and the tangent kernel of a block."""
-    if len(net.shape) == 1:
+    if left.x.dim() == 2:
         return kernels_of_vectors(program, left, right, same, threads)
     field_numbers = [
         field_count(level, left, right) * prod(level.sizes) for level in program.levels
@@ -337,7 +335,7 @@ def kernels(
     for row, column in sub_blocks(left, right, max_examples, same):
         itself = same and row == column
         parts = kernels(
-            program, net, left.part(row), right.part(column), itself, threads, budget
+            program, left.part(row), right.part(column), itself, threads, budget
         )
         for values, part in zip(block, parts, strict=True):
             values[row, column] = part
