@@ -14,6 +14,7 @@ import typer
 from ntkexp.cli.options import Again, AsJson, Quiet, Trust, interruptible, write_out
 from ntkexp.mistake import Mistake
 from ntkexp.report.progress import progress_listener
+from ntkexp.report.tables import format_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -162,7 +163,6 @@ class RemovalRequest:
 def write_json(
     explained: Sequence[Explanation], picture: Path | None, top: int
 ) -> None:
-    from ntkexp.report.tables import format_json
 
     if picture is not None:
         draw(explained, picture.expanduser())
@@ -257,7 +257,6 @@ def leave_out(
     """Retrain without the group of examples, and print the breakdown of the change."""
     from ntkexp.report.breakdown import format_breakdown
     from ntkexp.report.known_effects import known_effects
-    from ntkexp.report.tables import format_json
 
     entries, removal = remove(queries, request, quiet=as_json)
     order = order_of(queries.run) if "top:" in request.group else ""

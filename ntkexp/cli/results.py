@@ -23,6 +23,13 @@ from ntkexp.cli.options import (
 )
 from ntkexp.mistake import Mistake
 from ntkexp.records.folder import command
+from ntkexp.report.tables import (
+    format_csv,
+    format_json,
+    format_text,
+    json_rows,
+    table_of_frame,
+)
 from ntkexp.text import printable_lines
 
 if TYPE_CHECKING:
@@ -189,13 +196,6 @@ def format_runs(material: Material, form: Format) -> str:
     from ntkexp.report.comparison import combined
     from ntkexp.report.material import tabulate_fits
     from ntkexp.report.page.build import markdown
-    from ntkexp.report.tables import (
-        format_csv,
-        format_json,
-        format_text,
-        json_rows,
-        table_of_frame,
-    )
 
     match form:
         case Format.md:
@@ -248,7 +248,6 @@ def runs(
     listed_runs = filter_runs(list_runs(folder), filters or [])
     if as_json:
         from ntkexp.records.atomic import Json
-        from ntkexp.report.tables import format_json
 
         rows: list[Json] = [
             {
@@ -342,7 +341,6 @@ def compare_runs(first: Run, second: Run) -> None:
         compare_results,
         numbers_of_one_alone,
     )
-    from ntkexp.report.tables import format_text, table_of_frame
 
     write_out(
         f"first   {first.name}: {first.outcome}\nsecond  {second.name}: {second.outcome}\n\n"
@@ -371,7 +369,6 @@ def compare_runs(first: Run, second: Run) -> None:
 
 def compare_sweeps(first: Material, second: Material) -> None:
     from ntkexp.report.analysis.tables import compare
-    from ntkexp.report.tables import format_text, table_of_frame
 
     for material in (first, second):
         if material.left_out_line:

@@ -216,13 +216,45 @@ class AbstractPixelMap(ABC):
     """The input (fine) pixels of each output (new) pixel."""
 
     @abstractmethod
+    def matched(self, shift: int) -> list[list[tuple[int, int]]]:
+        """Return, for each new pixel p, the pairs of fine pixels that contribute to the
+        pair (p, q), where q is `shift` pixels after p in periodic order.
+
+        Pixels outside the image are −1.
+        """
+
     def fine(self, shift: int, pixels: int) -> set[int]:
         """Return the fine offsets of all fine pairs that contribute
         at the new offset `shift`."""
+        offsets: set[int] = set()
+        for row in self.matched(shift):
+            offsets |= {(q - p) % pixels for p, q in row if p >= 0 and q >= 0}
+        return offsets
 
-    @abstractmethod
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
         """Return the fine offsets that are needed for these new offsets."""
+        needed: set[int] = set()
+        for shift in offsets:
+            needed |= self.fine(shift, pixels)
+        return tuple(sorted(needed))
+
+    def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
+        """Return the indices of the fine pairs in the flattened axes (offset,
+        pixel), [new pixel, fine pair].
+
+        Pairs outside the image get the index after the last.
+        """
+        n = pairs.pixels[axis]
+        index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
+        outside = n * len(index)
+        rows: list[list[int]] = []
+        for row in self.matched(shift):
+            places = [outside] * len(row)
+            for k, (p, q) in enumerate(row):
+                if p >= 0 and q >= 0:
+                    places[k] = index[(q - p) % n] * n + p
+            rows.append(places)
+        return torch.tensor(rows)
 
     def reached(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
         """Return the new offsets that can be computed from these fine offsets."""
@@ -288,26 +320,10 @@ class Coarse(AbstractPixelMap):
                 matches.append([(p, q) for p in first for q in second])
         return matches
 
-    def fine(self, shift: int, pixels: int) -> set[int]:
-        return {(q - p) % pixels for row in self.matched(shift) for p, q in row}
-
-    def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Return the indices of the averaged pairs in the flattened axes (offset,
-        pixel), as an array [coarse pixel, averaged pair]."""
-        n = pairs.pixels[axis]
-        index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
-        rows = [
-            [index[(q - p) % n] * n + p for p, q in row] for row in self.matched(shift)
-        ]
-        return torch.tensor(rows)
-
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
         if self.is_identity(pixels):
             return tuple(offsets)
-        needed: set[int] = set()
-        for shift in offsets:
-            needed |= self.fine(shift, pixels)
-        return tuple(sorted(needed))
+        return super().needed(offsets, pixels)
 
 
 @dataclass(frozen=True)
@@ -379,37 +395,10 @@ class Taps(AbstractPixelMap):
             for pixel, first in enumerate(self.members)
         ]
 
-    def fine(self, shift: int, pixels: int) -> set[int]:
-        offsets: set[int] = set()
-        for row in self.matched(shift):
-            offsets |= {(q - p) % pixels for p, q in row if p >= 0 and q >= 0}
-        return offsets
-
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
         # Always include offset 0. Otherwise,
         # no offset would be left if no fine pairs contribute.
-        needed = {0}
-        for shift in offsets:
-            needed |= self.fine(shift, pixels)
-        return tuple(sorted(needed))
-
-    def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Return the indices of the fine pairs in the flattened axes (offset, pixel),
-        as an array [new pixel, weight].
-
-        Pairs outside the image get the index after the last one.
-        """
-        n = pairs.pixels[axis]
-        index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
-        outside = n * len(index)
-        rows: list[list[int]] = []
-        for row in self.matched(shift):
-            places = [outside] * len(row)
-            for k, (p, q) in enumerate(row):
-                if p >= 0 and q >= 0:
-                    places[k] = index[(q - p) % n] * n + p
-            rows.append(places)
-        return torch.tensor(rows)
+        return tuple(sorted({0, *super().needed(offsets, pixels)}))
 
 
 def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
@@ -441,7 +430,9 @@ def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
     return values
 
 
-def stacked_tables(one: Coarse | Taps, pairs: Pairs, axis: int, after: Pairs) -> Tensor:
+def stacked_tables(
+    one: AbstractPixelMap, pairs: Pairs, axis: int, after: Pairs
+) -> Tensor:
     """Return the tables of all new offsets along an axis, [offset, pixel,
     averaged pair]."""
     return torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]])

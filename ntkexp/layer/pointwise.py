@@ -39,6 +39,10 @@ Values: TypeAlias = Float[Tensor, "..."]
 """Values of any shape. An activation acts on each of them."""
 
 
+ValueAndSlope: TypeAlias = tuple[Tensor, Tensor]
+"""The kernels κ and κ̇ (see `AbstractPointwise`)."""
+
+
 @dataclass(frozen=True)
 class PairMoments:
     """Moments of the preactivations u and v of each pair: the variances q₁, q₂, the
@@ -73,20 +77,18 @@ class AbstractPointwise(AbstractLayer):
     def apply(self, z: Values) -> Values:
         """Return σ(z)."""
 
-    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
+    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> ValueAndSlope:
         """Return κ = E σ(u) σ(v) and κ̇ = E σ′(u) σ′(v).
         The arguments are broadcast."""
         # not reached, because `carry` raises for such layers
         raise NotImplementedError(type(self).__name__)
 
-    def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
+    def alone(self, q: Tensor) -> ValueAndSlope:
         """Return κ = E σ(u)² and κ̇ = E σ′(u)² for a preactivation u of variance q.
         Subclasses use formulas without cancellation if possible."""
         return self.dual(q, q, q)
 
-    def between(
-        self, first: PairEnd, c: Tensor, second: PairEnd
-    ) -> tuple[Tensor, Tensor]:
+    def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> ValueAndSlope:
         """Return κ and κ̇ of each pair of pixels. The arguments are the variances at
         both pixels, and the covariance c."""
         q1 = first.broadcast(first.variance)
@@ -167,7 +169,7 @@ class Linear(AbstractPointwise):
     def apply(self, z: Values) -> Values:
         return z
 
-    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
+    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> ValueAndSlope:
         return c, torch.ones_like(c)
 
     def carry(self, signal: Signal) -> Signal:
@@ -210,7 +212,7 @@ class AbstractBent(AbstractPointwise):
         a, b = self.slopes
         return (a - b) ** 2 / (2 * pi), (a * a + b * b) / 2
 
-    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
+    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> ValueAndSlope:
         k, h = self.constants
         # Compute √q₁√q₂, because q₁q₂ may overflow.
         root1 = torch.where(q1 > 0, q1, 1.0).sqrt()
@@ -260,7 +262,7 @@ class AbstractBent(AbstractPointwise):
         far = h * far + 2 * G - torch.where(acute, 0.0, (a - b) ** 2 * c)
         return NearKernels(value, slope, Distances(near, far, h * slack, h * excess))
 
-    def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
+    def alone(self, q: Tensor) -> ValueAndSlope:
         _, h = self.constants
         return h * q, torch.full_like(q, h)
 
@@ -338,9 +340,7 @@ class AbstractEntire(AbstractPointwise):
         """b², the factor by which the activation scales variances."""
         return 1.0
 
-    def between(
-        self, first: PairEnd, c: Tensor, second: PairEnd
-    ) -> tuple[Tensor, Tensor]:
+    def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> ValueAndSlope:
         for end in (first, second):
             require_resolved(type(self).__name__, end.variance, self.squared_frequency)
         return super().between(first, c, second)
@@ -355,11 +355,11 @@ class Erf(AbstractEntire):
     def apply(self, z: Values) -> Values:
         return torch.erf(z)
 
-    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
+    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> ValueAndSlope:
         D = ((1 + 2 * q1) * (1 + 2 * q2) - 4 * c * c).sqrt()
         return 2 / pi * torch.atan2(2 * c, D), 4 / pi / D
 
-    def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
+    def alone(self, q: Tensor) -> ValueAndSlope:
         D = (1 + 4 * q).sqrt()
         return 2 / pi * torch.atan2(2 * q, D), 4 / pi / D
 
@@ -424,10 +424,10 @@ class GELU(AbstractEntire):
     def apply(self, z: Values) -> Values:
         return torch.nn.functional.gelu(z)
 
-    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
+    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> ValueAndSlope:
         return self.by_parts(q1, c, q2, (1 + q1) * (1 + q2) - c * c)
 
-    def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
+    def alone(self, q: Tensor) -> ValueAndSlope:
         return self.by_parts(q, q, q, 1 + 2 * q)
 
     def resolved(self, moments: PairMoments) -> NearKernels:
@@ -440,9 +440,7 @@ class GELU(AbstractEntire):
         return NearKernels(value, slope, None)
 
     @staticmethod
-    def by_parts(
-        q1: Tensor, c: Tensor, q2: Tensor, D2: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def by_parts(q1: Tensor, c: Tensor, q2: Tensor, D2: Tensor) -> ValueAndSlope:
         """Return κ and κ̇ by the formulas of the class, given D². Without cancellation,
         1 + (1 − q₁q₂)/P = (2 + q₁ + q₂)/P and φ = atan2(D, −c)/2π."""
         D = D2.sqrt()
@@ -479,7 +477,7 @@ class AbstractWave(AbstractEntire):
     def squared_frequency(self) -> float:
         return self.b**2
 
-    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
+    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> ValueAndSlope:
         a = self.a
         b = self.b
         mean = (q1 + q2) / 2

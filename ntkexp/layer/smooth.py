@@ -32,7 +32,7 @@ from torch import Tensor
 from ntkexp.component import CountOrNone
 from ntkexp.covariance.covariance import PairEnd
 from ntkexp.covariance.pairs import SERIES, Operation, Operations, root_and_inverse
-from ntkexp.layer.pointwise import AbstractPointwise, Values
+from ntkexp.layer.pointwise import AbstractPointwise, ValueAndSlope, Values
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.shapes import Shape
 
@@ -137,9 +137,7 @@ class AbstractSmooth(AbstractPointwise):
             )
         return order
 
-    def between(
-        self, first: PairEnd, c: Tensor, second: PairEnd
-    ) -> tuple[Tensor, Tensor]:
+    def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> ValueAndSlope:
         q1 = first.variance
         q2 = second.variance
         largest = [float(q.detach().max()) for q in (q1, q2) if q.numel()]
@@ -158,14 +156,14 @@ class AbstractSmooth(AbstractPointwise):
         value2, slope2 = self.coefficients(q2, order)
         return series(value1, value2), series(slope1, slope2)
 
-    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
+    def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> ValueAndSlope:
 
         def unchanged(values: Tensor) -> Tensor:
             return values
 
         return self.between(PairEnd(q1, unchanged), c, PairEnd(q2, unchanged))
 
-    def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
+    def alone(self, q: Tensor) -> ValueAndSlope:
         value, slope = self.in_portions(q, lambda f: f.square().sum(1))
         return value.view(q.shape), slope.view(q.shape)
 

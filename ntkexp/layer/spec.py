@@ -141,7 +141,6 @@ def parse_layer(item: object, place: str) -> AbstractLayer:
     for key, value in values.items():
         if fields[key].annotation == tuple[AbstractLayer, ...]:
             values[key] = parse_layers(value, f"{place}.{key}")
-    for key, value in values.items():
         if fields[key].annotation == tuple[tuple[AbstractLayer, ...], ...]:
             values[key] = parse_branches(value, f"{place}.{key}")
     try:

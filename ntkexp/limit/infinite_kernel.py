@@ -89,7 +89,7 @@ def choose_engine(
     from ntkexp.limit.fused.run import kernels as fused_kernels  # noqa: PLC0415  numba loads slowly
 
     threads = threads or torch.get_num_threads()
-    return partial(fused_kernels, fused_program, net, threads=threads, budget=budget)
+    return partial(fused_kernels, fused_program, threads=threads, budget=budget)
 
 
 MAX_BLOCK_WORK = 2**32

@@ -98,6 +98,15 @@ class PathKernel:
         return self.decay if self.rounding is None else self.decay + self.rounding
 
 
+def for_each_output(
+    kernel: Float[Tensor, "query train"], outputs: int
+) -> Float[Tensor, "query out train out_"]:
+    """Return a kernel that is equal for all outputs, times the identity of the
+    outputs."""
+    identity = torch.eye(outputs, dtype=kernel.dtype, device=kernel.device)
+    return kernel[:, None, :, None] * identity[:, None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LimitKernels:
     """The kernels of one output at infinite width:
@@ -109,10 +118,7 @@ class LimitKernels:
     def of_all(self, outputs: int) -> Float[Tensor, "query out train out_"]:
         """Return the tangent kernel of all outputs, which is Θ(x,
         x′) times the identity."""
-        identity = torch.eye(
-            outputs, dtype=self.tangent.dtype, device=self.tangent.device
-        )
-        return self.tangent[:, None, :, None] * identity[:, None]
+        return for_each_output(self.tangent, outputs)
 
     def traced(self, outputs: int) -> Float[Tensor, "query 1 train 1"]:
         """Return the trace of the tangent kernel over the outputs."""

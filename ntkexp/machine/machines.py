@@ -20,6 +20,7 @@ from ntkexp.machine.base import (
     Prediction,
     RunMatrices,
     apply_kernel,
+    for_each_output,
     refuse_none,
     train_matrix,
 )
@@ -474,7 +475,7 @@ class RBFRegression(AbstractMachine):
         width = median_distance(train)
         kernel = gaussian_kernel(matrices.inputs, train, width)
         prediction = regression_prediction(
-            kernel_for_each_output(kernel, matrices), matrices
+            for_each_output(kernel, matrices.start.shape[1]), matrices
         )
         return Prediction(prediction.outputs, f"h={width:.3g}, {prediction.detail}")
 
@@ -487,18 +488,8 @@ class RandomRegression(AbstractMachine):
     def predict(self, matrices: RunMatrices) -> Prediction:
         refuse_none(matrices.kernel_start)
         return regression_prediction(
-            kernel_for_each_output(random_kernel(matrices), matrices), matrices
+            for_each_output(random_kernel(matrices), matrices.start.shape[1]), matrices
         )
-
-
-def kernel_for_each_output(
-    kernel: Float[Tensor, "query train"], matrices: RunMatrices
-) -> Float[Tensor, "query out train out_"]:
-    """Return the kernel for all outputs: k(x, x′) times the identity."""
-    identity = torch.eye(
-        matrices.start.shape[1], dtype=kernel.dtype, device=kernel.device
-    )
-    return kernel[:, None, :, None] * identity[:, None]
 
 
 def gaussian_kernel(

@@ -21,11 +21,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import RUN_AGAIN, Damaged, read_object
-from ntkexp.records.schema import ArrayRecord, GroupRecord, checked, first_fault
+from ntkexp.records.schema import ArrayRecord, GroupRecord, checked, validated
 
 # --- data.npz: the headers with types and shapes are read before the arrays.
 
@@ -258,13 +257,8 @@ def read_store(path: Path) -> Store:
     arrays = dict[str, ArrayRecord]()
     for place in sorted(path.iterdir()):
         if place.is_dir():
-            record = read_object(place / ZARR)
-            try:
-                arrays[place.name] = ArrayRecord.model_validate(record)
-            except ValidationError as error:
-                raise Damaged(
-                    f"{place / ZARR} holds what no run writes: {first_fault(error)}"
-                ) from None
+            file = place / ZARR
+            arrays[place.name] = validated(read_object(file), ArrayRecord, file)
             fault = array_fault(arrays[place.name], place)
             if fault:
                 raise Damaged(f"{place} holds what no run writes: {fault}")

@@ -156,28 +156,25 @@ class ContributionsByRule:
         """The arrays by kind."""
         components = self.by_component
         has_decay = components is not None and self.decay is not None
+        named = (*CHANGES_WITHOUT_EXAMPLES, HALF_BY, BY_POSITION)
         return {
             CONTRIBUTION: self.parts,
-            HALF_BY: self.half_by,
-            DECAY: self.decay,
-            OUTSIDE: self.outside,
-            STATISTICS: self.statistics,
-            JUMPS: self.jumps,
-            COUPLING: self.coupling,
-            ROUNDING: self.rounding,
+            **{name: getattr(self, name) for name in named},
             BY_STEP: self.by_step and self.by_step.sums,
             BY_COMPONENT: components and components.parts,
             DECAY_BY_COMPONENT: components.decay if components and has_decay else None,
             BY_COMPONENT_STEP: components and components.by_step,
-            BY_POSITION: self.by_position,
         }
 
+
+CHANGES_WITHOUT_EXAMPLES = (DECAY, OUTSIDE, STATISTICS, JUMPS, COUPLING, ROUNDING)
+"""The kinds of changes that belong to no example."""
 
 CONTRIBUTION_KINDS: Mapping[str, Dims] = {
     CONTRIBUTION: DIMS,
     HALF_BY: DIMS,
     EFFECT: DIMS,
-    **dict.fromkeys((DECAY, OUTSIDE, STATISTICS, JUMPS, COUPLING, ROUNDING), QUERY_OUT),
+    **dict.fromkeys(CHANGES_WITHOUT_EXAMPLES, QUERY_OUT),
     BY_STEP: (*QUERY_OUT, STEP),
     BY_COMPONENT: (*DIMS, COMPONENT),
     DECAY_BY_COMPONENT: (*QUERY_OUT, COMPONENT),

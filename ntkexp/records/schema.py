@@ -61,6 +61,7 @@ Text = Annotated[Words, AfterValidator(printable)]
 Name = Annotated[str, Field(strict=True, max_length=MAX_NAME_LETTERS)]
 FileName = Annotated[Name, AfterValidator(inside)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
+Integer = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 Digest = Annotated[str, Field(strict=True, pattern="^[0-9a-f]{64}$")]
 Yes = Annotated[bool, Field(strict=True)]
@@ -162,7 +163,7 @@ class SweepRunRecord(Record):
         str, Field(strict=True, min_length=1, max_length=4096, pattern=r"^[^\x00]*$")
     ]
     axes: dict[Name, Any]
-    seed: Annotated[int, Field(strict=True)]
+    seed: Integer
     state: Text
     reason: Text | None = None
 
@@ -173,10 +174,23 @@ class SweepRecord(Record):
     name: Annotated[Text, Field(min_length=1)]
     command: Text = ""
     axes: dict[Name, list[Any]]
-    seeds: list[Annotated[int, Field(strict=True)]] = []
+    seeds: list[Integer] = []
     base: list[Text] = []
     fits: list[dict[str, Any]] = []
     runs: Annotated[list[SweepRunRecord], Field(min_length=1)]
+
+
+Valid = TypeVar("Valid", bound=Record)
+
+
+def validated(record: Mapping[str, Any], model: type[Valid], path: Path) -> Valid:
+    """Validate a record. Raise if it is invalid."""
+    try:
+        return model.model_validate(record)
+    except ValidationError as error:
+        raise Damaged(
+            f"{path} holds what no run writes: {first_fault(error)}"
+        ) from None
 
 
 def checked(
@@ -184,12 +198,7 @@ def checked(
 ) -> dict[str, Any]:
     """Validate a record, and return it with control characters escaped.
     Raise if it is invalid."""
-    try:
-        return model.model_validate(record).model_dump(exclude_none=True)
-    except ValidationError as error:
-        raise Damaged(
-            f"{path} holds what no run writes: {first_fault(error)}"
-        ) from None
+    return validated(record, model, path).model_dump(exclude_none=True)
 
 
 def checked_config(record: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -333,7 +342,7 @@ class RecordedAttributes(Record):
 
 
 class ContributionsAttributes(Record):
-    example: list[Annotated[int, Field(strict=True)]] | list[Name]
+    example: list[Integer] | list[Name]
     out: Annotated[list[Count], Field(min_length=1)]
     component: list[Name] | None = None
     phases: list[Name] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
@@ -75,16 +75,27 @@ def source_digest(folder: Path) -> str:
 # and never return the view.
 
 
-def _lent(typing: Any, array: Any) -> Any:
-    def without_count(
-        context: Any, builder: Any, signature: Any, arguments: Any
-    ) -> Any:
-        view = context.make_array(array)(context, builder, arguments[0])
+def borrowed(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """Return an array, or a tuple with its arrays, without reference counts."""
+    if isinstance(kind, types.Array):
+        view = context.make_array(kind)(context, builder, value)
         view.meminfo = ir.Constant(view.meminfo.type, None)
         view.parent = ir.Constant(view.parent.type, None)
         return view._getvalue()
+    for k, part in enumerate(getattr(kind, "types", ())):  # the parts of a tuple
+        element = builder.extract_value(value, k)
+        element = borrowed(context, builder, part, element)
+        value = builder.insert_value(value, element, k)
+    return value
 
-    return array(array), without_count
+
+def _lent(typing: Any, kind: Any) -> Any:
+    def without_count(
+        context: Any, builder: Any, signature: Any, arguments: Any
+    ) -> Any:
+        return borrowed(context, builder, kind, arguments[0])
+
+    return kind(kind), without_count
 
 
 lent: Any = intrinsic(_lent)
@@ -239,6 +250,32 @@ def beyond(dtype: Any) -> int:
     return 2 * int(np.finfo(dtype).maxexp) - 1
 
 
+# --- Polynomials with constant coefficients, by Horner's scheme
+
+
+def polynomial(double: Sequence[float], single: Sequence[float]) -> Any:
+    """Return a compiled polynomial with coefficients for each precision, from the
+    constant term on."""
+
+    def evaluate(typing: Any, x: Any) -> Any:
+        coefficients = np.array(double)
+        if x == types.float32:
+            coefficients = np.array(single, np.float32)
+        first, *others = coefficients[::-1].tolist()
+
+        def horner(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            (argument,) = arguments
+            value = ir.Constant(argument.type, first)
+            for coefficient in others:
+                product = builder.fmul(argument, value)
+                value = builder.fadd(ir.Constant(argument.type, coefficient), product)
+            return value
+
+        return x(x), horner
+
+    return intrinsic(evaluate)
+
+
 # --- The exponential of numbers ≤ 0, by a polynomial that vectorises
 #
 # exp x = 2ⁿ exp r, where n is the integer nearest to x/log 2 and |r| ≤ ½ log 2. The
@@ -250,7 +287,7 @@ LOG2_HIGH = 0.693145751953125
 LOG2_LOW = 1.4286068203094173e-06
 """log 2 = LOG2_HIGH + LOG2_LOW; the product n · LOG2_HIGH is exact even in float32."""
 EXP = tuple(1.0 / factorial(k) for k in range(13))
-EXP_SINGLE = tuple(np.float32(c) for c in EXP[:8])
+exp_series = polynomial(EXP, EXP[:8])
 
 
 def _power(typing: Any, x: Any) -> Any:
@@ -281,24 +318,15 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
         x = min(max(x, -708.0), 0.0)
         n = np.floor(x * 1.4426950408889634 + 0.5)
         r = (x - n * LOG2_HIGH) - n * LOG2_LOW
-        p = EXP[12]
-        p = EXP[8] + r * (EXP[9] + r * (EXP[10] + r * (EXP[11] + r * p)))
-        p = EXP[4] + r * (EXP[5] + r * (EXP[6] + r * (EXP[7] + r * p)))
-        p = EXP[0] + r * (EXP[1] + r * (EXP[2] + r * (EXP[3] + r * p)))
         # adding 1.5 · 2⁵² moves the integer n + bias into the lowest bits of the float
-        return p * power(n + (6755399441055744.0 + 1023.0))
+        return exp_series(r) * power(n + (6755399441055744.0 + 1023.0))
 
     def single(x: Any) -> Any:
         x = min(max(x, np.float32(-87.0)), np.float32(0.0))
         n = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
         r = (x - n * np.float32(LOG2_HIGH)) - n * np.float32(LOG2_LOW)
-        p = EXP_SINGLE[7]
-        p = EXP_SINGLE[4] + r * (EXP_SINGLE[5] + r * (EXP_SINGLE[6] + r * p))
-        p = EXP_SINGLE[0] + r * (
-            EXP_SINGLE[1] + r * (EXP_SINGLE[2] + r * (EXP_SINGLE[3] + r * p))
-        )
         # adding 1.5 · 2²³ moves the integer n + bias into the lowest bits of the float
-        return p * power(n + np.float32(12582912.0 + 127.0))
+        return exp_series(r) * power(n + np.float32(12582912.0 + 127.0))
 
     return single if x == types.float32 else double
 
@@ -329,47 +357,19 @@ ARC_DOUBLE = (
     -0.016384436448802192,
     0.032011340323281685,
 )
-ARC_SINGLE = tuple(
-    np.float32(c)
-    for c in (
-        1.0000000002453038,
-        0.1666665721387794,
-        0.07500591501960488,
-        0.044505242015329426,
-        0.031884142973420244,
-        0.014198827965636922,
-        0.03780636152096081,
-    )
+ARC_SINGLE = (
+    1.0000000002453038,
+    0.1666665721387794,
+    0.07500591501960488,
+    0.044505242015329426,
+    0.031884142973420244,
+    0.014198827965636922,
+    0.03780636152096081,
 )
 
 
-def arc_series(z: Any) -> Any:
-    """Return A(z) = arcsin(√z)/√z, by a polynomial."""
-    raise NotImplementedError  # numba uses the overload below
-
-
-@overload(arc_series, inline="always")
-def _arc_series(z: Any) -> Callable[[Any], Any]:
-    def double(z: Any) -> Any:
-        p = ARC_DOUBLE[12]
-        p = ARC_DOUBLE[8] + z * (
-            ARC_DOUBLE[9] + z * (ARC_DOUBLE[10] + z * (ARC_DOUBLE[11] + z * p))
-        )
-        p = ARC_DOUBLE[4] + z * (
-            ARC_DOUBLE[5] + z * (ARC_DOUBLE[6] + z * (ARC_DOUBLE[7] + z * p))
-        )
-        p = ARC_DOUBLE[0] + z * (
-            ARC_DOUBLE[1] + z * (ARC_DOUBLE[2] + z * (ARC_DOUBLE[3] + z * p))
-        )
-        return p
-
-    def single(z: Any) -> Any:
-        p = ARC_SINGLE[6]
-        p = ARC_SINGLE[3] + z * (ARC_SINGLE[4] + z * (ARC_SINGLE[5] + z * p))
-        p = ARC_SINGLE[0] + z * (ARC_SINGLE[1] + z * (ARC_SINGLE[2] + z * p))
-        return p
-
-    return single if z == types.float32 else double
+arc_series = polynomial(ARC_DOUBLE, ARC_SINGLE)
+"""A(z) = arcsin(√z)/√z."""
 
 
 @compiled
@@ -432,79 +432,26 @@ GAP = (
     -3.313550806822701e-10,
     9.301431034552783e-11,
 )
-ANGLE_SINGLE = tuple(
-    np.float32(c)
-    for c in (
-        1.480960979386122,
-        -0.07601710599077761,
-        0.011029593772552826,
-        -0.002141096968959455,
-        0.0004798331844653625,
-        -0.00013302194232519095,
-        3.449462493051909e-05,
-    )
+ANGLE_SINGLE = (
+    1.480960979386122,
+    -0.07601710599077761,
+    0.011029593772552826,
+    -0.002141096968959455,
+    0.0004798331844653625,
+    -0.00013302194232519095,
+    3.449462493051909e-05,
 )
-GAP_SINGLE = tuple(
-    np.float32(c)
-    for c in (
-        0.9685288762006966,
-        -0.02816786081492517,
-        0.0027962288000751142,
-        -0.0004113337735933161,
-        7.929601020904662e-05,
-        -1.6256318673553083e-05,
-    )
+GAP_SINGLE = (
+    0.9685288762006966,
+    -0.02816786081492517,
+    0.0027962288000751142,
+    -0.0004113337735933161,
+    7.929601020904662e-05,
+    -1.6256318673553083e-05,
 )
 
 
-def angle(t: Any) -> Any:
-    """Return P(t) = arccos(ρ)/√(1 − ρ) at t = 2ρ − 1, by a polynomial."""
-    raise NotImplementedError  # numba uses the overload below
-
-
-def gap(t: Any) -> Any:
-    """Return Q(t) = (sin ϑ − ρϑ)/√(1 − ρ)³ at t = 2ρ − 1, with ϑ = arccos ρ,
-    by a polynomial."""
-    raise NotImplementedError  # numba uses the overload below
-
-
-@overload(angle, inline="always")
-def _angle(t: Any) -> Callable[[Any], Any]:
-    def double(t: Any) -> Any:
-        p = ANGLE[16]
-        p = ANGLE[12] + t * (ANGLE[13] + t * (ANGLE[14] + t * (ANGLE[15] + t * p)))
-        p = ANGLE[8] + t * (ANGLE[9] + t * (ANGLE[10] + t * (ANGLE[11] + t * p)))
-        p = ANGLE[4] + t * (ANGLE[5] + t * (ANGLE[6] + t * (ANGLE[7] + t * p)))
-        p = ANGLE[0] + t * (ANGLE[1] + t * (ANGLE[2] + t * (ANGLE[3] + t * p)))
-        return p
-
-    def single(t: Any) -> Any:
-        p = ANGLE_SINGLE[6]
-        p = ANGLE_SINGLE[2] + t * (
-            ANGLE_SINGLE[3] + t * (ANGLE_SINGLE[4] + t * (ANGLE_SINGLE[5] + t * p))
-        )
-        p = ANGLE_SINGLE[0] + t * (ANGLE_SINGLE[1] + t * p)
-        return p
-
-    return single if t == types.float32 else double
-
-
-@overload(gap, inline="always")
-def _gap(t: Any) -> Callable[[Any], Any]:
-    def double(t: Any) -> Any:
-        p = GAP[14]
-        p = GAP[10] + t * (GAP[11] + t * (GAP[12] + t * (GAP[13] + t * p)))
-        p = GAP[6] + t * (GAP[7] + t * (GAP[8] + t * (GAP[9] + t * p)))
-        p = GAP[2] + t * (GAP[3] + t * (GAP[4] + t * (GAP[5] + t * p)))
-        p = GAP[0] + t * (GAP[1] + t * p)
-        return p
-
-    def single(t: Any) -> Any:
-        p = GAP_SINGLE[5]
-        p = GAP_SINGLE[1] + t * (
-            GAP_SINGLE[2] + t * (GAP_SINGLE[3] + t * (GAP_SINGLE[4] + t * p))
-        )
-        p = GAP_SINGLE[0] + t * p
-        return p
-
-    return single if t == types.float32 else double
+angle = polynomial(ANGLE, ANGLE_SINGLE)
+"""P(t) = arccos(ρ)/√(1 − ρ) at t = 2ρ − 1."""
+gap = polynomial(GAP, GAP_SINGLE)
+"""Q(t) = (sin ϑ − ρϑ)/√(1 − ρ)³ at t = 2ρ − 1, with ϑ = arccos ρ."""

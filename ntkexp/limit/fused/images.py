@@ -393,25 +393,16 @@ def at_offset(
 
     `first_pixel` is the index in `transfer.source` where the pixels
     of this offset begin."""
-    # in the loop over pairs, use views without reference counts (see `lent`)
-    left = lent(layout.left)
-    right = lent(layout.right)
-    gaps = TileGaps(lent(layout.gaps.inside), lent(layout.gaps.halo))
-    layout = TileLayout(left, right, gaps, layout.fields, layout.channels, layout.same)
+    # For the loop over pairs, take views without reference counts (see `lent`).
+    layout = lent(layout)
+    left = layout.left
+    right = layout.right
+    gaps = layout.gaps
     work = lent(work)
     sums = lent(sums)
-    source = lent(transfer.source)
-    target = lent(transfer.target)
-    slots = (lent(transfer.slots[0]), lent(transfer.slots[1]), lent(transfer.slots[2]))
-    transfer = LevelTransfer(
-        lent(transfer.arriving),
-        source,
-        lent(transfer.departing),
-        lent(transfer.shares),
-        slots,
-        lent(transfer.order),
-        target,
-    )
+    transfer = lent(transfer)
+    source = transfer.source
+    target = transfer.target
     arriving = transfer.arriving
     departing = transfer.departing
     margin = shape.margin

@@ -39,7 +39,6 @@ from ntkexp.limit.fused.tile import (
 from ntkexp.limit.network import (
     COPIES,
     Kernels,
-    Network,
     Side,
     finite,
     kernels_of,
@@ -91,9 +90,7 @@ def apply_to_vectors(
     spread = sides.spread
     left = lent(sides.left)
     right = sides.right
-    inputs = lent(matrices.inputs)
-    nngp = lent(matrices.nngp)
-    ntk = lent(matrices.ntk)
+    inputs, nngp, ntk = lent(matrices)
     fields, columns = right.shape
     work = np.zeros((2 * program.registers + 4, PIECE + 2 * MARGIN), left.dtype)
     one = np.zeros(fields * PIECE, left.dtype)
@@ -310,7 +307,6 @@ tiles costs little per pair."""
 
 def kernels(
     program: TileProgram,
-    net: Network,
     left: Side,
     right: Side,
     same: bool,
@@ -318,7 +314,7 @@ def kernels(
     budget: MemoryBudget,
 ) -> Kernels:
     """Compute the NNGP kernel and the tangent kernel of a block."""
-    if len(net.shape) == 1:
+    if left.x.dim() == 2:
         return kernels_of_vectors(program, left, right, same, threads)
     field_numbers = [
         field_count(level, left, right) * prod(level.sizes) for level in program.levels
@@ -340,7 +336,7 @@ def kernels(
     for row, column in sub_blocks(left, right, max_examples, same):
         itself = same and row == column
         parts = kernels(
-            program, net, left.part(row), right.part(column), itself, threads, budget
+            program, left.part(row), right.part(column), itself, threads, budget
         )
         for values, part in zip(block, parts, strict=True):
             values[row, column] = part

@@ -605,22 +605,8 @@ def apply_operations(
     The last four rows of `work` are scratch."""
     # Take views without reference counts (see `lent`).
     work = lent(work)
-    program = CompiledProgram(
-        lent(program.operations),
-        lent(program.weights),
-        program.registers,
-        program.equal,
-    )
-    fields = PairFields(
-        lent(fields.left),
-        lent(fields.right),
-        fields.left_start,
-        fields.right_start,
-        fields.left_pitch,
-        fields.right_pitch,
-        fields.equal,
-        lent(fields.numbers),
-    )
+    program = lent(program)
+    fields = lent(fields)
     operations = program.operations
     margin = shape.margin
     size = shape.size
