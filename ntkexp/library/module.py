@@ -159,9 +159,9 @@ def refuse_unlike_outputs(left: int, right: int) -> None:
     and right inputs of a kernel."""
     if left != right:
         raise Mistake(
-            f"the module gives {left} outputs for an example on one side of the kernel and {right} "
-            "on the other; give inputs of one shape, or let the module give as many outputs for "
-            "all"
+            f"the module returns {left} outputs for an example on one side of the "
+            f"kernel and {right} on the other; give inputs of one shape, or let the "
+            "module return as many outputs for all"
         )
 
 
@@ -172,7 +172,8 @@ def refuse_failing(
     for name, weight in module.named_parameters():
         if isinstance(weight, UninitializedParameter) or weight.is_meta:
             raise Mistake(
-                f"the parameter '{name}' holds no numbers yet; give a module that was initialised"
+                f"the parameter '{name}' has no values yet; give a module that was "
+                "initialised"
             )
     function = function_of(module, output)
     for name, values in inputs.items():
@@ -247,8 +248,8 @@ def refuse_short(weights: Weights) -> None:
         if dtype.is_floating_point and torch.finfo(dtype).bits < MIN_WEIGHT_BITS:
             kind = str(dtype).removeprefix("torch.")
             raise Mistake(
-                f"the parameter '{name}' is in {kind}, whose rounding no kernel includes; give "
-                "module.float()"
+                f"the parameter '{name}' is in {kind}, and kernels do not include its "
+                "rounding; give module.float()"
             )
 
 
@@ -282,8 +283,8 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
         other = weights[tied_name]
         if weight.dtype != other.dtype or not same(weight, other):
             raise Mistake(
-                f"{argument}['{tied_name}'] and {argument}['{name}'] are one parameter of the "
-                "module, and differ; give one"
+                f"{argument}['{tied_name}'] and {argument}['{name}'] are the same "
+                "parameter of the module, but they differ; give only one of them"
             )
     return {name: weights[tied_name].detach() for name, tied_name in tied_names.items()}
 

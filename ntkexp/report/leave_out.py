@@ -64,7 +64,7 @@ class Agreement:
             sentence += (
                 f" and differences grow {short(self.growth)}-fold along the training"
             )
-        return f"{sentence}, so what would change is not predictable here; {REMEDY}"
+        return f"{sentence}, so the change cannot be predicted here; {REMEDY}"
 
 
 def remarks_on_trainings(

@@ -65,7 +65,7 @@ def test_wrong_choices_are_refused() -> None:
     def trace(steps: object, **more: Any) -> Trace:
         return followed(loop(sgd), plain, steps=steps, **more)
 
-    with pytest.raises(Mistake, match=r"steps=0: give a number, for the last n steps, or the numbers of some"):
+    with pytest.raises(Mistake, match=r"steps=0: give a number n for the last n steps, or indices"):
         trace(0)
     with pytest.raises(Mistake, match="chosen steps can be stored only in memory"):
         trace(2, to="somewhere")

@@ -215,7 +215,10 @@ def effects_of_both() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "turns": (lambda _: take_turns(adam, heavy), "step 8: '0.weight' was moved by another optimizer since AdamW"),
+    "turns": (
+        lambda _: take_turns(adam, heavy),
+        "step 8: another optimizer has updated '0.weight' since the last step of AdamW",
+    ),
     "turns with a plain one": (lambda _: take_turns(heavy, plain), "let one stage end before the next begins"),
     "one optimizer, followed twice": (
         lambda _: twice(heavy, heavy),
