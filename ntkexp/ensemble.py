@@ -239,9 +239,8 @@ class EnsembleTraining:
         weights = networks.weights
         inputs = self.inputs[: len(self.targets)]
         trained = list(weights)
-        if (
-            self.readout
-        ):  # train only the last layer, such as net.3.weight and net.3.bias
+        # train only the last layer, such as net.3.weight and net.3.bias
+        if self.readout:
             layer = trained[-1].rpartition(".")[0]
             trained = [name for name in trained if name.rpartition(".")[0] == layer]
         yield networks

@@ -148,9 +148,8 @@ def write_record(
     from ntkexp.records.sweep import write_sweep
     from ntkexp.sweep.plan import record
 
-    with waited_for(
-        plan.record.parent / ".lock"
-    ):  # another process may write the same files
+    # another process may write the same files
+    with waited_for(plan.record.parent / ".lock"):
         write_sweep(record(plan, statuses))
         tables = plan.record.with_suffix(".runs.csv")
         if any(status.state == "done" for status in statuses.values()) and (

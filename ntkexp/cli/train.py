@@ -133,9 +133,8 @@ def print_results(folder: Path, *, quiet: bool, as_json: bool, verbose: bool) ->
     facts = RunFolder(folder).sealed_facts
     outcome = str(facts["outcome"])
     if quiet and not as_json:
-        if facts.get(
-            "diverged"
-        ):  # warn even if quiet: the run is finished, but not usable
+        # warn even if quiet: the run is finished, but not usable
+        if facts.get("diverged"):
             sys.stderr.write(f"ntkexp: {folder} {outcome}\n")
         return
     from ntkexp.records.results import read_results

@@ -157,9 +157,8 @@ def refusal(
     `key` is the key of the component. `values` holds the values of its fields,
     as the user wrote them."""
     first = error.errors()[0]
-    if (
-        first["type"] == "missing"
-    ):  # prefer an unknown key, which may be the missing one misspelled
+    # report an unknown key first, because it may be a misspelling of the missing key
+    if first["type"] == "missing":
         first = next(
             (other for other in error.errors() if other["type"] == "extra_forbidden"),
             first,
@@ -169,9 +168,8 @@ def refusal(
         if first["type"] == "value_error"
         else ""
     )
-    if not first[
-        "loc"
-    ]:  # pydantic's error concerns several fields, and its message names them
+    # pydantic's error concerns several fields, and its message names them
+    if not first["loc"]:
         return Mistake(reason or f"{key}: {first['msg']}".removeprefix(": "))
     name = str(first["loc"][0])
     full_key = f"{key}.{name}".removeprefix(".")

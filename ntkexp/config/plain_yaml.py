@@ -63,9 +63,8 @@ class Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
-        if (
-            self.depth > MAX_NESTING
-        ):  # the base class is recursive and would overflow the stack
+        # the base class is recursive and would overflow the stack
+        if self.depth > MAX_NESTING:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             problem = f"more than {MAX_NESTING} lists and mappings are nested"
             raise ComposerError(None, None, problem, mark)
@@ -207,9 +206,8 @@ def reference_targets(
     in this string may point to."""
     text = nodes[path]
     for reference in INTERPOLATION.finditer(text):
-        if (
-            reference[2] == "$"
-        ):  # a nested reference, ${${…}}: any text is a possible target
+        # a nested reference, ${${…}}: any text is a possible target
+        if reference[2] == "$":
             yield from (other for other, node in nodes.items() if has_references(node))
         keys = [reference[1].strip()]
         if reference[2] == ":":  # a resolver, such as ${oc.select: a.b}

@@ -480,9 +480,8 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
         )  # axis of the offsets; pixels follow
         lead = values.shape[:dim]
         rest = values.shape[dim + 2 :]
-        if not after.offsets[
-            axis
-        ]:  # no later layer needs a pair of pixels on this axis
+        # no later layer needs a pair of pixels on this axis
+        if not after.offsets[axis]:
             values = values.new_empty(*lead, 0, len(one.members), *rest)
             continue
         if one.is_identity(pairs.pixels[axis]):

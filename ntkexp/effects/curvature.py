@@ -159,10 +159,11 @@ def load_forward_mode() -> None:
     """Load torch's forward-mode rules without the warnings that they raise
     on import."""
     with warnings.catch_warnings():
+        # FutureWarning since torch 2.15
         for kind in (
             DeprecationWarning,
             FutureWarning,
-        ):  # FutureWarning since torch 2.15
+        ):
             warnings.simplefilter("ignore", kind)
         jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
 

@@ -158,9 +158,8 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     limits[SAFE_PATH] = "1"  # also for processes that the child starts
-    with blocked(
-        signal.SIGINT
-    ):  # the new process unblocks SIGINT when it is ready to report its end
+    # the new process unblocks SIGINT when it is ready to report its end
+    with blocked(signal.SIGINT):
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ntkexp.engine.child"],
             stdin=subprocess.PIPE,
@@ -172,9 +171,8 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
     children[token].append(process)
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(
-        BrokenPipeError
-    ):  # the process has died; its empty answer is handled below
+    # if the process has died, its empty answer is handled below
+    with suppress(BrokenPipeError):
         process.stdin.write(to_line(pickled, threads))
         process.stdin.flush()
     answer = process.stdout.read()

@@ -371,9 +371,8 @@ class Trace:
         if effects:
             self.refuse_effects(mean)
         gallery = Gallery()
-        if (
-            decode is not None
-        ):  # call it once, so that an error occurs before the work begins
+        # call it once, so that an error occurs before the work begins
+        if decode is not None:
             texts(shown(self.queries)[:1], decode)
 
         progress = in_place(quiet)

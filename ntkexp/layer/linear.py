@@ -140,11 +140,11 @@ class Dropout(AbstractLayer):
         pairs = covariance.pairs
         keep = 1 - self.rate
         if any(0 not in offsets for offsets in pairs.offsets):
-            return covariance  # no pixel of an example is paired with itself, so nothing changes
+            # no pixel of an example is paired with itself, so nothing changes
+            return covariance
         if covariance.ntk is not None and not covariance.same:
-            return covariance.with_distances(
-                None
-            )  # the distances change with the variances
+            # drop the distances, because this layer changes the variances
+            return covariance.with_distances(None)
 
         def divide_diagonal(values: Tensor) -> Tensor:
             if covariance.ntk is None:

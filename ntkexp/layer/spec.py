@@ -193,9 +193,8 @@ def scale_features(layer: AbstractLayer, factor: float) -> AbstractLayer:
     scaled: dict[str, object] = {}
     if isinstance(layer, AbstractAffine | SelfAttention):
         scaled["features"] = max(1, round(layer.features * factor))
-    if isinstance(
-        layer, SelfAttention
-    ):  # the number of heads and their width grow equally
+    # the number of heads and their width grow equally
+    if isinstance(layer, SelfAttention):
         scaled["heads"] = max(1, round(layer.heads * sqrt(factor)))
     if isinstance(layer, Residual):
         scaled["branch"] = scale_all(layer.branch, factor)

@@ -231,9 +231,8 @@ def draws(
         for weight in module.parameters():
             if weight.is_floating_point():
                 weight.detach().fill_(math.nan)
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # torch's layers draw from its global generator
+        # torch's layers draw from its global generator
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream("monte carlo", seed, k).initial_seed())
             for layer in drawn:
                 if isinstance(layer, nn.MultiheadAttention):

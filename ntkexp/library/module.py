@@ -58,9 +58,8 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
         module = arguments["module"]
         refuse_uncallable(module)
         hook = next(hooked_parameters(module), None)
-        if (
-            hook is not None
-        ):  # hooks on weights act only in `backward`, which kernels do not call
+        # hooks on weights act only in `backward`, which kernels do not call
+        if hook is not None:
             warn(
                 f"the parameter '{hook}' has a hook, which kernels ignore: they use the "
                 "derivative, and training uses the gradient that the hook returns",

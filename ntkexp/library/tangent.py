@@ -404,9 +404,8 @@ def tangent_kernel(
                 return kernel_in_chunks
         return kernel(left, right, part_of_outputs)
 
-    if (
-        outputs == "diagonal"
-    ):  # one output at a time, so that no other entries are computed
+    # one output at a time, so that no other entries are computed
+    if outputs == "diagonal":
         return finite(
             torch.stack(
                 [read([c])[:, 0, :, 0] for c in range(left.tape.outputs.shape[1])], 2

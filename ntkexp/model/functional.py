@@ -50,9 +50,8 @@ def load_tensors(
     """Load tensors that `torch.save` wrote. Raise `Damaged` if the file holds other
     objects. No code in the file is run."""
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # the error below contains the reason
+        # the error below contains the reason
+        with warnings.catch_warnings(action="ignore"):
             content: dict[str, Any] = torch.load(
                 path, map_location=device, weights_only=True, mmap=mmap
             )

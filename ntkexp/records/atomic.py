@@ -170,9 +170,8 @@ def waited_for(lock: Path) -> Iterator[None]:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if is_at(
-                descriptor, lock
-            ):  # else another process removed the file: try again
+            # else another process removed the file: try again
+            if is_at(descriptor, lock):
                 yield
                 return
         finally:

@@ -272,9 +272,8 @@ class GradientScale:
         self.scale: float | None = None
 
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
-        if (
-            gradient is None or gradient.numel() == 0
-        ):  # the output does not depend on the tensor
+        # the output does not depend on the tensor
+        if gradient is None or gradient.numel() == 0:
             return gradient
         if self.scale is None:
             largest = float(gradient.abs().amax())

@@ -39,9 +39,8 @@ def first(call: Call) -> Result:
     def arranged(source: Tensor) -> Any:
         return call.entry.op(source, *constants[0], **constants[1])
 
-    if call.is_use(
-        value
-    ):  # the indices depend on the inputs, so this is a use of a weight
+    # the indices depend on the inputs, so this is a use of a weight
+    if call.is_use(value):
         return call.element_use(value, arranged)
     result: Result = arranged(call.delta(value))
     if isinstance(result, list):
