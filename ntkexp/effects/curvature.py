@@ -160,10 +160,7 @@ def load_forward_mode() -> None:
     on import."""
     with warnings.catch_warnings():
         # FutureWarning since torch 2.15
-        for kind in (
-            DeprecationWarning,
-            FutureWarning,
-        ):
+        for kind in (DeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", kind)
         jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
 

@@ -158,8 +158,9 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     limits[SAFE_PATH] = "1"  # also for processes that the child starts
-    # the new process unblocks SIGINT when it is ready to report its end
-    with blocked(signal.SIGINT):
+    with blocked(
+        signal.SIGINT
+    ):  # the new process unblocks SIGINT when it is ready to report its end
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ntkexp.engine.child"],
             stdin=subprocess.PIPE,
@@ -171,7 +172,7 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
     children[token].append(process)
     assert process.stdin is not None
     assert process.stdout is not None
-    # if the process has died, its empty answer is handled below
+    # the process has died; its empty answer is handled below
     with suppress(BrokenPipeError):
         process.stdin.write(to_line(pickled, threads))
         process.stdin.flush()

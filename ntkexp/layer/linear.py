@@ -143,7 +143,7 @@ class Dropout(AbstractLayer):
             # no pixel of an example is paired with itself, so nothing changes
             return covariance
         if covariance.ntk is not None and not covariance.same:
-            # drop the distances, because this layer changes the variances
+            # the distances change with the variances
             return covariance.with_distances(None)
 
         def divide_diagonal(values: Tensor) -> Tensor:
