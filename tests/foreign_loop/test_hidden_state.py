@@ -162,7 +162,10 @@ def test_a_model_that_changes_by_no_tensor_is_refused(kind: str, when: int) -> N
 
 @pytest.mark.parametrize(
     ("when", "heat", "said"),
-    [(STEPS + 1, 1.25, "step 5: at the same weights, the model returned other outputs in the loop"), (STEPS, 1.0, OTHER)],
+    [
+        (STEPS + 1, 1.25, "step 5: at the same weights, the model returned other outputs in the loop"),
+        (STEPS, 1.0, OTHER),
+    ],
     ids=["built otherwise", "outputs at the end"],
 )
 def test_another_process_refuses_other_outputs_too(when: int, heat: float, said: str, tmp_path: Path) -> None:
