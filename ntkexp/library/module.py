@@ -240,7 +240,8 @@ def refuse_short(weights: Weights) -> None:
 
     >>> refuse_short({"a": torch.ones(1), "b": torch.ones(1, dtype=torch.float16)})
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: the parameter 'b' is in float16, whose rounding no kernel includes; give module.float()
+    ntkexp.mistake.Mistake: the parameter 'b' is in float16, and kernels do not include its rounding; give \
+module.float()
     """
     for name in sorted(weights):
         dtype = weights[name].dtype

@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a new optimizer inside": (
         lambda _: unannounced(),
-        r"step 4: .*another optimizer \(SGD\).*follow\(model, \[first, second\]\).*, or .*begin anew",
+        r"step 4: .*another optimizer \(SGD\).*follow\(model, \[first, second\]\).*, or .*begin again",
     ),
     "effects of both": (lambda _: effects_of_both(), "effects need one optimizer for each parameter.*each stage alone"),
 }
