@@ -120,7 +120,7 @@ REFUSED: dict[str, Callable[[nn.Module, FollowedScores], Any]] = {
     "24 of 24 training examples were not used": lambda model, known: QuandaExplainer(
         model, DATA, scores=replace(known, examples=None)
     ),
-    "these are 24 names for a data set of 3": lambda model, known: QuandaExplainer(
+    "there are 24 names for a data set of 3": lambda model, known: QuandaExplainer(
         model, Subset(DATA, range(3)), scores=known
     ),
     "several rows of the data set have the same name": lambda model, known: QuandaExplainer(

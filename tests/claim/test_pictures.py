@@ -418,7 +418,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"control": {"without": "none"}}, "give only a reason of at least 4 words"),
     ({"kind": "identity"}, "kind: identity: `slope −1 ± 5` leaves room for chance"),
     ({"kind": "law"}, "kind=law: it takes identity"),
-    ({"margins": [{}, {}]}, "margins: 2 reasons for 1 rules"),
+    ({"margins": [{}, {}]}, "margins: there are 2 reasons for 1 rules"),
     ({"margins": {"guess": "it looks right"}}, "a reason is {source: TEXT}"),
     ({"contrl": {}}, "contrl: a claim has no such key; .*; did you mean 'control'"),
     ({"control": {"expectations": {}}}, "control.expectations: there is no such key; .* did you mean 'expectation'"),
