@@ -70,8 +70,8 @@ class FollowedScores:
         expected = self.found.sizes["query"]
         if count != expected:
             raise Mistake(
-                f"queries=: these are {count}, and there are scores of {expected}; give those of "
-                "follow(queries=)"
+                f"queries=: there are {count}, but scores of {expected}; give the "
+                "queries of follow(queries=)"
             )
 
     def rows(
@@ -158,8 +158,8 @@ class FollowedScores:
         names = [str(name) for name in examples]
         if len(names) != len(dataset):
             raise Mistake(
-                f"examples=: these are {len(names)} names for a data set of {len(dataset)}; give "
-                "one for each"
+                f"examples=: there are {len(names)} names for a data set of "
+                f"{len(dataset)}; give one name for each example"
             )
         if len(set(names)) < len(names):
             raise Mistake(
@@ -170,9 +170,9 @@ class FollowedScores:
         unused = [name for name in names if name not in used]
         if unused:
             raise Mistake(
-                f"{len(unused)} of {counted(len(names), 'training example')} were not used in "
-                "training under their names; give examples=, the names that follow(ids=) gave "
-                "them, in the order of the data set"
+                f"{len(unused)} of {counted(len(names), 'training example')} were not "
+                "used in training under their names; give examples=, the names from "
+                "follow(ids=), in the order of the data set"
             )
         return names
 
@@ -200,8 +200,8 @@ class FollowedScores:
             or not np.linalg.norm(actual - expected) <= tolerance
         ):
             raise Mistake(
-                "the model gives other outputs than the one that was followed had at the end; "
-                "load its weights"
+                "the model returns other outputs than the followed model did at the "
+                "end; load the weights of the followed model"
             )
 
 
@@ -348,8 +348,8 @@ class DattriAttributor:
             )
             if not is_sequential or not has_plain_batches:
                 raise Mistake(
-                    "a DataLoader gives its data set in another order, or in part; load without "
-                    "shuffle="
+                    "the DataLoader returns its data set in another order, or only a "
+                    "part of it; load without shuffle="
                 )
         names = self.scores.training_names(train_dataloader.dataset)
         rows: list[Tensor] = []

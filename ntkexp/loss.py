@@ -101,8 +101,8 @@ class AbstractLoss(Component):
             slope = (self.output_gradient(outputs, checked) * direction).sum(1)
             if value.shape != slope.shape:
                 raise Mistake(
-                    f"loss={self.option}: value gives {list(value.shape)} for {len(outputs)} "
-                    "examples; give one each"
+                    f"loss={self.option}: value returns {list(value.shape)} for "
+                    f"{len(outputs)} examples; return one loss for each"
                 )
             self.refuse_interaction(outputs, direction, checked)
             differences = Differences(outputs, direction)

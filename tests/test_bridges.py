@@ -114,13 +114,13 @@ REFUSED: dict[str, Callable[[nn.Module, FollowedScores], Any]] = {
     "give the targets of the test points": lambda model, known: DattriAttributor(known).attribute(
         DataLoader(DATA, 5), DataLoader(TensorDataset(QUERIES), 4)
     ),
-    "the model gives other outputs": lambda model, known: QuandaExplainer(
+    "the model returns other outputs": lambda model, known: QuandaExplainer(
         nn.Linear(4, CLASSES), DATA, scores=known
     ).explain(QUERIES, TARGETS),
     "24 of 24 training examples were not used": lambda model, known: QuandaExplainer(
         model, DATA, scores=replace(known, examples=None)
     ),
-    "these are 24 names for a data set of 3": lambda model, known: QuandaExplainer(
+    "there are 24 names for a data set of 3": lambda model, known: QuandaExplainer(
         model, Subset(DATA, range(3)), scores=known
     ),
     "several rows of the data set have the same name": lambda model, known: QuandaExplainer(
@@ -130,7 +130,7 @@ REFUSED: dict[str, Callable[[nn.Module, FollowedScores], Any]] = {
     "the model has one output": lambda model, known: replace(known, found=known.found.isel(out=[0])).rows(
         QUERIES, TARGETS, ["0"]
     ),
-    "these are 5, and there are scores of 6": lambda model, known: replace(known, queries=QUERIES[:5]),
+    "there are 5, but scores of 6": lambda model, known: replace(known, queries=QUERIES[:5]),
     "scores=": lambda model, known: QuandaExplainer(model, DATA),
 }
 

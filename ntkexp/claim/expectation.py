@@ -322,8 +322,9 @@ class AbstractAverage(AbstractExpectation):
             outside = [figure for figure in figures if not low <= figure <= high]
             if outside:
                 raise Mistake(
-                    f"within={list(self.within)}: a seed's figure is {short(outside[0])}; "
-                    "give ends that hold it"
+                    f"within={list(self.within)}: the figure of a seed is "
+                    f"{short(outside[0])}, which is outside; give a range that contains "
+                    "it"
                 )
         estimate = replace(mean_of(figures), within=self.within)
         return Interval(estimate, self.expected, strict=self.strict, log=self.is_log)

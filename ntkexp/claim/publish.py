@@ -370,8 +370,8 @@ def verdict_fields(
     recorded = look_on_record(record.looks_fields, entry)
     if recorded is None:
         raise Mistake(
-            f"{record.path}: no look on record in the register found this; "
-            f"run `ntkexp claims {record.name}`"
+            f"{record.path}: the register contains no look with this outcome; run "
+            f"`ntkexp claims {record.name}`"
         )
     refuse_second_choice(attempts, recorded)
     own_fields = ("name", "verdict", "figure", "interval", "p", "expected")

@@ -373,7 +373,8 @@ def build_look(tree: Tree, name: str, builder: Builder) -> Look:
         seeds = seeds_of(tree["seeds"])
         if len(seeds) < 2:
             raise Mistake(
-                f"seeds={len(seeds)}: one seed says nothing of chance; give two or more"
+                f"seeds={len(seeds)}: one seed does not show how much results vary "
+                "by chance; give two or more"
             )
         runs = {
             run: build_sweep(run, fields, seeds) for run, fields in tree["runs"].items()
@@ -437,8 +438,9 @@ def named_nulls(
             )
         if rule.contains(null):
             raise Mistake(
-                f"expectation: {rule.words} holds at {spell_value(null)} too, which is found if "
-                "the claim is false; narrow the margin, or name another figure by null:"
+                f"expectation: {rule.words} also holds at {spell_value(null)}, the "
+                "figure to be expected if the claim is false; narrow the margin, or "
+                "name another figure by null:"
             )
     if given is None:
         return ()
@@ -461,7 +463,8 @@ def read_margins(
     )
     if len(margins) != len(expectation):
         raise Mistake(
-            f"margins: {len(margins)} reasons for {len(expectation)} rules; give one, or one each"
+            f"margins: there are {len(margins)} reasons for {len(expectation)} "
+            "rules; give one reason, or one for each rule"
         )
     reasons: list[Mapping[str, str]] = []
     for margin in margins:
@@ -515,8 +518,8 @@ def build_second_look(
     look = build_look({**changed, "seeds": seeds}, SECOND, builder)
     if common := sorted({*look.seeds} & {*main.seeds}):
         raise Mistake(
-            f"{SECOND}: seed {common[0]} is one of the claim itself; "
-            "give others, or how many, as seeds: 20"
+            f"{SECOND}: seed {common[0]} belongs to the claim itself; give other seeds, "
+            "or their number, as seeds: 20"
         )
     return look
 

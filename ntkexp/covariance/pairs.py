@@ -582,7 +582,8 @@ class Operation:
     weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
     """s, b, α and β, for K′ = s Σ K + b and Θ′ = s Σ Θ + α Σ K + β."""
     constants: tuple[float, ...] = ()
-    """At most three numbers, as in the list above."""
+    """At most three constants of the operation. The
+    list of operations above states their meaning."""
     ends: Callable[[Tensor], tuple[Tensor, ...]] | None = None
     """Functions of the variance q. They are zero for q = 0,
     which is the value outside the image."""

@@ -325,7 +325,8 @@ def examples_of_phase(
     try:
         return source.examples(stream)
     except Mistake as mistake:
-        if type(mistake) is not Mistake:  # the command line adds advice to subclasses
+        # subclasses get advice from the command line, so pass them on unchanged
+        if type(mistake) is not Mistake:
             raise
         raise Mistake(f"data.phases, phase {number}: {mistake}") from mistake
 

@@ -220,8 +220,9 @@ class AbstractMean(ABC):
     def removals(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
     ) -> Float[Tensor, "vector row"]:
-        """For each row of a batch, return the change of γ·g if its example is left out.
-        `along` is γ·∇ℓᵢ.
+        """For each row of a batch, return the change of γ·g if the example of this row
+        is left out, where g is the gradient of the step. `along` holds γ·∇ℓᵢ, with the
+        vectors γ as its first axis.
 
         If an example has several rows, its change is the sum over these rows.
         """

@@ -87,9 +87,8 @@ class LocalWorkers(AbstractWorkers):
         ours, theirs = FORKS.Pipe(duplex=False)
         arguments = (replace(task, threads=self.threads), theirs)
         process = FORKS.Process(target=serve, args=arguments, daemon=True)
-        with blocked(
-            signal.SIGINT
-        ):  # no interrupt between the start of a process and the start of its listener
+        # no interrupt between the start of a process and the start of its listener
+        with blocked(signal.SIGINT):
             with self.lock:
                 process.start()
                 self.running.add(process)

@@ -173,7 +173,8 @@ def refuse_short(name: str, weight: Tensor) -> None:
 
     >>> refuse_short("a", torch.ones(1)), refuse_short("b", torch.ones(1, dtype=torch.bfloat16))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: 'b' is in bfloat16, too coarse for any proof; train float32 under autocast
+    ntkexp.mistake.Mistake: 'b' is in bfloat16, whose rounding errors are too large for the proofs; train float32 \
+weights under autocast
     """
     if is_short(weight):
         kind = str(weight.dtype).removeprefix("torch.")
@@ -358,7 +359,7 @@ def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
 
     >>> refuse_other_objects(nn.Linear(1, 1), [])
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: there is no optimizer to follow; give the loop's, or a list of them
+    ntkexp.mistake.Mistake: there is no optimizer to follow; give the loop's optimizer, or a list of its optimizers
     """
     if not isinstance(model, nn.Module):
         raise Mistake(
@@ -385,7 +386,7 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
 
     >>> checked_queries(torch.ones(0, 3), nn.Linear(3, 1), None)
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: queries=: they are empty; give inputs at which the model is to be explained
+    ntkexp.mistake.Mistake: queries=: there are none; give inputs at which the model is to be explained
     """
     for leaf in tree_leaves(dict(queries) if isinstance(queries, Mapping) else queries):
         if isinstance(leaf, Tensor) and (

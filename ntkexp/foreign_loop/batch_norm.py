@@ -109,7 +109,8 @@ def refuse_instance_statistics(step: int, layers: Mapping[str, nn.Module]) -> No
 
     >>> refuse_instance_statistics(0, {"": nn.InstanceNorm1d(2, track_running_stats=True)})
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: step 0: layer '' (InstanceNorm1d) moves running statistics; let it track none, or eval() it
+    ntkexp.mistake.Mistake: step 0: layer '' (InstanceNorm1d) updates running statistics, which is not supported; set \
+track_running_stats=False, or put it in eval()
     """
     for name, layer in layers.items():
         if (

@@ -280,9 +280,8 @@ class CallRecorder:
             raise Mistake(f"step {step}: {ONE_NUMBER}")
         inputs: Inputs
         first = args[0] if len(args) == 1 and not kwargs else None
-        if (
-            isinstance(first, Tensor) and first.dim()
-        ):  # the most frequent case, handled with the fewest Python calls
+        # the most frequent case, handled with the fewest Python calls
+        if isinstance(first, Tensor) and first.dim():
             inputs = first.detach().clone()
             rows = len(first)
         else:

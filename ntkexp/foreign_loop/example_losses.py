@@ -95,8 +95,8 @@ def refuse_other_losses(losses: object, batch: Batch) -> None:
 
     >>> refuse_other_losses(torch.ones(3), (torch.ones(2, 1), 0.5))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: trace.losses: the function gives 3 losses, and no tensor of the batch has 3 rows; return a \
-loss for each row, and choose among them outside
+    ntkexp.mistake.Mistake: trace.losses: the function returns 3 losses, but no tensor of the batch has 3 rows; return \
+a loss for each row, and select losses outside the function
     """
     if not isinstance(losses, Tensor) or losses.dim() != 1:
         kind = f"a {type(losses).__name__}"

@@ -232,7 +232,7 @@ class MeasuredQueries:
         """Translate an error message about a module to a message about the measure.
 
         >>> MeasuredQueries.reworded(COUPLED)[:40]
-        'the number of a query depends on other q'
+        'the value of a query depends on other qu'
         """
         if reason.startswith("measure=: "):
             return reason.removeprefix("measure=: ")
@@ -322,7 +322,7 @@ def refuse_bare_graph(queries: object) -> None:
 
     >>> refuse_bare_graph((torch.ones(3, 2), torch.ones(2, 7)))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: queries=: tensors of [3, 2], [2, 7] differ in their first axis, which is that of the \
+    ntkexp.mistake.Mistake: queries=: the tensors of [3, 2], [2, 7] differ in their first axis, the axis of \
 queries; if they are one graph, give the module an axis of graphs, queries=(x[None], edges[None]), and call \
 trace.losses in the loop, with one loss for each node
     """

@@ -81,7 +81,8 @@ class FrozenTensors:
         >>> frozen.refuse_writes(0, {"bias"})
         >>> frozen.refuse_writes(0, set())
         Traceback (most recent call last):
-        ntkexp.mistake.Mistake: step 0: 'bias', which no followed optimizer moves, was changed; follow what moves it too
+        ntkexp.mistake.Mistake: step 0: 'bias' was changed, and no followed optimizer updates it; follow the optimizer \
+that does, too
         """
         now = tensors_of(named_layers(self.model) if layers is None else layers)
         for name, (tensor, _) in self.checked.items():

@@ -67,9 +67,8 @@ class PendingCalls:
 
         In a loop that runs again, return the gradient times the weights of the
         examples. Otherwise return None, which leaves the gradient unchanged."""
-        if (
-            gradient is None
-        ):  # f is one part of a split tensor, and the loss uses only the other parts
+        # f is one part of a split tensor, and the loss uses only the other parts
+        if gradient is None:
             return None
         backward = self.begin_backward(call)
         weighed = None

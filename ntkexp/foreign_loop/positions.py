@@ -100,8 +100,8 @@ def refuse_no_positions(call: ModelCall, *, coupled: bool = False) -> None:
 
     >>> refuse_no_positions(ModelCall(7, torch.ones(6, 2), shape=(6, 10)))
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: step 7: positions=True: the loop's calls give outputs of shape [6, 10]; their axes have to \
-be [example, position, class] or [example, class, position]
+    ntkexp.mistake.Mistake: step 7: positions=True: the model returns outputs of shape [6, 10]; their axes must be \
+[example, position, class] or [example, class, position]
     """
     if call.losses is not None:
         raise Mistake(

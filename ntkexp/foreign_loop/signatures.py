@@ -32,7 +32,8 @@ from ntkexp.stream import stream
 
 # eps: relative rounding error of outputs if torch computes them in another order
 OUTPUT_TOLERANCE = 1e3
-CAST_TOLERANCE = 8  # eps of the lower precision: the same under casts
+# eps of the lower precision: relative rounding error of outputs under casts
+CAST_TOLERANCE = 8
 # Rounding may change outputs by this multiple of the change that noise of one eps in
 # weights and inputs causes.
 NOISE_FACTOR = 64.0

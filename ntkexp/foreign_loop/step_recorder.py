@@ -314,9 +314,8 @@ class StepRecorder:
     def on_passed_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Count a step without storing it. If the next step is stored, store the
         weights after this step."""
-        if (
-            id(optimizer) not in self.stepping
-        ):  # a subclass calls the `step` of its base class
+        # a subclass calls the `step` of its base class
+        if id(optimizer) not in self.stepping:
             return
         self.stepping.discard(id(optimizer))
         self.passed = True

@@ -550,8 +550,8 @@ def predict_at(
 
 
 class Study(Component):
-    """Several infinite-width kernels that are compared in one table. Each is given by
-    its overrides.
+    """Several infinite-width kernels that are compared in one table. Each kernel is
+    described by overrides of the configuration.
 
     `base` are overrides for all kernels. `published` maps kernels to published
     accuracies of their tangent kernels, in per cent. `published_with` describes the

@@ -431,8 +431,9 @@ class GELU(AbstractEntire):
         return self.by_parts(q, q, q, 1 + 2 * q)
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ and κ̇ by the formulas of the class. D² = 1 + q₁ + q₂ + near · far/4
-        follows from the distances."""
+        """Return κ and κ̇ by the formulas of the class. D² = (1 + q₁)(1 + q₂) − c² is
+        computed as 1 + q₁ + q₂ + near · far/4, from the distances near = 2√(q₁q₂) − 2c
+        and far = 2√(q₁q₂) + 2c, without cancellation."""
         q1 = moments.q1
         q2 = moments.q2
         D2 = 1 + q1 + q2 + moments.distances.near * moments.distances.far / 4

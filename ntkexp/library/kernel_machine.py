@@ -348,14 +348,15 @@ class KernelMachine:
             values = self.start(x)
         if not isinstance(values, Tensor | np.ndarray):
             raise Mistake(
-                f"start= gives a {type(values).__name__}; let it give a tensor or an array"
+                f"start= returns a {type(values).__name__}; let it return a tensor "
+                "or an array"
             )
         outputs = as_doubles(values, "start=")
         is_vector = width == 1 and outputs.shape == (count,)
         if not is_vector and outputs.shape != (count, width):
             raise Mistake(
-                f"start= gives outputs of shape {list(outputs.shape)} for {count} examples, and "
-                f"targets have {width} columns; give [{count}, {width}]"
+                f"start= returns outputs of shape {list(outputs.shape)} for {count} "
+                f"examples, and targets have {width} columns; return [{count}, {width}]"
             )
         return outputs.reshape(count, width)
 

@@ -158,9 +158,9 @@ def refuse_unlike_outputs(left: int, right: int) -> None:
     and right inputs of a kernel."""
     if left != right:
         raise Mistake(
-            f"the module gives {left} outputs for an example on one side of the kernel and {right} "
-            "on the other; give inputs of one shape, or let the module give as many outputs for "
-            "all"
+            f"the module returns {left} outputs for an example on one side of the "
+            f"kernel and {right} on the other; give inputs of one shape, or let the "
+            "module return as many outputs for all"
         )
 
 
@@ -171,7 +171,8 @@ def refuse_failing(
     for name, weight in module.named_parameters():
         if isinstance(weight, UninitializedParameter) or weight.is_meta:
             raise Mistake(
-                f"the parameter '{name}' holds no numbers yet; give a module that was initialised"
+                f"the parameter '{name}' has no values yet; give a module that was "
+                "initialised"
             )
     function = function_of(module, output)
     for name, values in inputs.items():
@@ -239,15 +240,16 @@ def refuse_short(weights: Weights) -> None:
 
     >>> refuse_short({"a": torch.ones(1), "b": torch.ones(1, dtype=torch.float16)})
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: the parameter 'b' is in float16, whose rounding no kernel includes; give module.float()
+    ntkexp.mistake.Mistake: the parameter 'b' is in float16, and kernels do not include its rounding; give \
+module.float()
     """
     for name in sorted(weights):
         dtype = weights[name].dtype
         if dtype.is_floating_point and torch.finfo(dtype).bits < MIN_WEIGHT_BITS:
             kind = str(dtype).removeprefix("torch.")
             raise Mistake(
-                f"the parameter '{name}' is in {kind}, whose rounding no kernel includes; give "
-                "module.float()"
+                f"the parameter '{name}' is in {kind}, and kernels do not include its "
+                "rounding; give module.float()"
             )
 
 
@@ -280,8 +282,8 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
         other = weights[tied_name]
         if weight.dtype != other.dtype or not same(weight, other):
             raise Mistake(
-                f"{argument}['{tied_name}'] and {argument}['{name}'] are one parameter of the "
-                "module, and differ; give one"
+                f"{argument}['{tied_name}'] and {argument}['{name}'] are the same "
+                "parameter of the module, but they differ; give only one of them"
             )
     return {name: weights[tied_name].detach() for name, tied_name in tied_names.items()}
 

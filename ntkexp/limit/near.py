@@ -30,8 +30,8 @@ MAX_NEAR_REST = {torch.float64: 1e-6, torch.float32: 1e-5}
 """A pair is near if 1 − |ρ| is at most this value, where ρ is the correlation of its
 inputs.
 
-For a pair at this threshold, the kernel of a layer from the covariance has errors of
-1e-13 in float64 and 2e-5 in float32."""
+If the kernel of a layer is computed from the covariance of such a pair, digits cancel.
+At this threshold, the error is 1e-13 in float64 and 2e-5 in float32."""
 SEARCH_DEVIATIONS = 3.0
 """Search radius, in standard deviations of the projected difference of a pair at the
 threshold.

@@ -114,7 +114,7 @@ class FinerPass:
     integrals: Integrals
     # positions of the sample in the list of attributed points
     sample: Int[Tensor, " sample"]
-    richardson_factor: float  # the error divided by 𝒮_2n − 𝒮_n: 4/3
+    richardson_factor: float  # 4/3: the error is 4/3 (𝒮_2n − 𝒮_n)
     # positions in `sample` of the points that belong to the current chunk
     rows: Int[Tensor, " chosen"] | None = None
     points: Points | None = None  # the points at `rows`

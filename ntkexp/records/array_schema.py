@@ -5,7 +5,7 @@
 >>> refuse_odd_store(store, Path("contributions.zarr"), kinds, ["decay"], {"query": 4})
 >>> refuse_odd_store(store, Path("contributions.zarr"), kinds, ["decay"], {"query": 3})  # doctest: +ELLIPSIS
 Traceback (most recent call last):
-ntkexp.records.atomic.Damaged: contributions.zarr holds what no run writes: 'decay' has 4 along query, not 3; ...
+ntkexp.records.atomic.Damaged: contributions.zarr has content that no run writes: 'decay' has 4 along query, not 3; ...
 """
 
 from __future__ import annotations
@@ -116,7 +116,9 @@ class RunAxes:
         """
         fault = data_fault(headers, read)
         if fault:
-            raise Damaged(f"{path} holds what no run writes: {fault}; {RUN_AGAIN}")
+            raise Damaged(
+                f"{path} has content that no run writes: {fault}; {RUN_AGAIN}"
+            )
         counts = {
             split: headers[f"{split}_index"].shape[0] for split in ("train", *read)
         }
@@ -204,7 +206,7 @@ def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
             raise ValueError("'phase_classes' are not a row for each phase")
     except ValueError as error:
         raise Damaged(
-            f"{path} holds what no run writes: {error}; {RUN_AGAIN}"
+            f"{path} has content that no run writes: {error}; {RUN_AGAIN}"
         ) from None
 
 
@@ -261,7 +263,7 @@ def read_store(path: Path) -> Store:
             arrays[place.name] = validated(read_object(file), ArrayRecord, file)
             fault = array_fault(arrays[place.name], place)
             if fault:
-                raise Damaged(f"{place} holds what no run writes: {fault}")
+                raise Damaged(f"{place} has content that no run writes: {fault}")
     return Store(group["attributes"], arrays)
 
 
@@ -330,12 +332,12 @@ def refuse_odd_store(
         ]
         if dims not in possible_dims:
             raise Damaged(
-                f"{path} holds what no run writes: '{name}' over {', '.join(dims)}; {RUN_AGAIN}"
+                f"{path} has content that no run writes: '{name}' over {', '.join(dims)}; {RUN_AGAIN}"
             )
         for axis, length in zip(dims, array.shape, strict=True):
             if axis in lengths and length != lengths[axis]:
                 raise Damaged(
-                    f"{path} holds what no run writes: '{name}' has {length} along {axis}, not "
+                    f"{path} has content that no run writes: '{name}' has {length} along {axis}, not "
                     f"{lengths[axis]}; {RUN_AGAIN}"
                 )
 

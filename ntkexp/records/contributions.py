@@ -209,7 +209,7 @@ def refuse_odd_contributions(
         or max(outs) >= outputs
     ):
         raise Damaged(
-            f"{path} holds what no run writes: other examples, or outputs that do not exist; "
+            f"{path} has content that no run writes: other examples, or outputs that do not exist; "
             f"{RUN_AGAIN}"
         )
     known_lengths = {
@@ -239,7 +239,7 @@ def refuse_odd_contributions(
         called(CONTRIBUTION, rule, explained) != name for name, rule in rules.items()
     ):
         raise Damaged(
-            f"{path} holds what no run writes: contributions by the rules {', '.join(rules.values())}"
+            f"{path} has content that no run writes: contributions by the rules {', '.join(rules.values())}"
         )
     if EFFECT in store.arrays:
         checked(store.arrays[EFFECT].attributes, EffectAttributes, path / EFFECT)
@@ -445,11 +445,11 @@ def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> N
     for numbers, end in ((query, lengths["query"]), (example, lengths["example"])):
         if not len(numbers) or numbers.min() < 0 or numbers.max() >= end:
             raise Damaged(
-                f"{path} holds what no run writes: points or examples that do not exist; {RUN_AGAIN}"
+                f"{path} has content that no run writes: points or examples that do not exist; {RUN_AGAIN}"
             )
     if not len(count) or count.min() < 1 or count.sum() != len(example):
         raise Damaged(
-            f"{path} holds what no run writes: removals with other numbers of examples; {RUN_AGAIN}"
+            f"{path} has content that no run writes: removals with other numbers of examples; {RUN_AGAIN}"
         )
 
 

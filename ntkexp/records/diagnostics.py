@@ -68,11 +68,11 @@ def refuse_odd_diagnostics(path: Path) -> None:
     arrays = read_store(path).arrays
     if STEP not in arrays:
         raise Damaged(
-            f"{path} holds what no run writes: it has no '{STEP}'; {RUN_AGAIN}"
+            f"{path} has content that no run writes: it has no '{STEP}'; {RUN_AGAIN}"
         )
     for name, array in arrays.items():
         if array.shape[:1] != arrays[STEP].shape:
             raise Damaged(
-                f"{path} holds what no run writes: '{name}' and '{STEP}' have other lengths; "
+                f"{path} has content that no run writes: '{name}' and '{STEP}' have other lengths; "
                 f"{RUN_AGAIN}"
             )

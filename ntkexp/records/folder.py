@@ -552,7 +552,7 @@ class RunFolder:
         ]
         if changed:
             raise NoPlace(
-                f"{self.path} holds what no run wrote ({several(changed)}); "
+                f"{self.path} has content that no run wrote ({several(changed)}); "
                 "move it away, or choose another place"
             )
         remove_files(self.path, [*pictures, DONE])

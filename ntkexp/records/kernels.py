@@ -370,7 +370,7 @@ def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
     names = checked(store.attributes, PredictionsAttributes, path / ZARR)["machines"]
     if len(set(names)) < len(names) or not {"f_0", "f_T"} <= set(names):
         raise Damaged(
-            f"{path} holds what no run writes: its machines are {', '.join(names)}; {RUN_AGAIN}"
+            f"{path} has content that no run writes: its machines are {', '.join(names)}; {RUN_AGAIN}"
         )
     refuse_odd_store(
         store,

@@ -40,7 +40,7 @@ def refuse_strangers(folder: Path, is_ours: Callable[[str], object]) -> None:
     strangers = [name for name in files_in(folder) if not is_ours(name)]
     if strangers:
         raise NoPlace(
-            f"{folder} holds what no run wrote ({several(strangers)}); "
+            f"{folder} has content that no run wrote ({several(strangers)}); "
             "move it away, or choose another place"
         )
 

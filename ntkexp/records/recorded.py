@@ -114,7 +114,7 @@ def refuse_odd_recorded(path: Path, lengths: Mapping[str, int]) -> None:
     shapes = attributes["shapes"]
     if len(set(names)) < len(names) or len(names) != len(shapes):
         raise Damaged(
-            f"{path} holds what no run writes: each parameter needs a name and a shape; "
+            f"{path} has content that no run writes: each parameter needs a name and a shape; "
             f"{RUN_AGAIN}"
         )
     snapshots = store.arrays[STEP].shape[0] if STEP in store.arrays else 0

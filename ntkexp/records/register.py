@@ -452,9 +452,10 @@ def refuse_common_seeds(where: str, before: Json, after: Json) -> None:
     if spent:
         first = max(before) + 1
         raise Mistake(
-            f"{where} has seed {spent[0]}, which was looked at already; a look that is changed "
-            f"after it was looked at takes fresh seeds, such as {first}..{first + len(after) - 1}; "
-            "to go on with the same seeds, plan it beforehand: `looks: [6, 24]`"
+            f"{where} has seed {spent[0]}, whose results were already seen; a look that "
+            "was changed after its results were seen needs new seeds, such as "
+            f"{first}..{first + len(after) - 1}; to continue with the same seeds, plan "
+            "the numbers of seeds beforehand: `looks: [6, 24]`"
         )
 
 

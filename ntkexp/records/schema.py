@@ -14,7 +14,7 @@ raised.
 {'identity': 'ab', 'seals': {}}
 >>> checked({"identity": 3, "seals": {}}, Begun, Path("BEGUN.json"))
 Traceback (most recent call last):
-ntkexp.records.atomic.Damaged: BEGUN.json holds what no run writes: identity: Input should be a valid string
+ntkexp.records.atomic.Damaged: BEGUN.json has content that no run writes: identity: Input should be a valid string
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def validated(record: Mapping[str, Any], model: type[Valid], path: Path) -> Vali
         return model.model_validate(record)
     except ValidationError as error:
         raise Damaged(
-            f"{path} holds what no run writes: {first_fault(error)}"
+            f"{path} has content that no run writes: {first_fault(error)}"
         ) from None
 
 

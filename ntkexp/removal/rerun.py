@@ -315,9 +315,10 @@ def rerun_of(
     phases, or if the run attributes a measure of the outputs."""
     if experiment.switches:
         raise Mistake(
-            f"data={experiment.data.option} is learned in phases, for which retraining without "
-            "some examples is not supported; load_run(RUN).contributions.by_phase holds the "
-            "contributions of each phase"
+            f"data={experiment.data.option} is learned in phases, and retraining "
+            "without some examples does not support phases; "
+            "load_run(RUN).contributions.by_phase holds the contributions of each "
+            "phase"
         )
     if not experiment.path.explains_outputs:
         raise Mistake(

@@ -52,7 +52,7 @@ class Agreement:
         >>> Agreement(8, 0.981, 0.85, 1.2).sentence
         '8 retrainings: predicted changes correlate 0.98 with actual ones, and are 15 % too small'
         >>> Agreement(8, 0.2, 0.85, 1.2).sentence.partition(",")[2][:40]
-        ' so what would change is not predictable'
+        ' so the change cannot be predicted here;'
         """
         head = f"{counted(self.removals, 'retraining')}: predicted changes"
         if not isfinite(self.correlation):
@@ -64,7 +64,7 @@ class Agreement:
             sentence += (
                 f" and differences grow {short(self.growth)}-fold along the training"
             )
-        return f"{sentence}, so what would change is not predictable here; {REMEDY}"
+        return f"{sentence}, so the change cannot be predicted here; {REMEDY}"
 
 
 def remarks_on_trainings(

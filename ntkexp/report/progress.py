@@ -244,9 +244,8 @@ class Bar(AbstractProgress):
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         ]
-        if (
-            unit == "step"
-        ):  # runs take unequal times, so the note of each run states the time left
+        # runs take unequal times, so the note of each run states the time left
+        if unit == "step":
             columns.append(TimeRemainingColumn())
         console = Console(stderr=True)
         self.bars = Progress(*columns, console=console, transient=unit == "run")

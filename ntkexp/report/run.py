@@ -400,7 +400,7 @@ def checked_ladder(rows: Sequence[Result], path: Path) -> tuple[Result, ...]:
     """
     if any(row.split not in SPLITS or not row.machine for row in rows):
         raise Damaged(
-            f"{path} holds what no run writes: a row of another split than {', '.join(SPLITS)}; {REDO}"
+            f"{path} has content that no run writes: a row of another split than {', '.join(SPLITS)}; {REDO}"
         )
     return tuple(
         replace(

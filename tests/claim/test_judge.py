@@ -244,7 +244,7 @@ def test_rules_find_what_is_known(
 SHARES = Bound(limit=0.5, side="lower", margin=0, within=(0, 1))
 MISTAKES: list[tuple[AbstractExpectation, pd.DataFrame, str]] = [
     (EQUAL.model_copy(update={"each": ("widht",)}), DEVIATIONS, "each: the table has no column widht"),
-    (SHARES, rows_of([0.9, 0.95, 1.2], seed=[0, 1, 2]), r"within=\[0.0, 1.0\]: a seed's figure is 1.2"),
+    (SHARES, rows_of([0.9, 0.95, 1.2], seed=[0, 1, 2]), r"within=\[0.0, 1.0\]: the figure of a seed is 1.2"),
     (RATIO, rows_of(SHARED * 2, **SIDES)[:6], "have no pair"),
     (FLAT, LINES, "choose a line by `where`"),
     (FLAT.model_copy(update={"where": {"depth": 3}}), LINES, "where: no row has depth=3; there are 1, 2"),

@@ -92,7 +92,7 @@ def test_the_kernel_of_a_linear_model_predicts_its_change(linear: Run) -> None:
 )
 def test_training_that_no_kernel_predicts_is_refused(part: str, told: dict[str, object], linear: Run) -> None:
     other = replace(linear, config=linear.config | {part: linear.config[part] | told})
-    with pytest.raises(Mistake, match="keeps no kernel from which a change could be predicted; use optimizer=gd"):
+    with pytest.raises(Mistake, match="stores no kernel from which a change could be predicted; use optimizer=gd"):
         facts(other, "switch")
 
 

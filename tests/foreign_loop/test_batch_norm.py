@@ -241,7 +241,9 @@ def test_statistics_that_something_else_moves_are_refused(move: Callable[[nn.Mod
         if called == when:
             move(net)
 
-    with pytest.raises(Mistake, match=r"step 2: the running statistics '1\.\w+' were changed by something else than a"):
+    with pytest.raises(
+        Mistake, match=r"step 2: the running statistics '1\.\w+' were changed by something other than a"
+    ):
         followed(of_rows(), sgd, step_of(tamper=tamper))
 
 

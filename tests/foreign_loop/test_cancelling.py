@@ -164,7 +164,7 @@ def test_the_attribution_says_how_strongly_parts_cancel(capsys: pytest.CaptureFi
 # --- The final check.
 
 CLOSED = Closing(missed=1e-16, tolerance=1e-13, change=2.0, cancellation=3.0, parameter="")
-BIAS = r"by 0\.36 of it, .*, mostly in '2\.bias'; train in float64, or freeze '2\.bias'"
+BIAS = r"by 0\.36 of the change, .*, mostly in '2\.bias'; train in float64, or freeze '2\.bias'"
 
 
 @pytest.mark.parametrize(

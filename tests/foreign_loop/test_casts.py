@@ -390,7 +390,7 @@ def squares(given: Loop, batch: Tensor) -> None:
     given.step()
 
 
-OTHER, COARSE = "is not the gradient of the 6 recorded examples", "is in bfloat16, too coarse for any proof"
+OTHER, COARSE = "is not the gradient of the 6 recorded examples", "is in bfloat16, whose rounding errors are too large"
 WARMER = f"returned other outputs|{OTHER}"
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a penalty": (lambda: followed(cast_loop(loops.momentum), under(BRAIN, then=penalised)), OTHER),
@@ -410,15 +410,15 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "unfrozen short weights": (lambda: unfrozen(2), COARSE),
     "a copy of short weights": (
         moving_a_copy,
-        r"moves a copy of 'weight' in longer numbers, .* train it under autocast",
+        r"updates a float32 copy of 'weight', .* train it under autocast",
     ),
     "effects": (
         lambda: with_effects(cast_loop(loops.sgd), brain),
-        r"step 7: it was taken under autocast, whose rounding has no derivative",
+        r"step 7: it was taken under autocast, and the rounding has no derivative",
     ),
     "effects over frozen weights": (
         lambda: with_effects(adapted_loop(loops.sgd), squares),
-        "with frozen weights in short numbers, whose rounding has no derivative",
+        "with frozen weights in half precision, and the rounding has no derivative",
     ),
 }
 

@@ -65,11 +65,11 @@ def test_wrong_choices_are_refused() -> None:
     def trace(steps: object, **more: Any) -> Trace:
         return followed(loop(sgd), plain, steps=steps, **more)
 
-    with pytest.raises(Mistake, match=r"steps=0: give a number, for the last n steps, or the numbers of some"):
+    with pytest.raises(Mistake, match=r"steps=0: give a number n for the last n steps, or indices"):
         trace(0)
     with pytest.raises(Mistake, match="chosen steps can be stored only in memory"):
         trace(2, to="somewhere")
-    with pytest.raises(Mistake, match="steps=: the loop took 8 steps, and none of these"):
+    with pytest.raises(Mistake, match="steps=: the loop took 8 steps, and none of the chosen ones"):
         trace([9]).attribute(quiet=True)
     with pytest.raises(Mistake, match="effects need all steps, but steps= omits some"):
         trace(2, loss=lambda outputs, call: outputs.sum(1)).attribute(effects=True, quiet=True)

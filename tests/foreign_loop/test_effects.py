@@ -301,9 +301,9 @@ def test_a_missing_loss_is_noticed_before_the_attribution(loss: ExampleLoss | No
     [
         (bugs.clipped_in_part, None, "multiplied by other factors"),
         (bugs.clipped_by_value, None, "multiplied by other factors .* clip all parameters together, by norm"),
-        (loops.by_hand_like_sam, None, "used gradients at weights that the loop had moved before .SAM."),
+        (loops.by_hand_like_sam, None, "used gradients at weights that the loop had moved .SAM."),
         (bugs.normalised, None, "and does not clip"),
-        (bugs.never_zeroed, None, "effects do not know"),
+        (bugs.never_zeroed, None, "which effects cannot include"),
         (loops.plain, of_squares, "step 7: loss= is not the loss of the loop"),
     ],
 )

@@ -103,7 +103,7 @@ def test_queries_may_have_any_shape_that_the_model_takes(
 def test_queries_of_a_batch_without_its_axis_are_refused_at_the_first_step() -> None:
     """One query without its axis looks like many queries with fewer outputs."""
     net, x = Lines(1, 3).double(), torch.randn(4, 5, 6, dtype=torch.float64)
-    with pytest.raises(Mistake, match=r"^queries=: they have 2 axes, .* 6 outputs each, .* with 3 axes, .* with 30;"):
+    with pytest.raises(Mistake, match=r"^queries=: they have 2 axes, .* 6 outputs each, .* with 3 axes, .* 30;"):
         fitted(net, torch.optim.SGD(net.parameters()), lambda _: net(x).square().sum(), 1, queries=x[0])
 
 

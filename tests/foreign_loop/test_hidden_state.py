@@ -24,7 +24,7 @@ from tests.foreign_loop.loops import fitted, missed, outputs_of
 
 STEPS, HALF = 6, 3
 HEAT = {"T": 1.0}  # a global
-OTHER = "when following ended, the model gave other outputs"
+OTHER = "when following ended, the model returned other outputs"
 
 
 class Warm(nn.Module):
@@ -154,7 +154,7 @@ def test_a_model_that_changes_by_no_tensor_is_refused(kind: str, when: int) -> N
     said = (
         r"step \d: (at the same weights, the model returned other outputs"
         r"|the optimizer's gradient is not|.* is no longer the tensor)"
-        r"|when following \w+, the model gave other|look for random numbers"
+        r"|when following \w+, the model returned other|look for random numbers"
     )
     with pytest.raises(Mistake, match=said):
         warm(kind, when).attribute()
@@ -162,7 +162,10 @@ def test_a_model_that_changes_by_no_tensor_is_refused(kind: str, when: int) -> N
 
 @pytest.mark.parametrize(
     ("when", "heat", "said"),
-    [(STEPS + 1, 1.25, "step 5: the model gave other outputs when the loop called it"), (STEPS, 1.0, OTHER)],
+    [
+        (STEPS + 1, 1.25, "step 5: at the same weights, the model returned other outputs in the loop"),
+        (STEPS, 1.0, OTHER),
+    ],
     ids=["built otherwise", "outputs at the end"],
 )
 def test_another_process_refuses_other_outputs_too(when: int, heat: float, said: str, tmp_path: Path) -> None:

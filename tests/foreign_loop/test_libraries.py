@@ -104,8 +104,18 @@ def test_lightning_is_followed(case: str, tmp_path: Path) -> None:
     ("kind", "options", "settings", "said"),
     [
         (torch.float64, {"ids": None}, {}, r"no forward of its own, .* that training_step calls, here model='net'"),
-        (torch.float32, None, {"precision": "bf16-true"}, r"'0\.weight' is in bfloat16, too coarse for any proof"),
-        (torch.float32, None, {"precision": "16-true"}, r"'0\.weight' is in float16, too coarse for any proof"),
+        (
+            torch.float32,
+            None,
+            {"precision": "bf16-true"},
+            r"'0\.weight' is in bfloat16, whose rounding errors are too large",
+        ),
+        (
+            torch.float32,
+            None,
+            {"precision": "16-true"},
+            r"'0\.weight' is in float16, whose rounding errors are too large",
+        ),
     ],
 )
 def test_other_uses_of_lightning_are_refused(

@@ -253,10 +253,10 @@ DATASET: Any = ROWS  # a DataLoader takes it
     ("measure", "queries", "said"),
     [
         (3, ROWS, "measure= is a int"),
-        (lambda f, call: None, ROWS, "it gives a NoneType"),
-        (lambda f, call: f.sum(), ROWS, r"it gives a tensor of shape \[\], and was given 3 queries"),
-        (lambda f, call: f[:2, 0], ROWS, r"it gives a tensor of shape \[2\]"),
-        (lambda f, call: {"a": f}, ROWS, r"it gives a tensor of shape \[3, 3\] for 'a'"),
+        (lambda f, call: None, ROWS, "it returns a NoneType"),
+        (lambda f, call: f.sum(), ROWS, r"it returns a tensor of shape \[\] for 3 queries"),
+        (lambda f, call: f[:2, 0], ROWS, r"it returns a tensor of shape \[2\]"),
+        (lambda f, call: {"a": f}, ROWS, r"it returns a tensor of shape \[3, 3\] for 'a'"),
         (lambda f, call: {}, ROWS, "a dict with the names"),
         (lambda f, call: f.argmax(1), ROWS, r"numbers of torch.int64, which have no gradient"),
         (

@@ -137,7 +137,7 @@ def test_the_axis_of_positions_is_found_or_refused(
     if axis is not None:
         assert positions_of(calls, called.couples) == Positions(axis, shape[axis], 2 * shape[axis])
         return
-    with pytest.raises(Mistake, match=r"positions=True: one axis of outputs of shape \[2, .* tell|disagree"):
+    with pytest.raises(Mistake, match=r"positions=True: outputs of shape \[2, .* show|disagree"):
         positions_of(calls, called.couples)
 
 
@@ -196,7 +196,7 @@ def test_explanations_show_positions(kept: tuple[Trace, xr.Dataset]) -> None:
 
 def test_outputs_without_positions_are_refused() -> None:
     """Rows of outputs, texts that a norm couples, and sums that exceed the memory."""
-    with pytest.raises(Mistake, match=r"positions=True: .* shape \[6, 3\]; their axes have to be \[example, pos"):
+    with pytest.raises(Mistake, match=r"positions=True: .* shape \[6, 3\]; their axes must be \[example, pos"):
         followed(loop(sgd), plain).attribute(positions=True, quiet=True)
 
     parts, places = torch.zeros(2, 1, 7, dtype=torch.float64), Positions(axis=1, longest=LONGEST, rows=4 * LONGEST)

@@ -295,10 +295,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     # arguments
     "a missing keyword": (giving(ids="name"), "not called with a keyword of this name"),
     "too few names": (giving(ids=lambda call: ["a"]), "1 names for the 6 examples of a call"),
-    "no names": (giving(ids=lambda call: None), "ids=: it gives a NoneType"),
+    "no names": (giving(ids=lambda call: None), "ids=: the names are a NoneType"),
     "one name for all": (
         giving(ids=lambda call: torch.tensor(1)),
-        "ids=: it gives 1 names for the 6 examples of a call",
+        "ids=: there are 1 names for the 6 examples of a call",
     ),
     "a list of names": (giving(ids=["a"]), "ids= is a list"),
     "the name of a loss": (giving(loss="mean"), "loss= is a str"),
@@ -306,8 +306,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "the name of a log": (giving(log="wandb"), "log= is a str; give a function of numbers and step"),
     "a missing output": (giving(output="logits"), "output='logits'"),
     "little memory": (giving(memory_gb=1e-5), "GB of the followed steps up to step 4; raise it"),
-    "half a mean": (attributing(mean="half"), "mean='half' is none of"),
-    "all effects": (attributing(effects="all"), "effects='all' is none of"),
+    "half a mean": (attributing(mean="half"), "mean='half': choose one of"),
+    "all effects": (attributing(effects="all"), "effects='all': choose one of"),
     "memory of NaN": (attributing(memory_gb=float("nan")), "memory_gb=nan: it takes a number > 0"),
     "a text that decodes": (attributing(decode="text"), "decode= is a str"),
     "queries of other lengths": (querying(torch.zeros(3, 5).double()), UNFIT),
@@ -319,7 +319,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "another model's": (moving(lambda _: sgd(loop(sgd).model)), "not a parameter of the"),
     "a begun optimizer": (lambda: followed(stepped(), plain), "has taken steps already"),
     "SAM alone": (moving(lambda model: [SAM(model.parameters())]), "SAM computes gradients .* has no base_optimizer"),
-    "divergence": (moving(diverging), r"step \d: '.*' is no longer finite; training has diverged"),
+    "divergence": (moving(diverging), r"step \d: '.*' is no longer finite, because training has diverged"),
     # loops
     "no step": (lambda: followed(loop(sgd), lambda given, batch: None).attribute(), "no step was followed"),
     "a penalty": (doing(with_a_penalty), "use weight_decay .* let the module return this output"),
@@ -336,16 +336,16 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "an assigned buffer": (
         lambda: followed(with_a_buffer(), assigning_a_buffer),
-        r"step 1: '4\.bias', which no followed optimizer moves",
+        r"step 1: '4\.bias' was changed, and no followed optimizer updates it",
     ),
     "an exchanged weight": (doing(exchanging_weights), r"step 4: '4\.weight' is no longer the tensor"),
     "an added parameter": (
         lambda: followed(loop(all_but_one), given_one_more),
-        "step 4: '4.bias' was given to the optimizer",
+        "step 4: '4.bias' was added to the optimizer",
     ),
     "a weight moved by hand": (
         lambda: followed(loop(all_but_one), moved_by_hand),
-        "step 1: '4.bias', which no followed optimizer moves",
+        "step 1: '4.bias' was changed, and no followed optimizer updates it",
     ),
     "a part of the model": (
         lambda: followed(wrapped(loop(sgd)), inside),
@@ -366,7 +366,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a gradient by frequency": (
         lambda: one_step(nn.Embedding(5, 2, scale_grad_by_freq=True), torch.arange(2), torch.arange(3)),
-        "the gradient of 'weight' is divided by how often a batch has each row",
+        "the gradient of 'weight' is divided by the frequency of each row",
     ),
 }
 

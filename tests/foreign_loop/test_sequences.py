@@ -232,7 +232,7 @@ def asked(model: nn.Module, *queries: object) -> None:
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "masks, and lengths from words": (
         lambda: trained(Reader(read=lengths_from_words, num_layers=2, dropout=0.5), packed=True),
-        "random numbers for the rows of packed sequences.*give the lengths as an input",
+        "random numbers for the rows of packed sequences.*pass the lengths as a separate input",
     ),
     "packed sequences as inputs": (
         lambda: asked(nn.LSTM(3, 2), pack_sequence([torch.ones(2, 3), torch.ones(1, 3)])),
@@ -244,7 +244,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "outputs as wide as the batch": (
         lambda: asked(Reader(read=only_words), TEXTS[:2], LENGTHS[:2]),
-        "10 numbers for an example among all of its batch, and 6 .*total_length=",
+        "10 numbers for an example in the whole batch, but 6 .*total_length=",
     ),
 }
 

@@ -215,7 +215,10 @@ def effects_of_both() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "turns": (lambda _: take_turns(adam, heavy), "step 8: '0.weight' was moved by another optimizer since AdamW"),
+    "turns": (
+        lambda _: take_turns(adam, heavy),
+        "step 8: another optimizer has updated '0.weight' since the last step of AdamW",
+    ),
     "turns with a plain one": (lambda _: take_turns(heavy, plain), "let one stage end before the next begins"),
     "one optimizer, followed twice": (
         lambda _: twice(heavy, heavy),
@@ -227,7 +230,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a new optimizer inside": (
         lambda _: unannounced(),
-        r"step 4: .*another optimizer \(SGD\).*follow\(model, \[first, second\]\).*, or .*begin anew",
+        r"step 4: .*another optimizer \(SGD\).*follow\(model, \[first, second\]\).*, or .*begin again",
     ),
     "effects of both": (lambda _: effects_of_both(), "effects need one optimizer for each parameter.*each stage alone"),
 }

@@ -412,7 +412,7 @@ def noisy() -> nn.Module:
     return drawn_formula(lambda x, w: x @ w + generator.normal(), w=(3, 2))
 
 
-OTHER_OUTPUTS = "gives other outputs when it is run again"
+OTHER_OUTPUTS = "returns other outputs when it runs again"
 REFUSED: dict[str, tuple[str, Callable[..., object]]] = {
     "no trained parameter": (
         "depend on no parameter",

@@ -72,7 +72,7 @@ CHANGES: dict[str, Callable[[Tensor], object]] = {
 def test_a_module_that_overwrites_its_inputs_is_refused_before_those_of_users_change(change: str, use: str) -> None:
     x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
     before = x.clone()
-    with refused(r"overwrites its inputs|other outputs when it is run again"):
+    with refused(r"overwrites its inputs|other outputs when it runs again"):
         USES[use](Overwriting(CHANGES[change]), x)
     assert torch.equal(x, before)
 

@@ -97,7 +97,7 @@ def at(weights: dict[str, Tensor]) -> object:
     return ntkexp.tangent_kernel((given := problem("tanh")).module, given.x, weights=weights)
 
 
-ONE_PARAMETER = r"weights\['one.weight'\] and weights\['two.weight'\] are one parameter"
+ONE_PARAMETER = r"weights\['one.weight'\] and weights\['two.weight'\] are the same parameter"
 WEIGHTS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "other numbers of a tied weight": (lambda: of_tied(2 * SQUARE), (ONE_PARAMETER,)),
     "another view of its memory": (lambda: of_tied(SQUARE.t()), (ONE_PARAMETER,)),
@@ -220,7 +220,7 @@ def test_a_gradient_divided_by_how_often_a_batch_has_a_row_is_refused(kind: type
     module = texts(kind, scale_grad_by_freq=True)
     own = own_weights(module)
     for kernel in (partial(ntkexp.tangent_kernel, module, x), partial(ntkexp.secant_kernel, module, own, own, x, x)):
-        with refused(r"the gradient of 'table.weight' is divided by how often"):
+        with refused(r"the gradient of 'table.weight' is divided by the frequency"):
             kernel()
     module.get_parameter("table.weight").requires_grad_(False)
     agree(ntkexp.tangent_kernel(module, x), oracle.tangent(module, x, x), 100 * EPS)
@@ -517,7 +517,7 @@ def test_a_device_that_shortens_products_is_refused() -> None:
         lambda: ntkexp.infinite_kernel(dense, x, method="monte_carlo", samples=2),
     ]
     for call in calls:
-        with ShortProducts(obeys=False), refused(r"device cpu shortens float32 .*module.double"):
+        with ShortProducts(obeys=False), refused(r"device cpu computes float32 .*module.double"):
             call()
     expected = ntkexp.tangent_kernel(dense.double(), x.double())
     with ShortProducts(obeys=False):
@@ -537,5 +537,5 @@ def test_a_device_that_obeys_torchs_settings_gives_full_products(short: str) -> 
 def test_a_module_that_allows_short_products_in_its_forward_is_refused_where_they_are_short() -> None:
     torch.manual_seed(0)
     module, x = forward(raising), torch.randn(4, 2, 6)
-    with ShortProducts(obeys=True), refused(r"module lets torch shorten float32 .*aten::convolution"):
+    with ShortProducts(obeys=True), refused(r"module lets torch compute float32 .*aten::convolution"):
         ntkexp.tangent_kernel(module, x)

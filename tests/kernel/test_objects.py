@@ -248,7 +248,7 @@ def test_queries_and_settings_that_do_not_fit_are_refused() -> None:
     for cross in (draw(2, 5), draw(2, 1), draw(2, 6, 2)):
         with refused(r"a column for each training example"):
             machine.predict(cross)
-    with refused(r"start= gives outputs of shape \[6, 1\]"):
+    with refused(r"start= returns outputs of shape \[6, 1\]"):
         KernelMachine(fixed(6, 6), ridge=1.0, start=lambda x: x[:, :1]).fit(draw(6, 3), draw(6, 2))
     with refused("diverges"):
         KernelMachine(fixed(6, 6), steps=10**4, step_size=1e9).fit(draw(6, 3), draw(6))

@@ -244,7 +244,7 @@ def test_without_casts_a_kernel_is_that_of_double_precision() -> None:
     expected = oracle.tangent(cast(False).module, given.x, given.x)
     with pytest.warns(UserWarning, match=r"without its casts.*moves its outputs by \de-0[6789]"):
         agree(tangent_kernel(given.module, given.x, casts="ignore"), expected, 100 * DOUBLE)
-    with pytest.warns(UserWarning, match=r"a kernel is known to 1e-07 .*casts=ignore"):
+    with pytest.warns(UserWarning, match=r"the error of a kernel is 1e-07 .*casts=ignore"):
         kept = tangent_kernel(given.module, given.x)
     agree(kept, expected, 100 * SINGLE)
     assert (kept - expected).abs().max() > 100 * DOUBLE * expected.abs().max()
@@ -278,12 +278,15 @@ def short_layer() -> nn.Module:
 
 WARNED: dict[str, tuple[str, Callable[[], Tensor]]] = {
     "a secant": (
-        r"a secant closes to 1e-07 of its outputs; casts=ignore",
+        r"the error of a secant 1e-07 of the outputs; casts=ignore",
         lambda: secant_kernel((given := cast()).module, {}, given.end(0.1), given.x, given.x),
     ),
-    "a kernel object": (r"a kernel is known to 1e-07", lambda: TangentKernel(cast().module)(cast().x)),
+    "a kernel object": (r"the error of a kernel is 1e-07", lambda: TangentKernel(cast().module)(cast().x)),
     "without casts": (r"without its casts", lambda: TangentKernel(cast().module, casts="ignore")(cast().x)),
-    "frozen short weights": (r"a kernel is known to 8e-03", lambda: tangent_kernel(short_layer(), cast().x.float())),
+    "frozen short weights": (
+        r"the error of a kernel is 8e-03",
+        lambda: tangent_kernel(short_layer(), cast().x.float()),
+    ),
 }
 
 
@@ -296,7 +299,7 @@ def test_casts_warn_of_their_rounding(name: str) -> None:
 
 def test_a_gain_is_longer_than_the_numbers_that_it_multiplies() -> None:
     module, x = drawn(Formula(gained, inner=nn.Linear(4, 4), gain=())), cast().x
-    with pytest.warns(UserWarning, match=r"a kernel is known to 1e-07"):
+    with pytest.warns(UserWarning, match=r"the error of a kernel is 1e-07"):
         found = tangent_kernel(module, x)
     agree(found, oracle.tangent(module, x, x), 100 * SINGLE)
 

@@ -105,7 +105,7 @@ def left_in_training() -> nn.Module:
 
 
 RANDOM = r"draws random numbers \(aten\."
-AXIS = "first axis must be that of the examples"
+AXIS = "first axis must be the axis of examples"
 REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "dropout": (lambda x, w: nn.functional.dropout(x @ w, 0.5, training=True), RANDOM),
     "randn": (lambda x, w: x @ w + torch.randn(len(x), 2, dtype=x.dtype), RANDOM),

@@ -113,7 +113,7 @@ def test_the_tangent_kernel_is_that_of_jacobians_by_example(given: Given) -> Non
     chosen = torch.arange(0, expected.shape[1], 5)
     expected = expected[:, chosen][:, :, :, chosen]
     single = given.casts == "ignore"
-    with pytest.warns(UserWarning, match="a kernel is known to 1e-07") if single else nullcontext():
+    with pytest.warns(UserWarning, match="the error of a kernel is 1e-07") if single else nullcontext():
         found = tangent_kernel(given.module, given.inputs, output=given.output, outputs=chosen.tolist())
     agree(found, expected, 100 * torch.finfo(torch.float32 if single else torch.float64).eps)
 

@@ -230,7 +230,7 @@ def test_a_gradient_divided_by_how_often_a_batch_has_a_row_trains_no_run(written
             table = nn.Embedding(vocabulary, 4, scale_grad_by_freq=True)
             return nn.Sequential(table, nn.Flatten(), nn.Linear(8, outputs))
         """
-    with refused(r"0\.weight' is divided by how often a batch has each row"):
+    with refused(r"0\.weight' is divided by the frequency of each row"):
         of_tokens(written, text)
 
 

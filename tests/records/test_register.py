@@ -109,7 +109,7 @@ def test_a_look_that_is_changed_after_it_was_looked_at_takes_fresh_seeds(
     register.record(look("b"), ABOUT)
     changed = said(**{"margin": 0.2} | changes)
     if refused:
-        with pytest.raises(Mistake, match=r"the main look has seed \d, which was looked at already.* such as"):
+        with pytest.raises(Mistake, match=r"the main look has seed \d, whose results were already seen.* such as"):
             register.enter("mine", sizes("c"), changed, BECAUSE, ABOUT)
     else:
         register.enter("mine", sizes("c"), changed, BECAUSE, ABOUT)

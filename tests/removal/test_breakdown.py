@@ -228,7 +228,7 @@ def test_effects_of_a_smooth_network_are_believed_and_those_of_others_are_not() 
     assert right.removals == 8  # 1, 2 and 10 of 48 by influence; 1, 2, 2, 10 and 10 by chance
     wrong = agreement_of(check.compare(effect.flip(1)), growth=1.0)
     assert not wrong.believed
-    assert "not predictable" in wrong.sentence
+    assert "cannot be predicted" in wrong.sentence
     assert not replace(right, growth=1e4).believed
 
 

@@ -264,5 +264,5 @@ def test_effects_that_predicted_nothing_are_withheld(
         write_leave_out(folder.path / STORE, replace(real, predicted=-real.predicted))
     _, out, _ = asked(capfd, str(folder.path), "--split=query", "--query=0")
     assert "if left out: withheld; 8 retrainings" in out
-    assert "not predictable here" in out
+    assert "cannot be predicted here" in out
     assert "target  added  of all parts  half by\n" in out.replace("   ", "  ").replace("   ", "  ")

@@ -69,7 +69,12 @@ def _entropy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("casts", "low", "high", "told"),
     [
-        ("keep", 1e-12, 100 * torch.finfo(torch.float32).eps, "a secant closes to 1e-07 of its outputs; casts=ignore"),
+        (
+            "keep",
+            1e-12,
+            100 * torch.finfo(torch.float32).eps,
+            "the error of a secant 1e-07 of the outputs; casts=ignore",
+        ),
         ("ignore", 0.0, 1e-12, "read without its casts"),
     ],
 )

@@ -137,8 +137,9 @@ def correlate_with_predicted(
     change = predicted_change(later.run, later.during, shift)
     if change is None:
         raise Mistake(
-            f"quantity: {later.run.name} keeps no kernel from which a change could be predicted; "
-            "use optimizer=gd without decay, clipping or layers, and loss=squared"
+            f"quantity: {later.run.name} stores no kernel from which a change could be "
+            "predicted; use optimizer=gd without decay, clipping or layers, and "
+            "loss=squared"
         )
     expected = change[later.run.points[later.split]][here]
     return round(

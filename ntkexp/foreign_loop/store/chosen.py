@@ -44,7 +44,7 @@ def chosen_steps(steps: Steps) -> int | frozenset[int]:
     (5, [3, 4])
     >>> chosen_steps([-1])
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: steps=[-1]: give a number, for the last n steps, or the numbers of some, counted from 0
+    ntkexp.mistake.Mistake: steps=[-1]: give a number n for the last n steps, or indices of steps, counted from 0
     """
     if isinstance(steps, Iterable) and not isinstance(steps, str):
         indices = list(steps)

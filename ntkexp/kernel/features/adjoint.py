@@ -47,9 +47,8 @@ class Adjoint:
         if not jacobian.uses.keys() <= self.parts.keys():
             raise ValueError("Jacobians of different functions have no common adjoint")
         for name, part in self.parts.items():
-            if (
-                name not in jacobian.uses
-            ):  # the network did not use this parameter at this step
+            # the network did not use this parameter at this step
+            if name not in jacobian.uses:
                 part.mul_(carry)
                 continue
             factor = scale[name].reshape(-1)

@@ -76,9 +76,8 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
 
 def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "query 1 train 1"]:
     """Return Σ_c K[x, c, x′, c], without computing the blocks [out, out_] of K."""
-    if set(left.keys) != set(
-        right.keys
-    ):  # a parameter may have different block formats on the left and right
+    # a parameter may have different block formats on the left and right
+    if set(left.keys) != set(right.keys):
         both = shared_extents(left, right)
         left = left.as_rows(both)
         right = right.as_rows(both)

@@ -108,9 +108,9 @@ def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
         if tape.eps == min(torch.finfo(kind).eps for kind in kinds):
             return None
         return (
-            "the module casts to shorter numbers than its weights have, so a kernel is known to "
-            f"{tape.eps:.0e} of its size, and a secant closes to {tape.eps:.0e} of its outputs; "
-            "casts=ignore leaves these casts out"
+            "the module casts to lower precision than that of its weights, so the "
+            f"error of a kernel is {tape.eps:.0e} of its size, and the error of a "
+            f"secant {tape.eps:.0e} of the outputs; casts=ignore omits these casts"
         )
     with torch.no_grad(), plain_kernels():
         with_all_casts = columns(function, weights, tape.given)

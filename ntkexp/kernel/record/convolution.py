@@ -104,9 +104,8 @@ def convolve_back(
         for d, size, p in zip(dilation, kernel.shape[2:], padding, strict=True)
     ]
     if set(stride) == {1} and groups == 1 and not transposed and len(w):
-        if prod(kernel.shape[2:]) == 1 and not any(
-            padding
-        ):  # a window of one pixel: the gradient is kᵀ w
+        # a window of one pixel: the gradient is kᵀ w
+        if prod(kernel.shape[2:]) == 1 and not any(padding):
             pixels = torch.bmm(
                 kernel.flatten(1).t().expand(len(w), -1, -1), w.flatten(2)
             )

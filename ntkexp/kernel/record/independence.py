@@ -47,16 +47,16 @@ COUPLED = (
 )
 
 RANDOM_ROWS = (
-    "the module draws random numbers for the rows of packed sequences, and which rows an example "
-    "has depends on the lengths of the others; give the lengths as an input of their own, or set "
-    "dropout=0 in the recurrent layer"
+    "the module draws random numbers for the rows of packed sequences, and the lengths "
+    "of the other examples determine which rows an example has; pass the lengths as a "
+    "separate input, or set dropout=0 in the recurrent layer"
 )
 
 UNSEEN = "so coupling between the examples of a batch cannot be seen; use smaller weights or inputs, or float64"
 
 CHANGING = (
-    "the module gives other outputs when it is run again on the same inputs, so it has no tangent "
-    "kernel; look for random numbers from outside torch, or for something that it counts"
+    "the module returns other outputs when it runs again on the same inputs, so it has "
+    "no tangent kernel; look for random numbers from outside torch, or for a counter"
 )
 
 SUM_OPERATIONS = frozenset(
@@ -167,17 +167,18 @@ class Trial:
                 self.run(in_order)
                 return
             raise Mistake(
-                f"the module runs on {len(everyone)} examples and not on {len(rows)} of them "
-                f"({first_line(error)}), so coupling between the examples of a batch cannot be "
-                "seen; let it take any number of them (one example is x[None])"
-                f"{advice_for_lists(self.tape.given)}"
+                f"the module runs on {len(everyone)} examples but not on {len(rows)} of "
+                f"them ({first_line(error)}), so coupling between the examples of a "
+                "batch cannot be seen; let it accept any number of examples (one "
+                f"example is x[None]){advice_for_lists(self.tape.given)}"
             ) from error
         among = self.outputs[[rows[place] for place in places]]
         if outputs[list(places)].shape != among.shape:
             raise Mistake(
-                f"the module gives {among.shape[1]} numbers for an example among all of its batch, "
-                f"and {outputs.shape[1]} among some of them; let it pad outputs to the width of "
-                "its inputs, as by pad_packed_sequence(…, total_length=x.shape[1])"
+                f"the module returns {among.shape[1]} numbers for an example in the "
+                f"whole batch, but {outputs.shape[1]} in a part of it; let it pad "
+                "outputs to the width of its inputs, for example by "
+                "pad_packed_sequence(…, total_length=x.shape[1])"
             )
         self.refuse_coupling(
             outputs[list(places)], among, self.tape.given, self.outputs

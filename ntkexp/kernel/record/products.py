@@ -169,9 +169,9 @@ def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
     }:
         if operation := shortened(SHORTENED_PRODUCTS, device):
             raise Mistake(
-                f"the device {device} shortens float32 numbers in products ({operation}), as TF32 "
-                "does, and a kernel would be off by 1e-3; give module.double(), or compute on "
-                "another device"
+                f"the device {device} computes float32 products ({operation}) in lower "
+                "precision, such as TF32, so a kernel would have errors of 1e-3; give "
+                "module.double(), or compute on another device"
             )
 
 
@@ -184,8 +184,8 @@ def refuse_shorter_products(
         return
     if shortened([operation], product.device):
         raise Mistake(
-            "the module lets torch shorten float32 numbers in products "
-            f"({operation._schema.name}), by TF32 or bfloat16, and a kernel would be off by 1e-3; "
-            "let its forward leave torch.backends and the matmul precision as they are "
-            "(cudnn.flags allows TF32 unless allow_tf32=False), or give module.double()"
+            f"the module lets torch compute float32 products ({operation._schema.name}) "
+            "in TF32 or bfloat16, so a kernel would have errors of 1e-3; do not change "
+            "torch.backends or the matmul precision in its forward (cudnn.flags allows "
+            "TF32 unless allow_tf32=False), or give module.double()"
         )

@@ -316,8 +316,9 @@ class Recorder(DispatchMode):
             for leaf in leaves((args, *kwargs.values()))
         ):
             raise Mistake(
-                f"the module draws random numbers ({func}) from a generator of its own, whose "
-                "state is not kept; let it draw from torch's, or call module.eval() first"
+                f"the module draws random numbers ({func}) from its own generator, "
+                "whose state is not stored; let it draw from torch's generator, or "
+                "call module.eval() first"
             )
         if not self.repeats_random:
             raise Mistake(
@@ -340,8 +341,8 @@ class Recorder(DispatchMode):
             not in WITHOUT_DERIVATIVE
         ):
             raise Mistake(
-                f"the module draws random numbers through which gradients pass ({func}); put "
-                "another layer there"
+                "the module draws random numbers through which gradients pass "
+                f"({func}); use another layer"
             )
         if writes(func):
             drawn = self.from_outside(func(args[0].clone(), *args[1:], **kwargs))
@@ -408,7 +409,8 @@ class Recorder(DispatchMode):
                     aten.clone.default, self.apply(aten.view.default, value, [-1])
                 )
         raise Mistake(
-            "the module writes into part of a tensor that it never had as a whole; clone it first"
+            "the module writes into a part of a tensor that was never recorded as "
+            "a whole; clone it first"
         )
 
 
@@ -452,8 +454,8 @@ def refuse_other_kind(written: Tensor, value: Tensor) -> None:
     since element positions assume one dtype."""
     if written.dtype != value.dtype or value.is_conj() or value.is_neg():
         raise Mistake(
-            "the module writes complex numbers in place and sees them by their parts as well; let "
-            "it put them together without writing, by torch.complex or torch.cat"
+            "the module writes complex numbers in place, and also views their real and "
+            "imaginary parts; build them by torch.complex or torch.cat instead"
         )
 
 

@@ -53,17 +53,18 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
     count = examples(inputs)
     if outputs.is_complex():
         raise Mistake(
-            "the module gives complex outputs; let it give their parts, by torch.view_as_real"
+            "the module returns complex outputs; let it return real and imaginary "
+            "parts, by torch.view_as_real"
         )
     if outputs.dim() == 0 or len(outputs) != count:
         raise Mistake(
-            f"the module gives outputs of shape {list(outputs.shape)} for {count} examples; "
-            "their first axis must be that of the examples"
+            f"the module returns outputs of shape {list(outputs.shape)} for {count} "
+            "examples; their first axis must be the axis of examples"
         )
     if not outputs.is_floating_point():
         raise Mistake(
-            f"the module gives outputs of {outputs.dtype}, which have no gradients; let it give "
-            "floating numbers"
+            f"the module returns outputs of {outputs.dtype}, which have no gradients; "
+            "let it return floating-point numbers"
         )
     if not outputs.numel() and count:
         raise Mistake(
@@ -93,8 +94,9 @@ def record(
     for name, weight in weights.items():
         if weight.is_complex():
             raise Mistake(
-                f"the parameter '{name}' is complex, and a kernel sums over real ones; let the "
-                "module hold its parts, and put them together by torch.view_as_complex"
+                f"the parameter '{name}' is complex, but kernels sum over real "
+                "parameters; let the module hold its real and imaginary parts, and "
+                "combine them by torch.view_as_complex"
             )
 
     taping = Taping(

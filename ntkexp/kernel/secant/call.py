@@ -332,9 +332,8 @@ class Call:
             return state.random_like(value.start)
         if value.delta is None or self.is_point:
             return state.to_double(value.start)
-        if is_integer(
-            value.start
-        ):  # convert masks to numbers, because true + true is true for booleans
+        # convert masks to numbers, because true + true is true for booleans
+        if is_integer(value.start):
             return (
                 value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)
             ) / 2

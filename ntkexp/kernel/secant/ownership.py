@@ -91,9 +91,10 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
                 name for name, made in tables.items() if entry.args[0] in made
             ):
                 raise Mistake(
-                    f"the gradient of '{name}' is divided by how often a batch has each row "
-                    "(scale_grad_by_freq=True): that of an example depends on the others, and is "
-                    "not a derivative; build its layer without that"
+                    f"the gradient of '{name}' is divided by the frequency of each row "
+                    "in the batch (scale_grad_by_freq=True), so the gradient of an "
+                    "example depends on the other examples, and is not a derivative; "
+                    "build its layer without this option"
                 )
     # a constant that a weight multiplies may hold a row for each example; first assume
     # that it does

@@ -288,8 +288,8 @@ class Tables:
     vectors. In the first level, the inputs of images come before the fields."""
     right: Array
     spread: Array
-    """The fields of a left vector that are copied to every column. All other fields are
-    used as single numbers."""
+    """The fields of left vectors that are copied to every column of a tile. All other
+    fields are read as single numbers."""
     rounding: Any
     """A correlation within this distance of 1 counts as 1."""
 

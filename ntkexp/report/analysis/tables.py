@@ -179,8 +179,8 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
-    """Return a row for each quantity at each common point,
-    and one row over all points."""
+    """Compare two sweeps. Return, for each quantity, a row for each point that both
+    sweeps have, and one row over all of these points."""
     axes = list(first.sweep.axes)
     if set(axes) != set(second.sweep.axes):
         raise Mistake(

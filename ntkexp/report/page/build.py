@@ -393,9 +393,8 @@ def points_of_run(run: Run, anchor: str) -> list[View]:
 
 def run_view(run: Run, anchor: str, folder: Path) -> View:
     seconds = dict[str, float]()
-    with suppress(
-        Mistake
-    ):  # timings are optional, and DONE.json has no checksum for them
+    # timings are optional, and DONE.json has no checksum for them
+    with suppress(Mistake):
         seconds = of_machines(read_timings(run.path / "timings.csv"))
     ladder = tabulate_ladder(run.ladder, seconds)
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]

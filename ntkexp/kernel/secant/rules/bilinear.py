@@ -280,9 +280,8 @@ def convolution(call: Call) -> Tensor:
     """Return the difference of a convolution x ∗ W + b, Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
-    if (
-        x.delta is not None
-    ):  # the backward pass treats all vectors as one batch of images
+    # the backward pass treats all vectors as one batch of images
+    if x.delta is not None:
         delta = call.delta(x)
         mean = call.mean(kernel)
         lead = 1 - delta.dim()

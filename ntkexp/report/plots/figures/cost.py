@@ -101,9 +101,8 @@ def table(run: Run) -> pd.DataFrame:
     """Return the seconds and the error of each kernel machine on the main split."""
     seconds = dict[str, float]()
     if run.finished:
-        with suppress(
-            Mistake
-        ):  # timings are optional, and DONE.json has no checksum for them
+        # timings are optional, and DONE.json has no checksum for them
+        with suppress(Mistake):
             seconds = of_machines(read_timings(run.path / "timings.csv"))
     split = main_split(run.ladder)
     rows = []
