@@ -200,7 +200,7 @@ def write_text(
     name = "-".join(
         ["explain", run.path.name, queries.split, *map(str, queries.numbers[:8])]
     )
-    file = run.path.parent.parent / "report" / f"{name}.svg"
+    file = run.report_folder / f"{name}.svg"
     if picture is not None:
         file = picture.expanduser()
     draw(explained, file)
@@ -259,7 +259,7 @@ def write_page(
         arguments += [f"--without={removal.group}"]
         arguments += [f"--again={removal.again}"] if removal.again else []
     arguments += [f"--trust={entry}" for entry in trust]
-    page = run.path.parent.parent / "report" / f"explain-{run.name}.html"
+    page = run.report_folder / f"explain-{run.name}.html"
     return write_explanations(run, explanations, entries, page, shlex.join(arguments))
 
 

@@ -400,7 +400,7 @@ def run_view(run: Run, anchor: str, folder: Path) -> View:
     files += [
         f"plots/{name}" for name in sorted(path.name for path in drawings_of(run))
     ]
-    explanations = run.path.parent.parent / "report" / f"explain-{run.name}.html"
+    explanations = run.report_folder / f"explain-{run.name}.html"
     return {
         "anchor": anchor,
         "name": run.name,
