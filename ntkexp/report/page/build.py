@@ -486,7 +486,9 @@ def point_view(
     pieces = tabulate_pieces(explanation)
     pieces = replace(pieces, rows=(*pieces.rows, ("output", explanation.prediction)))
     caption = "All training examples"
-    columns = ["example", "added", "if left out", "half by"]
+    columns = ["example", "added", "half by"]
+    if any(part.left_out is not None for part in explanation.parts):
+        columns.insert(2, "if left out")
     if describes_examples(explanation):
         columns.insert(1, "holds")
     if point.phase is not None:
