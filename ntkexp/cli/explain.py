@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ntkexp.cli.options import Again, AsJson, Quiet, Trust, interruptible, write_out
+from ntkexp.cli.options import (
+    Again,
+    AsJson,
+    Quiet,
+    Trust,
+    interruptible,
+    wrap,
+    write_out,
+)
 from ntkexp.mistake import Mistake
 from ntkexp.report.progress import progress_listener
 from ntkexp.report.tables import format_json
@@ -181,11 +189,11 @@ def write_text(
     run = queries.run
     if tasks := format_tasks(run, top):
         write_out(f"{tasks}\n")
-    write_out(f"{format_explanations(explained, top)}\n")
+    write_out(f"{wrap(format_explanations(explained, top))}\n")
     name = "-".join(
         ["explain", run.path.name, queries.split, *map(str, queries.numbers[:8])]
     )
-    file = run.path.parent.parent / "report" / f"{name}.svg"
+    file = run.report_folder / f"{name}.svg"
     if picture is not None:
         file = picture.expanduser()
     draw(explained, file)
@@ -244,7 +252,7 @@ def write_page(
         arguments += [f"--without={removal.group}"]
         arguments += [f"--again={removal.again}"] if removal.again else []
     arguments += [f"--trust={entry}" for entry in trust]
-    page = run.path.parent.parent / "report" / f"explain-{run.name}.html"
+    page = run.report_folder / f"explain-{run.name}.html"
     return write_explanations(run, explanations, entries, page, shlex.join(arguments))
 
 
@@ -534,7 +542,8 @@ def attribute(
     )
     run = load_run(files.folder.path)
     naming = f"examples: {trace.naming}\n" if trace.naming else ""
-    write_out(f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{naming}{run.path}\n")
+    sentences = f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{naming}"
+    write_out(f"{wrap(sentences)}{run.path}\n")
 
 
 def built_module(path: str, trust: Sequence[str]) -> nn.Module:

@@ -19,8 +19,10 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -413,6 +415,24 @@ def write_json(value: Json) -> None:
 def write_out(text: str) -> None:
     """Print a text. Escape control characters, which may occur in names from files."""
     sys.stdout.write(printable_lines(text))
+
+
+def wrap(text: str) -> str:
+    """Wrap sentences to the width of the terminal, and keep tables and paths.
+
+    Leave the text unchanged if stdout is a pipe.
+    """
+    if not sys.stdout.isatty():
+        return text
+    columns = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(
+        columns, break_long_words=False, break_on_hyphens=False
+    )
+    lines = []
+    for line in text.split("\n"):
+        is_row = "  " in line.strip()  # columns of tables are two blanks apart
+        lines.append(line if is_row else wrapper.fill(line))
+    return "\n".join(lines)
 
 
 def options(

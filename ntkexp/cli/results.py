@@ -19,6 +19,7 @@ from ntkexp.cli.options import (
     OutputsFolder,
     options,
     with_advice,
+    wrap,
     write_out,
 )
 from ntkexp.mistake import Mistake
@@ -123,9 +124,8 @@ def report(
             raise Mistake(
                 f"--out={outputs}: {error.strerror}; it takes a folder that can be written to"
             ) from None
-        write_out(
-            f"{what_was_run(material)}\n{what_came_out(material.runs)}\n{written}\n"
-        )
+        sentences = f"{what_was_run(material)}\n{what_came_out(material.runs)}"
+        write_out(f"{wrap(sentences)}\n{written}\n")
 
 
 def write_pivot(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -30,11 +28,13 @@ from ntkexp.cli.options import (
     ensure_writable,
     interruptible,
     options,
+    wrap,
     write_events,
     write_out,
 )
 from ntkexp.records.folder import BEGUN, RunFolder, command
 from ntkexp.report.progress import progress_listener
+from ntkexp.text import printable_lines
 
 
 def train(
@@ -97,27 +97,20 @@ def advice_for(folder: Path, advice: str) -> Callable[[], str]:
     )
 
 
-def wrap(text: str) -> str:
-    """Wrap a text to the width of the terminal.
-    Leave it unchanged if stdout is a pipe."""
-    return (
-        textwrap.fill(text, shutil.get_terminal_size().columns)
-        if sys.stdout.isatty()
-        else text
-    )
-
-
 def has_colours() -> bool:
     """Return True if stdout is a terminal, and NO_COLOR is not set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def bold(text: str) -> str:
+    """Return a text in bold, without other control characters."""
+    text = printable_lines(text)
     return typer.style(text, bold=True) if has_colours() else text
 
 
 def green_lines(text: str, names: Sequence[str]) -> str:
-    """Colour the lines that begin with one of the names."""
+    """Colour the lines that begin with one of the names. Escape control characters."""
+    text = printable_lines(text)
     if not has_colours():
         return text
     lines = []
@@ -172,7 +165,8 @@ def print_results(folder: Path, *, quiet: bool, as_json: bool, verbose: bool) ->
     else:
         table = format_errors(ladder)
     table = green_lines(table, exact_machines(ladder))
-    write_out(f"\n{verdict}\n\n{table}\n\n{wrap(outcome)}\n{folder}\n")
+    sys.stdout.write(f"\n{verdict}\n\n{table}\n\n")
+    write_out(f"{wrap(outcome)}\n{folder}\n")
 
 
 def resume(

@@ -101,6 +101,14 @@ class Run:
         return self.path.name
 
     @property
+    def report_folder(self) -> Path:
+        """The folder of pages about the run: `report`, beside `runs` or the run."""
+        folder = self.path.parent
+        if folder.name == "runs":
+            folder = folder.parent
+        return folder / "report"
+
+    @property
     def outcome(self) -> str:
         """The result of training in words; empty while the run is unfinished."""
         return str(self.facts.get("outcome", ""))

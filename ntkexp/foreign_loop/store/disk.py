@@ -451,21 +451,19 @@ class DiskStore(AbstractStore):
         """After the first step, log the expected size of the trace."""
         self.size_reported = True
         per_parameter = self.plan.size / sum(part.numel() for part in weights.values())
-        interval = f"after every {self.plan.every} steps"
         limit = ""
         if not self.plan.fixed:
-            interval += ", or as seldom as fits,"
-            limit = f"up to {self.plan.share / 1e9:.3g} GB of "
+            limit = f", at most {self.plan.share / 1e9:.3g} GB in all"
         processes = ""
         if self.processes.world > 1:
             processes = f" in each of {self.processes.world} processes"
         free = disk_usage(self.files.path).free
         # not level info: programs that do not configure logging would not show it
         LOG.warning(
-            "ntkexp: the trace in %s takes %.3g MB a step%s, and new examples, and %s %.3g bytes "
-            "per parameter, %.3g MB; %s%.3g GB are free",
-            *(self.files.folder.path, entry_bytes / 1e6, processes, interval),
-            *(per_parameter, self.plan.size / 1e6, limit, free / 1e9),
+            "ntkexp: the trace in %s takes %.3g MB per step%s, plus new examples, and a checkpoint "
+            "of %.3g MB (%.3g bytes per parameter) every %s steps%s; %.3g GB are free",
+            *(self.files.folder.path, entry_bytes / 1e6, processes),
+            *(self.plan.size / 1e6, per_parameter, self.plan.every, limit, free / 1e9),
         )
 
     # --- Store a checkpoint

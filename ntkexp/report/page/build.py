@@ -402,7 +402,7 @@ def run_view(run: Run, anchor: str, folder: Path) -> View:
     files += [
         f"plots/{name}" for name in sorted(path.name for path in drawings_of(run))
     ]
-    explanations = run.path.parent.parent / "report" / f"explain-{run.name}.html"
+    explanations = run.report_folder / f"explain-{run.name}.html"
     return {
         "anchor": anchor,
         "name": run.name,
@@ -489,7 +489,9 @@ def point_view(
     pieces = tabulate_pieces(explanation)
     pieces = replace(pieces, rows=(*pieces.rows, ("output", explanation.prediction)))
     caption = "All training examples"
-    columns = ["example", "added", "if left out", "half by"]
+    columns = ["example", "added", "half by"]
+    if any(part.left_out is not None for part in explanation.parts):
+        columns.insert(2, "if left out")
     if describes_examples(explanation):
         columns.insert(1, "holds")
     if point.phase is not None:

@@ -29,7 +29,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import write_atomically
 from ntkexp.records.folder import RunFolder, own_command
 from ntkexp.report.plots.rendering import Picture, svg
-from ntkexp.report.plots.style import ON_DARK, ON_LIGHT
+from ntkexp.report.plots.style import ON_DARK, ON_LIGHT, PALE
 from ntkexp.report.run import Run
 from ntkexp.report.tables import format_csv
 
@@ -207,6 +207,9 @@ def themed(match: re.Match[str]) -> str:
     def on_page(colour: re.Match[str]) -> str:
         use = colour[1]
         code = colour[2]
+        if use == "fill" and f"#{code}" == PALE:
+            # an area behind dots, which is paler than a line
+            return f"{use}: var(--area, #{code})"
         if code in PALETTE:
             return f"{use}: var(--c{code}, #{code})"
         is_kept = f"#{code}" in (ON_DARK, ON_LIGHT) or (
