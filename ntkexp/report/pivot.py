@@ -292,15 +292,26 @@ def finite(number: float | None) -> float | None:
 
 
 def refuse_unknown_value(runs: Sequence[Run], value: str) -> None:
-    """Raise if no run has the result, with the nearest name of a result."""
+    """Raise because no run has a number for the result. Name the reason,
+    or the nearest name of a result."""
+    if all(run.diverged for run in runs):
+        raise Mistake(f"value={value}: all runs diverged; choose a smaller step size")
     names = {str(name) for run in runs for name in run.metrics}
     names |= {f"{ERROR}{row.machine}" for run in runs for row in run.ladder}
     if value in names or value.rpartition(".")[0] in names:
-        return  # no run has a number, for example because all diverged
-    hint = nearest(value, names)
-    raise Mistake(
-        f"value={value}: no run has this result{hint or '; give a column of metrics.csv, or error:MACHINE'}"
-    )
+        machine = value.removeprefix(ERROR)
+        notes = [
+            row.note
+            for run in runs
+            for row in run.ladder
+            if row.note and machine in (row.machine, f"{row.machine}.{row.split}")
+        ]
+        reason = f" ({notes[0]})" if notes else ""
+        raise Mistake(
+            f"value={value}: no run has a number for it{reason}; choose another result"
+        )
+    hint = nearest(value, names) or "; give a column of metrics.csv, or error:MACHINE"
+    raise Mistake(f"value={value}: no run has this result{hint}")
 
 
 # --- Output formats.

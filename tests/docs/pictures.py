@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import chdir
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -32,6 +34,7 @@ from ntkexp.report.plots.figures import ladder
 from ntkexp.report.plots.rendering import write
 from ntkexp.report.plots.style import BLUE, GREEN, GREY, NARROW, VERMILION, WIDE, End, heading, house_style, name_ends
 from tests.docs.pages import Page
+from tests.run.small import execute_in, small
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHOWN = ("secant", "left", "frozen_start", "frozen_limit", "rbf_regression")
@@ -167,6 +170,50 @@ def draw_huber() -> None:
         write(figure, DOCS / "huber.svg", "svg")
 
 
+CHILD_STEPS = (0, 5, 10, 20, 50, 100, 200)
+CHILD = (
+    *("model.width=32", "init=standard", "data.classes=all", "data.train=60", "data.query=100", "data.test=0"),
+    *("data.seed=0", "loss=cross_entropy", "optimizer=sgd", "optimizer.batch=5", "optimizer.step_size=0.1"),
+    *("steps=400", "path.kernels=none", "path.rule=[left]", "path.error_samples=0", "path.outputs=[0]", "threads=1"),
+    *("path.queries=[query]", "ladder.machine=[]", "path.record=[outputs,weights]"),
+)
+
+
+def distances_of_children(folder: Path) -> dict[int, list[float]]:
+    """Return ‖f_a − f_b‖/‖f_a − f_0‖ at the queries for each pair of three children, by the step of their parent."""
+
+    def trained(name: str, *words: str) -> LoadedRun:
+        return ntkexp.load_run(execute_in(folder / name, small(*CHILD, *words), [*CHILD, *words]))
+
+    parent = trained("parent", f"path.schedule=[{','.join(map(str, CHILD_STEPS))}]")
+    start = parent.outputs_at(0)
+    found = {}
+    for step in CHILD_STEPS:
+        child = f"init.parent={folder / 'parent'}@{step}", "path.schedule=400"
+        ends = [trained(f"{step}-{seed}", *child, f"seed={seed}").outputs_at(400) for seed in (1, 2, 3)]
+        found[step] = [float(np.linalg.norm(a - b) / np.linalg.norm(a - start)) for a, b in combinations(ends, 2)]
+    return found
+
+
+def draw_children() -> None:
+    """Draw how much the order of examples decides, after some steps of a parent (Fort et al. 2020)."""
+    with TemporaryDirectory() as folder:
+        found = distances_of_children(Path(folder))
+    steps, means = list(found), [fmean(pairs) for pairs in found.values()]
+    print("\n".join(f"| {step} | {100 * mean:.0f} % |" for step, mean in zip(steps, means, strict=True)))
+    with house_style():
+        figure = Figure(figsize=(NARROW, 2.2), layout="constrained")
+        axes = figure.subplots()
+        for step, pairs in found.items():
+            axes.plot([step] * len(pairs), pairs, "o", color=GREY, markersize=3)
+        axes.plot(steps, means, color=BLUE)
+        axes.set_xscale("symlog", linthresh=5, linscale=0.4)
+        axes.set(xlabel="step of the parent", ylabel="distance of outputs", xlim=(-0.5, 250), ylim=(0, None))
+        axes.set_xticks([0, 5, 10, 20, 50, 100, 200], ["0", "5", "10", "20", "50", "100", "200"])
+        heading(figure, "Children of later parents agree", "Line: mean. Points: pairs of children with other batches.")
+        write(figure, DOCS / "children.svg", "svg")
+
+
 def draw_bumps() -> None:
     """Draw the kernel of a function of one number before and after training."""
     bumps, x = RadialBasis().function(), torch.arange(-10.0, 21.0, dtype=torch.float64)[:, None]
@@ -193,6 +240,6 @@ if __name__ == "__main__":
         draw_ladder(ntkexp.load_run(sys.argv[1]))
     for draw_picture in (
         *(draw_own_loop, draw_first_attribution, draw_followed_loop, draw_optimizers, draw_effects),
-        *(draw_runs, draw_huber, draw_bumps),
+        *(draw_runs, draw_huber, draw_bumps, draw_children),
     ):
         draw_picture()

@@ -111,6 +111,12 @@ OTHERS = {
     "unknown filter": (None, TABLE, ("model.with=8",), "did you mean 'model.width'"),
     "no run": (None, TABLE, ("model.width=9",), "--where=model.width=9: no run passes"),
     "an unknown result": (None, (*TABLE[:2], "value=error:lef"), (), "did you mean 'error:left'"),
+    "no number": (
+        replace(made(8, 0.5, 0), ladder=(Result("test", "nngp", note="no limit is known"),)),
+        (*TABLE[:2], "value=error:nngp"),
+        ("init.alpha=0.5",),
+        r"no run has a number for it \(no limit is known\); choose another result",
+    ),
     "no value": (None, TABLE[:2], (), "--table needs value="),
     "equal axes": (None, (TABLE[0], "columns=model.width", TABLE[2]), (), "the rows are this setting"),
     "a setting less": (
