@@ -47,6 +47,9 @@ class FollowedStep:
     # if a step of the optimizer changes them
     settings_before: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exact: bool = True  # False if `start` was replayed, so that its rounding may differ
+    # True if autograd computed `gradient` from the calls, and its signatures are those
+    # of the loop's gradient
+    repeats_gradient: bool = False
 
     def joined(self, other: FollowedStep) -> FollowedStep:
         """Merge this step with the step that another optimizer took
@@ -63,6 +66,7 @@ class FollowedStep:
             without_grad=self.without_grad | other.without_grad,
             rule_error=max(self.rule_error, other.rule_error),
             statistics=statistics,
+            repeats_gradient=self.repeats_gradient and other.repeats_gradient,
         )
 
     @property
