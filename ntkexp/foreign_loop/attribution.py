@@ -39,6 +39,7 @@ from ntkexp.foreign_loop.value_clipping import GradientFactors, gradient_factors
 from ntkexp.kernel import Jacobian, Reader, Tape
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
+from ntkexp.kernel.features.gram import PIECE_BYTES
 from ntkexp.kernel.record.tape import part
 from ntkexp.kernel.secant.call import ChoiceChanged
 from ntkexp.mistake import Mistake
@@ -116,6 +117,7 @@ class LoopBackward:
         # J̄, the secant Jacobian of the queries along the step
         ends = self.query_ends(step, end, steps)
         secant, jumped = self.secants(step, ends)
+        secant = secant.with_sums_over_uses(step.start, PIECE_BYTES)
 
         # adjoints U ← S ⊙ J̄ + β U and V = α U + N ⊙ J̄, with the symbols of `rule.py`,
         # and the inner products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩ and −⟨V, e⟩
@@ -277,11 +279,12 @@ class LoopBackward:
         """
         called = self.calls.called
         replayed: Sequence[Replayed] = [each.replayed for each in calls]
-        if self.is_cast(step) or any(
-            call.statistics is not None for call in step.calls
-        ):
-            gradient, replayed = self.replay_by_autograd(step, begun, replayed)
         consumed = {name: step.gradient[name] for name in step.with_grad}
+        is_coupled = any(call.statistics is not None for call in step.calls)
+        if self.is_cast(step) or (is_coupled and not step.repeats_gradient):
+            gradient, replayed = self.replay_by_autograd(step, begun, replayed)
+        elif is_coupled:  # autograd has computed this gradient already
+            gradient = consumed
         tolerance = called.cast_eps(step.calls, exact=step.exact)
         noise = partial(called.noise, step.calls, begun)
         proved = gradient_factors(

@@ -256,10 +256,15 @@ class StepMemory:
 
     tape: Tape  # recorded forward pass of the queries
     rows: int  # largest number of examples in a step
-    parameters: int  # number of trained weights
-    # number of tensors per weight for the adjoint: 1 if U suffices, or 3 if V and N ⊙
-    # J̄ differ from multiples of U (`path.backward_sum`)
+    sizes: Sequence[int]  # number of weights of each parameter
+    # number of arrays like the adjoint: 1 for U, or 3 if V and N ⊙ J̄
+    # (`path.backward_sum`) differ
     adjoints: int
+
+    @property
+    def parameters(self) -> int:
+        """The number of trained weights."""
+        return sum(self.sizes)
 
     @property
     def products(self) -> float:
@@ -284,6 +289,11 @@ class StepMemory:
         )
         numbers = self.adjoints * outputs * self.parameters
         numbers += min(piece, rows * self.parameters)
+        # rows of the secant Jacobian, see `Jacobian.with_sums_over_uses`
+        number_bytes = self.tape.outputs.element_size()
+        for size in self.sizes:
+            if outputs * size * number_bytes <= PIECE_BYTES:
+                numbers += outputs * size
         numbers += CACHED_COPIES * min(
             CACHED_NUMBERS, (self.rows + 1) * outputs * self.parameters
         )

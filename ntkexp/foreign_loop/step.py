@@ -45,8 +45,10 @@ class FollowedStep:
     # group settings before the step, by parameter; only if steps of the optimizer
     # change its settings
     settings_before: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # False if `start` was replayed, so that its rounding may differ from the loop's
-    exact: bool = True
+    exact: bool = True  # False if `start` was replayed, so that its rounding may differ
+    # True if autograd computed `gradient` from the calls, and its signatures are those
+    # of the loop's gradient
+    repeats_gradient: bool = False
 
     def joined(self, other: FollowedStep) -> FollowedStep:
         """Merge this step with the step that another optimizer took
@@ -63,6 +65,7 @@ class FollowedStep:
             without_grad=self.without_grad | other.without_grad,
             rule_error=max(self.rule_error, other.rule_error),
             statistics=statistics,
+            repeats_gradient=self.repeats_gradient and other.repeats_gradient,
         )
 
     @property

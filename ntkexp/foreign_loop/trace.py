@@ -529,7 +529,7 @@ class Trace:
         step = StepMemory(
             tape,
             rows=self.steps.most_examples(),
-            parameters=sum(weight.numel() for weight in self.steps.end.values()),
+            sizes=[weight.numel() for weight in self.steps.end.values()],
             adjoints=3
             if forms_v
             else 1,  # for SGD and Adam, V is a multiple of U, so one adjoint suffices

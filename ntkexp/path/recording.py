@@ -403,13 +403,15 @@ class Halves(Resumable):
         >>> halves.mass.flatten().tolist()
         [0.0, 2.0]
         """
+        mass = self.mass[bisect_right(self.edges, step) - 1]
+        if len(set(rows.tolist())) == len(rows):  # no example is repeated
+            mass.index_add_(2, rows, parts.abs())
+            return
         examples, places = torch.unique(rows, return_inverse=True)
         summed = parts.new_zeros(*parts.shape[:2], len(examples)).index_add_(
             2, places, parts
         )
-        self.mass[bisect_right(self.edges, step) - 1].index_add_(
-            2, examples, summed.abs()
-        )
+        mass.index_add_(2, examples, summed.abs())
 
     def half_times(
         self, step_sizes: Sequence[float]

@@ -154,6 +154,23 @@ def first_numbers(call: SeenCall) -> list[float]:
     return found
 
 
+def test_a_step_that_repeats_its_gradient_has_the_gradient_of_autograd() -> None:
+    """Proof (a) does not compute it again. With clipping, a factor is between the two, and proof (a) computes it."""
+
+    def clipped(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, step: int) -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]  # torch's own
+        if step % 2:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+        optimizer.step()
+
+    trace, _ = followed(of_rows(), lambda net: torch.optim.SGD(net.parameters(), 0.1), clipped)
+    for step, _ in trace.steps.forwards():
+        expected = trace.called.gradient(step.calls, [step.start] * len(step.calls))
+        is_same = all(torch.equal(step.gradient[name], part) for name, part in expected.items())
+        assert step.repeats_gradient == is_same == (step.index % 2 == 0)
+
+
 @pytest.mark.parametrize("mode", ["exact", "constant"])
 def test_parts_are_those_of_each_loss(mode: BatchNormMode) -> None:
     """Against autograd of one loss after another. The outputs at the queries are linear in the moving weights."""

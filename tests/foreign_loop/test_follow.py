@@ -275,7 +275,7 @@ def test_attribution_reports_unless_it_is_quiet(
 
 def test_half_by_needs_the_memory_that_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     trace = followed(loop(sgd), plain, memory_gb=0.1)
-    trace.attribute(memory_gb=1.1 * needed(trace))
+    trace.attribute(memory_gb=needed(trace))
     announced = re.search(r"`half_by` is left out: .* than the ([\d.e-]+) GB", caplog.text)
     assert announced is not None
     assert "half_by" in trace.attribute(memory_gb=1.1 * float(announced.group(1)), quiet=True)

@@ -476,6 +476,18 @@ def test_an_adjoint_accumulates_outer_products(inputs: int, features: int, by_fe
     agree(made.parts["v"], total, 10 * EPS)
 
 
+def test_sums_over_uses_have_the_same_products() -> None:
+    """Weights with several uses become rows, unless the rows are too long or another block uses the weight."""
+    several = factored(3, 4, 5, 2, 2, 0, "several")
+    long, tied = factored(3, 4, 50, 20, 2, 1, "long"), factored(3, 4, 5, 2, 2, 2, "tied")
+    whole = jacobian(several, long, tied, replace(tied, inputs=-2 * tied.inputs), factored(3, 1, 5, 2, 2, 3, "single"))
+    weights = {name: normal(size) for name, size in (("several", 10), ("long", 1000), ("tied", 10), ("single", 10))}
+    found = whole.with_sums_over_uses(weights, 3 * 2 * 10 * 8)
+    assert {block.names for block in found.blocks if isinstance(block, Rows)} == {("several",)}
+    agree(found.applied(weights), whole.applied(weights), 10 * EPS)
+    agree(gram(found, found), gram(whole, whole), 10 * EPS)
+
+
 def test_an_adjoint_accumulates_the_rows_of_a_table() -> None:
     """Each batch reads more or fewer rows of the table than the one before, or all of them."""
     draw = torch.Generator().manual_seed(3)

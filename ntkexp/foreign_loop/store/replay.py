@@ -95,7 +95,7 @@ class ReplayedLoop:
         states_before = self.states[event["optimizer"]]
         momentum_before = self.remembered(event)
         exact_before = self.exact
-        gradient = self.gradient(event, calls, start)
+        gradient, repeats_gradient = self.gradient(event, calls, start)
 
         # the weights after the step, read from a checkpoint or computed by the
         # optimizer
@@ -136,6 +136,7 @@ class ReplayedLoop:
             rule_error=max(event["rule_error"], error),
             statistics=event.get("statistics"),
             exact=exact_before,
+            repeats_gradient=repeats_gradient,
         )
 
     def linear_step(
@@ -172,9 +173,10 @@ class ReplayedLoop:
 
     def gradient(
         self, event: Event, calls: Sequence[ModelCall], start: Weights
-    ) -> Weights:
-        """Return the gradient that the optimizer used. It is zero for parameters
-        without a gradient.
+    ) -> tuple[Weights, bool]:
+        """Return the gradient that the optimizer used,
+        with zeros for parameters without gradient. Also return whether it was
+        recomputed, with a factor of 1 and the recorded signatures.
 
         Gradients that the event stores are read. All others are recomputed from the
         calls, and multiplied by the factor between the signatures of the recomputed and
@@ -184,13 +186,15 @@ class ReplayedLoop:
         }
         recorded = event["gradient"]  # signatures
         if recorded.keys() <= stored.keys():
-            return self.with_zeros(stored, settings_of(event))
+            return self.with_zeros(stored, settings_of(event)), False
         begun = weights_of_calls(calls, [start] * len(calls))
         of_calls = self.called.gradient(calls, begun)
         gradient = self.with_zeros(of_calls, recorded)
         signature = self.signatures.of(gradient)
         if same_signatures(signature, recorded):  # the factor of all parameters is 1
-            return self.with_zeros(gradient | stored, settings_of(event))
+            received = {name: stored[name] for name in stored if name in gradient}
+            used = self.with_zeros(gradient | stored, settings_of(event))
+            return used, same_signatures(gradient, received)
 
         def noise() -> Weights:
             change = self.called.noise(calls, begun)
@@ -213,7 +217,7 @@ class ReplayedLoop:
             factors |= dict.fromkeys(clipped, 1.0)
         if any(not torch.equal(signature[name], recorded[name]) for name in recorded):
             gradient = self.multiplied(gradient, factors, recorded)
-        return self.with_zeros(gradient | stored, settings_of(event))
+        return self.with_zeros(gradient | stored, settings_of(event)), False
 
     def with_zeros(self, gradient: Weights, names: Iterable[str]) -> Weights:
         """Return the gradients of some parameters, and zeros if there is none."""

@@ -190,24 +190,24 @@ class Factored:
 
     def applied(self, weights: Weights) -> Outputs:
         """Return J v for a vector v in the shape of the weights."""
-        row: Tensor | None = None
+        # z = s v_b + a V_W, in two terms, since bias and weight are separate in memory
+        terms = []
         if self.bias is not None and self.shift is not None:
             bias = self.bias.of(weights[self.bias.name].contiguous())
             row = self.shift * bias.reshape(-1)
-        if self.weight is None:
-            assert row is not None
-            return inner_of_uses(row.expand(*self.inputs.shape[:2], -1), self.outputs)
+            terms.append(row.expand(*self.inputs.shape[:2], -1))
+        if self.weight is not None:
+            matrix = self.weight.of(weights[self.weight.name].contiguous())
+            is_wide = matrix.shape[0] < matrix.shape[1]
+            if not terms and self.outputs.shape[1] == 1 and is_wide:
+                # Σ_u ⟨β V_Wᵀ, a⟩ takes fewer multiplications
+                return inner_of_uses(
+                    self.outputs[:, 0] @ matrix.t(), self.inputs[:, None]
+                )
+            terms.append(self.inputs @ matrix)
 
-        # Σ_u ⟨β V_Wᵀ, a⟩ takes fewer multiplications for one wide output
-        matrix = self.weight.of(weights[self.weight.name].contiguous())
-        is_wide = matrix.shape[0] < matrix.shape[1]
-        if row is None and self.outputs.shape[1] == 1 and is_wide:
-            return inner_of_uses(self.outputs[:, 0] @ matrix.t(), self.inputs[:, None])
-
-        # z = s v_b + a V_W, and Σ_u ⟨z, β⟩
-        inputs = self.inputs.flatten(0, 1)
-        z = inputs @ matrix if row is None else torch.addmm(row, inputs, matrix)
-        return inner_of_uses(z.view(*self.inputs.shape[:2], -1), self.outputs)
+        # Σ_u ⟨z, β⟩
+        return inner_of_uses(sum(terms[1:], start=terms[0]), self.outputs)
 
     def scaled(self, factors: Mapping[str, float]) -> Factored:
         """Multiply the gradients of each parameter by its factor."""

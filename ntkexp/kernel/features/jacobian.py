@@ -150,6 +150,23 @@ class Jacobian:
             self, blocks=(*others, *rows), starts=(*starts, *[0] * len(rows))
         )
 
+    def with_sums_over_uses(self, weights: Weights, max_bytes: float) -> Jacobian:
+        """Replace the factors of weights with several uses by `Rows`, if the rows of a
+        weight take at most `max_bytes`.
+
+        A product with a vector then takes one multiplication for each element. With
+        factors, it takes one for each element and use."""
+        names = set[str]()
+        for block in self.blocks:
+            if not isinstance(block, Factored) or block.inputs.shape[1] == 1:
+                continue
+            sizes = [weights[name].numel() for name in block.names]
+            row_bytes = max(sizes) * block.numbers.element_size()
+            is_small = self.examples * self.outputs * row_bytes <= max_bytes
+            if is_small and all(len(self.uses[name]) == 1 for name in block.names):
+                names.update(block.names)
+        return self.with_rows(names, weights) if names else self
+
     def chunk(self, name: str, elements: range) -> Float[Tensor, "row size"]:
         """Return the gradients of some elements of a parameter, summed over uses. Each
         row of the result belongs to one example and output."""
