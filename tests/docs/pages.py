@@ -21,7 +21,7 @@ from ntkexp.cli.main import app
 from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import compose
 from tests.docs.readme import ROOT
-from tests.run.commands import FORKS, Given, call_within, command, program
+from tests.run.commands import FORKS, Given, call_within, command, program, undrawn
 
 PROGRAM = 1.0
 """Gigabytes beyond `memory_gb`. Python with torch takes 0.3, and the limits of work are estimates."""
@@ -58,7 +58,8 @@ def carried_out(line: str, folder: Path) -> str:
     line = shortened(line)
     if not line.startswith("ntkexp ") or WITH_WORKERS.match(line):
         return printed(["bash", "-c", line], folder)
-    return forked(command, expanded(line, folder)[1:], folder)
+    act = undrawn if line.startswith("ntkexp train ") else command
+    return forked(act, expanded(line, folder)[1:], folder)
 
 
 def expanded(line: str, folder: Path) -> list[str]:

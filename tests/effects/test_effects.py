@@ -183,10 +183,7 @@ MOVES: dict[type[AbstractOptimizer], Callable[[Any, int, Tensor, Memory], Tensor
 # Steps without an example: exact for one step, and the derivative for a very small omission.
 
 
-QUICK_STEPS, SLOW = ("adam",), pytest.mark.slow
-EVERY = pytest.mark.parametrize(
-    "optimizer", [pytest.param(o, marks=() if o in QUICK_STEPS else SLOW) for o in OPTIMIZERS]
-)
+SLOW = pytest.mark.slow
 LITTLE = 1e-7  # of an example
 
 
@@ -213,7 +210,7 @@ def effects(found: Trained, mean: AbstractMean, vectors: Tensor) -> Tensor:
     return sweep.effects
 
 
-@EVERY
+@pytest.mark.parametrize("optimizer", [pytest.param(o, marks=[SLOW] * (o != "amsgrad")) for o in OPTIMIZERS])
 def test_leaving_out_a_little_is_the_derivative(optimizer: str, tmp_path: Path) -> None:
     eps = ("optimizer.eps=1e-3",) if optimizer in {"adam", "adamw", "amsgrad", "rmsprop"} else ()
     found, mean = trained(tmp_path, *OPTIMIZERS[optimizer], *eps), MEANS["renormalised"]
@@ -226,7 +223,7 @@ def test_leaving_out_a_little_is_the_derivative(optimizer: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("optimizer", "mean"),
     [
-        pytest.param(optimizer, mean, marks=() if optimizer in QUICK_STEPS else SLOW)
+        pytest.param(optimizer, mean, marks=[SLOW] * (optimizer not in ("nesterov", "adam")))
         for optimizer, mean in zip(OPTIMIZERS, cycle(MEANS), strict=False)
     ],
 )

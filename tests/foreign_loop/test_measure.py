@@ -247,6 +247,7 @@ def given_queries(queries: Any) -> Loop:
 
 ROWS = loop(sgd).queries
 DATASET: Any = ROWS  # a DataLoader takes it
+UNEQUAL: Any = [{"input": ROWS}, {"input": ROWS, "more": ROWS}]
 
 
 @pytest.mark.parametrize(
@@ -279,6 +280,11 @@ DATASET: Any = ROWS  # a DataLoader takes it
         (lambda f, call: f[:, 0], DataLoader(DATASET, shuffle=True), "the DataLoader shuffles"),
         (lambda f, call: f[:, 0], DataLoader(TensorDataset(ROWS, ROWS)), "the model cannot be called with the queries"),
         (lambda f, call: f[:, 0] if len(f) > 1 else f[:, :2], DataLoader(DATASET, batch_size=2), "for one call and"),
+        (
+            lambda f, call: f[:, 0],
+            DataLoader(UNEQUAL, batch_size=None),
+            "batches of the DataLoader have different forms",
+        ),
     ],
 )
 def test_other_functions_are_refused_before_training(measure: Any, queries: Any, said: str) -> None:

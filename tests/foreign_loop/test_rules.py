@@ -158,6 +158,7 @@ def test_a_subclass_with_other_steps_is_refused_after_the_first() -> None:
         (of(type("SAM", (optim.SGD,), {}), lr=0.1), "SAM computes gradients at weights that it has moved up"),
         (lambda model: [Own(model.parameters(), {})], "Own are not followed: rules are known for SGD"),
         (of(optim.RMSprop, lr=0.1, differentiable=True), "differentiable=True"),
+        (of(other_optimizers.Lion, lr=0.01, betas=(0.9, 0.0)), r"betas=\(…, 0\) forgets the momentum of its step"),
     ],
 )
 def test_other_optimizers_are_refused_by_name(optimizers: Maker, said: str) -> None:

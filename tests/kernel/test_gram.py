@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ntkexp.kernel.features.adjoint import Adjoint, inner, is_outer_product, zero_adjoint
 from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows
+from ntkexp.kernel.features.cancellation import term_sizes
 from ntkexp.kernel.features.gram import MIN_STRIP_ROWS, double_sum, gram, sizes, trace
 from ntkexp.kernel.features.jacobian import Assembly, Jacobian, merge_uses, with_merged_uses
 from ntkexp.kernel.read.plan import Outputs, chunks, selected_outputs
@@ -124,6 +125,24 @@ def test_factors_meet_rows_of_the_same_parameter(stride: tuple[int, int]) -> Non
     agree(trace(given, jacobian(Rows(rows, "v"))), expected, 100 * EPS)
     for start, stop in combinations(range(13), 2):
         agree(given.chunk("v", range(start, stop)), dense.flatten(0, 1)[:, start:stop], 100 * EPS)
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3)], ids=["a vector", "a matrix"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        replace(factored(4, 1, 2, 3, 1, 0), weight=View("v", (2, 3), (3, 1), 0)),
+        Rows(normal(4, 1, 6), "v"),
+        Copies(normal(4, 1, 2), torch.tensor([[0, 5], [1, 0], [3, 2], [5, 0]]), "v"),
+    ],
+    ids=["factors", "rows", "copies"],
+)
+def test_sizes_of_terms_are_those_of_their_examples(block: Block, shape: tuple[int, ...]) -> None:
+    """Each example uses the parameter once. A vector has a size for each element, a matrix has one."""
+    given = jacobian(block)
+    terms = given.chunk("v", range(6))
+    expected = terms.abs().sum(0) if len(shape) == 1 else terms.norm(dim=1).sum()
+    agree(term_sizes([given], {"v": torch.zeros(shape, dtype=torch.float64)})["v"], expected, 100 * EPS)
 
 
 def test_an_empty_jacobian_has_no_kernel() -> None:

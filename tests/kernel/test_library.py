@@ -308,6 +308,8 @@ CALLS: dict[str, Callable[[], object]] = {
     "b_std of a module": lambda: infinite_kernel(CHAIN, X, b_std=nan),
     "W_std that is a word": lambda: infinite_kernel([DENSE | {"W_std": "wide"}], X),
     "inputs whose squares are not numbers": lambda: infinite_kernel(CHAIN, 1e200 * X),
+    "sparse inputs": lambda: infinite_kernel(CHAIN, X.to_sparse()),
+    "inputs without numbers": lambda: infinite_kernel(CHAIN, X.to("meta")),
     "seed": lambda: tangent_kernel(NET, X, sketch=8, seed=10**5000),
     "seed of draws": lambda: infinite_kernel(CHAIN, X, method="monte_carlo", seed=10**5000),
     "draws without end": lambda: infinite_kernel(CHAIN, X, method="monte_carlo", samples=10**5000),

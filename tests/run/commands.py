@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TypeVar
+from unittest import mock
 
 from ntkexp.cli.main import run
 from ntkexp.records.atomic import read_object
@@ -49,6 +50,12 @@ def print_into(*files: str | Path) -> None:
 
 def command(arguments: Sequence[str]) -> None:
     raise SystemExit(run(arguments))
+
+
+def undrawn(arguments: Sequence[str]) -> None:
+    """Run a command without pictures. Other tests draw them, and they would take longer than the small run."""
+    with mock.patch("ntkexp.run.execute.draw_run", return_value={}):
+        command(arguments)
 
 
 def program(text: str) -> None:
