@@ -2,7 +2,7 @@
 // Pictures: a large view with zoom, and files.
 
 const ZOOM_FACTOR = 1.4;
-const VARIABLE = /var\(--c[0-9a-f]{6}, (#[0-9a-f]{6})\)/g;
+const VARIABLE = /var\(--(?:c[0-9a-f]{6}|area), (#[0-9a-f]{6})\)/g;
 const MIXED = /color-mix\(in srgb, (#[0-9a-f]{6}), (?:var\(--c000000\) (?:35|60)%|#fff var\(--lift\))\)/g;
 
 /** A copy of a picture with the colours and font of print, and the size in points. */
