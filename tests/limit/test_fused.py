@@ -7,11 +7,13 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
 import torch
+from numba import njit
 from torch import Tensor
 
 import ntkexp
@@ -21,7 +23,7 @@ from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
 from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
 from ntkexp.layer.pointwise import GELU, Abs, Cos, Erf, LeakyReLU, Linear, ReLU, Sin
 from ntkexp.layer.smooth import Generic, Polynomial, SiLU, Tanh, interpolated
-from ntkexp.limit.fused.functions import source_digest
+from ntkexp.limit.fused.functions import exponential, source_digest
 from ntkexp.limit.infinite_kernel import Engine, block_slices, choose_engine, compute
 from ntkexp.limit.network import network
 from tests.kernel.oracle import refused
@@ -309,6 +311,15 @@ def test_networks_without_a_fused_form_are_left_to_torch(
     assert left_to.func.__module__ == "ntkexp.limit.network"
     with refused(words):
         choose_engine("fused", net, x, many, ONE_GB, 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_the_exponential_is_that_of_numpy(dtype: type[np.floating[Any]]) -> None:
+    """Its argument is reduced in two parts, so that both digits and polynomial round by a few eps."""
+    compiled = njit(lambda x: exponential(x))  # noqa: PLW0108  numba compiles no overload by itself
+    x = -np.linspace(0, 80, 801, dtype=dtype)
+    found = [compiled(each) for each in x]
+    np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=4 * float(np.finfo(dtype).eps))
 
 
 def test_variances_beyond_reach_of_the_exponential_are_no_waves() -> None:
