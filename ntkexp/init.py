@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -54,6 +54,14 @@ class AbstractInit(Component):
                 "weights, which a child does not have; leave one of both out"
             )
         return self
+
+    def fields(self) -> dict[str, Any]:
+        """Omit `parent` unless it is set. It was added later, and the digests of claims
+        stay valid without it."""
+        fields = super().fields()
+        if self.parent is None:
+            del fields["parent"]
+        return fields
 
     @property
     @abstractmethod

@@ -49,9 +49,8 @@ def identity(experiment: Experiment) -> str:
         del fields["path"]["measure"]
     if experiment.path.by is None:
         del fields["path"]["by"]
-    parent = fields["init"].pop("parent")
-    if parent is not None:
-        fields["init"]["parent"] = ParentRun.of(parent).identity
+    if experiment.init.parent is not None:
+        fields["init"]["parent"] = ParentRun.of(experiment.init.parent).identity
     if not experiment.path.record:
         del fields["path"]["record"]
     if not experiment.diagnostics:

@@ -1,4 +1,4 @@
-"""Tables of a result over two settings, with means over seeds: `ntkexp report --table`.
+"""Tables of a result over two settings, with means over seeds, as `ntkexp report` prints it.
 
     rows=model.width columns=init.alpha value=error:frozen_start
 
@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 
 import pandas as pd
 
-from ntkexp.mistake import Mistake, nearest
+from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.results import SPLITS
 from ntkexp.report.analysis.quantities import quantities
 from ntkexp.report.inventory import differing, flatten_config, matches
@@ -46,7 +46,7 @@ class PivotRequest:
 def read_request(
     words: Sequence[str], where: Sequence[str]
 ) -> tuple[PivotRequest, list[str]]:
-    """Read the words of `--table`. Return the table, and the names of runs and sweeps.
+    """Read the words that describe a table. Return the table, and the names of runs and sweeps.
 
     >>> read_request(["rows=seed", "value=loss", "width"], [])[1]
     ['width']
@@ -61,7 +61,9 @@ def read_request(
             names.append(word)
     for key in ("rows", "value"):
         if not chosen.get(key):
-            raise Mistake(f"--table needs {key}=…, such as {EXAMPLE}")
+            raise WrongArgument(
+                f"table=…: it needs {key}=…, such as {EXAMPLE}", "table"
+            )
     if chosen.get("columns") == chosen["rows"]:
         raise Mistake(
             f"columns={chosen['rows']}: the rows are this setting; leave it out"
@@ -70,8 +72,8 @@ def read_request(
     for text in where:
         key, equals, value = text.partition("=")
         if not equals:
-            raise Mistake(
-                f"--where={text}: it takes KEY=VALUE, such as --where=model.depth=2"
+            raise WrongArgument(
+                f"where={text}: it takes KEY=VALUE, such as model.depth=2", "where"
             )
         filters[key] = value
     request = PivotRequest(
@@ -173,9 +175,9 @@ def pivot(runs: Sequence[Run], request: PivotRequest) -> Pivot:
     ]
     if not selected:
         filters = " ".join(
-            f"--where={key}={value}" for key, value in request.where.items()
+            f"where={key}={value}" for key, value in request.where.items()
         )
-        raise Mistake(f"{filters}: no run passes; leave one out")
+        raise WrongArgument(f"{filters}: no run passes; leave one out", "where")
     refuse_other_settings([configs[run.path] for run in selected], request.axes)
 
     groups: dict[tuple[object, object], list[Run]] = {}
@@ -221,9 +223,10 @@ def refuse_other_settings(
             continue
         values = in_order({config.get(key) for config in configs})
         shown = ", ".join(map(str, values[:3])) + (", …" if len(values) > 3 else "")
-        raise Mistake(
+        raise WrongArgument(
             f"the runs differ in {key} ({shown}), and a mean over it would hide it; choose by "
-            f"--where={key}={values[0]}, or name it in rows= or columns="
+            f"where={key}={values[0]}, or name it in rows= or columns=",
+            "where",
         )
 
 

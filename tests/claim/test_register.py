@@ -104,13 +104,13 @@ LOCATION = {"_target_": f"{RULES}Location", "along": "width", "value": 8.0, "mar
 @pytest.mark.parametrize(
     ("expectation", "null", "reason"),
     [
-        (SLOPE, None, r"slope 0 ± 5 holds at 0\.0 too"),
-        (SLOPE, -4, r"slope 0 ± 5 holds at -4\.0 too"),
+        (SLOPE, None, r"slope 0 ± 5 also holds at 0\.0"),
+        (SLOPE, -4, r"slope 0 ± 5 also holds at -4\.0"),
         (BOUND, None, "null is missing"),
-        (BOUND, 0.55, "holds at 0.55 too"),
-        (RATIO, 2.9, "holds at 2.9 too"),
-        (IDENTITY, 0.01, "holds at 0.01 too"),
-        (LOCATION, 9, r"holds at 9\.0 too"),
+        (BOUND, 0.55, "also holds at 0.55"),
+        (RATIO, 2.9, "also holds at 2.9"),
+        (IDENTITY, 0.01, "also holds at 0.01"),
+        (LOCATION, 9, r"also holds at 9\.0"),
         ([SLOPE, BOUND], [-6], "a number, or one for each of the 2 rules"),
     ],
 )

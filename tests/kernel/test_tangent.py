@@ -255,7 +255,7 @@ def test_first_batches_with_zeros_hide_nothing(name: str, x: float, bias: float)
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_modules_in_short_numbers_are_refused(kind: torch.dtype) -> None:
     module, x = nn.Linear(2, 1).to(kind), torch.ones(3, 2, dtype=kind)
-    words = (r"'bias' is in b?float16, whose rounding", r"give module\.float")
+    words = (r"'bias' is in b?float16, and kernels do not include its rounding", r"give module\.float")
     start = own_weights(module)
     for kernel in (
         lambda: tangent_kernel(module, x),

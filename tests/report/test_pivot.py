@@ -109,7 +109,7 @@ OTHERS = {
     "another setting": (made(8, 0.5, 3, steps={"count": 5}), TABLE, (), r"the runs differ in steps.count \(5, None\)"),
     "unknown rows": (None, ("rows=model.widht", *TABLE[1:]), (), "rows|did you mean 'model.width'"),
     "unknown filter": (None, TABLE, ("model.with=8",), "did you mean 'model.width'"),
-    "no run": (None, TABLE, ("model.width=9",), "--where=model.width=9: no run passes"),
+    "no run": (None, TABLE, ("model.width=9",), "^where=model.width=9: no run passes"),
     "an unknown result": (None, (*TABLE[:2], "value=error:lef"), (), "did you mean 'error:left'"),
     "no number": (
         replace(made(8, 0.5, 0), ladder=(Result("test", "nngp", note="no limit is known"),)),
@@ -117,13 +117,13 @@ OTHERS = {
         ("init.alpha=0.5",),
         r"no run has a number for it \(no limit is known\); choose another result",
     ),
-    "no value": (None, TABLE[:2], (), "--table needs value="),
+    "no value": (None, TABLE[:2], (), "^table=…: it needs value="),
     "equal axes": (None, (TABLE[0], "columns=model.width", TABLE[2]), (), "the rows are this setting"),
     "a setting less": (
         None,
         (TABLE[0], TABLE[2]),
         (),
-        r"the runs differ in init.alpha \(0.5, 10.0\).*--where=init.alpha=0.5",
+        r"the runs differ in init.alpha \(0.5, 10.0\).* where=init.alpha=0.5",
     ),
     "an odd filter": (None, TABLE, ("model.width",), "it takes KEY=VALUE"),
 }
