@@ -46,8 +46,8 @@ class FollowedStep:
     # change its settings
     settings_before: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exact: bool = True  # False if `start` was replayed, so that its rounding may differ
-    # True if autograd computed `gradient` from the calls, and its signatures are those
-    # of the loop's gradient
+    # True if autograd computed `gradient` from calls through BatchNorm, and its
+    # signatures are those of the loop's gradient
     repeats_gradient: bool = False
 
     def joined(self, other: FollowedStep) -> FollowedStep:

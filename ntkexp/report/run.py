@@ -449,14 +449,16 @@ def read_metrics(path: Path) -> pd.DataFrame:
 
 
 def open_store(path: Path) -> xr.Dataset:
-    """Open a zarr store as a data set. Its arrays are read when they are used."""
+    """Open a zarr store as a data set, with its arrays in alphabetical order. They are
+    read when they are used."""
     import xarray as xr  # noqa: PLC0415  slow to import, and tables do not need it
 
     try:
         store: xr.Dataset = xr.open_zarr(path, consolidated=False, chunks=None)
     except (OSError, ValueError, KeyError) as error:
         raise Mistake(f"{path} is missing or damaged: {one_line(error)}") from error
-    return store
+    # zarr lists the arrays in the order of the file system
+    return store[sorted(store.data_vars)]
 
 
 def blocks(parts: xr.DataArray) -> Iterator[NDArray[Any]]:

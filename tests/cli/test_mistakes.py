@@ -30,7 +30,7 @@ MISTAKES = [
     ("optimizer.LR=0.1", "did you mean 'optimizer.step_size'?"),
     ("model=MLP", "did you mean 'mlp'?"),
     ("loss=BCE", "did you mean 'logistic'?"),
-    ("data=", "one of breast_cancer"),
+    ("data=", "one of arrays"),
     ("hydra/launcher=joblib", "settings of Hydra"),
     ("lr=0.1", "did you mean 'optimizer.step_size'?"),
     ("batch_size=8", "did you mean 'optimizer=sgd optimizer.batch=…'?"),

@@ -164,7 +164,7 @@ SHORTER = {
     "ntkexp train data=table data.path=houses.csv": f"{FEW} steps=2",
     "ntkexp train model.activation=tanh model.width=32": "data.train=24 data.query=6 data.test=6 steps=5",
     "ntkexp train model.activation=tanh model.width=40": "data.train=32 data.query=6 data.test=6 steps=2",
-    "ntkexp train model.width=24": f"{FEW} steps=2",
+    "ntkexp train model.width=24 steps=20": f"{FEW} steps=2",
     "ntkexp train optimizer=": FEW,
     "ntkexp validate": "--trainings=6 --queries=4",
     "ntkexp train data=digits model.activation=tanh optimizer=sgd": f"{FEW} steps=5",

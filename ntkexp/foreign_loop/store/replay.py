@@ -174,13 +174,13 @@ class ReplayedLoop:
     def gradient(
         self, event: Event, calls: Sequence[ModelCall], start: Weights
     ) -> tuple[Weights, bool]:
-        """Return the gradient that the optimizer used,
-        with zeros for parameters without gradient. Also return whether it was
-        recomputed, with a factor of 1 and the recorded signatures.
+        """Return the gradient that the optimizer used. It is zero for parameters
+        without a gradient. Also return whether calls through BatchNorm gave this
+        gradient again: with a factor of 1, and with the recorded signatures.
 
-        Gradients that the event stores are read. All others are recomputed from the
-        calls, and multiplied by the factor between the signatures of the recomputed and
-        the recorded gradient."""
+        Read the gradients that the event stores. Recompute all others from the calls,
+        and multiply them by the factor between the signatures of the recomputed and the
+        recorded gradient."""
         stored = {
             name: part.to(self.weights[name]) for name, part in event["whole"].items()
         }
@@ -194,7 +194,9 @@ class ReplayedLoop:
         if same_signatures(signature, recorded):  # the factor of all parameters is 1
             received = {name: stored[name] for name in stored if name in gradient}
             used = self.with_zeros(gradient | stored, settings_of(event))
-            return used, same_signatures(gradient, received)
+            # only proof (a) of a call through BatchNorm needs this gradient again
+            is_coupled = any(call.statistics is not None for call in calls)
+            return used, is_coupled and same_signatures(gradient, received)
 
         def noise() -> Weights:
             change = self.called.noise(calls, begun)

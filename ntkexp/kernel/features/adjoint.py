@@ -169,23 +169,23 @@ class Adjoint:
         # no example reached the layer, for example an expert in a mixture of experts
         if not beta.numel():
             return beta.new_zeros(queries, out, train, outputs)
-        kernels = []
+        kernel = beta.new_empty(queries, out, train, outputs)
         step = max(1, CACHED_NUMBERS // (out * train * uses * features))
         for start in range(0, queries, step):
             some = slice(start, start + step)
 
             # a_uᵀ U = a_uᵀ U_W + shift · U_b
             matrices = shown(self.parts[right.weight.name][some], right.weight)
-            products = torch.bmm(inputs.expand(len(matrices), -1, -1), matrices)
+            products = inputs @ matrices
             if right.bias is not None and right.shift is not None:
                 bias = shown(self.parts[right.bias.name][some], right.bias)
                 products.add_(bias.reshape(-1, 1, features), alpha=right.shift)
 
             # Σ_u (a_uᵀ U) β_u
-            rows = products.view(-1, train, uses * features)
-            kernels.append(torch.bmm(rows.transpose(0, 1), beta).transpose(0, 1))
-        kernel = kernels[0] if len(kernels) == 1 else torch.cat(kernels)
-        return kernel.reshape(queries, out, train, outputs)
+            rows = products.reshape(-1, train, uses * features)
+            shares = torch.bmm(rows.transpose(0, 1), beta)
+            kernel[some] = shares.transpose(0, 1).reshape(-1, out, train, outputs)
+        return kernel
 
 
 def zero_adjoint(jacobian: Jacobian, weights: Weights) -> Adjoint:

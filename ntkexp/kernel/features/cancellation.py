@@ -170,14 +170,13 @@ def masks_of_rounding(gradient: Weights, sizes: Weights, other: Weights) -> Weig
         is_unknown = magnitude <= UNKNOWN_DIFFERENCES * difference
         is_rounding |= is_unknown & (difference > 0)
 
-    # one transfer from the device for all parameters, if all gradients are known
-    if not is_rounding.any():
-        return {}
+    # one transfer from the device for all parameters
     masks = torch.split(is_rounding, [sizes[name].numel() for name in gradient])
+    has_rounding = torch.stack([mask.any() for mask in masks]).tolist()
     return {
         name: mask.view(sizes[name].shape)
-        for name, mask in zip(gradient, masks, strict=True)
-        if mask.any()
+        for name, mask, has in zip(gradient, masks, has_rounding, strict=True)
+        if has
     }
 
 
