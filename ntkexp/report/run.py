@@ -458,7 +458,7 @@ def open_store(path: Path) -> xr.Dataset:
     except (OSError, ValueError, KeyError) as error:
         raise Mistake(f"{path} is missing or damaged: {one_line(error)}") from error
     # zarr lists the arrays in the order of the file system
-    return store[sorted(store.data_vars)]
+    return store[sorted(store.data_vars, key=str)]
 
 
 def blocks(parts: xr.DataArray) -> Iterator[NDArray[Any]]:
