@@ -101,8 +101,8 @@ def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
 
 
 def refuse_other(experiment: Experiment) -> None:
-    """Raise unless training is plain gradient descent,
-    and the outputs before it are random."""
+    """Raise unless the initial outputs are random and training is plain gradient
+    descent."""
     optimizer = experiment.optimizer
     if not experiment.loss.is_quadratic or type(optimizer) is not GD:
         raise Mistake(

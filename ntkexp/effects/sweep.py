@@ -526,11 +526,11 @@ class AdjointSweep:
         clipping = Clipping(gradient, step.clip_norm)
         consumed = clipping.factor * clipping.gradient
 
-        # for `one_step`: the changes without each example. `credited` masks rounding
-        # errors.
+        # if `one_step`: the change of the step when each example is left out
         changes: list[Change] = []
         if self.one_step and step.batches:
             changes = changes_without(step, clipping.gradient, self.mean)
+        # 0 where a gradient is only a rounding error, 1 elsewhere
         credited = self.credit(step, recorded.gradient)
 
         parts = torch.split(

@@ -35,8 +35,8 @@ from ntkexp.text import counted
 
 # eps: relative rounding error of a batch gradient that is summed in another order
 SUM_EPS = 1e3
-# Rounding may change a gradient by this multiple of the change that noise of one eps in
-# weights and inputs causes.
+# Perturb weights and inputs by one eps: the gradient changes by δ. Rounding may change
+# the gradient by up to this multiple of δ.
 NOISE_MULTIPLE = 64
 # eps of the lower precision: rounding error if torch sums in another order under casts
 CAST_EPS = 8

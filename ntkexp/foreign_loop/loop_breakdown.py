@@ -80,7 +80,8 @@ def loop_without(
             change = split_change(pair, outputs, progress).checked()
     finally:
         progress.stop()
-    # repeated=0.0: the first training is read from its folder, not run again
+    # the first training is read from its folder and not run again, so that its outputs
+    # cannot differ: repeated=0.0
     return removal_of(change, group, points, range(outs), repeated=0.0)
 
 

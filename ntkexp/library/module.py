@@ -212,7 +212,7 @@ def finite(kernel: Float[Tensor, "query *kernel"]) -> Float[Tensor, "query *kern
     return kernel
 
 
-# --- Readers of Jacobians, and weights
+# --- Build readers of Jacobians, together with the module's weights
 
 
 def reader_of(

@@ -318,7 +318,8 @@ def component_parts(parts: OutputParts) -> tuple[ComponentPart, ...]:
 def tabulate_components(components: tuple[ComponentPart, ...]) -> Table:
     """Return a row for each component, the strongest first.
 
-    The rows add up to the contributions of all examples and weight decay.
+    The sum of the rows is the contribution of weight decay plus the contributions of
+    all examples.
     """
     mass = sum(part.mass for part in components) or 1.0
     columns = (

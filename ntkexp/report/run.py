@@ -2,8 +2,9 @@
 and arrays.
 
 `load_tables` reads a finished, undamaged run without opening its arrays. `read_run`
-also reads unfinished runs, which draw their own pictures. The checksum of an array file
-in DONE.json is verified when the array is first used.
+also reads unfinished runs, because a run draws its pictures before it is marked as
+finished. The checksum of an array file in DONE.json is verified when the array is first
+used.
 
 This module imports no other module of `ntkexp.report`. `report.loaded_run` adds
 pictures and notebook displays."""
@@ -158,8 +159,8 @@ class Run:
 
     @cached_property
     def diagnostics(self) -> xr.Dataset:
-        """The arrays of the run's diagnostics by snapshot.
-        Their numbers are in `metrics`.
+        """The arrays that diagnostics returned, by snapshot. Single numbers that they
+        returned are in `metrics`.
 
         Empty if no diagnostic returned arrays.
         """

@@ -116,8 +116,8 @@ def last_change(path: Path) -> float:
 
 
 def seconds_of(path: Path) -> float:
-    """Return the wall seconds of all parts of a run. Timings of single kernel machines
-    are part of 'run'."""
+    """Return the wall seconds of a run. Skip the timings of single kernel machines
+    (names with a dot), because 'run' includes them."""
     parts = read_timings(path / "timings.csv")
     return sum(part.wall for name, part in parts.items() if "." not in name)
 

@@ -392,10 +392,9 @@ def run_matrices(
 def kernel_of_pairs(
     kernel: Float[Tensor, "point kept train kept_"], setting: Setting
 ) -> Float[Tensor, "point out some out_"]:
-    """Return the kernel if it contains all pairs of outputs, because kernel machines
-    need all pairs.
+    """Return the kernel of all pairs of outputs, which kernel machines need.
 
-    Otherwise return a kernel without training examples.
+    If the run did not compute it, return a kernel without training examples.
     """
     if setting.points.makes_kernels:
         return kernel

@@ -518,10 +518,10 @@ class ScalarTraining(AbstractPicture):
 
 
 def ascents(judged: JudgedClaim) -> pd.DataFrame:
-    """Return the rows that start from the model's own weights,
-    after all numbers of ascent steps.
+    """Return the rows of the trials that started from the model's own weights, for
+    every number of ascent steps.
 
-    These rows are the same for every seed. Return those of one seed.
+    These rows are the same for every seed, so return the rows of one seed.
     """
     rows = judged.rows("x", "share", "before", "ascended")
     chosen = (rows["start"] == "given") & (rows["seed"] == rows["seed"].min())

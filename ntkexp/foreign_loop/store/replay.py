@@ -238,8 +238,8 @@ class ReplayedLoop:
         fit: FactorFit,
         rounding: float,
     ) -> Weights | None:
-        """Clip the gradients that no factor explains by value. Return None if the
-        result does not have the recorded signatures.
+        """Clip by value those gradients that no factor explains (`fit.failing`). Return
+        None if the result does not have the recorded signatures.
 
         Try the bound of an earlier step first. Else compute the bound from the recorded
         signatures and the largest elements of the stored gradients."""

@@ -421,8 +421,8 @@ class Total:
 
     @cached_property
     def strips(self) -> list[tuple[Float[Tensor, "row row_"], range, range]]:
-        """The strips that together cover every entry or its mirror image. Each has its
-        rows and its columns."""
+        """Strips of the matrix, with the ranges of their rows and columns. If the matrix
+        is symmetric, strips begin at the diagonal, and the rest is mirrored."""
         rows, columns = self.matrix.shape
         if not self.is_symmetric:
             return [(self.matrix, range(rows), range(columns))]

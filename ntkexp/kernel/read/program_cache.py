@@ -211,8 +211,8 @@ class ProgramCache:
 
     tapes: Programs[Tape] = field(default_factory=Programs)
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
-    # for Jacobians that depend on routing values (indices, masks), by key: False after
-    # the first request, True after the second. Only a repeated request is worth a
+    # Whether a Jacobian was requested more than once, by its key. Only for Jacobians
+    # that depend on routing values (indices, masks): the second request builds a
     # program.
     requested_before: LRUCache[bool] = field(default_factory=LRUCache)
 

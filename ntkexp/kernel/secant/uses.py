@@ -229,8 +229,9 @@ class NotPlain(Exception):
 
 
 def plain_uses(trained: Trained) -> list[Use] | None:
-    """Return the plain uses of trained weights, whose taps are the results of
-    operations. Return None if any use is not plain."""
+    """Return the uses of trained weights if all of them are plain, otherwise None.
+
+    A use is plain if its tap is the result of an operation on the tape."""
     uses: list[Use] = []
     for entry in trained.tape.entries:
         if entry.name == "copy":

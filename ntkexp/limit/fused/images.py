@@ -49,8 +49,8 @@ class TileImage(NamedTuple):
 
 
 class TileLayout(NamedTuple):
-    """The fields of all left and right images at one offset,
-    as tiles in two flat arrays."""
+    """The fields of all left and right images at one offset, in two flat arrays with
+    the pixel layout of a tile."""
 
     left: Array
     right: Array

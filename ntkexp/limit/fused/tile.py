@@ -504,7 +504,7 @@ def apply_bent_line(
     pi = number(np.pi)
     for j in range(count):
         i = j + start
-        # m and w
+        # m (`mixed`) and w (`learned`) of the formulas above
         mixed = sum_kernel[i] + other_rows * (sum_kernel[i - row] + sum_kernel[i + row])
         learned = (
             s * (sum_theta[i] + other_rows * (sum_theta[i - row] + sum_theta[i + row]))

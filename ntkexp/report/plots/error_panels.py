@@ -137,7 +137,7 @@ def shape_strip(strip: Axes, exact: Sequence[float]) -> None:
     strip.set_label(STRIP)
     log_axis(strip, "x")
     strip.set_facecolor(PALE)
-    # rounding in float32 reaches 1e-6
+    # rounding in float32 can exceed LARGEST_EXACT; then the strip is wider
     strip.set_xlim(LEAST / 3, max(LARGEST_EXACT, 10 * max(exact)))
     strip.set_xticks([])
     strip.set_xticks([], minor=True)

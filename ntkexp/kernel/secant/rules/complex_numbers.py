@@ -58,9 +58,10 @@ def polar(call: Call) -> Tensor:
 
 
 def written(call: Call) -> Tensor:
-    """Write the difference of one complex tensor into the difference of another. Treat
-    real and imaginary parts separately, because torch cannot differentiate this
-    operation for complex numbers."""
+    """The rule for operations that write one complex tensor into another.
+
+    Apply the operation to the differences, separately for real and imaginary parts,
+    because torch cannot differentiate it for complex numbers."""
 
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):

@@ -259,7 +259,7 @@ def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
 
 def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     """Return the slope of a function that is log(1 + e^βz)/β, and z if βz exceeds a
-    threshold. If only one of z₀ and z₁ exceeds it, return the quotient."""
+    threshold. If only one of βz₀ and βz₁ exceeds it, return (σ₁ − σ₀)/(z₁ − z₀)."""
     beta = call.arguments["beta"]
     threshold = call.arguments["threshold"]
     beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))

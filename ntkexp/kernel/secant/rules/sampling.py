@@ -136,9 +136,10 @@ class PixelScale:
         return ((z + 1) * self.size - 1) / 2
 
     def reflected(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a coordinate after reflection at the borders of the picture. Also
-        return the derivative of the reflection, ±1, and
-        the index of its linear piece."""
+        """Return a coordinate after reflection at the borders of the picture.
+
+        Also return the slope of the reflection there (1 or −1), and the index of the
+        linear piece that contains the coordinate."""
         low = 0.0 if self.corners else -0.5
         span = float(self.size - 1 if self.corners else self.size)
         if span == 0:

@@ -2,8 +2,8 @@
 and lines of arithmetic means.
 
 Means are taken over the runs at each value of the axis, as in the tables of the sweep.
-Runs without an error, because they diverged or the kernel machine does not apply, have
-no dot. Kernel machines that are exact up to rounding in every run are only listed in
+A run has no dot if its error is not defined: it diverged, or the kernel machine does
+not apply. Kernel machines that are exact up to rounding in every run are only listed in
 the caption, because they would stretch the axis by ten decades."""
 
 from __future__ import annotations
