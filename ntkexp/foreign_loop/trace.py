@@ -530,9 +530,8 @@ class Trace:
             tape,
             rows=self.steps.most_examples(),
             sizes=[weight.numel() for weight in self.steps.end.values()],
-            adjoints=3
-            if forms_v
-            else 1,  # for SGD and Adam, V is a multiple of U, so one adjoint suffices
+            # for SGD and Adam, V is a multiple of U, so one adjoint suffices
+            adjoints=3 if forms_v else 1,
         )
         examples = len(self.examples)
         return sums_at_zero(

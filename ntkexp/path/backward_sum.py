@@ -50,7 +50,8 @@ class BackwardStep:
 
     start: Weights  # θ_s, the weights before the step
     difference: Weights  # θ_{s+1} − θ_s
-    # the optimizer's linear step for each parameter that changed
+    # the optimizer's linear step for each parameter that changed, without a denominator
+    # (see `LinearStep.divided`)
     linear: Mapping[str, LinearStep]
     # Jᵢ at the weights of the model call, or Jᵢᵀℓ′ᵢ in the form of a Jacobian with one
     # output

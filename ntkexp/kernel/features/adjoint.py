@@ -1,5 +1,5 @@
-"""The adjoint U = ∂(outputs at the end of training)/∂(weights at a step),
-as a dense array.
+"""The adjoint U as a dense array: minus the derivative of the outputs at the end of
+training by the momentum at a step (see `path.backward_sum`).
 
 The backward sum over steps updates U with the Jacobian J of the queries at each step,
 
