@@ -27,6 +27,7 @@ from ntkexp.records.folder import command
 from ntkexp.report.tables import (
     format_csv,
     format_json,
+    format_markdown,
     format_text,
     json_rows,
     table_of_frame,
@@ -149,14 +150,6 @@ def write_pivot(
 
 def format_pivot(found: Pivot, form: Format) -> str:
     from ntkexp.report.pivot import format_latex, pivot_frame, pivot_table
-    from ntkexp.report.tables import (
-        format_csv,
-        format_json,
-        format_markdown,
-        format_text,
-        json_rows,
-        table_of_frame,
-    )
 
     match form:
         case Format.latex:

@@ -105,25 +105,28 @@ def sweep(
                 write_record(plan, statuses_after, changed=True)
     for run in plan.distinct:
         write_events(plan.folder(run).path, tensorboard and plan.folder(run).done)
-    list_failures(plan, statuses_after)
+    divergences = {run.name: divergence(plan, run) for run in plan.distinct}
+    list_failures(plan, statuses_after, divergences)
     if common.as_json:
         from ntkexp.sweep.plan import record
 
         write_json({**record(plan, statuses_after).fields, "record": str(plan.record)})
     elif not common.quiet:
         sys.stdout.write(
-            f"{summary_line(plan, statuses_after, ended)}\n{plan.record}\n"
+            f"{summary_line(plan, statuses_after, divergences, ended)}\n{plan.record}\n"
         )
     raise typer.Exit(
         1 if any(status.state != "done" for status in statuses_after.values()) else 0
     )
 
 
-def list_failures(plan: Plan, statuses: Mapping[str, RunStatus]) -> None:
+def list_failures(
+    plan: Plan, statuses: Mapping[str, RunStatus], divergences: Mapping[str, str]
+) -> None:
     """Print each run that failed, was stopped or diverged, with the reason and the
     command that repeats it."""
     for run in plan.distinct:
-        reason = statuses[run.name].reason or divergence(plan, run)
+        reason = statuses[run.name].reason or divergences[run.name]
         if reason:
             repeat = command("train", run.overrides, plan.sweep.options)
             sys.stderr.write(f"{run.name}: {reason}\n    {repeat}\n")
@@ -173,13 +176,16 @@ def write_record(
 
 
 def summary_line(
-    plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, Ended]
+    plan: Plan,
+    statuses: Mapping[str, RunStatus],
+    divergences: Mapping[str, str],
+    ended: Mapping[str, Ended],
 ) -> str:
     """Summarise the numbers of runs in each state in one line."""
     done = [run for run in plan.distinct if statuses[run.name].state == "done"]
     counts = {
         "done": len(done),
-        "diverged": sum(bool(divergence(plan, run)) for run in done),
+        "diverged": sum(bool(divergences[run.name]) for run in done),
         "done just now": sum(end.how == "done" for end in ended.values()),
         "failed": sum(status.state == "failed" for status in statuses.values()),
         "running elsewhere": sum(

@@ -10,18 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ntkexp.records.array_schema import read_store
 from ntkexp.records.atomic import RUN_AGAIN, Damaged
 from ntkexp.records.kernels import (
     create_snapshots,
-    finish_snapshots,
-    get_array,
-    open_store,
 )
 
 DIAGNOSTICS = "diagnostics.zarr"
@@ -43,24 +36,6 @@ def create_diagnostics(
         for name, shape in shapes.items()
     }
     create_snapshots(path, axes, capacity)
-
-
-def write_diagnostics(
-    path: Path, index: int, step: int, arrays: Mapping[str, NDArray[Any]]
-) -> list[str]:
-    """Write the arrays of one step. Return the names of the written chunks."""
-    store = open_store(path, write=True)
-    for name, values in arrays.items():
-        get_array(store, name)[index] = np.asarray(values, dtype=np.float64)
-    get_array(store, STEP)[index] = step
-    return [f"{name}/c/{index}" for name in (*arrays, STEP)]
-
-
-def finish_diagnostics(path: Path) -> None:
-    """Shrink the arrays to the steps that were written."""
-    if not path.exists():
-        return
-    finish_snapshots(path, open_store(path).array_keys())
 
 
 def refuse_odd_diagnostics(path: Path) -> None:

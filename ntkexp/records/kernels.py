@@ -246,30 +246,40 @@ def write_snapshot(
     step: int,
     kernel: Kernel,
     output_gradient: NDArray[np.float64],
-) -> None:
-    """Write one snapshot. Write its step last,
-    so that a snapshot with a step is complete."""
-    store = open_store(path, write=True)
-    values = np.asarray(kernel, dtype=np.float64)
+) -> list[str]:
+    """Write one snapshot. Return the names of the written chunks."""
     name = tangent_array_name(path)
-    get_array(store, name)[index] = values[:, 0, :, 0] if name == TRACE else values
-    get_array(store, "output_gradient")[index] = np.asarray(
-        output_gradient, dtype=np.float64
-    )
+    values = np.asarray(kernel, dtype=np.float64)
+    if name == TRACE:
+        values = values[:, 0, :, 0]
+    arrays = {name: values, "output_gradient": output_gradient}
+    return write_arrays(path, index, step, arrays)
+
+
+def write_arrays(
+    path: Path, index: int, step: int, arrays: Mapping[str, NDArray[Any]]
+) -> list[str]:
+    """Write the arrays of one snapshot to a store of `create_snapshots`. Return the
+    names of the written chunks.
+
+    The step is written last, so that a snapshot with a step is complete."""
+    store = open_store(path, write=True)
+    for name, values in arrays.items():
+        get_array(store, name)[index] = np.asarray(values, dtype=np.float64)
     get_array(store, "step")[index] = step
+    return [f"{name}/c/{index}" for name in (*arrays, "step")]
+
+
+def finish_arrays(path: Path) -> None:
+    """Shrink all arrays of a store to the snapshots that were written, if the store
+    exists."""
+    if path.exists():
+        finish_snapshots(path, open_store(path).array_keys())
 
 
 def tangent_array_name(path: Path) -> str:
     """Return the name of the array that holds tangent kernels or their traces."""
     return TRACE if (path / TRACE).exists() else TANGENT
-
-
-def snapshot_chunks(path: Path, index: int) -> list[str]:
-    """Return the files and folders of one snapshot in a run folder."""
-    return [
-        f"{KERNELS}/{name}/c/{index}"
-        for name in (tangent_array_name(path / KERNELS), "output_gradient", "step")
-    ]
 
 
 def write_path_kernel(

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,6 @@ from ntkexp.records.kernels import (
     NOT_YET,
     Facts,
     create_snapshots,
-    finish_snapshots,
     get_array,
     open_store,
     read_steps,
@@ -86,23 +84,6 @@ def create_recorded(
         "shapes": [list(shape) for shape in shapes.values()],
     }
     create_snapshots(path, {name: axes[name] for name in names}, capacity, facts)
-
-
-def write_recorded(
-    path: Path, index: int, step: int, arrays: Mapping[str, NDArray[Any]]
-) -> list[str]:
-    """Write the arrays of one step. Return the names of the written chunks."""
-    store = open_store(path, write=True)
-    for name, values in arrays.items():
-        get_array(store, name)[index] = np.asarray(values, dtype=np.float64)
-    get_array(store, STEP)[index] = step
-    return [f"{name}/c/{index}" for name in (*arrays, STEP)]
-
-
-def finish_recorded(path: Path) -> None:
-    """Shrink the arrays to the steps that were written."""
-    if path.exists():
-        finish_snapshots(path, open_store(path).array_keys())
 
 
 def refuse_odd_recorded(path: Path, lengths: Mapping[str, int]) -> None:

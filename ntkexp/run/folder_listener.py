@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -46,14 +46,13 @@ from ntkexp.records.diagnostics import (
     COLUMN,
     DIAGNOSTICS,
     create_diagnostics,
-    finish_diagnostics,
-    write_diagnostics,
 )
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import (
     KERNELS,
+    finish_arrays,
     finish_kernels,
-    snapshot_chunks,
+    write_arrays,
     write_path_kernel,
     write_predictions,
     write_snapshot,
@@ -62,9 +61,7 @@ from ntkexp.records.recorded import (
     NUMBER_BYTES,
     RECORDED,
     create_recorded,
-    finish_recorded,
     recorded_numbers,
-    write_recorded,
 )
 from ntkexp.records.results import RETRACED, MetricsWriter, write_results
 from ntkexp.report.live_log import LiveLog
@@ -148,8 +145,8 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
     path = folder.path
     read = setting.domain.summed_points
     write_kernels(path / "kernels.zarr", setting, outcome)
-    finish_diagnostics(path / DIAGNOSTICS)
-    finish_recorded(path / RECORDED)
+    for store in (DIAGNOSTICS, RECORDED):
+        finish_arrays(path / store)
     write_contributions_of_run(path, setting, outcome)
 
     # the predictions f_0, f_T and those of each kernel machine; if a measure is
@@ -390,32 +387,33 @@ class FolderListener(AbstractListener):
         kernel: Float[Tensor, "point kept train kept_"],
         output_gradient: Float[Tensor, "train out_"],
     ) -> None:
-        path = self.folder.path
+        store = self.folder.path / KERNELS
         read = to_numpy(kernel[self.setting.domain.summed_points])
-        write_snapshot(
-            path / KERNELS, self.snapshots, step, read, to_numpy(output_gradient)
-        )
-        self.snapshot_seals |= sealed(path, snapshot_chunks(path, self.snapshots))
+        gradient = to_numpy(output_gradient)
+        chunks = write_snapshot(store, self.snapshots, step, read, gradient)
+        self.seal_chunks(KERNELS, chunks)
 
     def on_record(self, step: int, view: NetworkView) -> None:
         arrays = recorded_arrays(self.setting, view)
-        if not arrays:
-            return
-        store = self.folder.path / RECORDED
-        chunks = write_recorded(store, self.snapshots, step, arrays)
-        self.seal_chunks(RECORDED, chunks)
+        if arrays:
+            self.write_arrays(RECORDED, step, arrays)
 
     def on_diagnostics(self, step: int, measured: Measurements) -> None:
         self.refuse_new_names(step, measured)
         if measured.arrays:
             arrays = {name: to_numpy(array) for name, array in measured.arrays.items()}
-            store = self.folder.path / DIAGNOSTICS
-            chunks = write_diagnostics(store, self.snapshots, step, arrays)
-            self.seal_chunks(DIAGNOSTICS, chunks)
+            self.write_arrays(DIAGNOSTICS, step, arrays)
         self.snapshots += 1
 
+    def write_arrays(
+        self, store: str, step: int, arrays: Mapping[str, np.ndarray[Any, Any]]
+    ) -> None:
+        """Write the arrays of a snapshot to a store of the run."""
+        path = self.folder.path / store
+        self.seal_chunks(store, write_arrays(path, self.snapshots, step, arrays))
+
     def seal_chunks(self, store: str, chunks: Sequence[str]) -> None:
-        """Compute the digests (seals) of chunks in a store, for the checkpoint."""
+        """Keep the digests (seals) of written chunks for the checkpoint."""
         names = [f"{store}/{chunk}" for chunk in chunks]
         self.snapshot_seals |= sealed(self.folder.path, names)
 

@@ -155,10 +155,9 @@ class JobProgress:
     done: int
 
     def start(self, name: str) -> None:
-        note = (
-            f"{self.time_left()} with {counted(self.clock.workers, 'worker')}".strip()
-        )
-        if self.time_left() and not self.clock.is_measured:
+        time_left = self.time_left()
+        note = f"{time_left} with {counted(self.clock.workers, 'worker')}".strip()
+        if time_left and not self.clock.is_measured:
             note += f", {IDLE}"
         self.progress.start(name, self.runs, self.done, "run", note)
 
