@@ -320,8 +320,8 @@ def plan_claim(
 
 @dataclass(frozen=True)
 class Workshop:
-    """What is needed to run a claim: the engine that executes runs, the progress
-    display, and the packages whose code may run."""
+    """The means to run claims: an engine that executes runs, a progress display, and
+    the names of trusted packages."""
 
     engine: AbstractEngine
     progress: AbstractProgress

@@ -290,7 +290,8 @@ def redraw(folder: Path, row: Mapping[str, Any], claim: Claim) -> None:
 def remove_tables(folder: Path, keep: Sequence[str] = ()) -> None:
     """Remove the published files of a claim, and their folder if it is then empty.
 
-    `keep` names looks whose tables stay. If there are any, the picture stays too.
+    `keep` names the looks whose tables stay. The picture is removed only if `keep` is
+    empty.
     """
     files = [file for file in TABLES if file.removesuffix(".csv") not in keep]
     if not keep:

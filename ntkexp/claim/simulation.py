@@ -95,7 +95,7 @@ def _(
 
 
 def table_of(rule: AbstractAverage, figures: NDArray[np.float64]) -> pd.DataFrame:
-    """Return a table for which `rule` gives these figures."""
+    """Return a table. `rule` computes the given figures from it."""
     seeds = [*range(len(figures))]
     if not isinstance(rule, Order):
         return pd.DataFrame({"seed": seeds, "value": figures})
@@ -356,8 +356,8 @@ def try_design(
     generator = np.random.default_rng(seed)
 
     def at(position: float) -> list[float]:
-        """Put the true value of the first part at this position, and those of the
-        others inside their ranges."""
+        """Return the true values of all parts: the first at this position, the others
+        inside their ranges."""
         return [position] + [INSIDE] * (len(design.look.expectation) - 1)
 
     def rate(main: Sequence[float], second: Sequence[float], *words: str) -> float:

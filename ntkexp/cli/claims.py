@@ -314,8 +314,9 @@ def judged_again(
     records: Sequence[ClaimRecord],
     reason: str,
 ) -> list[ClaimRecord]:
-    """Judge the published tables again, except those of claims with a current record in
-    `out`, and enter outcomes that have changed into the register."""
+    """Judge the published tables again, and write changed outcomes to the register.
+
+    Skip claims with a current record in `out`."""
     from ntkexp.claim.conduct import circumstances
     from ntkexp.claim.publish import judge_again
     from ntkexp.records.register import Register
@@ -337,8 +338,8 @@ def judged_again(
 
 
 def publish_registers(choices: Choices, out: Path, names: Sequence[str]) -> None:
-    """Append the lines of published claims in the register in `out` to the registers
-    beside the claims' files."""
+    """Copy the register lines of published claims from `out` to the folders of their
+    claim files."""
     from ntkexp.records.register import REGISTER, Register
 
     names_by_folder: dict[Path, set[str]] = {}

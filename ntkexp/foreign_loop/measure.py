@@ -351,6 +351,7 @@ def joined(batches: list[Inputs]) -> Inputs:
         if isinstance(first, Mapping):
             if any(set(first) != set(other) for other in rest):
                 raise KeyError("names")
+            # mypy does not know that all batches are mappings, as the first one is
             leaves = {key: [batch[key] for batch in batches] for key in first}  # type: ignore[call-overload,index]
             return {key: joined_leaves(leaves[key]) for key in first}
         return tuple(

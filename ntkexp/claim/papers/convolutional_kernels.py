@@ -329,24 +329,27 @@ class LearningCurve(AbstractTrial):
 
 def predict_by_gain(
     accuracies: Sequence[float],
-    beside: Sequence[float],
+    others: Sequence[float],
     sizes: Sequence[int],
     at: Sequence[int],
     known: Sequence[float],
 ) -> list[float]:
-    """Predict the accuracies of one kernel at the sizes `at`, from those of another
+    """Predict the accuracies of a kernel at the sizes `at`, by comparison with another
     kernel (see `LearningCurve`).
 
-    `accuracies` are the measured accuracies of the first kernel at `sizes`, and
-    `beside` are those of the second kernel. `known` are the accuracies of the second
-    kernel at the sizes `at`.
+    Args:
+        accuracies: The accuracies of the kernel at `sizes`.
+        others: The accuracies of the other kernel at `sizes`.
+        sizes: The measured numbers of training examples.
+        at: The numbers of training examples to predict for.
+        known: The accuracies of the other kernel at `at`.
 
     >>> predicted = predict_by_gain([0.5, 0.7], [0.5, 0.5], [10, 100], [100, 10], [0.5, 0.25])
     >>> [round(accuracy, 12) for accuracy in predicted]
     [0.7, 0.25]
     """
-    # Fit a and b in logit accuracy − logit beside ≈ a + b ln n.
-    first, second = torch.tensor([accuracies, beside], dtype=torch.float64).logit()
+    # Fit a and b in logit accuracy − logit other ≈ a + b ln n.
+    first, second = torch.tensor([accuracies, others], dtype=torch.float64).logit()
     gains = (first - second)[:, None]
     coefficients = torch.linalg.lstsq(log_columns(sizes), gains).solution
 

@@ -72,7 +72,7 @@ class Retraining:
     def changes_without(
         self, left: Float[Tensor, "group train"]
     ) -> Float[Tensor, "group point"]:
-        """Return the changes of the outputs at `others` if a group is left out.
+        """Return how the outputs at the points `others` change if a group is left out.
 
         In each row of `left`, 1 marks the examples of the group.
         """
@@ -185,9 +185,9 @@ class LeftOutKernel(AbstractTrial):
     The points x, x′ are outside the training set, and s is every `every`-th step. 𝒦′ is
     the kernel of a different training, labelled by the column `left_out`:
 
-        one       a training without one example; mean over `times` examples
-        half      a training without a random half; mean over `times` halves
-        nobody    a training with all examples and a different random start (a baseline)
+        one       training without one example; mean over `times` examples
+        half      training without a random half; mean over `times` halves
+        nobody    training with all examples from another random start (a baseline)
     """
 
     base: tuple[str, ...]

@@ -316,9 +316,9 @@ class MarginBound(AbstractQuantity):
         error     the share of points of a split with the wrong sign
 
     Here f = f_T − f_0 at n training examples of two classes, φ(z) = min(1, max(0, 1 −
-    z)), B² = fᵀ 𝒦⁻¹ f and δ = 0.05. The path kernel among the examples is symmetrised,
-    𝒦 ← (𝒦 + 𝒦ᵀ)/2, and gets a ridge of 10⁻⁶ times its mean diagonal. For a kernel that
-    does not depend on the labels, the error is below the bound with probability 1 − δ
+    z)), B² = fᵀ 𝒦⁻¹ f and δ = 0.05. 𝒦 is made symmetric, 𝒦 ← (𝒦 + 𝒦ᵀ)/2,
+    and 10⁻⁶ times its mean diagonal is added to its diagonal. For a kernel that does
+    not depend on the labels, the error is below the bound with probability 1 − δ
     (P. Bartlett & S. Mendelson 2002, theorem 22). The path kernel does depend on the
     labels."""
 
@@ -426,7 +426,7 @@ class TimeShare(AbstractQuantity):
 
     Rows have the share of a tenth, labelled by the column `tenth` from 1 to 10. Time is
     the sum of the step sizes η. If the quantity accumulates at a constant rate, each
-    share is 0.1. The quantity, per step, is one of these:
+    share is 0.1. `mass` chooses the quantity of a step:
 
         contribution_mass    Σ|Δ𝒮| over examples and queries
         contribution_sum     Σ|Σᵢ Δ𝒮ᵢ| over queries

@@ -432,7 +432,7 @@ def curve(judged: JudgedClaim, look: str = MAIN) -> ScalarCurve:
 def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
     """Return the rows at the model's own weights, before any ascent.
 
-    These rows are the same for every seed. Return those of one seed.
+    These rows are the same for every seed, so return the rows of one seed.
     """
     rows = judged.rows("x", "share", "finite", "before", "after", look=look)
     chosen = (

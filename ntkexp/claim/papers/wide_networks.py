@@ -267,9 +267,9 @@ class FirstKernels(AbstractEnsembles):
     """The tangent kernels of untrained networks compared with the kernel
     at infinite width.
 
-    At each width, E and Var are taken over `networks` networks with one output. The
-    kernels are computed among the first training examples. The distance includes the
-    bias E K_0 − K_∞.
+    E and Var are the mean and the variance over `networks` networks of each width, with
+    one output. K_0(x, x′) is computed for all pairs of the first training examples. The
+    distance includes the bias E K_0 − K_∞.
 
         distance    √(E ‖K_0 − K_∞‖²)/‖K_∞‖                  ∝ width^(−1/2)
         variance    Σ_xx′ Var K_0(x, x′)/‖K_∞‖²              ∝ 1/width
@@ -518,8 +518,8 @@ class EnsembleBesideProcesses(AbstractTrial):
     `words` are the settings of the experiment, as for `ntkexp train`. The columns
     `networks` (all layers or only the readout trained) and `process` label the rows
     (`ntkexp.ensemble`). A point is pinned if the training examples reduce the spread of
-    the process at this point to less than a tenth. Pinned points are left out. If all
-    points are pinned, there is no number, and the column `reason` says so.
+    the process at this point to less than a tenth. The numbers below are computed
+    without pinned points. If all points are pinned, the column `reason` says so.
 
         mean         the rms difference between the means of ensemble and process, in standard
                      errors; 1 if they are equal
