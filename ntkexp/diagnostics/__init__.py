@@ -7,6 +7,7 @@ Each module imports only from the modules listed before it:
     kernels    diagnostics of the tangent kernel
     loss       diagnostics of the loss: the norm of its gradient, and its sharpness
     expansion  the error of Taylor expansions of the network
+    momentum   the momentum of a step, as a velocity of the outputs
     function   a function in a user's file
 """
 
@@ -28,5 +29,6 @@ if TYPE_CHECKING:
         GradientNorm as GradientNorm,
         Sharpness as Sharpness,
     )
+    from ntkexp.diagnostics.momentum import FunctionMomentum as FunctionMomentum
 else:
     __getattr__ = classes_of(__name__)

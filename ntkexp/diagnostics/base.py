@@ -34,6 +34,17 @@ class EarlierKernel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """A training step from θ to θ′, divided by the age of its gradients.
+
+    θ′ − θ = momentum + gradient − d θ, where d is the decoupled weight decay.
+    """
+
+    momentum: Weights  # the part of earlier gradients
+    gradient: Weights  # the part of the gradient at θ
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingState:
     """The state of training before a step, or after the last step.
 
@@ -63,6 +74,8 @@ class TrainingState:
     # the part of the kernel that comes from some parameters: now, and before training
     kernel_of: Callable[[Collection[str]], Float[Tensor, "train out train out_"]]
     start_kernel_of: Callable[[Collection[str]], Float[Tensor, "train out train out_"]]
+    # the next step; None after the last step
+    step_parts: Callable[[], StepParts] | None
 
     def block_loss(
         self, weights: Weights, inputs: Tensor, targets: Tensor
@@ -132,6 +145,9 @@ class AbstractDiagnostic(Component):
     needs_kernel: ClassVar[bool] = False
     """True if the diagnostic reads the tangent kernel,
     which requires `path.kernels=all`."""
+
+    needs_steps: ClassVar[bool] = False
+    """True if the diagnostic reads training steps, which a gradient flow does not have."""
 
     @abstractmethod
     def measure(self, state: TrainingState) -> Measured:

@@ -146,8 +146,8 @@ class Experiment(Component):
 
     @model_validator(mode="after")
     def refuse_unusable_diagnostics(self) -> Self:
-        """Raise if two diagnostics have the same name,
-        or if one needs kernels and there are none."""
+        """Raise if two diagnostics have the same name, or if one needs kernels or steps
+        and there are none."""
         names = [diagnostic.option for diagnostic in self.diagnostics]
         for diagnostic in self.diagnostics:
             name = diagnostic.option
@@ -157,6 +157,11 @@ class Experiment(Component):
                 raise Mistake(
                     f"diagnostics: {name} reads tangent kernels, and there are none with "
                     f"path.kernels={self.path.kernels}; use path.kernels=all"
+                )
+            if diagnostic.needs_steps and self.optimizer.flows:
+                raise Mistake(
+                    f"diagnostics: {name} reads training steps, and optimizer="
+                    f"{self.optimizer.option} has none; use another optimizer"
                 )
         return self
 

@@ -13,11 +13,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.diagnostics.base import AbstractDiagnostic, EarlierKernel, TrainingState
+from ntkexp.diagnostics.base import (
+    AbstractDiagnostic,
+    EarlierKernel,
+    StepParts,
+    TrainingState,
+)
 from ntkexp.kernel import gram
 from ntkexp.mistake import Mistake
+from ntkexp.optimizer.base import AbstractOptimizer
 from ntkexp.path.components import components_of
-from ntkexp.path.points import NetworkView, split_range
+from ntkexp.path.points import NetworkView, split_range, total_gradient
+from ntkexp.path.step import Step
 from ntkexp.records.diagnostics import COLUMN, STEP
 from ntkexp.run.metrics import Observer, Row
 from ntkexp.run.setting import Setting
@@ -56,14 +63,14 @@ class RunDiagnostics:
         view: NetworkView,
         step: int,
         time: float,
-        step_size: float | None,
+        next_step: Step | None,
     ) -> Measurements:
         diagnostics = self.setting.experiment.diagnostics
         numbers: Row = {}
         arrays: dict[str, Tensor] = {}
         if not diagnostics:
             return Measurements(numbers, arrays)
-        state = self.training_state(kernel, view, step, time, step_size)
+        state = self.training_state(kernel, view, step, time, next_step)
         for diagnostic in diagnostics:
             for name, value in named_values(diagnostic, state).items():
                 if isinstance(value, Tensor):
@@ -80,7 +87,7 @@ class RunDiagnostics:
         view: NetworkView,
         step: int,
         time: float,
-        step_size: float | None,
+        next_step: Step | None,
     ) -> TrainingState:
         setting = self.setting
         points = setting.points
@@ -96,6 +103,11 @@ class RunDiagnostics:
         def weighted_loss(outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
             return loss.value(outputs, targets).sum() * weight
 
+        step_size = None
+        step_parts = None
+        if next_step is not None:
+            step_size = next_step.step_size
+            step_parts = partial(parts_of_step, next_step, setting.descent.optimizer)
         return TrainingState(
             step=step,
             time=time,
@@ -122,6 +134,7 @@ class RunDiagnostics:
             layers=components_of("module", problem.weights),
             kernel_of=partial(kernel_of_parameters, view),
             start_kernel_of=self.start_kernel_of,
+            step_parts=step_parts,
         )
 
     def start_kernel_of(
@@ -153,11 +166,11 @@ class RunDiagnostics:
 def measure_at_start(setting: Setting) -> Measurements:
     """Measure the diagnostics before training. The values define the columns and the
     arrays of the run."""
-    view = NetworkView(setting.points, setting.problem.weights)
-    step_size = setting.descent.step_size
-    return RunDiagnostics(setting).measure(
-        setting.start.kernel, view, 0, 0.0, step_size
-    )
+    if not setting.experiment.diagnostics:
+        return Measurements({}, {})
+    step = setting.descent.step(0, setting.problem.weights, {})
+    measurements = RunDiagnostics(setting)
+    return measurements.measure(setting.start.kernel, step.view, 0, 0.0, step)
 
 
 def kernel_of_parameters(
@@ -169,6 +182,30 @@ def kernel_of_parameters(
     return torch.cat(
         [torch.cat([gram(left, right) for right in parts], dim=2) for left in parts]
     )
+
+
+def parts_of_step(step: Step, optimizer: AbstractOptimizer) -> StepParts:
+    """Divide the change of the weights in a step into the part of earlier gradients and
+    the part of the present gradient."""
+    view = step.view
+    gradient = total_gradient(view.loss_gradients(step.output_gradient), view.weights)
+    linear_steps = optimizer.linear_steps(step.index, step.sizes, step.memory)
+    by_momentum = {}
+    by_gradient = {}
+    for name, weight in view.weights.items():
+        linear = linear_steps[name].divided()
+
+        # p = g + λθ    Δ_g = −(S ⊙ α + N) ⊙ p
+        decayed = gradient[name] + linear.l2 * weight
+        scale = linear.momentum_scale * linear.momentum_gain + linear.gradient_scale
+        by_gradient[name] = -scale * decayed
+
+        # Δ_m = θ′ − (1 − d)θ − Δ_g, which is zero without earlier gradients
+        by_momentum[name] = torch.zeros_like(weight)
+        if step.index > 0 and linear.momentum_decay > 0:
+            change = step.end[name] - weight + linear.decoupled_decay * weight
+            by_momentum[name] = change - by_gradient[name]
+    return StepParts(momentum=by_momentum, gradient=by_gradient)
 
 
 def named_values(

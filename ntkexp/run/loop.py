@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.path.points import NetworkView
+from ntkexp.path.step import Step
 from ntkexp.records.data import Trajectory
 from ntkexp.run.diagnose import Measurements
 from ntkexp.run.metrics import Observer, Row, share_row
@@ -135,25 +136,25 @@ def take_snapshot(
     listener: AbstractListener,
     view: NetworkView,
     kernel: Float[Tensor, "point kept train kept_"],
-    step_size: float | None,
+    step: Step | None,
 ) -> Row:
     """Pass the kernel, the network and the diagnostics of the present step to the
     listener. Return their numbers, for the row of the step.
 
-    `step_size` is the size of the step, or None after the last step."""
+    `step` is None after the last step."""
     setting = state.setting
     row: Row = {}
     if setting.experiment.path.kernels != "none":
         observer = Observer(setting)
         listener.on_snapshot(state.step, kernel, observer.output_gradient(view.outputs))
         state.timetable.observe(state.step, kernel[: setting.points.train])
-        latest = step_size
-        if latest is None and state.step:
+        latest = None
+        if step is not None:
+            latest = step.step_size
+        elif state.step:
             latest = state.step_sizes[-1]
         row |= observer.kernels.row(kernel, view, state.step, latest)
-    measured = state.diagnostics.measure(
-        kernel, view, state.step, state.time, step_size
-    )
+    measured = state.diagnostics.measure(kernel, view, state.step, state.time, step)
     listener.on_record(state.step, view)
     listener.on_diagnostics(state.step, measured)
     return row | measured.numbers
@@ -176,7 +177,7 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
         due = state.timetable.due(step.index)
         if due:
             kernel = step.view.stored_kernel() if step.index else setting.start.kernel
-            row |= take_snapshot(state, listener, step.view, kernel, step.step_size)
+            row |= take_snapshot(state, listener, step.view, kernel, step)
 
         tallies = state.advance(step, due=due)
         listener.on_row(row | share_row(tallies, setting.experiment.path.closing_rule))

@@ -17,6 +17,8 @@ from ntkexp.cli.main import run as run_command
 from ntkexp.effects.trajectory import flat_like
 from ntkexp.experiment.identity import identity
 from ntkexp.mistake import Mistake
+from ntkexp.optimizer.base import Memory as OptimizerMemory
+from ntkexp.path.points import total_gradient
 from ntkexp.records.diagnostics import COLUMN
 from ntkexp.report.loaded_run import load_run
 from ntkexp.run.diagnose import Measurements, RunDiagnostics
@@ -26,7 +28,10 @@ from ntkexp.statistics import alignment, label_alignment
 from tests.run.commands import TINY, only_run
 from tests.run.small import Memory, small
 
-ALL = "diagnostics=[kernel_velocity,layer_alignment,eigenfunctions,gradient_norm,sharpness,taylor,layer_kernels]"
+ALL = (
+    "diagnostics=[kernel_velocity,layer_alignment,eigenfunctions,gradient_norm,sharpness,taylor,layer_kernels,"
+    "function_momentum]"
+)
 SHORT = (
     "steps=4",
     "model.width=6",
@@ -191,6 +196,62 @@ def test_expansions_of_linear_networks_end_with_their_depth(depth: int, exact: i
             assert (error < 1e-11) == (order >= exact)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("optimizer=momentum", "optimizer.momentum=0.8", "optimizer.dampening=0.3", "optimizer.weight_decay=0.1"),
+        ("optimizer=nesterov", "optimizer.momentum=0.8", "optimizer.clip_norm=0.01", "optimizer.layers={network.1: 2}"),
+        ("optimizer=adam", "optimizer.eps=1e-3", "optimizer.weight_decay=0.1"),
+        ("optimizer=adamw", "optimizer.eps=1e-3", "optimizer.weight_decay=0.1", "optimizer.batch=4"),
+        ("optimizer=rmsprop", "optimizer.eps=1e-3"),
+        ("optimizer=gd",),
+    ],
+    ids=lambda words: words[0].removeprefix("optimizer="),
+)
+def test_momentum_is_what_the_step_has_without_the_present_gradient(words: Sequence[str]) -> None:
+    """The oracle repeats the step of the optimizer with other memory. Without memory, but with the same denominator,
+    the step is the part of the present gradient. The rest is the part of the momentum."""
+    smooth = ("model.activation=tanh", "diagnostics=[function_momentum]", "path.schedule=1")
+    setting = prepare(small(*SHORT, *smooth, *words, "ladder.machine=[]"))
+    listener = Measuring()
+    run(setting, listener)
+    problem, optimizer = setting.problem, setting.descent.optimizer
+    flat = flat_like(problem.weights)
+
+    def outputs(vector: Tensor) -> Tensor:
+        return setting.points.reader.function(flat.weights(vector), problem.inputs)
+
+    steps = list(setting.descent.steps_from(problem.weights))
+    memory: OptimizerMemory = {}
+    for step in steps:
+        # the memory before the step enters the weights after it linearly, if the squares stay the same
+        scaled = {
+            name: {key: part * (0 if name in ("velocity", "mean") else 1) for key, part in parts.items()}
+            for name, parts in memory.items()
+        }
+        gradient = total_gradient(step.view.loss_gradients(step.output_gradient), step.view.weights)
+        alone, _ = optimizer.update(step.index, step.view.weights, gradient, step.sizes, scaled)
+        by_momentum = flat.vector(step.end) - flat.vector(alone)
+        still = flat.vector(step.view.weights)
+        if optimizer.decouples:
+            still = still * (1 - step.step_size * optimizer.weight_decay)
+        by_gradient = flat.vector(alone) - still
+        jacobian = jacrev(outputs)(flat.vector(step.view.weights))
+        measured = numbers(listener.measured[step.index], "function_momentum")
+        for split, points in (("train", slice(0, problem.train)), ("query", slice(problem.train, None))):
+            left, right = (jacobian[points] @ by_momentum, jacobian[points] @ by_gradient)
+            ratio = float(left.norm() / right.norm())
+            assert measured[f"{split}.ratio"] == pytest.approx(ratio, rel=1e-9, abs=1e-12)
+            if optimizer.remembers and step.index and words[0] != "optimizer=rmsprop":
+                cosine = float((left * right).sum() / left.norm() / right.norm())
+                assert measured[f"{split}.ratio"] > 0.01  # type: ignore[operator]
+                assert measured[f"{split}.cosine"] == pytest.approx(cosine, rel=1e-9, abs=1e-12)
+            else:
+                assert (measured[f"{split}.ratio"], measured[f"{split}.cosine"]) == (0, None)
+        memory = step.memory
+    assert set(numbers(listener.measured[len(steps)], "function_momentum").values()) == {None}
+
+
 def test_diagnostics_leave_training_as_it_is() -> None:
     plain = small(*SHORT, "ladder.machine=[]")
     setting, listener = followed(SHORT)
@@ -302,6 +363,7 @@ def test_runs_without_arrays_have_no_store(own: Path, tmp_path: Path) -> None:
         (("diagnostics=[eigenfunctions]", "path.kernels=none"), "eigenfunctions reads tangent kernels"),
         (("diagnostics=[layer_alignment]", "path.kernels=trace"), "layer_alignment reads tangent kernels"),
         (("diagnostics=[gradient_norm]", "path.kernels=none", "path.schedule=adaptive"), "use path.schedule=log"),
+        (("diagnostics=[function_momentum]", "optimizer=flow"), "reads training steps, and optimizer=flow has none"),
         (("diagnostics=[sharpnes]",), "did you mean 'sharpness'"),
         (("diagnostics=[net.py]",), "FILE.py:FUNCTION"),
     ],
