@@ -220,8 +220,8 @@ class LoopBackward:
     def record_query(self, tape: Tape, query: int) -> Tape:
         """Record a single query at the weights of `tape`,
         which recorded all queries."""
-        weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
-        return self.reader.record(weights, part(self.queries, slice(query, query + 1)))
+        query_input = part(self.queries, slice(query, query + 1))
+        return self.reader.record(tape.given_weights, query_input)
 
     @property
     def caveats(self) -> dict[str, str]:

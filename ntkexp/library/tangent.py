@@ -27,7 +27,7 @@ from ntkexp.kernel.features.gram import trace
 from ntkexp.kernel.features.jacobian import with_merged_uses
 from ntkexp.kernel.read.plan import chunks, selected_outputs, threads_for, work
 from ntkexp.kernel.read.program_cache import input_signature
-from ntkexp.kernel.read.reader import MAX_ASSEMBLED_BYTES, kernel_fits
+from ntkexp.kernel.read.reader import MAX_ASSEMBLED_BYTES, kernel_bytes
 from ntkexp.kernel.read.sketched import (
     BatchedJacobian,
     SketchedKernel,
@@ -200,9 +200,10 @@ def tangent_in_chunks(
             left.places[0] if len(left.places) > 1 else slice(0, min(2, left.examples))
         )
         try:
-            return kernel_fits(left.jacobian(first_rows), left.examples, train)
+            first = left.jacobian(first_rows)
         except NoRule:
             return True
+        return kernel_bytes(first, left.examples, train) <= MAX_ASSEMBLED_BYTES
 
     key = (
         input_signature(part(left.inputs, slice(0, 1))),

@@ -223,7 +223,7 @@ def is_faithful(
     In single precision, a value near a kink may fall on the other side of the kink when
     the module runs again. Large modules have many such values. So if the two disagree,
     repeat the test in double precision."""
-    weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
+    weights = tape.given_weights
     agreed = rules_match_autograd(function, tape, trained, owned)
     if agreed or all(weight.dtype == torch.float64 for weight in weights.values()):
         return agreed
@@ -358,11 +358,7 @@ def by_autograd(
     cotangent: Float[Tensor, "example out"],
 ) -> Weights:
     """Return the gradients by autograd through the module itself."""
-    weights = {
-        name: tape[slot].detach().requires_grad_(name in trained)
-        for slot, name in tape.weights.items()
-    }
-    leaves = {name: weight for name, weight in weights.items() if name in trained}
+    weights, leaves = differentiable_weights(tape, trained)
     # run RNNs unfused, because cuDNN cannot differentiate an RNN in evaluation mode
     with (
         torch.enable_grad(),
@@ -376,6 +372,18 @@ def by_autograd(
         output, list(leaves.values()), cotangent, materialize_grads=True
     )
     return dict(zip(leaves, map(dense, gradients), strict=True))
+
+
+def differentiable_weights(
+    tape: Tape, trained: frozenset[str]
+) -> tuple[Weights, Weights]:
+    """Return the weights at which a tape was recorded, and the trained ones among them.
+    Only the trained ones require gradients."""
+    weights = tape.given_weights
+    leaves = {
+        name: weights[name].requires_grad_() for name in weights if name in trained
+    }
+    return weights, leaves
 
 
 def dense(gradient: Tensor) -> Tensor:

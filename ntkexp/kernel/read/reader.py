@@ -31,7 +31,13 @@ from ntkexp.kernel.features.assemble import (
 from ntkexp.kernel.features.blocks import Factored, Key, Rows
 from ntkexp.kernel.features.gram import Sizes, exclusive_keys
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.read.checks import CheckCache, Checks, Unfaithful, dense
+from ntkexp.kernel.read.checks import (
+    CheckCache,
+    Checks,
+    Unfaithful,
+    dense,
+    differentiable_weights,
+)
 from ntkexp.kernel.read.plan import Mixtures
 from ntkexp.kernel.read.program_cache import ProgramCache, Request
 from ntkexp.kernel.record.independence import Trial
@@ -163,13 +169,9 @@ class Reader:
             # record again without programs, because autograd cannot differentiate a
             # tape from a program
             if self.programs is not None:
-                weights = {
-                    name: tape[slot].detach() for slot, name in tape.weights.items()
-                }
                 plain = replace(self, programs=None)
-                return plain.weighted(
-                    plain.record(weights, tape.given), output_gradient
-                )
+                plain_tape = plain.record(tape.given_weights, tape.given)
+                return plain.weighted(plain_tape, output_gradient)
             return jacobian_one_by_one(
                 self.function, tape, self.trained, mixture.columns
             )
@@ -310,19 +312,10 @@ def jacobian_one_by_one(
     Mistake, because the module couples examples. If the module draws random numbers for
     a whole batch, run all examples each time instead.
     """
-    weights = {
-        name: tape[slot].detach().requires_grad_(name in trained)
-        for slot, name in tape.weights.items()
-    }
-    leaves = {name: weight for name, weight in weights.items() if name in trained}
+    weights, leaves = differentiable_weights(tape, trained)
     rows: dict[str, list[Tensor]] = {name: [] for name in leaves}
     together = tape.outputs
-    alone = Trial(
-        function,
-        tape,
-        {name: weight.detach() for name, weight in weights.items()},
-        together,
-    )
+    alone = Trial(function, tape, tape.given_weights, together)
     for k in range(len(together)):
         this = slice(k, k + 1)
         with torch.enable_grad():
@@ -365,12 +358,6 @@ MAX_ASSEMBLED_BYTES = 2e9
 # number of copies of gradient rows that exist at once, while rows are multiplied out,
 # transposed and added
 ROW_COPIES = 3
-
-
-def kernel_fits(some: Jacobian, query: int, train: int) -> bool:
-    """Return whether a kernel and its Jacobians fit into memory,
-    for examples like those in `some`."""
-    return kernel_bytes(some, query, train) <= MAX_ASSEMBLED_BYTES
 
 
 def kernel_bytes(some: Jacobian, query: int, train: int) -> float:

@@ -100,7 +100,7 @@ def with_casts(function: Function, casts: Casts) -> Function:
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
     """Return one line about the error that casts cause, or the error of ignoring them.
     Return None if there is no error. `tape` was recorded with the choice `casts`."""
-    weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
+    weights = tape.given_weights
     if casts == "keep":
         kinds = {
             weight.dtype for weight in weights.values() if weight.is_floating_point()

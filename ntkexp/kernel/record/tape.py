@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from ntkexp.mistake import Mistake
-from ntkexp.shapes import Inputs
+from ntkexp.shapes import Inputs, Weights
 
 # Inputs are one tensor, a tuple of tensors, or a dict of tensors. The first axis of
 # every tensor is the axis of examples.
@@ -291,6 +291,10 @@ class Tape:
             lambda leaf: self[leaf] if isinstance(leaf, Slot) else leaf, self.arguments
         )
         return inputs
+
+    @property
+    def given_weights(self) -> Weights:
+        return {name: self[slot].detach() for slot, name in self.weights.items()}
 
     @property
     def outputs(self) -> Float[Tensor, "example out"]:
