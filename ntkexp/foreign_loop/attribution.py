@@ -432,9 +432,10 @@ class LoopBackward:
             if call.can_be_reread
             for jacobian in call.features
         ]
-        adjoint = self.sum.adjoint.scaled(credited)
         like = contributions[:, :, 0]
-        self.added.closing.find_parameter(adjoint, examples, step.with_grad, like)
+        self.added.closing.find_parameter(
+            self.sum.adjoint, credited, examples, step.with_grad, like
+        )
 
     def add_earlier_momentum(self, step: FollowedStep) -> None:
         """Add −⟨βU, m⟩, where U is the adjoint and m is the momentum from before the

@@ -175,6 +175,7 @@ class ClosingSums:
     def find_parameter(
         self,
         adjoint: Adjoint,
+        credited: Weights,
         right: Sequence[Jacobian],
         names: Sequence[str],
         like: Float[Tensor, "query out"],
@@ -183,7 +184,8 @@ class ClosingSums:
         of a step's contributions.
 
         Args:
-            adjoint: the left factor V of the contributions −⟨V, gᵢ⟩.
+            adjoint: the adjoint U.
+            credited: factors of the elements of U.
             right: the gradients gᵢ of the examples.
             names: parameters to compare.
             like: tensor with the shape of the outputs.
@@ -192,7 +194,7 @@ class ClosingSums:
         for name in names:
             one = adjoint.of([name])
             masses[name] = float(
-                kernel_between(one, (each.of([name]) for each in right), like)
+                kernel_between(one, (each.of([name]) for each in right), like, credited)
                 .abs()
                 .sum()
             )

@@ -257,8 +257,8 @@ class StepMemory:
     tape: Tape  # recorded forward pass of the queries
     rows: int  # largest number of examples in a step
     sizes: Sequence[int]  # number of weights of each parameter
-    # number of arrays like the adjoint: 1 for U, or 3 if V and N ⊙ J̄
-    # (`path.backward_sum`) differ
+    # number of arrays like the adjoint: 1 for U, 2 with V (`path.backward_sum`), and one
+    # more for MᵀJ̄ if the optimizer multiplies its update by a matrix M
     adjoints: int
 
     @property
@@ -288,6 +288,8 @@ class StepMemory:
             PIECE_BYTES // self.tape.outputs.element_size(), PIECE_ELEMENTS * rows
         )
         numbers = self.adjoints * outputs * self.parameters
+        # one parameter of the adjoint, multiplied by factors of its elements
+        numbers += outputs * max(self.sizes)
         numbers += min(piece, rows * self.parameters)
         # rows of the secant Jacobian, see `Jacobian.with_sums_over_uses`
         number_bytes = self.tape.outputs.element_size()

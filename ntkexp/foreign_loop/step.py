@@ -153,6 +153,11 @@ class AbstractSteps(ABC):
     def calls(self) -> Iterator[tuple[ModelCall, ...]]:
         """Yield the recorded model calls of each step, without a replay."""
 
+    def uses_setting(self, name: str) -> bool:
+        """Return True if a stored step used this setting of a parameter group, and it was
+        not zero."""
+        return False
+
     def most_examples(self) -> int:
         """Return the largest number of examples in a step."""
         return max(

@@ -525,13 +525,18 @@ class Trace:
     ) -> LoopSums:
         """Return sums that start at zero. Raise if the sums
         and one step do not fit into memory."""
-        forms_v = any(not known.rule.has_effects for known in self.steps.known)
+        other_rules = any(not known.rule.has_effects for known in self.steps.known)
+        adjoints = 1
+        if other_rules:
+            adjoints = 3
+        # with Nesterov momentum, steps with clipped values need V
+        elif self.steps.uses_setting("nesterov"):
+            adjoints = 2
         step = StepMemory(
             tape,
             rows=self.steps.most_examples(),
             sizes=[weight.numel() for weight in self.steps.end.values()],
-            # for SGD and Adam, V is a multiple of U, so one adjoint suffices
-            adjoints=3 if forms_v else 1,
+            adjoints=adjoints,
         )
         examples = len(self.examples)
         return sums_at_zero(

@@ -257,12 +257,12 @@ class StepCoefficients:
     def adjoint_of_gradient(
         self, adjoint: Adjoint, gradient_part: Adjoint | None, weights: Weights
     ) -> ScaledAdjoint:
-        """Return V = α U + N ⊙ J̄. If `gradient_part` (N ⊙ J̄) is None, return U with
-        the numbers α as scale."""
+        """Return V = α U + N ⊙ J̄, in the memory of `gradient_part` (N ⊙ J̄). If
+        `gradient_part` is None, return U with the numbers α as scale."""
         if gradient_part is None:
             return ScaledAdjoint(adjoint, scalars_only(self.momentum_gain))
-        v = adjoint.scaled(broadcast_all(self.momentum_gain, weights))
-        v.add(gradient_part)
+        v = gradient_part
+        v.add(adjoint, broadcast_all(self.momentum_gain, weights))
         return ScaledAdjoint(v, dict.fromkeys(self.momentum_gain, 1.0))
 
 
@@ -346,11 +346,6 @@ class TermSums:
 
     def add_adjoint(self, v: ScaledAdjoint, like: Float[Tensor, "query out"]) -> None:
         """Add ⟨V, c Jᵢ⟩, −⟨V, λθ⟩ and −⟨V, e⟩."""
-        # set V to zero where the gradient is only a rounding error
-        credited = v.adjoint
-        if self.step.credit:
-            credited = credited.scaled(self.step.credit)
-
         # Let the scale of V include c. If all parameters have the same scale, multiply
         # after the product.
         factor = self.step.factor or {}
@@ -362,10 +357,12 @@ class TermSums:
         if scale is None:
             right = (jacobian.scaled(scales) for jacobian in self.examples)
             scale = 1.0
-        product = kernel_between(credited.of(self.names), right, like)
+        # V is multiplied by the credit, which is zero where the gradient is only a
+        # rounding error
+        part = ScaledAdjoint(v.adjoint.of(self.names), v.scale)
+        product = kernel_between(part.adjoint, right, like, self.step.credit)
         self.kernel = self.kernel + scale * product
 
-        part = ScaledAdjoint(v.adjoint.of(self.names), v.scale)
         if self.coefficients.l2 and part.adjoint.parts:
             self.decay = self.decay - part.applied(self.coefficients.l2)
         if self.step.rounding and part.adjoint.parts:

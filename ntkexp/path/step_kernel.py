@@ -136,13 +136,15 @@ def kernel_between(
     left: Jacobian | Adjoint,
     right: Iterable[Jacobian],
     like: Float[Tensor, "point out"],
+    factors: Weights | None = None,
 ) -> Float[Tensor, "point out train out_"]:
-    """Return ⟨left, J(xᵢ)⟩ for the examples of all blocks on the right.
+    """Return ⟨left, J(xᵢ)⟩ for the examples of all blocks on the right, or
+    ⟨factors ⊙ left, J(xᵢ)⟩ if `left` is an adjoint.
 
     If a factor has no gradients, for example because a block does not use the
     parameters of a component, return zeros. Their
     shape follows from the outputs `like`."""
-    kernels = [kernel_with_block(left, block, like) for block in right]
+    kernels = [kernel_with_block(left, block, like, factors) for block in right]
     if not kernels:
         return like.new_zeros(*like.shape, 0, 1)
     if len(kernels) == 1:
@@ -151,12 +153,15 @@ def kernel_between(
 
 
 def kernel_with_block(
-    left: Jacobian | Adjoint, right: Jacobian, like: Float[Tensor, "point out"]
+    left: Jacobian | Adjoint,
+    right: Jacobian,
+    like: Float[Tensor, "point out"],
+    factors: Weights | None = None,
 ) -> Float[Tensor, "point out train out_"]:
     """Return ⟨left, J(xᵢ)⟩ for one block of examples."""
     left_parts = left.parts if isinstance(left, Adjoint) else left.blocks
     if not left_parts or not right.blocks:
         return like.new_zeros(*like.shape, right.examples, right.outputs)
     if isinstance(left, Adjoint):
-        return left.kernel(right)
+        return left.kernel(right, factors)
     return gram(left, right)

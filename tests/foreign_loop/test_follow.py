@@ -7,6 +7,7 @@ import re
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -304,14 +305,34 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         self.bytes -= nbytes
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.NAdam])
-@pytest.mark.parametrize("sizes", [(300, 200, 4), (8, 60, 300)], ids=["many queries", "many weights"])
-def test_attribution_takes_no_more_memory_than_it_announces(kind: Any, sizes: tuple[int, int, int]) -> None:
-    examples, queries, width = sizes
+NESTEROV = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
+MEMORY: dict[str, tuple[Any, tuple[int, int, int], float | None, dict[str, Any]]] = {
+    "SGD, many queries": (torch.optim.SGD, (300, 200, 4), None, {}),
+    "SGD, many weights": (torch.optim.SGD, (8, 60, 300), None, {}),
+    "SGD, clipped": (torch.optim.SGD, (2, 60, 30000), 5e-4, {}),
+    "Nesterov": (NESTEROV, (4, 30, 3000), None, {}),
+    "Nesterov, clipped": (NESTEROV, (4, 30, 3000), 5e-4, {}),
+    "Nesterov, clipped, a step": (NESTEROV, (4, 30, 3000), 5e-4, {"steps": [1]}),
+    "NAdam, many queries": (torch.optim.NAdam, (300, 200, 4), None, {}),
+    "NAdam, many weights": (torch.optim.NAdam, (8, 60, 300), None, {}),
+    "NAdam, clipped": (torch.optim.NAdam, (4, 30, 3000), 5e-4, {}),
+}
+"""The optimizer, the numbers of examples, queries and hidden units, the bound of clipping by value, and options."""
+
+
+@pytest.mark.parametrize("case", MEMORY)
+def test_attribution_takes_no_more_memory_than_it_announces(case: str) -> None:
+    kind, (examples, queries, width), bound, more = MEMORY[case]
     x, asked, y = torch.randn(examples, 4).double(), torch.randn(queries, 4).double(), torch.arange(examples) % 3
     model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3)).double()
     optimizer = kind(model.parameters(), lr=0.01)
-    trace = fitted(model, optimizer, lambda _: nn.functional.cross_entropy(model(x), y), queries=asked)
+    with ntkexp.follow(model, optimizer, queries=asked, **more) as trace:
+        for _ in range(2):
+            model.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+            if bound is not None:
+                nn.utils.clip_grad_value_(model.parameters(), bound)
+            optimizer.step()
     memory_gb = needed(trace)
     with LiveTensors() as live:
         trace.attribute(memory_gb=memory_gb, quiet=True)

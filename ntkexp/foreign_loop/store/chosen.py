@@ -220,6 +220,9 @@ class ChosenSteps(AbstractSteps):
             "among steps=; add this step"
         )
 
+    def uses_setting(self, name: str) -> bool:
+        return any(run.uses_setting(name) for run in self.runs)
+
     def calls(self) -> Iterator[tuple[ModelCall, ...]]:
         for run in self.runs:
             for index, calls in enumerate(run.calls(), run.first):

@@ -510,6 +510,10 @@ class ReplayedSteps(AbstractSteps):
         device = self.device
         return (self.loop.calls(event, device) for event in self.first_events())
 
+    def uses_setting(self, name: str) -> bool:
+        groups = (group for event in self.loop.events for group in event["groups"])
+        return any(group["settings"].get(name) for group in groups)
+
     def most_examples(self) -> int:
         counts = (
             sum(len(names) for names, _ in self.loop.names_and_casts(event))

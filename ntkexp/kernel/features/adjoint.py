@@ -91,19 +91,17 @@ class Adjoint:
         for name, part in self.parts.items():
             part.mul_(factors[name])
 
-    def scaled(self, factors: Weights) -> Adjoint:
-        """Return factors ⊙ U. Share, do not copy, the
-        parts of parameters without a factor."""
-        scaled = dict(self.parts)
-        for name, part in self.parts.items():
-            if name in factors:
-                scaled[name] = part * factors[name].reshape(-1)
-        return Adjoint(scaled)
+    def scaled_part(
+        self, name: str, factors: Weights
+    ) -> Float[Tensor, "query out size"]:
+        """Return factors ⊙ U for one parameter. If it has no factors, do not copy."""
+        part = self.parts[name]
+        return part * factors[name].reshape(-1) if name in factors else part
 
-    def add(self, other: Adjoint) -> None:
-        """Add another adjoint in place."""
+    def add(self, other: Adjoint, factors: Weights) -> None:
+        """Add factors ⊙ other, in place. Only one parameter is copied at a time."""
         for name, part in self.parts.items():
-            part.add_(other.parts[name])
+            part.add_(other.scaled_part(name, factors))
 
     def applied(self, weights: Weights) -> Float[Tensor, "query out"]:
         """Return ⟨U, v⟩ for a vector v in the shape of the weights."""
@@ -112,8 +110,15 @@ class Adjoint:
             terms.append(times_vector(part, weights[name].reshape(-1)))
         return sum(terms[1:], start=terms[0])
 
-    def kernel(self, right: Jacobian) -> Float[Tensor, "query out train out_"]:
-        """Return ⟨U, J(x′)⟩, summed over the parameters that both U and `right` use."""
+    def kernel(
+        self, right: Jacobian, factors: Weights | None = None
+    ) -> Float[Tensor, "query out train out_"]:
+        """Return ⟨factors ⊙ U, J(x′)⟩, summed over the parameters that both U and
+        `right` use. Parameters without factors have the factor 1.
+
+        Only one layer of U is copied at a time, because U may be as large as the memory
+        allows."""
+        factors = factors or {}
         right = right.of(self.parts.keys())
         some = next(iter(self.parts.values()))
         kernel = some.new_zeros(*some.shape[:2], right.examples, right.outputs)
@@ -126,23 +131,27 @@ class Adjoint:
             is_only_use = all(len(right.uses[name]) == 1 for name in block.names)
             columns = kernel[:, :, place]
             if is_only_use and isinstance(block, Copies):
-                columns.add_(times_copies(self.parts[block.name], block))
+                columns.add_(times_copies(self.scaled_part(block.name, factors), block))
             elif (
                 is_only_use
                 and isinstance(block, Factored)
                 and self.left_first_is_cheaper(block)
             ):
-                columns.add_(self.times_factors(block))
+                columns.add_(self.times_factors(block, factors))
             else:
                 multiplied_out |= dict.fromkeys(block.names)
 
         # Multiply out the gradients of the parameters in `multiplied_out`, chunk by
         # chunk
         for name in multiplied_out:
+            part = self.scaled_part(name, factors)
             for chunk in cut_parameter(right, name, range(right.extents[name])):
-                part = self.parts[name][:, :, chunk.place]
                 gradients = right.chunk(name, chunk.elements)
-                kernel += inner(part, gradients.view(right.examples, right.outputs, -1))
+                kernel += inner(
+                    part[:, :, chunk.place],
+                    gradients.view(right.examples, right.outputs, -1),
+                )
+            del part
         return kernel
 
     def left_first_is_cheaper(self, right: Factored) -> bool:
@@ -157,9 +166,11 @@ class Adjoint:
         # and read again
         return left_first <= 2 * multiplied_out
 
-    def times_factors(self, right: Factored) -> Float[Tensor, "query out train out_"]:
-        """Return Σ_u (a_uᵀ U) β_u. Take a few queries at a time,
-        to keep a_uᵀ U in the cache."""
+    def times_factors(
+        self, right: Factored, factors: Weights
+    ) -> Float[Tensor, "query out train out_"]:
+        """Return Σ_u (a_uᵀ (factors ⊙ U)) β_u. Take a few queries at a time, to keep
+        a_uᵀ U in the cache."""
         queries, out, _ = next(iter(self.parts.values())).shape
         train, outputs, uses, features = right.outputs.shape
         assert right.weight is not None
@@ -170,16 +181,19 @@ class Adjoint:
         if not beta.numel():
             return beta.new_zeros(queries, out, train, outputs)
         kernel = beta.new_empty(queries, out, train, outputs)
+        weight = self.scaled_part(right.weight.name, factors)
+        bias = None
+        if right.bias is not None and right.shift is not None:
+            bias = self.scaled_part(right.bias.name, factors)
         step = max(1, CACHED_NUMBERS // (out * train * uses * features))
         for start in range(0, queries, step):
             some = slice(start, start + step)
 
             # a_uᵀ U = a_uᵀ U_W + shift · U_b
-            matrices = shown(self.parts[right.weight.name][some], right.weight)
-            products = inputs @ matrices
-            if right.bias is not None and right.shift is not None:
-                bias = shown(self.parts[right.bias.name][some], right.bias)
-                products.add_(bias.reshape(-1, 1, features), alpha=right.shift)
+            products = inputs @ shown(weight[some], right.weight)
+            if bias is not None and right.bias is not None and right.shift is not None:
+                shifts = shown(bias[some], right.bias).reshape(-1, 1, features)
+                products.add_(shifts, alpha=right.shift)
 
             # Σ_u (a_uᵀ U) β_u
             rows = products.reshape(-1, train, uses * features)
