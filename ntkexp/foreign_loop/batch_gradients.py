@@ -342,8 +342,10 @@ def at_constants(function: Function) -> Function:
     """Return a function whose weights also include the batch means and variances."""
 
     def fixed(weights: Weights, inputs: Inputs) -> Tensor:
-        constants = [
-            weight for name, weight in weights.items() if name.startswith(CONSTANTS)
+        constants = [  # torch refuses a batch norm whose mean requires a gradient
+            weight.detach()
+            for name, weight in weights.items()
+            if name.startswith(CONSTANTS)
         ]
         others = {
             name: weight

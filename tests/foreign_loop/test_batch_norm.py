@@ -136,6 +136,22 @@ def test_parts_and_statistics_add_up(
     assert "running statistics of BatchNorm caused" in batch_norm_sentence(found)
 
 
+class Rounded(nn.Module):
+    """Rounds its inputs. Its gradients are those of the identity (a straight-through estimator)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (4 * x).round().sub(4 * x).detach() / 4
+
+
+@pytest.mark.parametrize("mode", ["exact", "constant"])
+def test_surrogate_gradients_after_a_batch_add_up(mode: BatchNormMode) -> None:
+    net = nn.Sequential(*of_rows()[:3], Rounded(), nn.Linear(10, 2)).double()
+    trace, change = followed(net, sgd)
+    found = trace.attribute(batch_norm=mode, quiet=True)
+    assert "not the derivatives of the model's values" in found.attrs["surrogate_gradients"]
+    assert np.abs(explained(found) - change.numpy()).max() < ROUNDING * float(change.norm())
+
+
 @pytest.mark.parametrize("mode", ["exact", "constant"])
 def test_components_add_up_through_a_batch(mode: BatchNormMode) -> None:
     found = followed(of_rows(), nesterov, in_parts)[0].attribute(by="module", batch_norm=mode, quiet=True)
