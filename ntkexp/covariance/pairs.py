@@ -1,5 +1,5 @@
-"""Pairs of pixels (p, p + o) stored by offset o, linear maps between pairs,
-and operations on tiles.
+"""Pairs of pixels (p, p + o) stored by offset o, linear maps between pairs, and the
+operations of the fused engine.
 
 A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], with an offset and a
 pixel for each axis of the image. The second pixel of a pair is (p + o) mod n, so that n
@@ -529,8 +529,9 @@ def require_resolved(
     return q
 
 
-# --- Operations on tiles: K and Θ at all pixels for one offset.
-# A layer's fused form consists of these:
+# --- Operations of the fused engine (`limit.fused`). A *band* holds K and Θ of two
+# examples at all pixels for one offset, and a *register* is a buffer for one band. A
+# layer is a sequence of operations that transform K and Θ in a register to K′ and Θ′:
 #
 #     weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β, Σ over a window; weights s, b, α, β
 #     bend     κ and κ̇ of a bent line; constants k, h; ends √q, 1/√q
@@ -546,8 +547,9 @@ def require_resolved(
 #     wrap     fill pixels outside the image with copies from its other side
 #     coarsen  average or sample pixels, which leaves a smaller image
 #
-# `ends` are functions of the variance at either pixel of a pair.
-# They are computed once per example.
+# κ and κ̇ are the kernels of an activation (see `AbstractPointwise`), with K′ = κ and
+# Θ′ = κ̇Θ. `ends` are functions of the variance q at either pixel of a pair. They are
+# computed once per example.
 
 
 BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES, COARSEN = range(12)
@@ -571,8 +573,7 @@ CLEANING = frozenset({BEND, CLEAR, ARC, NORM, SERIES})
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on the tile in a register,
-    a buffer for one tile (see the list above)."""
+    """An operation on the band in a register (see the list above)."""
 
     kind: int
     register: int

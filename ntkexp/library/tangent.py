@@ -193,7 +193,7 @@ def tangent_in_chunks(
         return None
 
     def probably_fits() -> bool:
-        """Return whether the assembled Jacobians probably fit into memory. Judge by the
+        """Return True if the assembled Jacobians probably fit into memory. Judge by the
         first examples. Return True if an operation has no rule, because only assembled
         Jacobians work then."""
         first_rows = (

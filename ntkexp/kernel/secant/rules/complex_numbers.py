@@ -58,7 +58,7 @@ def polar(call: Call) -> Tensor:
 
 
 def written(call: Call) -> Tensor:
-    """The rule for operations that write one complex tensor into another.
+    """Return the difference of an operation that writes one complex tensor into another.
 
     Apply the operation to the differences, separately for real and imaginary parts,
     because torch cannot differentiate it for complex numbers."""

@@ -3,9 +3,8 @@
     Δσ(z) = D · Δz        D = (σ(z₁) − σ(z₀))/(z₁ − z₀), and σ′(z) if z₁ = z₀
 
 The rule is exact by the definition of the slope D. But if d = z₁ − z₀ is tiny, the
-quotient loses the digits of the slope. So each function has a closed form of D without
-cancellation. For functions that are linear on both sides of a kink, a quotient is exact
-on each side. In the docstrings below, m is the mean (z₀ + z₁)/2."""
+quotient loses its digits by cancellation. So each function below computes D by a closed
+form without cancellation. In the docstrings, m is the mean (z₀ + z₁)/2."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, sum_terms
 Slope: TypeAlias = Callable[[Call, Tensor, Tensor], Tensor]
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
-# three Gauss nodes on [−1, 1] as pairs (n_k, w_k), with weights w_k that sum to one
+# three nodes of Gauss quadrature on [−1, 1], as pairs (n_k, w_k) of a node and its
+# weight. The weights sum to one.
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
 # Use Gauss nodes if d = |z₁ − z₀| is at most this. The error of the integral, d⁷/2e6
 # times the sixth derivative of the integrand, is then less than rounding.
@@ -196,7 +196,7 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     one_side = torch.where(d == 0, p * high ** (p - 1), grown)
     turned = torch.where(z0 < 0, (-torch.ones_like(z0)) ** (p - 1), 1.0)
     across = quotient(z1**p - z0**p, z1 - z0, 0.0)
-    # z⁰ has the slope 0. A root has an infinite slope at zero; use 0
+    # z⁰ has the slope 0. A root (0 < p < 1) has an infinite slope at zero; use 0.
     still = (p == 0) | (high == 0) & (p < 1)
     return torch.where(
         still, 0.0, torch.where((z0 < 0) == (z1 < 0), turned * one_side, across)
@@ -344,12 +344,11 @@ def elementwise(slope: Slope, call: Call) -> Tensor:
     return call.slope(value, partial(slope, call)) * call.delta(value)
 
 
-# Functions without a closed form for their slope. A break is a kink or a singularity of
-# the function. If |d| is at most `GAUSS_RANGE` times the distance to the nearest break,
-# the quotient Δσ/Δz would lose the digits of the slope, so D is computed from the
-# derivative at three Gauss nodes. Otherwise D is the quotient. For a function that is
-# linear between its breaks, D is the derivative if no break lies between z₀ and z₁, and
-# the quotient otherwise.
+# Functions σ without a closed form for their slope D. A break is a kink or a singularity
+# of σ. If |d| is at most `GAUSS_RANGE` times the distance to the nearest break, the
+# quotient Δσ/Δz would lose digits. Then D is the mean of the derivative at three Gauss
+# nodes. Otherwise D is the quotient. If σ is linear between its breaks, D is the
+# derivative if no break lies between z₀ and z₁, and the quotient otherwise.
 
 
 def derivative_of(function: Function, z: Tensor) -> Tensor:
@@ -470,11 +469,8 @@ def nan_to_num(call: Call) -> Tensor:
 
 
 def prelu(call: Call) -> Tensor:
-    """Return D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z,
-    0) with a learned a.
-
-    D is the slope of relu.
-    """
+    """Return the difference of relu(z) + a·min(z, 0) with a learned a. It is
+    D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)), with the slope D of relu."""
     value, leak = call.args
     shape = call.start.shape
     terms = []

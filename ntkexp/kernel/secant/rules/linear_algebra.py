@@ -37,9 +37,8 @@ OVERLAP = 0.5
 
 
 def matmul(call: Call, left: Ends, right: Ends) -> Ends:
-    """Return a product of (batches of) matrices at the start and the end, with its difference ΔA B̄
-    + Ā ΔB.
-    """
+    """Return a product of matrices, or of batches of matrices, at the start and the end,
+    with its difference ΔA B̄ + Ā ΔB."""
     terms = terms_of(torch.matmul, call, left, right)
     start = left.start @ right.start
     end = left.end @ right.end
@@ -269,8 +268,8 @@ def exponential(call: Call) -> Tensor:
     the same integral with A₀ and A₁ exchanged.
 
     For a single small matrix, torch truncates the series of e^A so early that its
-    values have errors of 1e-12. To give the exact change of these values too, add the
-    missing part of the change times ⟨V, ·⟩/⟨V, V⟩."""
+    values have errors of 1e-12. The rule must give the exact change of these values. So
+    add their change, minus the formula's value, times ⟨V, ·⟩/⟨V, V⟩."""
     value = call.args[0]
     delta = call.delta(call.args[0])
     ways = [between(call, value.start, value.end)]
