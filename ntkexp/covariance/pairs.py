@@ -239,10 +239,11 @@ class AbstractPixelMap(ABC):
         return tuple(sorted(needed))
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Return the indices of the fine pairs in the flattened axes (offset,
-        pixel), [new pixel, fine pair].
+        """Return, for each new pixel, the indices of the fine pairs that contribute at
+        the new offset `shift`, as an array [new pixel, fine pair].
 
-        Pairs outside the image get the index after the last.
+        An index counts along the flattened axes (offset, pixel). A pair outside the
+        image gets the index after the last.
         """
         n = pairs.pixels[axis]
         index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
@@ -610,8 +611,8 @@ def weigh(
     learned: tuple[float, float] = (0.0, 0.0),
     reach: tuple[int, int, int] = (0, 0, 0),
 ) -> Operation:
-    """Return the operation K′ = s Σ K + b, Θ′ = s Σ Θ + α Σ K + β (WEIGH), with s =
-    `scale`, b = `shift` and (α, β) = `learned`.
+    """Return the operation WEIGH, which computes K′ = s Σ K + b and
+    Θ′ = s Σ Θ + α Σ K + β. s is `scale`, b is `shift`, and (α, β) are `learned`.
 
     >>> weigh(0, scale=0.25).weights
     (0.25, 0.0, 0.0, 0.0)

@@ -116,11 +116,11 @@ class SweepMemory:
 #     agreement = cos(F(½) − F(1), F(0) − F(½))
 
 
-# in 12 runs, max_s ‖a_s‖/‖a_T‖ was above this if derivatives were useless, and below 3
-# otherwise
+# Training counts as chaotic if max_s ‖a_s‖/‖a_T‖ is above this. In 12 runs, it was above
+# this if effects were useless, and below 3 otherwise.
 CHAOTIC_GROWTH = 1e3
-# in 12 runs, effects predicted removals if the agreement was above 0.86, and failed if
-# it was below 0.73
+# the smallest agreement at which effects are trusted. In 12 runs, effects predicted
+# removals if the agreement was above 0.86, and failed if it was below 0.73.
 MIN_AGREEMENT = 0.8
 SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the gradient
 

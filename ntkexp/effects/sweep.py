@@ -67,7 +67,7 @@ from ntkexp.optimizer.base import GUARD
 # `effects.trajectory` defines the step and its symbols. Below is the backward pass of a
 # step. It ends with p̂ = ∂F/∂p, the adjoint of the update's input p. Here r = m/n, primes
 # denote values before the step, and 1[u > t′] is 1 where u exceeds AMSGrad's running
-# maximum, else 0. The line "t ∋ n" applies if the step has a denominator n:
+# maximum, else 0:
 #
 #     b ← b + S⊙a
 #     if the step has a denominator n = t/ρ + ε:

@@ -260,8 +260,9 @@ parameter
         return step
 
     def reversed(self) -> LinearStep:
-        """Return the step for `maximize=True`, which maps −g and −m in the same way as
-        this step maps g and m."""
+        """Return the step of the same optimizer with `maximize=True`. PyTorch then uses
+        −g in place of g, and stores −m. In terms of g and m, S, N and λ change their
+        signs."""
         return self.changed(
             momentum_scale=-self.momentum_scale,
             gradient_scale=-self.gradient_scale,

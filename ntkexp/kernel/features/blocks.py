@@ -83,7 +83,8 @@ class Factored:
 
     @property
     def extents(self) -> dict[str, int]:
-        """One plus the largest flat index with a gradient, for each parameter."""
+        """For each parameter, the number of leading elements that include all elements
+        with a gradient."""
         views = [view for view in (self.weight, self.bias) if view is not None]
         return {
             name: max(view.extent for view in views if view.name == name)
@@ -283,7 +284,8 @@ class OneParameter(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """One plus the largest flat index with a gradient."""
+        """The number of leading elements of the parameter that include all elements with
+        a gradient."""
 
     @property
     def extents(self) -> dict[str, int]:

@@ -43,7 +43,8 @@ class Jacobian:
 
     @cached_property
     def extents(self) -> Mapping[str, int]:
-        """One plus the largest flat index with a gradient, for each parameter."""
+        """For each parameter, the number of leading elements that include all elements
+        with a gradient."""
         extents: dict[str, int] = {}
         for block in self.blocks:
             for name, size in block.extents.items():

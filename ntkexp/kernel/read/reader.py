@@ -150,7 +150,8 @@ class Reader:
         *,
         as_copies: bool = False,
     ) -> Jacobian:
-        """Return J(θ; x)ᵀℓ′ for every example as one output, by one back-propagation.
+        """Return the gradient J(θ; x)ᵀℓ′ of every example, by one back-propagation. It
+        has the form of a Jacobian with one output.
 
         With `as_copies`, tables of a large network may have `Copies` blocks (see
         `assemble`)."""

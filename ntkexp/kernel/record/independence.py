@@ -126,7 +126,8 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
         if known:
             return
         for rows in [*halves(everyone), 2 * few]:
-            if rows not in alone:  # two examples are the halves of their batch
+            # in a batch of two, each half is an example that has already run alone
+            if rows not in alone:
                 trial.run(rows)
         if any(map(Tensor.is_floating_point, tensors(tape.given))):
             trial.run_with_extreme_inputs()

@@ -66,10 +66,10 @@ def point(weights: Weights) -> Segment:
 #     ‖J̄Δθ − Δf‖ ≤ MULTIPLE · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖)
 #
 # The norms run over all examples and outputs. eps is the largest machine epsilon of all
-# values between weights and outputs. If the test fails, either rounding does not explain
-# the error, or the outputs are small differences of large numbers. This gives a remark.
-# If the error is so large that f has lost half of its digits, or if it is nan, the
-# kernel counts as wrong.
+# values between weights and outputs. If the test fails, rounding does not explain the
+# error, unless the outputs are small differences of large numbers. The user then gets a
+# remark. If the error is so large that f has lost half of its digits, or if it is nan,
+# the kernel counts as wrong.
 
 
 ALL = slice(None)

@@ -84,7 +84,8 @@ class View(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """One plus the largest flat index that this view contains."""
+        """The number of leading elements of the parameter that include all elements of
+        this view."""
         return (
             1
             + self.offset

@@ -174,7 +174,7 @@ NUMBER_PRODUCTS: dict[str, Rule] = {
 
 
 def addmm(call: Call) -> Tensor:
-    """Return the difference of βx + αAB, β Δx + α (ΔA B̄ + Ā ΔB)."""
+    """Return the difference of βx + αAB: β Δx + α (ΔA B̄ + Ā ΔB)."""
     bias, left, right = call.args
     return call.product(
         left, right, call.arguments["alpha"], bias, call.arguments["beta"]
@@ -217,7 +217,7 @@ def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Ten
 
 
 def baddbmm(call: Call) -> Tensor:
-    """Return the difference of βx + αA_kB_k, β Δx + α (ΔA_k B̄_k + Ā_k ΔB_k)."""
+    """Return the difference of βx + αA_kB_k: β Δx + α (ΔA_k B̄_k + Ā_k ΔB_k)."""
     added, left, right = call.args
     if call.is_use(left) or call.is_use(right):
         raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
@@ -277,10 +277,11 @@ MATRICES: dict[str, Rule] = {
 
 
 def convolution(call: Call) -> Tensor:
-    """Return the difference of a convolution x ∗ W + b, Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
+    """Return the difference of a convolution x ∗ W + b: Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
-    # the backward pass treats all vectors as one batch of images
+    # Δx ∗ W̄. Its transpose may get many vectors along leading axes, and treats all of
+    # them as one batch of images.
     if x.delta is not None:
         delta = call.delta(x)
         mean = call.mean(kernel)

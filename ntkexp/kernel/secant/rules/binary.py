@@ -107,7 +107,7 @@ def turn(
 
 
 def length(call: Call) -> Tensor:
-    """Return the difference of h = √(a² + b²), ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁).
+    """Return the difference of h = √(a² + b²): ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁).
 
     It follows from Δ(h²) = (h₀ + h₁) Δh.
     """
@@ -122,7 +122,7 @@ def length(call: Call) -> Tensor:
 
 
 def log_sum(base: float, call: Call) -> Tensor:
-    """Return the difference of log(eᵃ + eᵇ) = b + log(1 + e^(a − b)),
+    """Return the difference of log(eᵃ + eᵇ) = b + log(1 + e^(a − b)):
     s Δa + (1 − s) Δb.
 
     s is the slope of the softplus at a − b. The base may also be 2.

@@ -188,7 +188,7 @@ def scatter_reduce(call: Call) -> Result:
             share[1] * (gather(result) - values).abs()
         )
 
-    # b − a at both ends, as the difference of two distances from the maximum
+    # b − a at the start and at the end, where one of a and b is the maximum
     behind = -missed(m0, target.start, written.start, (target1, source1))
     ahead = missed(m1, target.end, written.end, (target0, source0))
     w = torch.where((behind == 0) & (ahead == 0), 0.5, relu(behind, ahead))
@@ -246,7 +246,7 @@ def combine(constant: float, factor: float, call: Call) -> Tensor:
 
 
 def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
-    """Return the difference of where(m, a, b), m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
+    """Return the difference of where(m, a, b): m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
     shape = call.start.shape
     yes = call.expanded(yes, shape)
     no = call.expanded(no, shape)

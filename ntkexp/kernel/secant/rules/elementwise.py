@@ -64,8 +64,8 @@ def relu(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def absolute(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of |z|, (|z₁| − |z₀|)/d:
-    exactly ±1 if z₀ and z₁ have the same sign."""
+    """Return the slope of |z|: (|z₁| − |z₀|)/d. It is exactly ±1 if z₀ and z₁ have the
+    same sign."""
     return quotient(z1.abs() - z0.abs(), z1 - z0, z0.sign())
 
 
@@ -75,7 +75,7 @@ def away_from_zero(d: Tensor) -> Tensor:
 
 
 def tanh(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of t = tanh z, (1 − t₀t₁) · tanh(d)/d.
+    """Return the slope of t = tanh z: (1 − t₀t₁) · tanh(d)/d.
 
     It follows from tanh(z₁ − z₀) = (t₁ − t₀)/(1 − t₀t₁).
     """
@@ -84,7 +84,7 @@ def tanh(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def sigmoid(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of s = sigmoid z, ½ [s₀ + s₁ − 2s₀s₁] · tanh(d/2)/(d/2).
+    """Return the slope of s = sigmoid z: ½ [s₀ + s₁ − 2s₀s₁] · tanh(d/2)/(d/2).
 
     It follows from tanh(d/2) = (s₁ − s₀)/(s₀ + s₁ − 2s₀s₁).
     """
@@ -105,8 +105,8 @@ def erf(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of zΦ(z), Φ̄ + m · D_Φ by the product rule,
-    with Φ(z) = ½(1 + erf(z/√2)).
+    """Return the slope of zΦ(z) with Φ(z) = ½(1 + erf(z/√2)). By the product rule, it is
+    Φ̄ + m · D_Φ.
 
     For approximate="tanh", return ½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, the slope
     of ½z(1 + tanh u), with u = c(z + 0.044715 z³), c = √(2/π), and D_u = c(1 + 0.044715
@@ -124,17 +124,17 @@ def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def sin(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of sin, cos m · sin(d/2)/(d/2)."""
+    """Return the slope of sin: cos m · sin(d/2)/(d/2)."""
     return torch.cos((z0 + z1) / 2) * torch.sinc((z1 - z0) / 2 / pi)
 
 
 def cos(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of cos, −sin m · sin(d/2)/(d/2)."""
+    """Return the slope of cos: −sin m · sin(d/2)/(d/2)."""
     return -torch.sin((z0 + z1) / 2) * torch.sinc((z1 - z0) / 2 / pi)
 
 
 def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
-    """Return the slope of exp, (e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|, with
+    """Return the slope of exp: (e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|, with
     max the larger of l₀ and l₁. It is the logarithmic mean of e^l₀ and e^l₁, and zero
     if both l are −∞."""
     d = torch.where(l0 == l1, 0.0, (l1 - l0).abs())
@@ -144,14 +144,14 @@ def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
 
 
 def rsqrt(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of r = 1/√z, −(r₀r₁)²/(r₀ + r₁)."""
+    """Return the slope of r = 1/√z: −(r₀r₁)²/(r₀ + r₁)."""
     r0 = z0.rsqrt()
     r1 = z1.rsqrt()
     return -((r0 * r1) ** 2) / (r0 + r1)
 
 
 def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of 1/z, −1/(z₀z₁)."""
+    """Return the slope of 1/z: −1/(z₀z₁)."""
     return -1 / (z0 * z1)
 
 
@@ -159,7 +159,7 @@ def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
-    """Return the slope of log, log(z₁/z₀)/d. If z₀ and z₁ are close, compute it as
+    """Return the slope of log: log(z₁/z₀)/d. If z₀ and z₁ are close, compute it as
     log1p(d/z₀)/d, otherwise as 2 log(√z₁/√z₀)/d, which does not overflow."""
     relative = d / z0
     near = quotient(torch.log1p(relative), relative, 1.0) / z0
@@ -169,7 +169,7 @@ def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
 
 
 def whole_power(n: int, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of zⁿ, Dₙ = Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ.
+    """Return the slope of zⁿ: Dₙ = Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ.
 
     Compute it by doubling: D₂ₙ = (z₀ⁿ + z₁ⁿ) Dₙ and Dₙ₊₁ = z₁ⁿ + z₀ Dₙ.
     """
@@ -249,7 +249,7 @@ def exponential_below(
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
-    """Return the slope of log(1 + eᵘ), L₊/(L₊ + L₋). L₊ is the logarithmic mean of
+    """Return the slope of log(1 + eᵘ): L₊/(L₊ + L₋). L₊ is the logarithmic mean of
     eᵘ/(1 + eᵘ) over both ends, and L₋ is that of 1/(1 + eᵘ), as in softmax."""
     above, below = (
         log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1)

@@ -183,7 +183,7 @@ def log_likelihood(call: Call) -> Result:
 
 
 def signed_sum(call: Call, *factors: float) -> Tensor:
-    """Return the difference of Σ_k c_k v_k, Σ_k c_k Δv_k, for the factors c_k."""
+    """Return the difference of Σ_k c_k v_k for the factors c_k: Σ_k c_k Δv_k."""
     shape = call.start.shape
     terms = [
         call.delta(value, shape) if factor == 1 else factor * call.delta(value, shape)

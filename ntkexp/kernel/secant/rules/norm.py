@@ -86,7 +86,7 @@ def mean_shares(call: Call) -> Tensor:
 
 
 def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
-    """Return the difference of the log-softmax, Δz_i − Σ_j w_j Δz_j. The weights are w
+    """Return the difference of the log-softmax: Δz_i − Σ_j w_j Δz_j. The weights are w
     = L/ΣL, with L of `mean_shares`, or 0 if all logits are masked."""
     delta = call.delta(call.args[0])
     axis = counted_back(call)
@@ -133,7 +133,7 @@ def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> T
 
 
 def softmax(call: Call) -> Tensor:
-    """Return the difference of the softmax, L_i (Δz_i − Σ_j w_j Δz_j), with L of
+    """Return the difference of the softmax: L_i (Δz_i − Σ_j w_j Δz_j), with L of
     `mean_shares` and w = L/ΣL."""
     mean = (
         call.slope(call.args[0], lambda *_: call.start)
@@ -144,7 +144,7 @@ def softmax(call: Call) -> Tensor:
 
 
 def logsumexp(call: Call) -> Tensor:
-    """Return the difference of logsumexp, Σ_j w_j Δz_j. w_j is the logarithmic mean of
+    """Return the difference of logsumexp: Σ_j w_j Δz_j. w_j is the logarithmic mean of
     the softmax before and after the step, normalised to Σ_j w_j = 1."""
     value, dim = call.args[:2]
     mean = call.slope(
@@ -383,7 +383,7 @@ def variance(call: Call) -> tuple[Tensor, ...]:
 
 
 def deviation(call: Call) -> Result:
-    """Return the difference of the standard deviation s, Δ(s²)/(s₀ + s₁). For std_mean,
+    """Return the difference of the standard deviation s: Δ(s²)/(s₀ + s₁). For std_mean,
     also return the difference of the mean."""
     delta, *means = variance(call)
     start, end = call.ends[0]
