@@ -333,8 +333,8 @@ class Covariance:
         """Turn an image of one pixel into a vector."""
         if not self.pairs.pixels:
             return self
-        # There is one pair of pixels. If no later layer needs variances,
-        # there is none, and the sum is 0.
+        # The sum over the pixel pairs removes their axes: there is only one pair. If
+        # no later layer needs variances, no pair is stored, and the sum is 0.
         axis = self.nngp.dim() - 2 * len(self.pairs.pixels)
         vectors = self.map(lambda values: values.flatten(axis).sum(axis))
         return replace(vectors, pairs=Pairs((), ()))

@@ -306,7 +306,7 @@ RENAMED_ATTRIBUTES = {
 
 
 class AbstractOptimizer(Component):
-    """An optimizer, which is an update rule.
+    """The base of all optimizers: hyperparameters, and the update of a step.
 
     `layers` maps the beginning of parameter names to a factor for their step size.
     """

@@ -202,9 +202,11 @@ class BackwardSum:
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """The coefficients of a step, and the weight vectors λθ, dθ and r, all by
-    parameter. The inner products of these vectors with V and
-    J̄ are terms of the sum."""
+    """The coefficients of a step (see `LinearStep`), by parameter.
+
+    The last three entries are vectors of weights. The backward sum contains their
+    inner products with V and J̄.
+    """
 
     momentum_scale: dict[str, Tensor]  # S, the factor of m
     gradient_scale: dict[str, Coefficient]  # N, the factor of p

@@ -249,7 +249,8 @@ class RunMemory:
 START_SECONDS = 3.0
 POSITION_SECONDS = 0.003
 SECONDS_PER_WORK = 8e-11
-# number of multiplications with all training examples per number on a tape
+# The estimate of the work of a position assumes that a run uses each number on its
+# tape in this many multiplications per training example.
 WORK_PER_NUMBER = 64
 # limits of core years; a GPU counts as a thousand cores
 MAX_CORE_YEARS = {"cpu": 10.0, "cuda": 10_000.0}

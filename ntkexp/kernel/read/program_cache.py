@@ -44,7 +44,8 @@ from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.shapes import Function, Inputs, Weights
 
-# capacity of a cache of results; with routing, each block of a run needs its own entry
+# Capacity of a cache of results. A function that routes by its inputs (by indices or
+# masks) has a program for each routing, so that each block of a run needs an entry.
 MAX_ANSWERS = 64
 
 A = TypeVar("A")
@@ -211,9 +212,8 @@ class ProgramCache:
 
     tapes: Programs[Tape] = field(default_factory=Programs)
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
-    # Whether a Jacobian was requested more than once, by its key. Only for Jacobians
-    # that depend on routing values (indices, masks): the second request builds a
-    # program.
+    # For Jacobians that depend on routing values (indices, masks). A key is added at
+    # the first request, and the second request builds a program.
     requested_before: LRUCache[bool] = field(default_factory=LRUCache)
 
     def record(

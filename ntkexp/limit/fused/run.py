@@ -296,7 +296,8 @@ def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[Su
 
 
 MEMORY_PARTS = 8
-"""The tables of one side may use the fraction 1/MEMORY_PARTS of the memory."""
+"""The inputs and fields of the images on one side of a block use at most the
+fraction 1/MEMORY_PARTS of the memory."""
 MAX_STORED_NUMBERS = 2**22
 """Largest number of entries of each kernel that a sub-block stores between two
 levels."""
