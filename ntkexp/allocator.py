@@ -1,8 +1,8 @@
 """Settings of the C library's memory allocator.
 
-glibc returns blocks above 32 MB to the system when they are freed, and the system
-clears each page that it gives out again. For tensors of this size, new pages may take
-longer than the arithmetic.
+glibc returns freed blocks above 32 MB to the operating system. The next large tensor
+then gets new pages of memory, which the system first fills with zeros. This may take
+longer than the arithmetic on the tensor. The functions below change this behaviour.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ def is_large(tensors: Iterable[Tensor]) -> bool:
 
 
 def release_memory(tensors: Iterable[Tensor]) -> None:
-    """Return freed memory to the system, if the model with these tensors is large.
+    """Return freed memory to the operating system, if the model with these tensors is
+    large.
 
-    The C library keeps freed blocks smaller than 32 MB. For a large model, they add up
-    to several times the size of the weights."""
+    The C library keeps freed blocks smaller than 32 MB for later use. For a large
+    model, they add up to several times the size of the weights."""
     trim = getattr(LIBRARY, "malloc_trim", None)  # glibc only
     if trim is not None and is_large(tensors):
         gc.collect()

@@ -4,10 +4,11 @@
     DattriAttributor   attribute(train_dataloader, test_dataloader) → [train, test]
 
 The classes have the methods of `quanda.explainers.Explainer` and
-`dattri.algorithm.base.BaseAttributor`, but do not import these libraries. They only
-look up existing scores. Test points are identified by their values, and training
-examples by their names or values. The classes raise an error if a test point is not a
-query of the followed loop, or if the loop did not use an example."""
+`dattri.algorithm.base.BaseAttributor`, but do not import these libraries. They compute
+no scores, but look up those of a finished attribution. They find a test point by its
+values among the queries of the followed loop, and a training example by its name or its
+values. They raise an error if a test point is not a query of the loop, or if the loop
+did not use a training example."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class FollowedScores:
     """The scores of a followed training loop at its queries.
 
     Args:
-        found: The attribution of the loop.
-        queries: The argument `queries=` of `follow`.
+        found: The attribution of the loop, from `trace.attribute()`.
+        queries: The queries that were given to `follow(queries=…)`.
         examples: The names of the training examples in the order of the data set, for
             example `range(len(dataset))` after `follow(ids="dataset")`. Without names,
             examples are identified by their values.
@@ -152,8 +153,8 @@ class FollowedScores:
         return [self.query_places[digest][0] for digest in wanted]
 
     def training_names(self, dataset: Any) -> list[str]:
-        """Return the names of the examples of a data set: `examples`,
-        or digests of values."""
+        """Return the names of the examples of a data set. These are `examples` if
+        given, and digests of the examples' values otherwise."""
         examples = read_in_order(dataset) if self.examples is None else self.examples
         names = [str(name) for name in examples]
         if len(names) != len(dataset):
@@ -206,8 +207,8 @@ class FollowedScores:
 
 
 def read_in_order(dataset: Any) -> list[str]:
-    """Return the digests of all inputs of a data set.
-    The input is the first item of an example."""
+    """Return the digest of each input of a data set. If an example is a tuple, its first
+    item is the input."""
     names: list[str] = []
     for start in range(0, len(dataset), ROWS_AT_ONCE):
         end = min(start + ROWS_AT_ONCE, len(dataset))

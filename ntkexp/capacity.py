@@ -22,8 +22,8 @@ from ntkexp.mistake import Mistake, NoPlace, checked_number
 
 MAX_MEMORY_GB = 1e9
 DEFAULT_MEMORY_GB = 4.0
-# multiplies a size before it is rounded to three digits, so that rounding never makes
-# it smaller
+# factor of a required size in a message. The size is then rounded to three digits,
+# which changes it by at most 0.5 %, so the printed size always suffices.
 ROUND_UP = 1.01
 
 
@@ -52,7 +52,7 @@ class MemoryBudget:
         return replace(self, held=self.held + taken)
 
     def part(self, parts: float) -> MemoryBudget:
-        """Return a budget with one of `parts` equal parts of the free bytes."""
+        """Divide the free bytes into `parts` equal parts. Return the budget of one."""
         return MemoryBudget(self.free / parts)
 
     def fits(self, needed: float) -> bool:

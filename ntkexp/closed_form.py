@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 
-# --- Gains. Along an eigenvector of the kernel with eigenvalue λ, training reduces the
-# residual y − f_0(X) by the fraction λ g(λ). The gain g depends on the training method
-# and on the time.
+# --- Gains. Training with a fixed kernel removes a fraction of the residual y − f_0(X).
+# Along an eigenvector of the kernel with eigenvalue λ, this fraction is λ g(λ). The gain
+# g depends on the training method and on the time.
 
 
 class AbstractGain(ABC):
@@ -38,8 +38,8 @@ class FlowGain(AbstractGain):
     """Gradient flow for a time s: g(λ) = (1 − e^{−sλ})/λ and g(0) = s;
     for s = ∞, g(λ) = 1/λ.
 
-    The time s includes the weight of an example in the loss: s = ηt/N if the loss is
-    the mean over N targets.
+    The time s includes the weight of an example in the loss. If the loss is the mean
+    over N examples, t steps of size η take the time s = ηt/N.
 
     >>> float(FlowGain(math.log(2))(torch.tensor([1.0], dtype=torch.float64)))
     0.5
@@ -109,7 +109,7 @@ def singular(eigenvalues: str) -> Mistake:
 
 
 Learned: TypeAlias = Callable[[Tensor], Tensor]
-"""The map B ↦ g(R) B, where g is the gain, R the kernel matrix with ridge, and B a
+"""The map B ↦ g(R) B, where g is a gain, R = kernel matrix + ridge · identity, and B a
 matrix [entry, column]."""
 
 
@@ -134,8 +134,8 @@ def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
 
         g(R) B = V g(λ + ridge) Vᵀ B,    R = Θ(X, X) + ridge = V (λ + ridge) Vᵀ.
 
-    Set eigenvalues up to n · eps · λ_max to zero. If an eigenvalue is negative because
-    of rounding, also set eigenvalues up to its absolute value to zero.
+    Set eigenvalues that are only rounding errors to zero: those up to n · eps · λ_max,
+    and those up to the absolute value of a negative eigenvalue.
 
     >>> theta = torch.diag(torch.tensor([4.0, 0.0], dtype=torch.float64))
     >>> inverse = modes_of(theta).at(FOREVER, ridge=1.0)
@@ -173,13 +173,13 @@ class Factor:
 
 
 def factorise(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
-    """Compute the Cholesky factor of R = Θ + ridge,
-    for training until t = ∞ with one ridge.
+    """Compute the Cholesky factor of R = Θ + ridge. It solves R a = y, which describes
+    training until t = ∞.
 
-    This takes a tenth of the time of an eigendecomposition. If R has a ridge but is
-    indefinite because of rounding, add a jitter, a small multiple of the identity, and
-    multiply it by ten at each further attempt. Without a ridge, raise if the matrix is
-    singular up to rounding.
+    This takes a tenth of the time of an eigendecomposition, but serves only one ridge.
+    If R has a ridge but is indefinite because of rounding, add a jitter, a small
+    multiple of the identity. Multiply it by ten at each further attempt. Without a
+    ridge, raise if the matrix is singular up to rounding.
 
     >>> factor = factorise(torch.tensor([[3.0]], dtype=torch.float64), ridge=1.0)
     >>> float(factor.solve(torch.ones(1, 1, dtype=torch.float64))), factor.jitter
@@ -215,9 +215,9 @@ def held_out(
 
         f_{∖F}(X_F) = y_F − ((R⁻¹)_FF)⁻¹ (R⁻¹ y)_F
 
-    (Rasmussen & Williams 2006, 5.4.2). f_{∖F} is fitted without the fold F. Folds of
-    one example give leave-one-out predictions. The same eigendecomposition can be used
-    for every ridge.
+    (Rasmussen & Williams 2006, 5.4.2). R is the kernel matrix with ridge, and f_{∖F} is
+    fitted without the fold F. Folds of one example give leave-one-out predictions. The
+    eigendecomposition `modes` serves every ridge.
 
     >>> theta = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
     >>> y = torch.tensor([[2.0], [4.0]], dtype=torch.float64)
@@ -298,12 +298,13 @@ def conjugate_gradients(
     relative_residual = float((residual.norm(dim=0) / scale).max())
     products = 0
     while relative_residual > tolerance and products < most:
+        # r is the residual, p the direction, and z = r / diag(R).
         # a ← a + α p, r ← r − α R p with α = rᵀz / pᵀR p
         image = product(direction)
         step = quotient(slope, (direction * image).sum(0))
         solution = solution + step * direction
         residual = residual - step * image
-        # z = r / diag(R), p ← z + β p with β = rᵀz / (rᵀz before)
+        # p ← z + β p with β = rᵀz / (rᵀz before)
         conditioned = residual / diagonal[:, None]
         previous_slope = slope
         slope = (residual * conditioned).sum(0)
@@ -317,8 +318,8 @@ def conjugate_gradients(
 def quotient(
     numerator: Float[Tensor, " column"], denominator: Float[Tensor, " column"]
 ) -> Float[Tensor, " column"]:
-    """Return the quotient of each column. Return zero for a column that has converged,
-    whose denominator is 0."""
+    """Divide column by column. A column with denominator 0 has converged, and gets the
+    quotient 0."""
     converged = denominator == 0
     return torch.where(
         converged, 0.0, numerator / torch.where(converged, 1.0, denominator)
@@ -331,8 +332,8 @@ def quotient(
 
 @dataclass(frozen=True)
 class Kernels:
-    """The blocks K(X, X) and K(x, X) of a kernel,
-    with training examples X and other points x."""
+    """The blocks K(X, X) and K(x, X) of a kernel. X are the training examples, and x
+    other points."""
 
     train: Float[Tensor, "train train"]
     cross: Float[Tensor, "point train"]
@@ -345,10 +346,11 @@ class Posterior:
         mean        K(x, X) (K(X, X) + σ²)⁻¹ y
         covariance  K(x, x′) − K(x, X) (K(X, X) + σ²)⁻¹ K(X, x′)
 
-    `learned` and `twice` are the maps that replace the inverse, in the mean and in the
-    covariance. For networks whose readout was trained for a time s, they are the gains
-    for the times s and 2s. With σ² > 0, `covariance` is the posterior covariance. It
-    differs from the covariance of trained networks (`Ensemble.covariance`)."""
+    `learned` replaces the inverse in the mean, and `twice` replaces it in the
+    covariance. For networks whose readout was trained for a time s, `learned` applies
+    the gain for the time s, and `twice` the gain for the time 2s. If σ² > 0,
+    `covariance` differs from the covariance of trained networks
+    (`Ensemble.covariance`)."""
 
     cross: Float[Tensor, "point train"]
     learned: Learned
@@ -393,8 +395,8 @@ class Ensemble:
     """The outputs of infinitely wide networks after training (Lee et al. 2019).
 
     `cross` is the tangent kernel Θ(x, X). `start` is 𝒢, the covariance of the outputs
-    before training. `learned` is the map g(R) with R = Θ(X, X) + ridge. With A = Θ(x,
-    X) g(R),
+    before training. `learned` is the map g(R) with the gain g and R = Θ(X, X) + ridge.
+    With A = Θ(x, X) g(R) and A′ = Θ(x′, X) g(R),
 
         one network:  f_t(x) = f_0(x) + A (y − f_0(X))
         mean          A y

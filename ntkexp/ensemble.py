@@ -1,7 +1,8 @@
 """Ensembles of networks on a one-dimensional problem, compared with Gaussian processes.
 
-At infinite width, networks whose layers are all trained follow the NTK process.
-Networks of which only the readout is trained follow the NNGP process."""
+At infinite width, the outputs of trained networks are draws of a Gaussian process. If
+all layers are trained, its kernel is the tangent kernel (NTK). If only the readout is
+trained, its kernel is the NNGP kernel."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class EnsembleProblem:
     targets: Float[Tensor, "point out"]
     train: int  # number of training examples
     axis: str  # label of the positions: input or angle
-    divisor: float  # divisor of the training objective Σ½(f − y)²/divisor
+    divisor: float  # number that divides the training objective, Σ½(f − y)²/divisor
 
 
 def problem(experiment: Experiment) -> EnsembleProblem:
@@ -261,19 +262,19 @@ class EnsembleTraining:
 #
 # The process has mean μ, covariance C and standard deviation σ. n networks have mean
 # f̄, covariance S and standard deviation s at p points. If the networks are draws of
-# the process, all of these statistics except `worst` and `chance` are about 1.
+# the process, `mean`, `deviation` and `covariance` are about 1:
 #
 #     mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²       in standard errors
 #     worst       max_x |f̄(x) − μ(x)| √n/σ(x)            in standard errors
 #     deviation   mean_x s(x)/σ(x)
 #     covariance  √(Σ_xx′ ((S − C)(x, x′)/σ(x)σ(x′))² (n − 1)/(p² + Σ_xx′ (C(x, x′)/σ(x)σ(x′))²))
-#     chance      the p-value. For `mean` and `covariance`, compute the fraction of simulated
-#                 ensembles with at least this distance. The p-value is twice the smaller fraction.
+#     chance      the p-value. For `mean` and for `covariance`, find the fraction of simulated
+#                 ensembles with at least this value. The p-value is twice the smaller fraction.
 #
-# Networks trained in all layers or only in the readout are compared with the processes
-# of the tangent kernel and of the NNGP. A point is compared only if σ is at least a
-# tenth of the standard deviation before training. Close to training examples, σ almost
-# vanishes, so any effect of finite width would be many standard errors.
+# Both kinds of networks (trained in all layers, or only in the readout) are compared
+# with both processes. A point is compared only if σ is at least a tenth of the standard
+# deviation before training. Close to training examples, σ almost vanishes, so any
+# effect of finite width would be many standard errors.
 
 
 # minimum deviation σ at a compared point, relative to σ before training
@@ -346,10 +347,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Reference:
-    """A Gaussian process in units of its standard deviation, at the points where
-    networks are compared with it."""
+    """A Gaussian process to which networks are compared, at the compared points.
+    Outputs are expressed in standard deviations of the process."""
 
-    # the networks that this process describes, with its mean and covariance
+    # the kind of networks that the process describes at infinite width; `theory` holds
+    # the mean and covariance of the process
     process: TrainedNetworks
     train: int  # number of training examples
     count: int  # number of networks that are compared with the process
@@ -358,7 +360,7 @@ class Reference:
     def where(self) -> Int[Tensor, " kept"]:
         """The indices of the compared points.
 
-        Points with NaN are included, so that the comparison gives NaN.
+        A point is also compared if σ is NaN, so that the statistics become NaN.
         """
         theory = self.process.theory
         pinned = theory.deviation <= LEAST_DEVIATION * theory.before
@@ -389,12 +391,10 @@ class Reference:
         errors: Float[Tensor, "*draw network axis"],
         expected: Float[Tensor, "axis axis"],
     ) -> Float[Tensor, "*draw 2"]:
-        """Return the distance of the mean from 0,
-        and of the covariance from `expected`.
+        """Return the statistics `mean` and `covariance` above: the distance of the
+        mean error from 0, and of the covariance of errors from `expected`.
 
-        They are the statistics `mean` and `covariance` above. Both are about 1 for
-        draws of the process, and invariant
-        under orthogonal transformations of the axes."""
+        Both are invariant under orthogonal transformations of the axes."""
         n = errors.shape[-2]
         points = len(self.where)
         mean = errors.mean(-2)
@@ -409,8 +409,10 @@ class Reference:
 
     @cached_property
     def drawn(self) -> Float[Tensor, "draw 2"]:
-        """The distances of simulated ensembles.
-        Each ensemble has `count` draws of the process."""
+        """The distances of simulated ensembles, each with `count` draws of the process.
+
+        The draws use the eigenvectors of the correlation as axes, because `distances`
+        is invariant under rotations."""
         values = torch.linalg.eigvalsh(self.correlation)
         values = values[values > SMALL_EIGENVALUE * values.sum()]
         generator = stream("process", self.count, len(self.where))
@@ -423,8 +425,9 @@ class Reference:
         return torch.cat(parts)
 
     def chance(self, distances: Float[Tensor, "2"]) -> float:
-        """Return the p-value: twice the smaller fraction of ensembles
-        with a larger distance."""
+        """Return the p-value: twice the smaller of two fractions, the fractions of
+        simulated ensembles with at least the distance of the mean and of the
+        covariance."""
         if not distances.isfinite().all():
             return math.nan
         farther = (self.drawn >= distances).sum(0)
@@ -437,9 +440,10 @@ def ensemble(
     count: int,
     report_progress: Callable[[str, int], None],
 ) -> list[TrainedNetworks]:
-    """Train `count` networks of each kind. The step size fits the kernel of the kind.
+    """Train `count` networks in all layers, and `count` networks only in the readout.
+    The step size of each kind depends on λ_max of its kernel.
 
-    `report_progress` receives the kind and the number of networks that are trained.
+    `report_progress` receives the kind and the number of finished networks.
     """
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     inputs = given.inputs.to(**kind)

@@ -1,6 +1,7 @@
 """Initialisation: parametrisation, scales of weights, and the form of the output f.
 
-h is the composition of the layers. `layer.affine` defines the scales W_std and b_std.
+`layer.affine` defines the scales W_std and b_std of weights and biases. h(θ) is the
+composition of the layers, and α is `alpha`. The output f of the network is
 
     plain           f = α h
     antisymmetric   f = α (h(θ_a) − h(θ_b))/√2 with θ_a = θ_b at the start
@@ -22,11 +23,13 @@ from ntkexp.layer.affine import Conv, Dense, Parametrisation
 from ntkexp.mistake import Mistake
 
 MAX_WEIGHT_SCALE = 1e20
-"""Kernels of deep networks overflow for larger scales of weights."""
+"""The largest W_std and b_std. Larger scales make the kernels of deep networks
+overflow."""
 
 
 PARENT = re.compile(r"(.+)@(\d{1,12}|end)", re.DOTALL)
-"""The form of `init.parent`: the folder of a run, and a step of it."""
+"""The form of `init.parent`: the folder of a run and a step, whose weights are the
+initial weights of the new network (a child)."""
 
 
 class AbstractInit(Component):
@@ -56,8 +59,8 @@ class AbstractInit(Component):
         return self
 
     def fields(self) -> dict[str, Any]:
-        """Omit `parent` unless it is set. It was added later, and the digests of claims
-        stay valid without it."""
+        """Return the fields as plain data. Omit `parent` unless it is set: it was added
+        later, and digests of older claims must stay valid."""
         fields = super().fields()
         if self.parent is None:
             del fields["parent"]
@@ -127,8 +130,8 @@ class MeanField(AbstractInit):
     the readout averages over neurons.
 
     Hidden layers use the NTK parametrisation. The readout is scaled by 1/width instead
-    of 1/√width. If the step size is a fixed fraction of the largest stable one,
-    features change at every width."""
+    of 1/√width. If the step size is a fixed fraction of the largest stable step size,
+    training changes the features at every width, unlike in the NTK parametrisation."""
 
     @property
     def param(self) -> Parametrisation:

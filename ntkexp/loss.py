@@ -90,8 +90,8 @@ class AbstractLoss(Component):
 
     @final
     def refuse_unlike_differences(self, targets: Float[Tensor, "example out"]) -> None:
-        """Raise if `output_gradient` is not the derivative of `value`,
-        or if examples interact.
+        """Raise if `output_gradient` is not the derivative of `value`, or if the loss
+        of an example depends on other examples.
 
         Compare the gradient with finite differences at random outputs,
         in double precision."""
@@ -138,9 +138,10 @@ class AbstractLoss(Component):
     def refuse_unlike_second_differences(
         self, targets: Float[Tensor, "example out"]
     ) -> None:
-        """Raise if autograd's derivatives of `value` differ from finite differences.
+        """Raise if autograd's first derivative of `value`, or its second derivative,
+        differs from finite differences of `value` and of `output_gradient`.
 
-        Leave-out effects use autograd's first and second derivatives.
+        Leave-out effects use these derivatives.
         """
         checked = targets[:CHECKED_EXAMPLES].double()
         for outputs, direction in random_outputs(checked):
@@ -195,8 +196,7 @@ class AbstractLoss(Component):
 
 
 def random_outputs(targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield pairs (outputs, direction): random outputs at three distances
-    from the targets."""
+    """Yield three pairs of random outputs near the targets and a random direction."""
     generator = stream("loss")
     for distance in (0.1, 1.0, 3.0):
         offset = torch.randn(
@@ -219,8 +219,8 @@ class Differences:
         """Return True if `slope` is the derivative of `function`, up to rounding.
 
         The slope must lie between the left and the right difference quotient. Where the
-        function is smooth, the quotients differ only by a multiple of the step. At a
-        kink, every slope between them is accepted."""
+        function is smooth, both quotients are close to the derivative. At a kink, every
+        slope between the quotients is accepted."""
         value = function(self.outputs)
         agrees = torch.zeros_like(slope, dtype=torch.bool)
         eps = torch.finfo(torch.float64).eps

@@ -3,9 +3,10 @@ such as its outputs, loss or margin.
 
     m(θ; x) = g(f(θ; x), y)            m_T(x) − m_0(x) = Σᵢ 𝒮(x, xᵢ) + 𝒟(x)
 
-y is the target of the query x, encoded by the loss. 𝒮 are the contributions of
-examples, and 𝒟 is the effect of weight decay. Secants treat g as an additional last
-layer of the network."""
+f are the outputs of the network, and g is the function of the measure. y is the target
+of the query x, encoded by the loss. m_0 and m_T are the values before and after
+training. 𝒮 are the contributions of training examples, and 𝒟 is the effect of weight
+decay. Secant Jacobians treat g as an additional last layer of the network."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @runtime_checkable
 class Objective(Protocol):
-    """The methods of a loss that measures need."""
+    """The interface of a loss, as far as measures use it."""
 
     @property
     def option(self) -> str:
@@ -53,8 +54,8 @@ class AbstractMeasure(Component):
     def of_run(
         self, objective: Objective, targets: Float[Tensor, "example out"], classes: int
     ) -> MeasuredOutputs | None:
-        """Return the measure for this loss, or None
-        if the run attributes the outputs themselves.
+        """Return the measure with this loss. Return None if the run explains the
+        outputs themselves.
 
         Raise a `Mistake` if the measure is not defined for the loss or the data.
         """

@@ -19,14 +19,12 @@ MIN_FILE_SIMILARITY = 0.6
 `SequenceMatcher`)."""
 
 HIDDEN: dict[str, str] = {}
-"""For each value that a configuration has read from an environment variable: its
-reference in YAML.
-
-A YAML file may refer to a password. Error messages are printed and stored, so they
-contain the reference instead of the value. """
+"""Values that a configuration read from environment variables, such as a password, and
+the reference `${oc.env:NAME}` of each in YAML. Error messages are printed and stored,
+so they show the reference instead of the value."""
 SHORTEST = 4
-"""Only values with at least this many letters are hidden, because short ones such as
-"1" are common."""
+"""The fewest letters of a value in `HIDDEN`. Shorter values, such as "1", are not
+hidden, because they also occur in other places of messages."""
 
 
 def without_secrets(text: str) -> str:

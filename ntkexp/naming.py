@@ -3,9 +3,9 @@
     ntkexp.loss.Squared    the class Squared of the module ntkexp/loss.py
     ntkexp.model.MLP       the class MLP of one of the files in the package ntkexp/model
 
-The identity of a run is a hash that includes these names. The names omit the file
-inside a package, so that a class can move to another file
-without changing identities."""
+The identity of a run is a hash that includes these names. A name inside a package omits
+the file, so a class can move to another file of the package without changing the
+identities of runs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ LAZY_PACKAGES: set[str] = set()
 
 
 def class_path(kind: type) -> str:
-    """Return the name of a class in configurations.
-    Omit the file if the package is lazy.
+    """Return the name of a class in configurations. It omits the file if the package is
+    one of `LAZY_PACKAGES`.
 
     >>> from fractions import Fraction
     >>> from ntkexp.loss import Squared
@@ -85,8 +85,8 @@ def module_of_class(folders: tuple[str, ...]) -> dict[str, str]:
 
 
 def classes_of(package: str) -> Callable[[str], object]:
-    """Return a `__getattr__` that imports the module of a class of a package
-    at its first use."""
+    """Return a `__getattr__` function for a package. It imports the module of a class
+    when the class is first used."""
     LAZY_PACKAGES.add(package)
 
     def import_class(name: str) -> object:

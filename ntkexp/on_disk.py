@@ -1,13 +1,13 @@
-"""Arrays that may exceed the memory. They are stored in files and processed
-in blocks of rows.
+"""Arrays that may be larger than the memory. They are stored in memory-mapped files and
+processed in blocks of rows.
 
 A tensor in a memory-mapped file works like any other tensor. `row_blocks` and `blocks`
 release the memory of each block before the next block, so that only a few rows occupy
 memory at a time. Tensors in memory are processed in the same blocks, so results do not
-depend on where a tensor is stored.
+depend on the place of a tensor.
 
-The file has no name. The operating system deletes it when the process ends, even if the
-process is killed.
+A temporary file loses its name as soon as it is mapped. The operating system deletes it
+when the process ends, even if the process is killed.
 
 >>> [rows for rows in row_blocks(torch.zeros(5, 2))]  # a small tensor is one block
 [slice(0, 5, None)]
@@ -37,8 +37,8 @@ the file again."""
 
 
 def zeros_on_disk(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor of zeros in a new file in this folder.
-    Reserve the disk space immediately."""
+    """Return a tensor of zeros in a new temporary file in this folder. Reserve its disk
+    space now, so that a full disk raises an error here and not during a later write."""
     count = prod(shape)
     with NamedTemporaryFile(dir=folder, prefix=".sums-") as file:
         os.posix_fallocate(file.fileno(), 0, count * dtype.itemsize)
@@ -140,9 +140,9 @@ def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RowsOfArray:
-    """Rows of `numbers`, or of the difference `numbers` − `less` if `less` is given.
-    The tensors may be in files. Indexing with a slice computes the rows as a NumPy
-    array.
+    """The tensor `numbers`, or the difference `numbers` − `less`, as an array that is
+    read by slices of rows. Both tensors may be in files. Indexing with a slice returns
+    the rows as a NumPy array.
 
     >>> RowsOfArray(torch.tensor([3.0, 5.0]), less=torch.tensor([1.0, 1.0]))[1:]
     array([4.], dtype=float32)

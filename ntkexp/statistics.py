@@ -38,7 +38,7 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> fl
     this basis, A is a tridiagonal matrix, whose largest eigenvalue approaches λ_max
     from below. This needs about a tenth of the products of power iteration.
 
-    `start` may have any shape. If an inner product is not finite, return it.
+    `start` may have any shape. If an inner product vᵀAv is infinite or NaN, return it.
     """
     length = norm(start)
     if not length:
@@ -48,20 +48,20 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> fl
     off_diagonal: list[float] = []
     eigenvalue = 0.0
     while len(diagonal) < MAX_LANCZOS_PRODUCTS:
-        # α_k = v_kᵀ A v_k
+        # α_k = v_kᵀ A v_k, a diagonal element of the tridiagonal matrix
         image = product(basis[-1])
         diagonal.append(inner(image, basis[-1]))
         if not isfinite(diagonal[-1]):
             return diagonal[-1]
-        # λ_max of the tridiagonal matrix with α on its diagonal and β
-        # on its off-diagonals
+        # λ_max of the tridiagonal matrix, whose off-diagonal elements are β_k
         upper = torch.diag(torch.tensor(off_diagonal, dtype=torch.float64), 1)
         tridiagonal = (
             torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + upper + upper.mH
         )
         previous = eigenvalue
         eigenvalue = float(torch.linalg.eigvalsh(tridiagonal)[-1])
-        # v_{k+1} ∝ A v_k, orthogonalised twice, because one pass leaves rounding errors
+        # β_k v_{k+1} = A v_k, orthogonalised to all v. A single pass would leave
+        # rounding errors, so orthogonalise twice.
         for vector in 2 * basis:
             image = image - inner(image, vector) * vector
         beta = norm(image)
@@ -85,8 +85,9 @@ def norm(vector: Tensor) -> float:
 
 # --- Eigenvalues of the tangent kernel between the training examples
 #
-# λ are the eigenvalues of the (M·C)×(M·C) matrix K of M examples and C outputs,
-# and p = λ/Σλ:
+# The kernel K of M examples and C outputs is an (M·C)×(M·C) matrix with eigenvalues λ.
+# With p = λ/Σλ, the step size η, the weight w of an example in the objective, and the
+# bound max ℓ″ of the loss's second derivative,
 #
 #     effective rank    exp(−Σ p log p)
 #     stability         η w λ_max max ℓ″ / 2: gradient descent on a quadratic is stable below 1
@@ -179,8 +180,8 @@ def alignment(left: Float[Tensor, "..."], right: Float[Tensor, "..."]) -> float:
 def label_alignment(
     kernel: Float[Tensor, "train kept train kept_"], targets: Float[Tensor, "train out"]
 ) -> float:
-    """Return the alignment (CKA) of the kernel with y yᵀ for the targets y. First
-    average the kernel over outputs."""
+    """Return the centred alignment (CKA) of two matrices between examples: the kernel,
+    averaged over its outputs, and y yᵀ with the targets y."""
     averaged = kernel.diagonal(dim1=1, dim2=3).mean(2)
     return alignment(centred(averaged), centred(targets @ targets.t()))
 
@@ -204,11 +205,11 @@ KINKED_AT_ZERO = ("relu", "leaky_relu", "abs")
 
 
 def pattern(tape: Tape) -> Bool[Tensor, " unit"]:
-    """Return the activation pattern: True for each positive argument
-    of an operation with a kink.
+    """Return the activation pattern: for each argument of an operation with a kink at
+    0, True if the argument is positive.
 
-    The pattern contains all arguments, for all examples,
-    that depend on inputs and weights."""
+    The pattern has an entry for each element of such an argument, for all layers and
+    examples. Arguments must depend on both inputs and weights."""
     variable = tape.from_inputs & tape.from_weights
     arguments = [
         entry.slots[0] for entry in tape.entries if entry.name in KINKED_AT_ZERO
@@ -278,7 +279,8 @@ def selectivity(responses: Sequence[Float[Tensor, " unit"]]) -> float | None:
 def activity(
     network: nn.Module, call: Callable[[], object]
 ) -> Float[Tensor, "point unit"] | None:
-    """Return the inputs of the readout, the last layer with weights, during `call`.
+    """Run `call`, which calls the network, and return the inputs of the readout (the
+    last layer with weights).
 
     Return None if the network has only one layer with weights.
     """
@@ -305,7 +307,8 @@ def activity(
     return layer_inputs[-1].flatten(1) if len(layer_inputs) > 1 else None
 
 
-# --- Statistics of the path kernel 𝒦 and of the contributions 𝒮
+# --- Statistics of the path kernel 𝒦(x, xᵢ) and of the contributions 𝒮(x, xᵢ) of
+# training examples xᵢ at queries x
 #
 #     cancellation           Σ|𝒮| / Σ_x |Σᵢ 𝒮|
 #     top_k                  mean share of the k largest contributors in Σᵢ|𝒮| of a query
@@ -319,8 +322,8 @@ def activity(
 
 TOP_CONTRIBUTORS = (1, 5, 10)
 MIN_KERNEL_SHARE = 1e-3
-"""Kernel blocks are not divided by if they are smaller than this fraction of the
-largest entry of 𝒦."""
+"""No coefficient aᵢ(x) is computed if the smallest singular value of the block
+𝒦(x, xᵢ) is below this fraction of the largest entry of 𝒦."""
 
 
 def summary(

@@ -1,8 +1,8 @@
-"""Validate scores of training examples by retraining without some of them.
+"""Validate scores of training examples by retraining without some of the examples.
 
-    ground truth     the outputs at the queries after each of many retrainings, without k examples
-    LDS, QLD         see `report.validation`
-    metasmoothness   see `removal.retraining`
+    ground truth     the outputs at the queries after many retrainings, each without k examples
+    LDS, QLD         two measures of agreement, defined in `report.validation`
+    metasmoothness   a property of the training, defined in `removal.retraining`
 
 The original training is a run of this package or a followed loop. Finished retrainings
 are stored in the folder of the run (`records.ground_truth`), so an interrupted
@@ -87,8 +87,8 @@ class Design:
     """The design of the ground truth.
 
     Attributes:
-        leave_out: The number of examples that each retraining leaves out,
-            or their share below 1.
+        leave_out: The number of examples that each retraining leaves out. A value
+            below 1 is their share of all examples.
         trainings: The number of random groups of examples to leave out.
         fresh: The number of new seeds for each group; 0 uses the seed of the run.
         top: The number or share of the top examples that QLD removes for each query.
@@ -148,7 +148,7 @@ TRAININGS_PER_BATCH = 8
 
 class AbstractSubject(ABC):
     """A training that can be repeated without some examples. `query` holds the indices
-    of the queries."""
+    of the queries, and `at_once` the number of retrainings that run together."""
 
     query: tuple[int, ...]
     at_once: ClassVar[int] = 1
@@ -267,8 +267,8 @@ class LoopSubject(AbstractSubject):
 
 
 def loop_subject(path: Path, loop: Again, query: tuple[int, ...]) -> LoopSubject:
-    """Load the trace in a folder. Run the loop once to get its module, measure,
-    rules and loss."""
+    """Load the trace of a followed loop from a folder. Run the loop once, because a
+    folder does not contain its module, measure, optimizer rules and loss."""
     first = trained_again(loop, Weighing())
     trace = load_trace(
         find_trace(path),
@@ -335,8 +335,8 @@ def by_workers(
     store: TrainingStore,
     trainings: Sequence[TrainingWithout],
 ) -> Iterator[None]:
-    """Let workers compute the missing retrainings. Yield after each. Raise if some
-    remain missing at the end."""
+    """Let workers compute and store the retrainings. Yield after each one. Raise if
+    some are missing at the end."""
     size = TRAININGS_PER_BATCH
     parts = [
         tuple(trainings[first : first + size])
@@ -359,7 +359,8 @@ def by_workers(
         )
 
 
-# --- The case: a training with its scores, and a function that repeats the training.
+# --- A case: a training, scores of its examples, and a function that repeats the
+# training.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,11 +368,11 @@ class ValidationCase:
     """A training with scores to validate.
 
     Attributes:
-        scores: The scores [query, example] by name, positive if an example increases
-            the output. A query is one output at one point of `query`.
-        whole: The outputs after the original training.
+        scores: Arrays [row, example] by name. A row is one output at one point of
+            `query`. A score is positive if the example increases the output.
+        whole: The outputs [point, out] after the original training.
         examples: The names of the training examples.
-        query: The indices of the points.
+        query: The indices of the points at which scores are validated.
         identity: The identity of the run; empty for a trace in memory.
         subject: The training that is repeated.
         carried_out: A function that repeats the training without some examples,
@@ -407,8 +408,8 @@ def case_of_run(
 ) -> ValidationCase:
     """Return the case of a run in a folder. Retrainings are stored in the folder.
 
-    If there is an engine, its workers compute them, unless the loop is a function that
-    cannot be imported by name."""
+    Workers of the engine compute them. If there is no engine, or if the loop is a
+    function that workers cannot import by name, this process computes them."""
     points = tuple(query)
     store = TrainingStore(run.path, points)
     subject: AbstractSubject

@@ -4,11 +4,11 @@ and the operations that layers need.
     nngp   K[p, q](x, x′), the covariance of pixel p for x with pixel q for x′
     ntk    Θ[p, q](x, x′), the tangent kernel at these pixels
 
-Layers transform two objects. The first is K between each example and itself, [example,
-*pair]. It provides the variances K[p, p](x, x) at nonlinear layers, and the covariances
-between different pixels that pooling needs. The second is K and Θ between the left and
-right examples (rows and columns), [row, column, *pair]. Its nonlinear layers use the
-variances of the first. The `push` of a layer contains the formulas for both.
+Layers transform two objects, one after the other. The first is K between each example
+and itself, [example, *pair]. It gives the variances K[p, p](x, x) at all nonlinear
+layers. The second is K and Θ between left and right examples, [row, column, *pair].
+There, nonlinear layers use the variances from the first object. The method `push` of a
+layer contains the formulas for both.
 
 >>> from ntkexp.layer.pointwise import ReLU
 >>> alone = ReLU().push(Covariance.alone(torch.tensor([[2.0, 0.0]]), Pairs.equal(())), (2,))
@@ -107,10 +107,11 @@ class Distances(NamedTuple):
         excess       = q₁ − q₂
 
     q₁ and q₂ are the variances of u and v, and c is their covariance. The differences
-    on the right lose digits if u ≈ ±v. Distances avoid these differences: affine layers
-    transform near, far, slack and excess linearly, like q and c. At a nonlinear layer,
-    `at` sets slack = (√q₁ − √q₂)², so that near = 2(√(q₁q₂) − c)
-    and far = 2(√(q₁q₂) + c)."""
+    on the right lose digits if u ≈ ±v. Distances avoid this: they are computed from the
+    inputs, and affine layers transform near, far, slack and excess linearly, like q and
+    c. Only the sums near + slack and far + slack are determined. At a nonlinear layer,
+    `at` chooses slack = (√q₁ − √q₂)², so that near = 2(√(q₁q₂) − c) and
+    far = 2(√(q₁q₂) + c)."""
 
     near: Tensor
     far: Tensor
@@ -163,12 +164,13 @@ def safe_root(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Covariance:
-    """K and Θ between left and right examples. If `ntk` is None, K between each example
-    and itself.
+    """K and Θ between left and right examples, or K between each example and itself if
+    `ntk` is None.
 
-    Between left and right examples, `left` and `right` hold their variances at all
-    nonlinear layers, and `nonlinear_layers` counts these layers so far. Between each
-    example and itself, the nonlinear layers append their variances to `left`.
+    Between left and right examples, `left` and `right` hold the variances of the
+    examples at all nonlinear layers, and `nonlinear_layers` counts the nonlinear layers
+    that `push` has passed. Between each example and itself, nonlinear layers append
+    their variances to `left`.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     >>> Covariance.between(x, x, Pairs.equal(()), (), (), same=True).nngp
@@ -290,9 +292,8 @@ class Covariance:
         return mapped
 
     def enter_nonlinear(self) -> tuple[Covariance, PairEnd, PairEnd]:
-        """Enter a nonlinear layer. Return the covariance, and the variances at both
-        pixels. The covariance has updated variances, or an updated count
-        `nonlinear_layers`."""
+        """Enter a nonlinear layer. Return the variances at both pixels, and the
+        covariance with an updated `left` or an updated count `nonlinear_layers`."""
         pairs = self.pairs
         if self.ntk is None:
             q = pairs.diagonal(self.nngp)
@@ -332,8 +333,8 @@ class Covariance:
         """Turn an image of one pixel into a vector."""
         if not self.pairs.pixels:
             return self
-        # There is one pair of pixels. If no later layer needs variances,
-        # there is none, and the sum is 0.
+        # The sum over the pixel pairs removes their axes: there is only one pair. If
+        # no later layer needs variances, no pair is stored, and the sum is 0.
         axis = self.nngp.dim() - 2 * len(self.pairs.pixels)
         vectors = self.map(lambda values: values.flatten(axis).sum(axis))
         return replace(vectors, pairs=Pairs((), ()))

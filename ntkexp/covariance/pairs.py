@@ -1,5 +1,5 @@
-"""Pairs of pixels (p, p + o) stored by offset o, linear maps between pairs,
-and operations on tiles.
+"""Pairs of pixels (p, p + o) stored by offset o, linear maps between pairs, and the
+operations of the fused engine.
 
 A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], with an offset and a
 pixel for each axis of the image. The second pixel of a pair is (p + o) mod n, so that n
@@ -239,10 +239,11 @@ class AbstractPixelMap(ABC):
         return tuple(sorted(needed))
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Return the indices of the fine pairs in the flattened axes (offset,
-        pixel), [new pixel, fine pair].
+        """Return, for each new pixel, the indices of the fine pairs that contribute at
+        the new offset `shift`, as an array [new pixel, fine pair].
 
-        Pairs outside the image get the index after the last.
+        An index counts along the flattened axes (offset, pixel). A pair outside the
+        image gets the index after the last.
         """
         n = pairs.pixels[axis]
         index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
@@ -529,8 +530,9 @@ def require_resolved(
     return q
 
 
-# --- Operations on tiles: K and Θ at all pixels for one offset.
-# A layer's fused form consists of these:
+# --- Operations of the fused engine (`limit.fused`). A *band* holds K and Θ of two
+# examples at all pixels for one offset, and a *register* is a buffer for one band. A
+# layer is a sequence of operations that transform K and Θ in a register to K′ and Θ′:
 #
 #     weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β, Σ over a window; weights s, b, α, β
 #     bend     κ and κ̇ of a bent line; constants k, h; ends √q, 1/√q
@@ -546,8 +548,9 @@ def require_resolved(
 #     wrap     fill pixels outside the image with copies from its other side
 #     coarsen  average or sample pixels, which leaves a smaller image
 #
-# `ends` are functions of the variance at either pixel of a pair.
-# They are computed once per example.
+# κ and κ̇ are the kernels of an activation (see `AbstractPointwise`), with K′ = κ and
+# Θ′ = κ̇Θ. `ends` are functions of the variance q at either pixel of a pair. They are
+# computed once per example.
 
 
 BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES, COARSEN = range(12)
@@ -571,8 +574,7 @@ CLEANING = frozenset({BEND, CLEAR, ARC, NORM, SERIES})
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on the tile in a register,
-    a buffer for one tile (see the list above)."""
+    """An operation on the band in a register (see the list above)."""
 
     kind: int
     register: int
@@ -609,8 +611,8 @@ def weigh(
     learned: tuple[float, float] = (0.0, 0.0),
     reach: tuple[int, int, int] = (0, 0, 0),
 ) -> Operation:
-    """Return the operation K′ = s Σ K + b, Θ′ = s Σ Θ + α Σ K + β (WEIGH), with s =
-    `scale`, b = `shift` and (α, β) = `learned`.
+    """Return the operation WEIGH, which computes K′ = s Σ K + b and
+    Θ′ = s Σ Θ + α Σ K + β. s is `scale`, b is `shift`, and (α, β) are `learned`.
 
     >>> weigh(0, scale=0.25).weights
     (0.25, 0.0, 0.0, 0.0)

@@ -3,7 +3,7 @@ at chosen steps.
 
 Each module imports only from the modules listed before it:
 
-    base       the interface, and the state of training that a diagnostic sees
+    base       the interface, and the state of training that diagnostics receive
     kernels    diagnostics of the tangent kernel
     loss       diagnostics of the loss: the norm of its gradient, and its sharpness
     expansion  the error of Taylor expansions of the network

@@ -1,4 +1,4 @@
-"""The interface of diagnostics, and the state of training that a diagnostic sees."""
+"""The interface of diagnostics, and the state of training that they receive."""
 
 from __future__ import annotations
 

@@ -84,7 +84,8 @@ def taylor_terms(
     def contracted(distance: Tensor, cotangent: Tensor) -> Float[Tensor, ""]:
         return (along(distance) * cotangent).sum()
 
-    # g(ε) = f(θ + εd): ⟨u, g′⟩ and ⟨u, g″⟩ are linear in u, and their gradients are g′, g″
+    # Let g(ε) = f(θ + εd). Then J d = g′(0) and dᵀ H d = g″(0). ⟨u, g′⟩ and ⟨u, g″⟩ are
+    # linear in u, and their gradients by u are g′ and g″.
     slope = grad(contracted, argnums=0)
     curvature = grad(slope, argnums=0)
     with torch.no_grad():

@@ -1,15 +1,16 @@
-"""Hessian-vector products of a step, its per-example gradients,
-and the derivative of clipping.
+"""Derivatives of one training step: Hessian-vector products, products with per-example
+gradients, and the derivative of clipping.
 
-Let g(θ, κ) = Σ κᵢ∇ℓᵢ(θ) be the gradient of a step, where κᵢ is the weight of example i
-in the loss. Let H be the Hessian ∂g/∂θ. For a vector γ, one backward pass through γ·g
-gives both Hγ and the products of γ with the per-example gradients:
+Let g(θ, κ) = Σ κᵢ∇ℓᵢ(θ) be the gradient of a step, where ℓᵢ is the loss of example i and
+κᵢ its share in the loss of the step. Let H be the Hessian ∂g/∂θ. For a vector γ, one
+backward pass through γ·g gives both Hγ and the products of γ with the per-example
+gradients:
 
     (Hγ, γ·∇ℓ₁ … γ·∇ℓ_B) = the gradient of γ·g in (θ, κ)
 
-The graph of g is recorded once, and the backward pass is vectorized over many γ. No
-gradient of a single example is formed. Forward mode (Pearlmutter 1994) would take 1.5
-to 2 times as long.
+Autograd records g once. The backward pass is vectorized over many γ, and forms no
+gradient of a single example. Forward mode (Pearlmutter 1994) would take 1.5 to 2 times
+as long.
 
 >>> square = TakenBatch(
 ...     examples=torch.tensor([0]),
@@ -129,8 +130,8 @@ def scores(
     vectors: Float[Tensor, "vector weight"],
     chunk_size: int | None = None,
 ) -> Float[Tensor, "vector row"]:
-    """Return γ·∇ℓᵢ for each γ in `vectors` and each row i of all
-    batches. Do not compute Hγ."""
+    """Return γ·∇ℓᵢ for each γ in `vectors` and each row i of all batches, without
+    computing Hγ."""
 
     def losses(at: Tensor) -> Tensor:
         return torch.cat([batch.losses(at) for batch in batches])
@@ -178,7 +179,8 @@ def summed(
 # --- Gradients that consist only of rounding errors, because the terms κᵢ∇ℓᵢ cancel.
 #
 # If an optimizer divides such a gradient by its own size, the derivative of the step is
-# up to 1/ε too large. Random factors ξᵢ estimate the size of the terms without the
+# up to 1/ε too large (ε is the constant in the denominator). To find such gradients,
+# compare g with the size of its terms. Random factors ξᵢ estimate this size without the
 # gradient of any single example:
 #
 #     Σᵢ (κᵢ∇ℓᵢ)² ≈ (Σᵢ ξᵢκᵢ∇ℓᵢ)²,        ξᵢ ~ N(0, 1)

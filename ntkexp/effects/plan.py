@@ -1,5 +1,5 @@
-"""The memory of a sweep for leave-out effects, and caveats: reasons why effects may not
-predict removals."""
+"""The memory of a sweep for leave-out effects, and caveats: reasons why leave-out effects
+may not predict the result of retraining without an example."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ END_GRADIENTS = 1
 # number of vectors of the weights' size for each output, in the backward pass of one
 # step: p̂, S⊙a and Hγ of `effects.sweep`, and a temporary one
 PASS_VECTORS = 4
-# number of tapes in this pass: values, tangents, and the gradients of both
+# number of tapes (recorded forward passes) in this pass: values, tangents, and the
+# gradients of both
 PASS_TAPES = 6
-# number of elements of the adjoints γ of all outputs in this pass; so few stay in the
-# CPU cache
+# largest number of elements of the adjoints in one pass, so that they stay in the CPU
+# cache
 SWEEP_CACHE_NUMBERS = 2**20
 
 
@@ -56,8 +57,8 @@ class SweepMemory:
 
     @property
     def least_pass(self) -> float:
-        """Bytes of the backward pass of one step for one output, or of the gradients of
-        single rows if these are larger."""
+        """The larger of two sizes in bytes: of the backward pass of one step for one
+        output, and of the gradients of single rows."""
         return max(
             self.per_pass,
             PASS_TAPES * self.single_rows * self.parameters * self.number_bytes,
@@ -87,7 +88,8 @@ class SweepMemory:
         )
 
     def retraining_remark(self, *, has_sweep: bool = True) -> str:
-        """A message: effects are measured by retraining instead of a backward pass.
+        """Return the message that leave-out effects are measured by retraining instead
+        of a sweep.
 
         `has_sweep` is False if no backward pass is possible, because the derivative of
         the optimizer is unknown."""
@@ -104,28 +106,28 @@ class SweepMemory:
 
 # --- Caveats.
 #
-# The derivative is exact. But in two cases, it does not predict a removal. First,
-# training may be chaotic. Then the adjoint a_s of the weights grows from the last step
-# T to earlier steps, and max_s ‖a_s‖/‖a_T‖ is large. Second, gradients may jump, for
-# example at the kinks of ReLU. Then the first and the second half of a removal cause
-# different changes:
+# A sweep linearises training. In two cases, the result does not predict what retraining
+# without an example gives. First, training may be chaotic. Then the adjoint a_s of the
+# weights at step s grows from the last step T to earlier steps, and max_s ‖a_s‖/‖a_T‖
+# is large. Second, gradients may jump, for example at the kinks of ReLU. Then two halves
+# of a removal cause different changes. To measure this, give a random twentieth of the
+# examples the weight w, and let F(w) be the outputs after training:
 #
-#     agreement = cos(F(½) − F(1), F(0) − F(½)),
-#     F(w) = the outputs after training with the weight w for a random twentieth of the examples
+#     agreement = cos(F(½) − F(1), F(0) − F(½))
 
 
-# in 12 runs, max_s ‖a_s‖/‖a_T‖ was above this if derivatives were useless, and below 3
-# otherwise
+# Training counts as chaotic if max_s ‖a_s‖/‖a_T‖ is above this. In 12 runs, it was above
+# this if effects were useless, and below 3 otherwise.
 CHAOTIC_GROWTH = 1e3
-# in 12 runs, effects predicted removals if the agreement was above 0.86, and failed if
-# it was below 0.73
+# the smallest agreement at which effects are trusted. In 12 runs, effects predicted
+# removals if the agreement was above 0.86, and failed if it was below 0.73.
 MIN_AGREEMENT = 0.8
 SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the gradient
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caveats:
-    """The facts that decide whether effects predict removals."""
+    """The measurements from which the caveats follow."""
 
     # growth of the adjoint a of the weights towards earlier steps: max_s ‖a_s‖/‖a_T‖
     growth: float

@@ -1,20 +1,21 @@
-"""The sweep: a backward pass through training
-that computes the leave-out effect of each example.
+"""The sweep: a backward pass through training that computes the leave-out effect of each
+example.
 
-The sweep goes from the last step to the first, with an adjoint for each output. At each
-step, let g = Σ κⱼ∇ℓⱼ be the gradient of the batch B, where κⱼ is the share of example j
-in the loss, and let γ be the adjoint of g. Example i has the weight wᵢ, which is 1 in
-training and 0 if i is left out. If wᵢ changes, so does γ·g. There are two conventions
-for the shares of the other examples:
+The sweep goes from the last step to the first. For each output F after training, it
+computes the adjoint γ = ∂F/∂g of the gradient g of every step. At a step with batch B,
+g = Σ κⱼ∇ℓⱼ, where ℓⱼ is the loss of example j and κⱼ its share in the loss of the step.
+Give example i a weight wᵢ, which is 1 in training and 0 if i is left out. If wᵢ changes,
+then g changes, and F changes by about the change of γ·g. There are two conventions for
+the shares of the other examples:
 
     fixed           κⱼ(w) = κⱼwⱼ                   The others keep their shares:
                                                    ∂(γ·g)/∂wᵢ = κᵢ γ·∇ℓᵢ
     renormalised    κⱼ(w) = κⱼwⱼ Σκm/Σκmw          The mean is over the other examples only:
                                                    ∂(γ·g)/∂wᵢ = κᵢ (γ·∇ℓᵢ − mᵢ Σκⱼγ·∇ℓⱼ/Σκm)
 
-where mᵢ is the count of an example in the mean: 1, its class weight, or its number of tokens. If
-example i is left out of a renormalised mean, the change of γ·g is known exactly, not only to first
-order:
+Here mᵢ is the count of an example in the mean: 1, its class weight, or its number of tokens. If
+example i is left out of a renormalised mean, the gradient is g⁻ⁱ. The change of γ·g is then known
+exactly, not only to first order in wᵢ:
 
     γ·g⁻ⁱ − γ·g = −∂(γ·g)/∂wᵢ · 1/(1 − κᵢmᵢ/Σκm)
                 = −∂(γ·g)/∂wᵢ · |B|/(|B| − 1)      if all m are equal
@@ -63,13 +64,16 @@ from ntkexp.optimizer.base import GUARD
 #
 #     a = ∂F/∂θ      −b = ∂F/∂m      d = ∂F/∂u      e = ∂F/∂t        one row for each output F
 #
-# `effects.trajectory` defines the step and its symbols. This is the backward pass of a
-# step, with r = m/n. Primes denote values before the step, and 1[u > t′] is 1 where u
-# exceeds AMSGrad's running maximum, else 0:
+# `effects.trajectory` defines the step and its symbols. Below is the backward pass of a
+# step. It ends with p̂ = ∂F/∂p, the adjoint of the update's input p. Here r = m/n, primes
+# denote values before the step, and 1[u > t′] is 1 where u exceeds AMSGrad's running
+# maximum, else 0:
 #
 #     b ← b + S⊙a
-#     t ∋ n:   e ← e + S⊙a⊙r/ρ          AMSGrad   d ← d + 1[u > t′] e,  e ← 1[u ≤ t′] e
-#                                       Adam      d ← d + e,  e ← 0
+#     if the step has a denominator n = t/ρ + ε:
+#         e ← e + S⊙a⊙r/ρ
+#         AMSGrad   d ← d + 1[u > t′] e,  e ← 1[u ≤ t′] e
+#         Adam      d ← d + e,            e ← 0
 #     p̂ = −αb − N⊙a + (1 − β₂)(p/u) d
 #     b ← βb,   d ← β₂(u′/u) d,   a ← (1 − d)a + λp̂
 
@@ -88,10 +92,10 @@ class StateAdjoint:
     def pull_back(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
     ) -> Float[Tensor, "vector weight"]:
-        """Pull the adjoints back through one step.
-        Return the adjoint p̂ of the clipped gradient.
+        """Pull the adjoints back through one step: on entry, they belong to the state
+        after the step, and on return to the state before it.
 
-        `gradient` is the clipped gradient of the step.
+        `gradient` is the clipped gradient of the step. Return its adjoint, p̂.
         """
         adjoint = torch.zeros_like(self.weights)
         for update in step.updates:
@@ -142,11 +146,8 @@ class StateAdjoint:
         scaled_adjoint: Float[Tensor, "vector part"],
         p: Float[Tensor, " part"],
     ) -> Float[Tensor, "vector part"]:
-        """Pull the adjoints back through a denominator. Return the resulting term of
-        the adjoint p̂ of the update's input.
-
-        `scaled_adjoint` is S⊙a, the factor S of the step times the
-        adjoint a of the weights."""
+        """Pull the adjoints back through the denominator n of a step. Return the
+        resulting term of p̂. `scaled_adjoint` is S⊙a."""
         if self.latest is None:
             self.latest = torch.zeros_like(self.weights)
         latest = self.latest[:, weight_slice]
@@ -170,8 +171,7 @@ class StateAdjoint:
             adjoint_of_t = largest * max_slope
             largest *= 1 - max_slope
 
-        # d is the adjoint of u, with u² = β₂u′² + (1 − β₂)p² and u′ from the previous step:
-        # p̂ += (1 − β₂)(p/u) d,  then d ← β₂(u′/u) d for the previous step
+        # from u² = β₂u′² + (1 − β₂)p²:  p̂ += (1 − β₂)(p/u) d,  d ← β₂(u′/u) d
         latest += adjoint_of_t
         inverse = torch.where(u > 0, 1 / torch.where(u > 0, u, 1.0), 0.0)
         adjoint = latest * ((1 - denominator.beta2) * p * inverse)
@@ -201,8 +201,8 @@ MeanName: TypeAlias = Literal["renormalised", "fixed"]
 
 
 class AbstractMean(ABC):
-    """The convention for the other examples' shares κ in the loss, if the weight of one
-    example changes."""
+    """A convention for the shares κ of all other examples in the loss of a batch, if
+    the weight of one example changes."""
 
     @abstractmethod
     def shares(
@@ -214,15 +214,14 @@ class AbstractMean(ABC):
     def slopes(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
     ) -> Float[Tensor, "vector row"]:
-        """Return ∂(γ·g)/∂wᵢ for each row of a batch. `along` is γ·∇ℓᵢ."""
+        """Return ∂(γ·g)/∂wᵢ for each row of a batch. `along` holds γ·∇ℓᵢ."""
 
     @abstractmethod
     def removals(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
     ) -> Float[Tensor, "vector row"]:
-        """For each row of a batch, return the change of γ·g if the example of this row
-        is left out, where g is the gradient of the step. `along` holds γ·∇ℓᵢ, with the
-        vectors γ as its first axis.
+        """Return γ·g⁻ⁱ − γ·g, the change of γ·g if example i is left out, for each row
+        of a batch. `along` holds γ·∇ℓᵢ.
 
         If an example has several rows, its change is the sum over these rows.
         """
@@ -300,8 +299,8 @@ class RenormalisedMean(AbstractMean):
 
 @dataclass(frozen=True)
 class Infinitesimal(AbstractMean):
-    """The same convention, with derivatives with respect to an example's weight instead
-    of finite removals."""
+    """The convention `mean`, but with the derivative by the weight of an example
+    instead of its removal."""
 
     mean: AbstractMean
 
@@ -328,9 +327,8 @@ MEANS: dict[MeanName, AbstractMean] = {
 
 
 def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
-    """Return the convention with the name `mean`, for the case that an example is left
-    out. If `effects` is "derivative", it
-    gives derivatives instead of finite removals."""
+    """Return the convention with the name `mean`. If `effects` is "derivative", it uses
+    derivatives instead of removals."""
     return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
 
 
@@ -339,21 +337,21 @@ def kind_of(effects: Effects) -> str:
     return "removal" if isinstance(effects, bool) else effects
 
 
-# --- One-step removal: each step is repeated exactly without each of its examples, and
-# only the later steps are linearised.
+# --- One-step removal: repeat each step exactly without each of its examples, and
+# linearise only the later steps.
 #
-#     effect of i = Σ_s a·(θ⁻ⁱ − θ) − b·(m⁻ⁱ − m) + d·(u⁻ⁱ − u) + e·(t⁻ⁱ − t)    if i ∈ batch s
+#     effect of i = Σ_s a·(θ⁻ⁱ − θ) − b·(m⁻ⁱ − m) + d·(u⁻ⁱ − u) + e·(t⁻ⁱ − t)
 #
-# Here θ⁻ⁱ, m⁻ⁱ, … are the values after the step without example i. (The derivative uses
-# slopes instead of these differences.) One-step removal includes the nonlinear response
-# of an optimizer such as Adam to the finite change of the gradient. It needs the
-# gradient of every single example.
+# The sum is over the steps s whose batch contains i. θ⁻ⁱ, m⁻ⁱ, … are the values after
+# the step without example i. One-step removal includes the nonlinear response of an
+# optimizer such as Adam to the finite change of the gradient. It needs the gradient of
+# every single example.
 
 
 @dataclass(frozen=True)
 class Change:
-    """The changes of weights and optimizer state
-    if an update is repeated without each example."""
+    """The changes of weights and optimizer state by one update, if the step is repeated
+    without an example. There is one row for each example of the step."""
 
     examples: Int[Tensor, " left"]
     weight_slice: slice
@@ -364,8 +362,8 @@ class Change:
     largest: Float[Tensor, "left part"] | None
 
     def effect(self, adjoint: StateAdjoint) -> Float[Tensor, "vector left"]:
-        """Return the response of each output. `adjoint` is the adjoint of the state
-        after the step."""
+        """Return the effect of each example on each output. `adjoint` belongs to the
+        state after the step."""
         effect = adjoint.weights[:, self.weight_slice] @ self.weights.T
         pairs = (
             (adjoint.memory, self.memory),
@@ -381,8 +379,7 @@ class Change:
 def changes_without(
     step: TrainedStep, gradient: Float[Tensor, " weight"], mean: AbstractMean
 ) -> list[Change]:
-    """Return the changes of each update if the step is repeated without each
-    of its examples.
+    """Repeat a step without each of its examples. Return the changes by each update.
 
     `gradient` is the gradient of the step before clipping.
     """
@@ -476,17 +473,16 @@ def change_of(
 #
 #     p̂_s, a ← the backward pass of the update (`StateAdjoint.pull_back`)
 #     γ_s    ← the backward pass of clipping, applied to p̂_s
-#     a_s    ← a + H_s γ_s
+#     a_s    ← a + H_s γ_s,   with the Hessian H_s = ∂g_s/∂θ of the batch's loss
 #
-# Then ∂F/∂wᵢ = Σ_s γ_s·∂g_s/∂wᵢ, and the leave-out effect
-# of i is Σ_s γ_s·(g_s⁻ⁱ − g_s).
+# Then the derivative of F by the weight of example i is ∂F/∂wᵢ = Σ_s γ_s·∂g_s/∂wᵢ, and
+# the leave-out effect of i is Σ_s γ_s·(g_s⁻ⁱ − g_s).
 #
-# ∂F/∂wᵢ is the derivative of F(θ_T) with respect to the weight of an example. It passes
-# through all of training: gradients, the optimizer's state, its denominators, clipping
-# and decay (the metagradient of Engstrom et al. 2025). A leave-out effect uses the
-# finite change of each batch mean without the example, and linearises everything after
-# this change. If `one_step` is set, the optimizer's step is also repeated without the
-# example.
+# The derivative passes through all of training: gradients, the optimizer's state, its
+# denominators, clipping and decay (the metagradient of Engstrom et al. 2025). A
+# leave-out effect uses the exact change of each batch's gradient without the example,
+# and linearises everything after this change. If `one_step` is set, the optimizer's step
+# is also repeated without the example.
 
 
 @dataclass(kw_only=True)
@@ -517,7 +513,7 @@ class AdjointSweep:
 
     def pull_back(self, index: int) -> None:
         """Pull all adjoints back through one step, and add to the effects."""
-        # g and its graph, and the gradient c g that the optimizer used
+        # g with its autograd graph, and the clipped gradient c g
         step = self.trajectory.step(index)
         recorded = recorded_gradient(step.batches, step.weights)
         gradient = recorded.gradient
@@ -558,11 +554,10 @@ class AdjointSweep:
     def credit(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
     ) -> Float[Tensor, " weight"] | None:
-        """Return the credit of a step's gradient, if the step divides by past
-        gradients, else None.
+        """Return the credit of a step's gradient: 0 for an element that is only
+        rounding error, else 1. Return None if it is 1 everywhere.
 
-        The credit of an element is 0 if its gradient is only rounding error, else 1.
-        Return None also if the credit is 1 everywhere."""
+        Rounding errors matter only if the step divides by past gradients."""
         divides = any(update.denominator is not None for update in step.updates)
         if not divides or not step.batches:
             return None
@@ -651,8 +646,7 @@ class ChunkedSweep:
     kind: Effects
     mean: MeanName
     effects: Float[Tensor, "point out example"]
-    # ‖a_s‖ for each s, the norm of the adjoint of the weights, summed over the outputs
-    # of the completed chunks
+    # for s = T, T − 1, …: ‖a_s‖, summed over the outputs of the completed chunks
     norms: Float[Tensor, " moment"] | None = None
     done: int = 0  # number of completed chunks
     sweep: AdjointSweep | None = None  # the sweep of the current chunk

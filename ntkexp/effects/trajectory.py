@@ -1,5 +1,5 @@
-"""The interface through which backward passes read a recorded training run. Also the
-conversion of named weights to one vector."""
+"""The interface through which the sweep for leave-out effects reads a recorded training
+run, and the conversion of named weights to one vector."""
 
 from __future__ import annotations
 
@@ -83,20 +83,22 @@ def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
 # one step is:
 #
 #     g = Σ κᵢ ∇ℓᵢ(θ)        p = c g + λθ,  c = min(1, clip_norm/(‖g‖ + 1e-6))
-#     m ← βm + αp            θ ← (1 − d)θ − S ⊙ m − N ⊙ p
+#     m ← βm + α ⊙ p         θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# Each coefficient is a number or a vector, as in `optimizer.base`. κᵢ is the share of
-# example i in the loss, and λ is the L2 decay. If the optimizer divides by past
-# gradients, as Adam does, then S = σ/n (for RMSprop, ρ = 1 and m = p):
+# `LinearStep` defines the coefficients. κᵢ is the share of example i in the loss ℓ. If
+# the optimizer divides by past gradients, as Adam does, then S = σ/n for a number σ.
+# The denominator n = √v/ρ + ε (see `DenominatorFormula`) is written in terms of u = √v:
 #
-#     n = t/ρ + ε,   u² ← β₂u² + (1 − β₂)p²,   t = u, or the largest u so far (AMSGrad)
+#     u² ← β₂u² + (1 − β₂)p²        t = u, or the largest u so far (AMSGrad)
+#     n = t/ρ + ε                   ρ = 1 for RMSprop, which has m = p
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakenBatch:
-    """The batch of one loss term, such as one mean over examples.
+    """One term of the loss of a step, such as one mean over a batch of examples.
 
-    A step may have several batches. An example may have several rows.
+    A step may have several such terms. A row is one loss ℓᵢ. An example may have several
+    rows.
     """
 
     examples: Int[Tensor, " row"]  # the index of the example of each row
@@ -104,7 +106,7 @@ class TakenBatch:
     shares: Float[Tensor, " row"]
     # θ ↦ ℓᵢ(θ), which must be twice differentiable
     losses: Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]
-    # True for a mean: without an example, the shares of the others grow
+    # True for a mean, in which the shares of all other examples grow if one is left out
     is_mean: bool = True
     # κ/w, the shares divided by the weights w of the examples; None means w = 1
     per_weight: Float[Tensor, " row"] | None = None
@@ -134,8 +136,8 @@ class TakenBatch:
 @dataclass(frozen=True, kw_only=True)
 class Denominator:
     """The denominator n = t/ρ + ε of an update, and the optimizer state before and
-    after the step. u² is the second moment of the gradients, and t
-    is u or its running maximum."""
+    after the step. u² is the mean of squared gradients. t is u, or the largest u so far
+    (AMSGrad)."""
 
     beta2: float  # β₂, the decay rate of u²
     bias_correction: float  # ρ = √(1 − β₂ˢ⁺¹)
@@ -164,8 +166,8 @@ class Denominator:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """The optimizer's linear step for the weights in the slice `weight_slice`. If its
-    factor is S = σ/n, also the denominator n."""
+    """The optimizer's linear step for the weights in the slice `weight_slice`, and the
+    denominator n if the optimizer divides by past gradients."""
 
     weight_slice: slice
     linear: LinearStep

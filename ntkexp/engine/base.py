@@ -143,7 +143,7 @@ class AbstractEngine(ABC):
 
     @abstractmethod
     def open(self, report_event: ReportEvent) -> AbstractWorkers:
-        """Open the workers. If they can report progress, they call `report_event`."""
+        """Open the workers. They call `report_event` if they can report progress."""
 
     def limit_threads(self) -> None:  # noqa: B027  remote workers leave this process its threads
         """Limit the threads of this process and its workers to their share
@@ -222,8 +222,8 @@ def reason_of_loss(event: Event, place: Path) -> str:
 
 
 SAFE_PATH = "PYTHONSAFEPATH"
-"""An environment variable. If set, Python does not import modules
-from the working folder.
+"""The environment variable that stops Python from importing modules from the working
+folder.
 
 Without it, a file `struct.py` in the working folder would replace Python's own module.
 """

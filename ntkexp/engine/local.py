@@ -79,7 +79,8 @@ class LocalWorkers(AbstractWorkers):
         self.listeners = ThreadPoolExecutor(count)
         self.running: set[BaseProcess] = set()
         self.futures: list[Future[Ended]] = []
-        # multiprocessing checks all child processes when it starts a new one
+        # held while a process starts or is joined: multiprocessing checks all child
+        # processes then, which must not happen in two threads at once
         self.lock = threading.Lock()
 
     def submit(self, task: Task) -> Future[Ended]:

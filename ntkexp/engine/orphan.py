@@ -1,8 +1,10 @@
-"""End a fork server whose command dies while the server is importing modules.
+"""End a fork server if the command that started it dies while the server is importing
+modules.
 
-A fork server imports this module first. Without it, the server would notice the death
-of its command only after the import of torch, seconds later. The check uses a timer
-signal and not a thread, because a process with threads must not fork."""
+The fork server (see `local`) starts the processes of tasks. It imports this module
+first. Without it, the server would notice the death of the command only after the import
+of torch, seconds later. The check uses a timer signal and not a thread, because a process
+with threads must not fork."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ evaluation mode. Under autocast, (a) holds under the same casts, and (c) without
 A *query* is an input whose outputs are attributed. *Casts* are autocast, or frozen
 weights of lower precision than the trained weights. The *circumstances* of a call are
 the modes of its layers, the states of random number generators, autocast, and the
-allowed kernels. A *signature* is a random projection of a tensor, which is stored and
-compared instead of the tensor.
+allowed kernels. A *signature* is a random projection of a gradient or a weight. A
+*fingerprint* is a random projection of the outputs of a call. Both are stored and
+compared instead of the tensors.
 
 Each module imports only from the modules listed before it:
 
@@ -43,7 +44,7 @@ Each module imports only from the modules listed before it:
     positions            contributions split by the positions of a text
     user_loss            the user's loss, and weights of examples when the loop runs again
     measure              the user's measure of outputs at the queries
-    signatures           random projections of outputs, which show if a replay repeats the loop
+    fingerprints         random projections of outputs, which show if a replay repeats the loop
     model_function       the model as a function of its weights, for queries and for each call
     example_gradients    per-example gradients Jᵀℓ′ of a call
     arguments, outside   checks of arguments; changes that no step made

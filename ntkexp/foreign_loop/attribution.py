@@ -31,9 +31,9 @@ from ntkexp.foreign_loop.batch_norm import numbers_of
 from ntkexp.foreign_loop.call import ModelCall, facts_of, weights_of_calls
 from ntkexp.foreign_loop.clipping import ASK_SAME_LOSSES, Factors, bound_of, multiple
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
+from ntkexp.foreign_loop.fingerprints import CHANGED, Replayed
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs, StepSummands
-from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.value_clipping import GradientFactors, gradient_factors
 from ntkexp.kernel import Jacobian, Reader, Tape
@@ -119,8 +119,9 @@ class LoopBackward:
         secant, jumped = self.secants(step, ends)
         secant = secant.with_sums_over_uses(step.start, PIECE_BYTES)
 
-        # adjoints U ← S ⊙ J̄ + β U and V = α U + N ⊙ J̄, with the symbols of `rule.py`,
-        # and the inner products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩ and −⟨V, e⟩
+        # adjoints U_s = S_s ⊙ J̄ + β_{s+1} U_{s+1} and V_s = α_s U_s + N_s ⊙ J̄, with
+        # the symbols of `LinearStep`, and the inner products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩
+        # and −⟨V, e⟩
         right = StepRows(step, calls, self.calls.buffer_bytes)
         back = BackwardStep(
             start=step.start,

@@ -315,7 +315,7 @@ class SeveralOutputs:
 
     followed: str  # the name of the followed output, if the call returned it
     shapes: dict[str, tuple[int, ...]]
-    signatures: dict[str, Float[Tensor, "example row"]]
+    fingerprints: dict[str, Float[Tensor, "example row"]]
     gradients: dict[str, Float[Tensor, "example number"]] = field(default_factory=dict)
     # True if a gradient reached a tensor without a row for each example
     has_inner_loss: bool = False
@@ -347,7 +347,7 @@ class ModelCall:
     backward: int = -1  # the id of the latest backward pass that reached the outputs
     # number of backward passes so far, also those whose gradient was dropped
     passes: int = 0
-    # signature (random projection) of f
+    # fingerprint (random projection) of f
     signed: Float[Tensor, "example row"] | None = None
     shape: tuple[int, ...] = ()  # shape of the followed output
     # BatchNorm's running statistics, before and after the call
@@ -428,7 +428,7 @@ class ModelCall:
         names = [name for name in several.shapes if name in several.gradients]
         call.joined = {name: several.shapes[name] for name in names}
         call.gradient = torch.cat([several.gradients[name] for name in names], 1)
-        call.signed = torch.cat([several.signatures[name] for name in names], 1)
+        call.signed = torch.cat([several.fingerprints[name] for name in names], 1)
         return call
 
 

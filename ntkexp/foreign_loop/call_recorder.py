@@ -3,7 +3,7 @@ its circumstances (see `call`).
 
     begin     the circumstances of the call: the states of random number generators, autocast
     layer     autocast, if the model enters it
-    end       a copy of the inputs, the index of the step, a signature (random projection) of the
+    end       a copy of the inputs, the index of the step, a fingerprint (random projection) of the
               outputs, and the weights if the loop has moved them since the latest step, as SAM does
 
 `losses` records a call of the user's function of `trace.losses` in the same way.
@@ -39,11 +39,11 @@ from ntkexp.foreign_loop.example_losses import (
     refuse_other_losses,
 )
 from ntkexp.foreign_loop.example_names import Ids, names_of
+from ntkexp.foreign_loop.fingerprints import fingerprint
 from ntkexp.foreign_loop.hooks import listen
 from ntkexp.foreign_loop.model_function import shortest
 from ntkexp.foreign_loop.pending_calls import PendingCalls
 from ntkexp.foreign_loop.running_loop import RunningLoop
-from ntkexp.foreign_loop.signatures import signature
 from ntkexp.foreign_loop.step_log import StepLog
 from ntkexp.foreign_loop.store.shards import current_processes
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors
@@ -149,7 +149,7 @@ class CallRecorder:
             inputs=inputs,
             how=self.circumstances(LayerModes.of(layers)),
             given_names=names_of(inputs, self.ids),
-            signed=signature(output),
+            signed=fingerprint(output),
             shape=tuple(output.shape),
             statistics=statistics,
             weights=weights,
@@ -214,7 +214,7 @@ class CallRecorder:
                 inputs=inputs,
                 how=self.circumstances(modes),
                 given_names=names_of(inputs, self.ids, len(losses)),
-                signed=signature(losses),
+                signed=fingerprint(losses),
                 shape=tuple(losses.shape),
                 losses=function,
                 weights=weights,
@@ -252,15 +252,15 @@ class CallRecorder:
         if list(with_rows) == [followed]:
             return {}
 
-        signatures = {
-            name: signature(tensor)
+        fingerprints = {
+            name: fingerprint(tensor)
             for name, tensor in with_rows.items()
             if name != followed
         }
         if followed in with_rows and call.signed is not None:
-            signatures[followed] = call.signed
+            fingerprints[followed] = call.signed
         shapes = {name: tuple(tensor.shape) for name, tensor in with_rows.items()}
-        call.several = SeveralOutputs(followed, shapes, signatures)
+        call.several = SeveralOutputs(followed, shapes, fingerprints)
         aliases = {name: tensor.view_as(tensor) for name, tensor in with_rows.items()}
         for name, alias in aliases.items():
             listen(

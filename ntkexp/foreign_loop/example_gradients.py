@@ -23,9 +23,9 @@ from ntkexp.foreign_loop.batch_gradients import (
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, numbers_of
 from ntkexp.foreign_loop.call import LayerModes, ModelCall
 from ntkexp.foreign_loop.example_losses import part_of_batch
+from ntkexp.foreign_loop.fingerprints import Replayed
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.positions import PositionGradients, Positions
-from ntkexp.foreign_loop.signatures import Replayed
 from ntkexp.kernel import Jacobian, ProgramCache, Reader, Tape
 from ntkexp.model.functional import Output, as_rows
 from ntkexp.shapes import Function, Weights
@@ -173,7 +173,7 @@ def replayed_call(
     call: ModelCall, function: Function, weights: Weights, outputs: Tensor
 ) -> Replayed:
     """Return the outputs of a replayed call,
-    to be compared with the recorded signature."""
+    to be compared with the recorded fingerprint."""
     joined = tuple(call.joined.values())
     return Replayed(function, weights, call.inputs, outputs, joined=joined)
 

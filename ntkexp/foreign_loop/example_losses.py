@@ -8,7 +8,7 @@ examples of the batch. The gradient of example i is term i of this sum, through 
 whole batch.
 
 A call of the function is recorded like a call of the model: the batch, the random
-states, ∂L/∂ℓ and a signature (random projection) of ℓ. Calls of the model inside the
+states, ∂L/∂ℓ and a fingerprint (random projection) of ℓ. Calls of the model inside the
 function are not recorded."""
 
 from __future__ import annotations

@@ -309,7 +309,7 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
 
 
 def write_outputs_at_ends(trace: Trace) -> None:
-    """Write the signatures of the outputs at both ends to the trace's folder,
+    """Write the fingerprints of the outputs at both ends to the trace's folder,
     if it has one."""
     if trace.folder is not None:
         files = TraceFolder(trace.folder)

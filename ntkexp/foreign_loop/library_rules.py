@@ -45,7 +45,7 @@ class LionRule(AbstractLibraryRule):
     """
 
     class_names = ("Lion",)
-    remembers = "exp_avg"
+    momentum_key = "exp_avg"
 
     def downwards(
         self,
@@ -65,7 +65,7 @@ class LionRule(AbstractLibraryRule):
         gradient = (
             -step_input.gradient if group.get("maximize") else step_input.gradient
         )
-        c = of_momentum * state[self.remembers] + of_gradient * gradient
+        c = of_momentum * state[self.momentum_key] + of_gradient * gradient
         denominator, residual = sign_denominator(c, float(group["lr"]))
         if group.get("caution"):
             mask = caution(c, gradient)
@@ -89,7 +89,7 @@ class SignSGDRule(AbstractLibraryRule):
     """
 
     class_names = ("SignSGD", "SignSgd", "Signum")
-    remembers = "momentum_buffer"
+    momentum_key = "momentum_buffer"
 
     def downwards(
         self,
@@ -99,7 +99,7 @@ class SignSGDRule(AbstractLibraryRule):
         buffer: Tensor | None,
     ) -> LinearStep:
         momentum = float(group.get("momentum", 0.0))
-        direction = state[self.remembers] if momentum else step_input.gradient
+        direction = state[self.momentum_key] if momentum else step_input.gradient
         denominator, residual = sign_denominator(direction, float(group["lr"]))
         return LinearStep(
             momentum_scale=1.0,
@@ -154,7 +154,7 @@ class LAMBRule(AbstractLibraryRule):
     """LAMB as in timm: Adam's update u, times the trust ratio r = ‖θ‖/‖u‖
     of the parameter.
 
-        u = (m/(1 − β₁ᵗ)) / n + λθ,   n = √(v/(1 − β₂ᵗ)) + ε
+        u = (m/(1 − β₁ᵗ)) / n + λθ,   n = √v/ρ + ε,   ρ = √(1 − β₂ᵗ)
         S = rη/(1 − β₁ᵗ)/n,   d = rηλ,   β = β₁,   α = (1 − β₁)/k
 
     k = max(1, ‖g‖/`max_grad_norm`) clips the gradients of all parameters together. With
@@ -163,7 +163,7 @@ class LAMBRule(AbstractLibraryRule):
     constants that multiply the gradients of all examples, as in Adafactor."""
 
     class_names = ("Lamb",)
-    remembers = "exp_avg"
+    momentum_key = "exp_avg"
     reads_norm = True
     changes_settings = True
 
@@ -189,9 +189,9 @@ class LAMBRule(AbstractLibraryRule):
         denominator *= unbiased_first
         if group["caution"]:
             denominator = denominator / caution(
-                state[self.remembers], step_input.gradient
+                state[self.momentum_key], step_input.gradient
             )
-        update = state[self.remembers] / denominator
+        update = state[self.momentum_key] / denominator
         weight = step_input.weight
         decoupled_decay = 0.0
         if group["decoupled_decay"]:
@@ -266,12 +266,12 @@ class LARSRule(AbstractLibraryRule):
             momentum_scale = rate * momentum
             gradient_scale = rate * ratio
         gain = ratio
-        if step_input.times:
+        if step_input.earlier_steps:
             gain = ratio * (1 - float(group.get("dampening", 0.0)))
         return LinearStep(
             momentum_scale=momentum_scale,
             gradient_scale=gradient_scale,
-            momentum_decay=momentum if step_input.times else 0.0,
+            momentum_decay=momentum if step_input.earlier_steps else 0.0,
             momentum_gain=gain,
             l2=l2,
         )
@@ -318,7 +318,7 @@ class ScheduleFreeRule(AbstractLibraryRule):
         y ← (1 − c)y + cz + η(β(1 − c) − 1)u,   z ← z − ηu,   u = (g + λny)/n
 
     η is the rate after warmup, and c is the weight of this step in the average. n = 1
-    for SGD, and n = √(v/(1 − β₂ᵗ)) + ε for AdamW. Let m = y − z, which is 0 before the
+    for SGD, and n = √v/ρ + ε with ρ = √(1 − β₂ᵗ) for AdamW. Let m = y − z, which is 0 before the
     first step. In terms of y and m,
 
         m ← (1 − c)m + (1 − c)βη/n p,   y ← y − c/(1 − c) m − η(1 − β)/n p,   p = g + λny
@@ -327,7 +327,7 @@ class ScheduleFreeRule(AbstractLibraryRule):
     to the average x of z."""
 
     class_names = ("SGDScheduleFree", "AdamWScheduleFree")
-    remembers = "z"
+    momentum_key = "z"
     changes_settings = True
     overwrites_gradient = True
     swaps_weights = True

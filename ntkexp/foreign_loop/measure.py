@@ -396,7 +396,7 @@ def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str,
 
 
 # --- The identity of a measure. A trace continues only with a measure of the same name,
-# code and constants. Also, `signatures.OutputsAtEnds` compares the values of the
+# code and constants. Also, `fingerprints.OutputsAtEnds` compares the values of the
 # measure for the replayed model with those for the user's model.
 
 

@@ -35,8 +35,8 @@ from ntkexp.foreign_loop.call import (
     without_kernels,
 )
 from ntkexp.foreign_loop.example_losses import LossFunction, fresh, losses_function
+from ntkexp.foreign_loop.fingerprints import NOISE_REPEATS, fingerprint, with_noise
 from ntkexp.foreign_loop.measure import MeasuredQueries
-from ntkexp.foreign_loop.signatures import NOISE_REPEATS, signature, with_noise
 from ntkexp.kernel import Reader, Tape, plain_kernels
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.independence import refuse_dependence
@@ -472,8 +472,8 @@ def evaluate_at_queries(
     queries: Inputs,
     measured: MeasuredQueries | None = None,
 ) -> Tensor | None:
-    """Return the signature of the outputs of the user's model at the queries, in
-    evaluation mode. With a measure, return the signature of its values.
+    """Return the fingerprint of the outputs of the user's model at the queries, in
+    evaluation mode. With a measure, return the fingerprint of its values.
 
     The model and the random states stay unchanged. If frozen weights are in half
     precision, try the model without autocast and then with it. If the model raises an
@@ -501,10 +501,10 @@ def evaluate_at_queries(
                 ):
                     args, kwargs = arguments(some)
                     outputs = choose_output(model(*args, **kwargs), output)
-                    parts.append(signature(outputs) if measured is None else outputs)
+                    parts.append(fingerprint(outputs) if measured is None else outputs)
             if measured is None:
                 return torch.cat(parts)
-            return signature(measured.values(torch.cat(parts), queries))
+            return fingerprint(measured.values(torch.cat(parts), queries))
         except Exception as error:  # any error of the user's model
             if casts is contexts[-1]:
                 LOG.warning(

@@ -24,13 +24,11 @@ from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import LinearStep
 from ntkexp.stream import stream
 
-# --- The linear step of a parameter θ, in the notation of `optimizer.base.LinearStep`:
+# --- The linear step of a parameter θ (`optimizer.base.LinearStep` defines the symbols):
 #
-#     p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
+#     p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p) − r
 #
-# g is the gradient that the optimizer used. The fields of `LinearStep` are λ: l2, β:
-# momentum_decay, α: momentum_gain, d: decoupled_decay, S: momentum_scale / denominator,
-# N: gradient_scale / denominator. A rule computes these coefficients from the
+# g is the gradient that the optimizer used. A rule computes the coefficients from the
 # optimizer's settings and from its state before and after the step. They may depend on
 # g, as in an optimizer that clips its own update. The step is still linear in the
 # gradients of the examples, because the same S, N and α multiply each of them.
@@ -41,7 +39,7 @@ class StepInput(NamedTuple):
 
     gradient: Tensor  # g
     weight: Tensor  # θ before the step
-    times: int  # number of earlier steps of this parameter
+    earlier_steps: int  # number of earlier steps of this parameter
     # optimizer state before the step; only entries in the rule's `needs`
     state: Mapping[str, Any]
     # norm of the gradients of all parameters of the optimizer; NaN unless the rule has

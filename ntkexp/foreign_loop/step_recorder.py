@@ -5,7 +5,7 @@ and run proof (b).
                 that were moved for a call and back may differ by rounding.)
     `on_end`    reads the gradient g that the optimizer used. From the optimizer's settings and
                 state, it computes the linear step of each parameter:
-                    p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N p
+                    p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 
 The proof of the first step runs directly after it (`first_step`).
 """

@@ -4,10 +4,10 @@ denominator is treated as a constant.
 For example, the linear step of Adam holds the second moment v constant, at its value
 after the step. No example is credited with the change of v.
 
-The docstrings use the symbols of `rule.py`: θ ← (1 − d)θ − S ⊙ m − N ⊙ p, m ← βm + α ⊙
-p and p = g + λθ. Each docstring lists only the coefficients that differ from the
-defaults d = N = λ = β = 0 and α = 1. η is the learning rate,
-and t the number of steps."""
+The docstrings use the symbols of `optimizer.base.LinearStep`: p = g + λθ,
+m ← βm + α ⊙ p and θ ← (1 − d)θ − S ⊙ m − N ⊙ p. S and N include the division by the
+denominator n. Each docstring lists only the coefficients that differ from the defaults
+d = N = λ = β = 0 and α = 1. η is the learning rate, and t the number of steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AbstractTorchRule(AbstractOptimizerRule):
     """Base class for rules of PyTorch's optimizers. With `maximize`,
     the step uses −g and stores −m."""
 
-    remembers: ClassVar[str | None] = None
+    momentum_key: ClassVar[str | None] = None
     """The key of the momentum m in the optimizer state."""
 
     def step(
@@ -57,9 +57,9 @@ class AbstractTorchRule(AbstractOptimizerRule):
         """Return the linear step of an optimizer with `maximize=False`."""
 
     def momentum(self, group: Entries, state: Entries) -> Tensor | None:
-        if self.remembers is None or self.remembers not in state:
+        if self.momentum_key is None or self.momentum_key not in state:
             return None
-        momentum: Tensor | None = state[self.remembers]
+        momentum: Tensor | None = state[self.momentum_key]
         return -momentum if momentum is not None and group.get("maximize") else momentum
 
 
@@ -73,7 +73,7 @@ class SGDRule(AbstractTorchRule):
 
     kinds = (torch.optim.SGD,)
     has_effects = True
-    remembers = "momentum_buffer"
+    momentum_key = "momentum_buffer"
 
     def downwards(
         self,
@@ -89,7 +89,7 @@ class SGDRule(AbstractTorchRule):
             return step
         if group["nesterov"]:
             step = step.changed(momentum_scale=rate * momentum, gradient_scale=rate)
-        if not step_input.times:
+        if not step_input.earlier_steps:
             return step
         return step.changed(
             momentum_decay=momentum, momentum_gain=1 - float(group["dampening"])
@@ -99,15 +99,16 @@ class SGDRule(AbstractTorchRule):
 class AdamRule(AbstractTorchRule):
     """Adam, AdamW and their AMSGrad variants.
 
-    S = η/(1 − β₁ᵗ) · r / (√v + εr),   r = √(1 − β₂ᵗ),   β = β₁,   α = 1 − β₁
+    S = η/(1 − β₁ᵗ) / n,   n = √v/ρ + ε,   ρ = √(1 − β₂ᵗ),   β = β₁,   α = 1 − β₁
 
-    v is the second moment after the step. With AMSGrad, v is its largest value so far.
+    t counts the steps from 1. v is the mean of squared gradients after the step. With
+    AMSGrad, v is its largest value so far. The field `denominator` is ρn = √v + ρε.
     Adam's weight decay is λ. AdamW has λ = 0, and d is η times its weight decay."""
 
     kinds = (torch.optim.Adam, torch.optim.AdamW)
     has_effects = True
     # the entry is missing for a parameter that never had a gradient
-    remembers = "exp_avg"
+    momentum_key = "exp_avg"
 
     def downwards(
         self,
@@ -147,7 +148,7 @@ class RMSpropRule(AbstractTorchRule):
     """
 
     kinds = (torch.optim.RMSprop,)
-    remembers = "momentum_buffer"
+    momentum_key = "momentum_buffer"
 
     def downwards(
         self,
@@ -220,7 +221,7 @@ class AdamaxRule(AbstractTorchRule):
     """Adamax: S = η/(1 − β₁ᵗ) / u,  β = β₁,  α = 1 − β₁, with u the decayed maximum of |p|."""
 
     kinds = (torch.optim.Adamax,)
-    remembers = "exp_avg"
+    momentum_key = "exp_avg"
 
     def downwards(
         self,
@@ -242,14 +243,14 @@ class AdamaxRule(AbstractTorchRule):
 class NAdamRule(AbstractTorchRule):
     """NAdam: Adam with Nesterov momentum.
 
-    n = √(v/(1 − β₂ᵗ)) + ε,   μₜ = β₁(1 − 0.96^(tψ)/2),   Π = μ₁ ⋯ μₜ
+    n = √v/ρ + ε,   ρ = √(1 − β₂ᵗ),   μₜ = β₁(1 − 0.96^(tψ)/2),   Π = μ₁ ⋯ μₜ
     N = η(1 − μₜ)/(1 − Π) / n,   S = ημₜ₊₁/(1 − Πμₜ₊₁) / n,   β = β₁,   α = 1 − β₁
 
     ψ is `momentum_decay`.
     """
 
     kinds = (torch.optim.NAdam,)
-    remembers = "exp_avg"
+    momentum_key = "exp_avg"
 
     def downwards(
         self,
@@ -287,7 +288,7 @@ class RAdamRule(AbstractTorchRule):
     """
 
     kinds = (torch.optim.RAdam,)
-    remembers = "exp_avg"
+    momentum_key = "exp_avg"
 
     def downwards(
         self,
@@ -448,7 +449,7 @@ class MuonRule(AbstractTorchRule):
 
     kinds = (torch.optim.Muon,)
     rounds = True
-    remembers = "momentum_buffer"
+    momentum_key = "momentum_buffer"
 
     def downwards(
         self,

@@ -38,6 +38,7 @@ from ntkexp.foreign_loop.effects import attributes_of, loop_effects, training_of
 from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
 from ntkexp.foreign_loop.example_gradients import CallReaders
 from ntkexp.foreign_loop.example_losses import LossFunction, store_function
+from ntkexp.foreign_loop.fingerprints import OutputsAtEnds, Replayed
 from ntkexp.foreign_loop.gallery import Decode, Gallery, ShownExamples, shown, texts
 from ntkexp.foreign_loop.known_optimizers import named
 from ntkexp.foreign_loop.loop_sums import (
@@ -52,7 +53,6 @@ from ntkexp.foreign_loop.outside import outside_sentence
 from ntkexp.foreign_loop.positions import Positions, positions_of
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.run_folder import write_run
-from ntkexp.foreign_loop.signatures import OutputsAtEnds, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.store.chosen import share_sentence
 from ntkexp.foreign_loop.store.disk import LoopOnDisk
@@ -768,10 +768,10 @@ def example_names_in(files: TraceFolder) -> list[str]:
 
 
 def outputs_at_ends(folder: RunFolder) -> OutputsAtEnds:
-    """Read the signatures of the outputs of the user's model at the start
+    """Read the fingerprints of the outputs of the user's model at the start
     and end of the loop.
 
-    Traces of earlier versions have no such signatures.
+    Traces of earlier versions have no such fingerprints.
     """
     files = TraceFolder(folder)
     if not files.outputs_at_ends.is_file():

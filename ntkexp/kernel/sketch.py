@@ -1,5 +1,5 @@
-"""Sketched kernels: kernels of randomly projected Jacobians, with error bars. Use them
-for Jacobians that would not fit into memory."""
+"""Sketched kernels: kernels of randomly projected Jacobians, with error bars, for
+Jacobians that would not fit into memory."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows
 from ntkexp.kernel.secant.uses import View
 from ntkexp.stream import stream
 
-# A parameter is treated as a matrix: its first axis is the rows, all other axes are the
+# A sketch S maps vectors in the shape of the weights to vectors of k numbers (buckets).
+# It treats a parameter as a matrix: its first axis is the rows, all other axes are the
 # columns. Each row and each column gets a random bucket h from 0 … k − 1 and a random
 # sign σ. Element (i, j) is added to the bucket h_i + h_j mod k with the sign σ_i σ_j:
 #
-#     S[(i, j), r] = σ_i σ_j [h_i + h_j ≡ r mod k],        E SSᵀ = 1
+#     S[(i, j), r] = σ_i σ_j if h_i + h_j ≡ r mod k, else 0
 #
 # Two different elements differ in their row or in their column, and the signs of
-# different rows or columns are independent. So E SSᵀ = 1 holds, and the sketch is
-# unbiased.
+# different rows or columns are independent. So E SSᵀ is the identity, and inner products
+# of sketched vectors are unbiased.
 #
 # Literature: the count sketch (Charikar, Chen & Farach-Colton 2002), and the sketch of
 # a product (Pagh 2013; Pham & Pagh 2013).
@@ -62,9 +63,9 @@ class SketchTable:
         )
 
     def factors(self, view: View) -> tuple[Draw, Draw] | None:
-        """Return the buckets and signs along the two axes of a view. Return None unless
-        one axis of the view runs over rows of the parameter, and the other over
-        columns.
+        """Return the buckets and signs along the two axes of a view of the parameter.
+        Return None unless one axis of the view runs over rows of the parameter, and the
+        other over columns.
 
         >>> table = draw_table("w", torch.Size([4, 3]), size=8, seed=0, device=torch.device("cpu"))
         >>> whole, transposed = View("w", (4, 3), (3, 1), 0), View("w", (3, 4), (1, 3), 0)
@@ -138,9 +139,9 @@ def scattered(
 #
 #     sketch(Σ_u a_u ⊗ β_u) = F⁻¹ Σ_u F(sketch a_u) ∘ F(sketch β_u).
 #
-# If factors are short and uses are many (convolutions), it is cheaper to multiply out
-# first. Both ways give the same numbers up to rounding. `operations` counts the cost of
-# each.
+# Here F is the Fourier transform. If a and β are short and the uses u are many, as in
+# convolutions, it is cheaper to multiply the outer products out first. Both ways give
+# the same numbers up to rounding. `operations` counts the cost of each.
 
 
 MAX_FOURIER_NUMBERS = 2**22  # number of elements that are held in Fourier space at once
@@ -160,8 +161,7 @@ class Sketch:
     tables: dict[str, SketchTable] = field(default_factory=dict, repr=False)
 
     def of(self, blocks: Iterable[Block]) -> Float[Tensor, "example out size"]:
-        """Return J S, the sketch S of the Jacobian J that is the sum
-        of these blocks."""
+        """Return J S, the sketch of the Jacobian J. `blocks` are the terms of J."""
         first, *rest = map(self.of_block, blocks)
         return sum(rest, start=first)
 
@@ -248,8 +248,9 @@ def operations(
     """Return the number of arithmetic operations of two ways to sketch a sum of outer
     products.
 
-    First: form the sum and add its elements to buckets. Second: add the elements of
-    both factors of each use to buckets, and convolve the buckets by FFT."""
+    The first way forms the sum and adds its elements to buckets. The second way adds
+    the elements of both factors of each use to buckets, and convolves the buckets by
+    FFT."""
     (_, uses, count) = inputs.shape
     (_, out, _, features) = outputs.shape
     together = out * count * features * (uses + SLOWER)
@@ -272,11 +273,11 @@ def sketched_gram(
 #
 #     E ‖(K̂ − K)V‖²_F = v ‖K̂ − K‖²_F
 #
-# To compute K V = J(J′ᵀV), multiply each vector by the right Jacobian, and the result
-# by the left one. No kernel is formed. The sum of squares is a mixture of χ² variables
-# with v degrees of freedom. It is most likely to be far below its mean if the whole
-# error lies in one direction (Székely & Bakirov 2003). Even then, the error bar exceeds
-# the error in 99 of 100 cases.
+# K V = J(J′ᵀV) needs products with Jacobians only. The sum of squares is a mixture of χ²
+# variables with v degrees of freedom. An error bar is too small if this sum happens to
+# be far below its mean. This is most likely if the whole error lies in one direction
+# (Székely & Bakirov 2003). Even then, the error bar exceeds the error in 99 of 100
+# cases.
 
 
 VECTORS = 8

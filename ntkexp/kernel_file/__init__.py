@@ -1,5 +1,5 @@
-"""Kernel files: kernel matrices that are computed and stored tile by tile,
-and their predictions.
+"""Kernel files: kernel matrices that are computed and stored tile by tile (a tile is a
+block of rows and columns), and their predictions.
 
 Each module imports only from the modules listed before it:
 

@@ -66,7 +66,7 @@ def fill(
     force: bool = False,
     progress: AbstractProgress | None = None,
 ) -> KernelMatrix:
-    """Begin or continue the file of a kernel, or check a finished file.
+    """Compute the missing tiles of a kernel's file, and create the file if necessary.
     Return the finished matrix.
 
     Args:
@@ -191,8 +191,8 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
 
 
 def first_difference(matrix: KernelMatrix, kernel: AbstractKernel) -> str:
-    """Describe the first difference between the description of a file
-    and this kernel."""
+    """Return a text on the first difference between the kernel in a file and this
+    kernel."""
     of_file = matrix.description
     description = kernel.description
     differences = {
@@ -260,11 +260,11 @@ def fill_tiles(
 def compute_tile(
     kernel: AbstractKernel, tiling: Tiling, tile: Tile
 ) -> tuple[Arrays, Arrays]:
-    """Return the blocks of one tile, and the kernels of points with themselves.
+    """Return the blocks of one tile, and the kernels K(x, x) of points x with
+    themselves, which a file stores in an array of their own.
 
-    The second result is empty unless the tile stores the diagonal entries of its rows.
-    Tiles on the diagonal do, and so does one tile in each row
-    of query or test points."""
+    One tile in each row of tiles computes K(x, x) for the points of its rows. For other
+    tiles, the second result is empty."""
     row, column = tile
     points = kernel.inputs[tiling.rows(row)]
     train = tiling.columns(column)
@@ -298,16 +298,15 @@ def to_arrays(blocks: Blocks) -> Arrays:
 
 # --- Computation by jobs
 #
-# A worker opens the file and computes its tiles. It writes and marks each tile when it
-# is ready. The command that submitted the jobs counts the marks in the file. A repeated
-# job skips marked tiles. If a worker is lost, only its current tile is lost, and other
-# workers compute its remaining tiles. The command gives up if a round of jobs finishes
-# no tile.
+# Each worker gets a list of tiles. It writes each tile to the file when it is ready, and
+# marks it as finished. The command that submitted the jobs counts these marks. If a
+# worker is lost, only its current tile is lost: the next round of jobs computes all
+# tiles without a mark. The command gives up if a round of jobs finishes no tile.
 
 
 TASK_SECONDS = 300.0
-"""The intended duration of a job. It is much longer than the time for drawing data and
-network at the start of a job."""
+"""The intended duration of a job, in seconds. At its start, a job draws the data and the
+network, which takes much less time."""
 MAX_FILE_DELAY_SECONDS = 60.0
 """A new file on a network file system must become visible within this time."""
 POLL_SECONDS = 0.2
@@ -432,8 +431,8 @@ def split_tiles(
     return [tiles[start:end] for start, end in pairwise(bounds)]
 
 
-# --- Estimates: core seconds = remaining pairs of points · seconds per pair. The
-# seconds per pair are measured on a few points.
+# --- Estimates. The remaining work in core seconds is the number of remaining pairs of
+# points, times the seconds per pair, which are measured on a few points.
 
 
 LITTLE_WORK_SECONDS = 10.0

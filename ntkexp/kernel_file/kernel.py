@@ -1,11 +1,10 @@
 """Kernels for kernel files: infinite-width kernels,
 and tangent kernels of finite networks.
 
-    identity = sha256(canonical JSON of the description,
-    which contains the sha256 of the data)
-
-Kernels with the same numbers have the same identity, and may continue one another's
-files. A kernel with a different identity cannot be written to an existing file."""
+The identity of a kernel is the sha256 of its description as canonical JSON. The
+description contains everything that affects the kernel's numbers, such as the sha256 of
+the data. A command continues an existing file only if its kernel has the identity of the
+file."""
 
 from __future__ import annotations
 
@@ -70,8 +69,8 @@ class AbstractKernel(ABC):
     experiment: Experiment
     data: Data
     threads: int = 1
-    """The number of blocks that this process computes at once,
-    if the kernel is `concurrent`."""
+    """The number of threads that compute blocks at once, if the kernel is
+    `concurrent`."""
 
     @property
     @abstractmethod
@@ -132,8 +131,7 @@ class AbstractKernel(ABC):
 
     @cached_property
     def targets(self) -> Float[Tensor, "point out"]:
-        """The targets of the squared loss. They are used even if the experiment has a
-        different loss."""
+        """The targets of the squared loss, even if the experiment has another loss."""
         target = torch.cat([split.target for split in splits_of(self.data).values()])
         classes = len(self.data.classes)
         if self.outputs == classes == 2:  # a network with two outputs for two classes
@@ -236,14 +234,14 @@ class InfiniteKernel(AbstractKernel):
 
 @dataclass(frozen=True, eq=False)
 class EmpiricalKernel(AbstractKernel):
-    """The mean tangent kernel of untrained networks,
-    or the tangent kernel of a run's network."""
+    """The tangent kernel of finite networks: the mean over several untrained networks,
+    or the kernel of the network of a run."""
 
     seeds: tuple[int, ...] = ()
     """The seeds of the untrained networks."""
     chosen_outputs: Outputs = "all"
-    """All outputs, a selection of outputs, or the trace over outputs
-    as a single output."""
+    """The outputs of the kernel: all, a selection, or the trace over outputs, which
+    counts as a single output."""
     weights: str = ""
     """The file weights.pt of a run, instead of seeds."""
     weights_at: str = "end"

@@ -1,5 +1,5 @@
-"""Predictions from a kernel file: solvers, scores,
-and studies that compare several kernels."""
+"""Predictions of networks trained with the kernel of a file: solvers of the linear
+systems, scores of predictions, and studies that compare several kernels."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from ntkexp.on_disk import blocks as row_parts, release_pages, zeros_on_disk
 from ntkexp.records.kernel_file import SELF, DamagedKernel, KernelMatrix
 from ntkexp.text import short
 
-# --- A kernel file as a matrix. Its rows and columns are entries,
-# pairs of a point and an output.
+# --- A kernel file as a matrix. Each row and each column belongs to an *entry*, which is a
+# pair of a point and an output.
 #
-# A kernel with one output is applied to every column of the targets separately. It is a
-# kernel at infinite width, or the trace over outputs, which is then divided by the
-# number of columns. For a kernel with all outputs, the targets form one long column
-# [point × output].
+# Some kernels have one output: those of infinite width, and the trace over outputs. Such
+# a kernel is applied to every column of the targets separately, and the trace is divided
+# by the number of columns. For a kernel with all outputs, the targets form one long
+# column [point × output].
 
 
 MAX_ROW_BYTES = 1 << 27
@@ -99,8 +99,8 @@ class Entries:
 
     @property
     def share(self) -> float:
-        """A factor for the stored kernel: 1/(number of
-        target columns) for a trace, else 1."""
+        """The factor of the stored kernel: 1/(number of target columns) for a trace,
+        else 1."""
         return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
 
     @property
@@ -163,7 +163,7 @@ class Entries:
         return columns.reshape(-1, self.targets.shape[1])
 
 
-# --- The training whose predictions are computed (time, ridge), and the solver
+# --- The settings of training (time, ridge), and the solver
 
 
 Solver: TypeAlias = Literal["eigen", "cholesky", "cg"]
@@ -177,8 +177,8 @@ KERNEL_COPIES: dict[Solver, int] = {"eigen": 6, "cholesky": 4, "cg": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionSettings:
-    """The training whose predictions are computed: gradient flow for the times `times`,
-    or gradient descent with `steps` steps."""
+    """The settings of training with the kernel: gradient flow for each of `times`, or
+    gradient descent with `steps` steps."""
 
     times: tuple[float, ...] = (math.inf,)
     steps: int | None = None
@@ -281,8 +281,9 @@ class SolvedKernel:
     coefficients: Float[Tensor, "entry column"]
     solver: str
     learned: tuple[Learned, Learned] | None = None
-    """The maps y ↦ g(R) y for this training time and for twice this time. None for the
-    solver `cg`, which would need too long for them."""
+    """The maps B ↦ g(R) B for this training time and for twice this time, from which
+    standard deviations are computed. None for the solver `cg`, for which they would
+    take too long."""
     left_out: Float[Tensor, "entry column"] | None = None
     """Cross-validated predictions: each training example is predicted
     from the examples of other folds. """
@@ -435,11 +436,11 @@ class MeanAndDeviation:
 
 # --- Predictions of every kernel in a file at all points
 #
-# If a file contains `nngp`, the predictions of `ntk` are the mean and standard
-# deviation over wide networks whose layers are all trained (`closed_form`). The
-# predictions of `nngp` are for networks of which only the readout is trained. At t = ∞,
-# they equal the Gaussian process posterior. For a tangent kernel of finite networks, no
-# standard deviation is known.
+# A file may contain the kernels `nngp` and `ntk` of infinitely wide networks. The
+# predictions of `ntk` are the mean and standard deviation over random networks whose
+# layers are all trained (`closed_form`). The predictions of `nngp` are for networks of
+# which only the readout is trained. At t = ∞, they equal the Gaussian process posterior.
+# For a tangent kernel of finite networks, no standard deviation is known.
 
 
 LEFT_OUT = "left out"
@@ -553,8 +554,8 @@ class Study(Component):
     """Several infinite-width kernels that are compared in one table. Each kernel is
     described by overrides of the configuration.
 
-    `base` are overrides for all kernels. `published` maps kernels to published
-    accuracies of their tangent kernels, in per cent. `published_with` describes the
+    `base` are overrides for all kernels. `published` holds accuracies of tangent kernels
+    from a paper, in per cent, by the name of the kernel. `published_with` describes the
     data of these accuracies.
 
     >>> Study(kernels={"A": ["model=mlp"]}, base=["data=wine"]).overrides(["data.train=50"])

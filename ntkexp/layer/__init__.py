@@ -1,5 +1,5 @@
-"""Layers, as modules of finite width and as steps of the kernel recursion
-of infinite width.
+"""Layers of networks. A layer builds a torch module of finite width, and transforms the
+kernels of infinite width.
 
 Each module imports only from the modules listed before it:
 

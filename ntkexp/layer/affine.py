@@ -138,19 +138,20 @@ class ConvolutionOfTorch(AbstractAffineModule):
         return z if self.shift == 1 else self.shift * z
 
 
-# --- Layers. With n the number of inputs of a unit:
+# --- Layers z(x) with n inputs per unit, weights W and biases b:
 #
 #     ntk           z = W_std/√n · W x + b_std · b     W, b ~ N(0, 1)
 #     standard      z = W x + b                        W ~ N(0, W_std²/n), b ~ N(0, b_std²)
 #     mean_field    z = W_std/n · W x + b_std · b      W, b ~ N(0, 1)
 #
-# The factors multiply the inputs or the outputs, never the weight. A scaled weight
-# would be a tensor computed from a parameter, and the factorised formulas of tangent
-# kernels need the parameter itself. If b_std = 0, the layer has no bias.
+# The module multiplies its inputs or outputs by these factors, never its weight. A
+# scaled weight would be a tensor computed from a parameter, and the factorised formulas
+# of tangent kernels need the parameter itself. If b_std = 0, the layer has no bias.
 #
-# At infinite width, m is the mean over a window: m(K)[p, q] = mean_δ K[p + δ, q + δ].
-# For a dense layer, m is the identity. N is the number of input channels of the finite
-# network:
+# At infinite width, the layer maps the NNGP kernel K and the tangent kernel Θ of its
+# inputs to K′ and Θ′. Let m be the mean over the window of a convolution,
+# m(K)[p, q] = mean_δ K[p + δ, q + δ]. For a dense layer, m is the identity. N is the
+# number of input channels of the finite network:
 #
 #     K′ = W_std² m(K) + b_std²
 #     Θ′ = W_std² m(Θ) + source,    source = K′                              in NTK parametrisation
@@ -193,7 +194,7 @@ class AbstractAffine(AbstractLayer):
         return pairs
 
     def samples(self, shape: Shape) -> list[Coarse]:
-        """Return, for each axis, the pixels at which the layer has an output."""
+        """Return, for each axis, the input pixels at which the layer has an output."""
         return []
 
     def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
@@ -252,8 +253,8 @@ class AbstractAffine(AbstractLayer):
         return after.coarse(self.samples(shape))
 
     def source(self, nngp: Tensor, mixed: Tensor, shape: Shape) -> Tensor | float:
-        """Return the term of Θ′ that comes from the gradients with respect to this
-        layer's weights. `nngp` is K′, and `mixed` are the means of K over a window."""
+        """Return the term `source` of Θ′ (see above), which comes from the gradients of
+        this layer's weights. `nngp` is K′, and `mixed` is m(K)."""
         if self.frozen:
             return 0.0
         if self.param == "ntk":
@@ -264,9 +265,9 @@ class AbstractAffine(AbstractLayer):
     def weighed(
         self, shape: Shape, register: int, windows: tuple[int, int, int]
     ) -> Operation:
-        """Return this layer as an operation on tiles (see `covariance.pairs`). The
-        operation sums over windows, and the factor s = W_std²/|window|
-        turns the sums into means."""
+        """Return this layer as an operation of the fused engine (see
+        `covariance.pairs`). The operation sums over windows. Its factor
+        s = W_std²/|window| turns the sums into W_std² m(K)."""
         scale = detached_number(self.W_std) ** 2 / prod(windows)
         shift = detached_number(self.b_std) ** 2
         if self.frozen:

@@ -25,11 +25,12 @@ class SelfAttention(AbstractLayer):
         f[p] = OV_std Σ_h W_h Σ_r A_h[p, r] V_h x[r] + b_std · b,    A_h = ζ(G_h)
 
         linear_scaling   G_h[p, r] = QK_std (Q_h x[p])·(Q_h x[r])/d     one matrix for queries and keys
-        otherwise        G_h[p, r] = QK_std (Q_h x[p])·(K_h x[r])/√d    as usual
+        otherwise        G_h[p, r] = QK_std (Q_h x[p])·(K_h x[r])/√d    the usual scaling
 
     ζ is the softmax over r, or the identity. Each head h has d = features/heads
-    channels. Weights are drawn from N(0, 1), and divided by the square root of the
-    number of their inputs.
+    channels. The weights W, V, Q and K are drawn from N(0, 1), and divided by the
+    square root of the number of their inputs. W_h maps the channels of head h to the
+    outputs.
 
     The kernels are the limits for many heads and large d (Hron et al. 2020, arXiv
     2006.10540; as in neural-tangents). With linear scaling, A(x) = ζ(QK_std K(x, x)),
@@ -142,11 +143,12 @@ class SelfAttention(AbstractLayer):
     def weights(
         self, covariance: Covariance, K: Tensor
     ) -> tuple[Covariance, Tensor, Tensor]:
-        """Return the attention weights A(x) = ζ(QK_std K(x,
-        x)) of the left and right examples.
+        """Return the attention weights A(x) = ζ(QK_std K(x, x)) of the left and right
+        examples.
 
-        If K is between each example and itself, compute A, and store it in `left` like
-        a variance. Otherwise, read the stored A."""
+        They are computed once per example, when `covariance` is K between each example
+        and itself. They are stored in `left` like variances. If `covariance` is between
+        left and right examples, read them there."""
         if covariance.ntk is None:
             A = self.QK_std * K
             if self.attention == "softmax":

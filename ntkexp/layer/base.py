@@ -126,8 +126,8 @@ class AbstractLayer(Component):
     to shape [*shape′]."""
 
     averages: ClassVar[bool] = False
-    """True if the layer maps images to vectors by the mean of K and Θ over the pixel
-    pairs that it needs. """
+    """True if the layer turns images into vectors, and its kernels are the means of K
+    and Θ over some pairs of pixels."""
 
     @abstractmethod
     def shape(self, shape: Shape) -> Shape:
@@ -153,8 +153,8 @@ class AbstractLayer(Component):
         """Return the pixel pairs of the input
         that are needed between an example and itself.
 
-        `output_pairs` are the pairs that later layers need, or None if no later layer
-        needs variances."""
+        `output_pairs` are the pairs that later layers need between an example and
+        itself, or None if they need none."""
         return None if output_pairs is None else self.input_pairs(output_pairs, shape)
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
@@ -163,11 +163,12 @@ class AbstractLayer(Component):
         raise NotImplementedError(type(self).__name__)
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
-        """Return `push` as operations on tiles in `register`, for the fused engine.
+        """Return the operations that the fused engine runs instead of `push` (see
+        `covariance.pairs`). They transform the kernels in `register`.
 
-        The operations may overwrite registers from `free` on. Each nonlinear layer must
-        have exactly one operation with `ends`. Raise `NoFusedForm` if only the torch
-        engine supports the layer."""
+        The operations may overwrite registers from `free` on. A nonlinear layer must
+        have exactly one operation with `ends` (functions of the variances). Raise
+        `NoFusedForm` if only the torch engine supports the layer."""
         raise NoFusedForm(type(self).__name__)
 
 
@@ -264,7 +265,7 @@ def registers(operations: Operations) -> int:
 
 
 def defines_itself(layer: AbstractLayer, form: str) -> bool:
-    """Return whether the class that defines the layer's formula also defines the
+    """Return True if the class that defines the layer's formula also defines the
     attribute `form`.
 
     A subclass that overrides the formula, such as `dual`, must not use the fused form

@@ -140,7 +140,7 @@ class Dropout(AbstractLayer):
         pairs = covariance.pairs
         keep = 1 - self.rate
         if any(0 not in offsets for offsets in pairs.offsets):
-            # no pixel of an example is paired with itself, so nothing changes
+            # left and right examples differ, so no pixel is paired with itself
             return covariance
         if covariance.ntk is not None and not covariance.same:
             # the distances change with the variances

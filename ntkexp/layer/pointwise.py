@@ -236,8 +236,9 @@ class AbstractBent(AbstractPointwise):
         """Return κ, κ̇ and the distances after the layer, computed from half angles.
 
         The docstring of the class defines a, b, h, k and ϑ; `Distances` defines near
-        and far. With R = √(q₁q₂), sin²(ϑ/2) = near/4R and cos²(ϑ/2) = far/4R. Let G =
-        kR(sin ϑ − ϑ cos ϑ). For ϑ > π/2, replace ϑ by ϑ′ = π − ϑ, also in G:
+        and far. Let R = √(q₁q₂). Then sin²(ϑ/2) = near/4R and cos²(ϑ/2) = far/4R. Let
+        G = kR(sin ϑ − ϑ cos ϑ). If ϑ > π/2, use ϑ′ = π − ϑ instead of ϑ, also in G. A
+        prime at near and far marks the distances after the layer:
 
             ϑ ≤ π/2:  κ̇ = h − kϑ,    κ = hc + G,    near′ = h near − 2G,              far′ = h far + 2G
             ϑ > π/2:  κ̇ = ab + kϑ′,  κ = abc + G,   near′ = h far − (a + b)²c − 2G,   far′ = h far − (a − b)²c + 2G
@@ -324,8 +325,8 @@ class Abs(AbstractBent):
 
 # --- Smooth activations with closed-form kernels
 #
-# If u = v, D² = 1 + 4q (erf) and D² = 1 + 2q (GELU);
-# these formulas avoid a difference of squares.
+# The formulas contain a quantity D, whose square is a difference of squares. If u = v,
+# it is D² = 1 + 4q (erf) or D² = 1 + 2q (GELU), without a difference.
 
 
 class AbstractEntire(AbstractPointwise):

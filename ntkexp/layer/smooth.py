@@ -1,8 +1,10 @@
 """Smooth activations, by Mehler's series in Hermite polynomials.
 
-Let h_k = He_k/√k! be the normalised Hermite polynomials, and z ~ N(0, 1). At variance
-q, σ has the Hermite coefficients a_k(q) = E σ(√q z) h_k(z). With ρ = c/√(q₁q₂) (Mehler
-1866; Daniely, Frostig & Singer 2016),
+The kernels κ and κ̇ of an activation σ are expectations over two Gaussians with
+variances q₁ and q₂ and covariance c (see `AbstractPointwise`). Let h_k = He_k/√k! be the
+normalised Hermite polynomials, and z ~ N(0, 1). At variance q, σ has the Hermite
+coefficients a_k(q) = E σ(√q z) h_k(z). With the correlation ρ = c/√(q₁q₂) (Mehler 1866;
+Daniely, Frostig & Singer 2016),
 
     κ = Σ_k a_k(q₁) a_k(q₂) ρᵏ,    κ̇ has the same form with the coefficients of σ′.
 
@@ -47,11 +49,12 @@ CHECKED_VARIANCES = 9
 def interpolated(
     function: Function, q: Float[Tensor, "*q"]
 ) -> Float[Tensor, "term *q"]:
-    """Evaluate a function at many variances q, if possible by a Chebyshev sum in √q.
+    """Evaluate a function at many variances q, if possible by a Chebyshev interpolation
+    in √q.
 
-    The sum needs fewer evaluations of the function. Use it only if its last terms are
-    negligible, and if it agrees with the function at CHECKED_VARIANCES of the
-    variances.
+    The interpolation needs fewer evaluations of the function. Use it only if the last
+    terms of the Chebyshev sum are negligible, and if the sum agrees with the function at
+    CHECKED_VARIANCES of the variances.
 
     >>> q = torch.linspace(0.5, 2, 1000, dtype=torch.float64)
     >>> float((interpolated(lambda q: q.exp()[None], q) - q.exp()).abs().max()) < 1e-13
@@ -104,8 +107,8 @@ QUADRATURE_NODES = 2048
 0.05 from the real line. """
 VARIANCES_AT_ONCE = 4096
 FUSED_MISSING_SHARE = {torch.float64: NEGLIGIBLE_SHARE, torch.float32: 1e-8}
-"""Share of E σ′² that the fused form may miss. By Cauchy–Schwarz, it bounds the
-relative error of κ̇. """
+"""The share of E σ′² that the series of the fused engine may miss. By Cauchy–Schwarz, it
+bounds the relative error of κ̇."""
 TOGETHER = 4
 """Number of terms that the fused form adds in one pass."""
 
@@ -207,8 +210,8 @@ class AbstractSmooth(AbstractPointwise):
         return 0, 1
 
     def ends(self, q: Tensor) -> tuple[Tensor, ...]:
-        """Return the fields of the operation SERIES: 1/√q, E σ,
-        and the coefficients b_k of σ′.
+        """Return the functions of the variance that the operation SERIES of the fused
+        engine needs: 1/√q, E σ, and the coefficients b_k of σ′.
 
         The largest variance determines the number of coefficients. Because a_k = √q
         b_{k−1}/√k, the value is κ = a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1)."""

@@ -44,9 +44,8 @@ Form = Literal["matrix", "diagonal", "blocks"]
 
 @dataclass(frozen=True)
 class LearnedMachine:
-    """The result of `fit`, for each matrix K of the kernel: the eigendecomposition
-    (modes) of K, and the coefficients a = g(K + ridge) (y − f_0). g is the gain of
-    `KernelMachine`."""
+    """The result of `KernelMachine.fit`. For each matrix K of the kernel, it holds the
+    eigendecomposition (modes) of K, and the coefficients a = g(K + ridge) (y − f_0)."""
 
     x: Any
     form: Form
@@ -390,9 +389,9 @@ class KernelMachine:
         return None, torch.as_tensor(values).double().reshape(len(values), -1)
 
 
-# --- A kernel as independent systems of equations: one matrix shared by all outputs
-# ("matrix"), one per output ("diagonal"), or one with an entry per pair of example and
-# output ("blocks")
+# --- A kernel as one or several matrices, each of a linear system. Its form is "matrix"
+# (one matrix for all outputs), "diagonal" (one matrix for each output), or "blocks" (one
+# matrix, with a row for each pair of an example and an output).
 
 
 def as_matrices(
@@ -447,8 +446,7 @@ def as_doubles(values: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
 def split(
     values: Float[Tensor, "train out"], form: Form
 ) -> list[Float[Tensor, "entry column"]]:
-    """Split the values into the right-hand sides of the independent systems
-    of equations."""
+    """Split values into one right-hand side for each linear system."""
     match form:
         case "matrix":
             return [values]

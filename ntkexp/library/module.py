@@ -48,8 +48,8 @@ INPUTS = ("x1", "x2", "queries", "train")
 def of_module(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function of a user's module and inputs with checks of its arguments.
 
-    The arguments are checked before the call. If the call fails, run the module alone
-    on the inputs. If the module fails too, the error message says so."""
+    The arguments are checked before the call. If the call fails, the module runs alone
+    on the inputs. If it fails too, the error message says so."""
     parameters = signature(function)
 
     @wraps(function)

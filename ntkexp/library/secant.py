@@ -36,8 +36,8 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class SegmentSide:
-    """Examples, and the segment of weights for their secant Jacobians. `closures`
-    collects the error ‖J̄Δθ − Δf‖ of each Jacobian."""
+    """The left or right examples of a secant kernel, and the segment of their secant
+    Jacobians. `closures` collects the error ‖J̄Δθ − Δf‖ of each Jacobian."""
 
     reader: Reader
     tape: Tape
@@ -126,9 +126,9 @@ def secant_kernel(
 #
 #     k̃_η(x, x′) = (f(x; θ + η ∇f(x′; θ)) − f(x; θ))/η  →  k(x, x′)    as η → 0, with an error of O(η)
 #
-# F. Huszár, "Some intuition on the neural tangent kernel" (2020), introduces the
-# tangent kernel k as this limit. k̃_η is a secant kernel, J̄(x) J(x′)ᵀ. Unlike k, it is
-# not symmetric.
+# Here f is a single output. F. Huszár, "Some intuition on the neural tangent kernel"
+# (2020), introduces the tangent kernel k as this limit. k̃_η is a secant kernel,
+# J̄(x) J(x′)ᵀ. Unlike k, it is not symmetric.
 
 
 MAX_STEP_SIZE = 1e100

@@ -1,4 +1,5 @@
-"""The kernels of an infinitely wide network, computed block by block in bounded memory.
+"""The NNGP kernel and the tangent kernel of an infinitely wide network, computed block by
+block in bounded memory.
 
 The division into blocks depends only on shapes, and the entries of a block depend only
 on its own examples. Processes can therefore compute blocks in any order, and repeat

@@ -1,12 +1,12 @@
 """Pairs of nearly equal or opposite examples: recompute their kernels from distances.
 
-The engines compute the angle of a pair from its covariance c. Rounding changes the
-correlation ρ = c/√(q₁q₂) by a few eps, and therefore the angle by about eps/√(2(1 −
-|ρ|)). The tangent kernel of a ReLU network depends on this angle. For two unit vectors
-at a distance of 1e-7, only nine digits of it are correct in float64. At a distance of
-1e-4, four digits are correct in float32. A computation from the distance ‖x − x′‖ loses
-no digits. Near pairs are rare, so only their kernels are computed a
-second time, in this way."""
+The engines compute the angle between two signals from their covariance c and their
+variances q₁ and q₂. Rounding changes the correlation ρ = c/√(q₁q₂) by a few eps, and
+therefore the angle by about eps/√(2(1 − |ρ|)). The tangent kernel of a ReLU network
+depends on this angle. For two unit vectors at a distance of 1e-7, only nine digits of
+the kernel are correct in float64. At a distance of 1e-4, four digits are correct in
+float32. A computation from the distance ‖x − x′‖ loses no digits. Such near pairs are
+rare, so only their kernels are computed a second time, in this way."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ inputs.
 If the kernel of a layer is computed from the covariance of such a pair, digits cancel.
 At this threshold, the error is 1e-13 in float64 and 2e-5 in float32."""
 SEARCH_DEVIATIONS = 3.0
-"""Search radius, in standard deviations of the projected difference of a pair at the
+"""The search radius, in standard deviations of the projected difference of a pair at the
 threshold.
 
-The search may miss a few pairs near the threshold. A pair at half the distance is
-missed only beyond six of its own standard deviations. """
+With three standard deviations, the search may miss a few pairs near the threshold. A
+pair at half this distance is missed only if its projected difference exceeds six of its
+own standard deviations."""
 PROJECTIONS = 2
 PairIndices: TypeAlias = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
 """Row and column indices of pairs."""
 
 
 def resolves(network: Network) -> bool:
-    """Return whether kernels of near pairs can be computed from distances.
+    """Return True if kernels of near pairs can be computed from distances.
 
     This requires a layer with a distance formula, and pairs of equal pixels only.
     """

@@ -1,4 +1,5 @@
-"""Kernel machines, and their comparison with the trained network.
+"""Kernel machines (predictors built from a kernel), and their comparison with the trained
+network.
 
 Each module imports only from the modules listed before it: `base`, `machines`,
 `ladder`."""

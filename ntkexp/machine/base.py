@@ -20,8 +20,8 @@ from ntkexp.measure import AbstractMeasure, MeasuredPoints
 
 
 class Repeated(NamedTuple):
-    """The result of training with a fixed kernel Θ: the coefficients a and the factor ρ
-    in f_T = f_0 + Θ(·, X) a + (ρ − 1) J·θ_0."""
+    """The result of repeating a run with a fixed kernel Θ: the coefficients a and the
+    factor ρ in f_T = f_0 + Θ(·, X) a + (ρ − 1) J·θ_0. J is the Jacobian at θ_0."""
 
     coefficients: Float[Tensor, "train out"]  # a
     # ρ, the factor by which decay has multiplied the initial weights
@@ -39,8 +39,7 @@ Repeat: TypeAlias = Callable[
 """A function (Θ(X, X), f_0(X), J(X)·θ_0) ↦ `Repeated`, which repeats the run with the
 fixed kernel Θ.
 
-The third argument is the term that weight decay shrinks.
-The function may raise `DoesNotApply`. """
+Weight decay multiplies the third argument by ρ. The function may raise `DoesNotApply`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +56,8 @@ class Training:
     is_plain: bool
     is_flow: bool  # True for gradient flow
     mean_coefficients: Float[Tensor, "train out"] | None
-    """−Σ_s η_s ℓ′(s)/Σ_s η_s, the negative time average of ℓ′, the gradients of the
-    loss at the training outputs. None for an optimizer with
-    memory, such as momentum."""
+    """−Σ_s η_s ℓ′(s)/Σ_s η_s: minus the time average of ℓ′, the derivatives of the loss
+    by the outputs at the training examples. None for an optimizer with momentum."""
     repeat: Repeat
 
     @property
@@ -79,8 +77,7 @@ class PathKernel:
     """The path kernel 𝒦, the contributions 𝒮 and the effect of weight decay,
     by one path rule."""
 
-    # the axis `kept` contains all training examples, or has length 0 if 𝒦 was not
-    # stored
+    # The axis `kept` holds all training examples. It has length 0 if 𝒦 was not stored.
     kernel: Float[Tensor, "read integrated kept out_"]
     contributions: Float[Tensor, "read integrated train"]
     decay: Float[Tensor, "read integrated"]
@@ -109,8 +106,8 @@ def for_each_output(
 
 @dataclass(frozen=True, kw_only=True)
 class LimitKernels:
-    """The kernels of one output at infinite width:
-    `start` is the NNGP kernel 𝒢, `tangent` is Θ."""
+    """The kernels of one output at infinite width: `start` is the NNGP kernel 𝒢, and
+    `tangent` is the tangent kernel Θ."""
 
     start: Float[Tensor, "query train"]
     tangent: Float[Tensor, "query train"]
@@ -127,7 +124,7 @@ class LimitKernels:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMatrices:
-    """The results of a run at all points. The first
+    """The results of a run from which kernel machines predict, at all points. The first
     `train` points are the training examples."""
 
     inputs: Float[Tensor, "query feature"]
@@ -192,8 +189,8 @@ class RunMatrices:
     def outputs_after(
         self, change: Float[Tensor, "read integrated"]
     ) -> Float[Tensor, "query explained"]:
-        """Return f_0, or its measure, plus `change`. Points and outputs without
-        contributions get NaN."""
+        """Return the explained quantity (f, or its measure) before training, plus
+        `change`. Points and outputs without contributions get NaN."""
         outs = list(self.integrated)
         start = self.explained(self.start)
         changed = start[self.read, outs] + change

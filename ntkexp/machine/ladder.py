@@ -1,14 +1,16 @@
 """The comparison of all kernel machines with the trained network, on every split.
 
 relative error   ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all points and outputs of the split
-floor            100 eps · size / ‖f_T − f_0‖, the error that rounding explains; `size` is ‖f_0‖ + ‖f_T‖, or the sum
-                 of the norms of the terms, if f is a difference
+floor            100 eps · size / ‖f_T − f_0‖, the relative error that rounding explains; `size` is ‖f_0‖ + ‖f_T‖.
+                 If f is a difference of two networks (`init.antisymmetric` or `centred`), it is the sum of the norms
+                 of the terms.
 agreement        share of points with the same label: the largest output, or the sign of a single output
 r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²
 
-f̂ is the prediction of a kernel machine. If the run integrates the path of a measure g,
-or if a kernel machine has a measure g, then g(f̂), g(f_T) and g(f_0) replace f̂, f_T
-and f_0, and there is no agreement."""
+f̂ is the prediction of a kernel machine, and f_0 and f_T are the outputs of the network
+before and after training. If the run explains a measure g of the outputs, or if a kernel
+machine has a measure g, then g(f̂), g(f_T) and g(f_0) replace f̂, f_T and f_0, and there
+is no agreement."""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ from ntkexp.records.results import Result, at_points, rounding_floor
 class Ladder(Component):
     """The kernel machines that are compared with the network.
 
-    A path rule of the user has no kernel machine of the same name. The comparison then
-    has an extra row for this rule."""
+    If the run uses a path rule that has no kernel machine of the same name, such as a
+    rule of the user, the comparison has an extra row for it."""
 
     machine: tuple[AbstractMachine, ...]
 
@@ -91,7 +93,7 @@ def try_machine(
 def measured(prediction: Prediction, matrices: RunMatrices) -> Prediction:
     """Replace the predicted outputs by their measure g, if there is one.
 
-    If the path of a measure was integrated, path sums already predict the measure.
+    If the run explains a measure, path sums already predict it.
     """
     g = prediction.measure or matrices.measured
     if g is None:

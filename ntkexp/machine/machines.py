@@ -122,12 +122,12 @@ def describe_parts(facts: Mapping[str, float]) -> str:
 
 
 class Nonlinear(AbstractMachine):
-    """A kernel machine inside a nonlinear function, g(b(x) + Σᵢ aᵢ(x) K(x,
-    xᵢ)), with b = f_0 + 𝒟.
+    """A kernel machine inside a nonlinear function g, such as a probability:
+    g(f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x)).
 
     It applies the measure g to the sum by the first path rule, and is compared with g
-    of the network. With the secant rule, it is exact, because the sum is exact. To
-    divide the change of g itself among the examples, set `path.measure`."""
+    of the network. With the secant rule, it is exact, because the sum is exact. It does
+    not divide the change of g among the examples. For this, set `path.measure`."""
 
     measure: AbstractMeasure = LogProbability()
 
@@ -198,8 +198,8 @@ def fitted_coefficients(matrices: RunMatrices) -> Float[Tensor, "train out"]:
 
 
 class KernelRegression(AbstractMachine):
-    """Kernel regression with the path kernel 𝒦 on f_T − f_0
-    at the training examples."""
+    """Kernel regression with the path kernel 𝒦. Its targets are f_T − f_0 at the
+    training examples."""
 
     def predict(self, matrices: RunMatrices) -> Prediction:
         refuse_none(matrices.path.kernel)
@@ -268,7 +268,8 @@ def regression_prediction(
 #
 #     f_t(x) = f_0(x) − Θ(x, X) g(Θ(X, X)) (f_0(X) − y),    g(λ) = (1 − e^{−twλ})/λ
 #
-# For any loss, an optimizer whose steps scale all weights equally leads to
+# For any other loss, repeat the steps of the run. If the optimizer has one step size for
+# all weights, then with coefficients a_s, and the factor ρ_s of weight decay,
 #
 #     f_s(x) = f_0(x) + Θ(x, X) a_s + (ρ_s − 1) J(x)·θ_0.
 #
@@ -389,20 +390,20 @@ class NNGP(AbstractMachine):
         return Prediction(posterior.mean(matrices.targets), "posterior mean")
 
 
-# --- Controls: a Gaussian kernel, or a random positive definite kernel,
-# independent of the network.
+# --- Controls: kernel machines with a kernel k that is independent of the network. It is
+# a Gaussian kernel, or a random positive definite kernel:
 #
 #     k(x, x′) = exp(−‖x − x′‖²/2h²),  h the median distance between training examples;
 #     k = (A Aᵀ/r + I)[x, xᵢ],         A ~ N(0, 1) of points × r, r the number of points.
 #
-# The controls named "identity" replace 𝒦 in "divide 𝒮 by the kernel,
-# then multiply by it":
+# The controls named "identity" write the exact sum of contributions 𝒮 as a kernel
+# machine with coefficients that depend on the query:
 #
 #     f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ),
 #
-# This is exact for any kernel k. Therefore, exactness alone does not make such sums
-# explanations. The controls named "regression" must predict. A random kernel predicts
-# new points no better than chance.
+# This is exact for any kernel k. So an exact sum of this form is no evidence that the
+# kernel explains the network. The controls named "regression" fit fixed coefficients. A
+# random kernel then predicts new points no better than chance.
 
 
 class RBFIdentity(AbstractMachine):
@@ -451,8 +452,7 @@ def divide_and_multiply(
     rows: Callable[[slice], Float[Tensor, "query train"]],
     detail: str,
 ) -> Prediction:
-    """Divide 𝒮 by a kernel, multiply by the same kernel, and sum over examples, in
-    blocks of rows."""
+    """Return Σᵢ aᵢ(x) k(x, xᵢ) with aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ), in blocks of rows."""
     parts = matrices.path.contributions
     changes = []
     for block in row_blocks(parts):

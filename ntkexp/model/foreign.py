@@ -27,13 +27,11 @@ from ntkexp.model.base import LearningTask
 from ntkexp.model.functional import hooked_parameters, training_modes
 from ntkexp.records.atomic import read_object
 
-# --- Adapt a foreign module to the data's inputs,
-# and to the outputs that the loss needs.
+# --- Adapt a foreign module to the data and the loss: convert tokens to integers, outputs
+# [example] to [example, 1], and give new tensors the dtype of the inputs.
 #
-#     tokens → integers      outputs [example] → [example, 1]      new tensors → dtype of inputs
-#
-# Before training, the module runs on two artificial examples,
-# so that errors are reported in one line.
+# Before training, the module runs on two artificial examples, so that errors are
+# reported early, in one line.
 
 
 class Adapted(nn.Module):
@@ -332,11 +330,12 @@ def import_library(package: str, extra: str) -> Any:
         return import_module(package)
 
 
-# --- Import torchvision although its compiled part does not match torch, e.g.
-# with torch for CPUs.
+# --- Import torchvision even if its compiled part does not match torch, for example
+# because torch is a build for CPUs.
 #
-# timm and transformers use only the Python part of torchvision. Importing it succeeds
-# once two operators are declared, for which torchvision registers shape functions.
+# timm and transformers use only the Python part of torchvision. During its import,
+# torchvision registers functions for two of its compiled operators. So the import
+# succeeds if these operators are declared first.
 
 
 BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"

@@ -118,10 +118,10 @@ def call_with(
 ) -> Any:
     """Call a module with the given values for its parameters and buffers.
 
-    A layer that occurs twice in a module has two names for each parameter. Replace a
-    parameter under all of its names, because `functional_call` would otherwise leave
-    the new value in the layer after the call. Give a copy to embeddings with
-    `max_norm`, because they change their weights in place.
+    A layer that occurs twice in a module has two names for each parameter. Replace such
+    a parameter under all of its names: otherwise `functional_call` would leave the new
+    value in the layer after the call. Embeddings with `max_norm` change their weights
+    in place, so they get a copy.
 
     >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
     >>> before = layer.weight

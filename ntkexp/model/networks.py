@@ -118,9 +118,9 @@ class UCINtk(AbstractLayered):
     whose kernel performs well on small tables.
 
     The network has `depth` ReLU layers without biases. The first `fixed` layers are not
-    trained. The scales and the parametrisation are those of the paper: W_std² is the
-    number of inputs in the first layer, which therefore does not scale the inputs, and
-    1 in the others. Only the form of the output is taken from `init`.
+    trained. The scales and the parametrisation are those of the paper. W_std² is the
+    number of inputs in the first layer, so this layer does not scale its inputs. In the
+    other layers, W_std² is 1. Only the form of the output is taken from `init`.
 
     >>> from ntkexp.init import NTK
     >>> network = UCINtk(depth=2, fixed=1).layers(NTK(W_std=1, b_std=0), shape=(4,), outputs=2)

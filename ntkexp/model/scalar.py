@@ -108,11 +108,11 @@ class RadialBasis(AbstractScalar):
 
         f(x) = a₁ exp(−(x − c₁)²/30) + a₂ exp(−(x − c₂)²/30) + b
 
-    F. Huszár, "Some intuition on the neural tangent kernel" (2020), gives the numbers
-    (4, −10, 25, 10, 50). In his formula, the first number of each pair is the
-    amplitude. But his text and pictures fit the other `reading`, in which the first
-    number is the centre. Only with the second reading, k(x, 10) changes its sign, and
-    the kernel of a finite step has its maximum at x = 7.
+    F. Huszár, "Some intuition on the neural tangent kernel" (2020), gives the
+    parameters (4, −10, 25, 10, 50). In his formula, the first number of each pair is
+    the amplitude. But his text and pictures fit the other `reading`, in which the first
+    number is the centre. Only then does k(x, 10) change its sign, and the kernel of a
+    finite step has its maximum at x = 7.
 
         reading            (c₁, a₁, c₂, a₂, b)      k(10, 10)    k/k(10, 10) over −10 … 20
         centre_first       (4, −10, 25, 10, 50)     2.542236     −0.2785 (at 0) … 1.2042 (at 8), left tail 0.387

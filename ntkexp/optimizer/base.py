@@ -62,13 +62,10 @@ class Arc:
 # During training, a step follows PyTorch: clip the gradient, add L2 weight decay,
 # update the memory of past gradients, change the weights. After a run, the optimizer's
 # scalings (such as Adam's denominator) are known. With these scalings as constants,
-# every step is a linear map of the gradient g, separately for each parameter (⊙ is
-# elementwise):
-#
-#     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
-#
-# `LinearStep` holds these coefficients, for the optimizers of this package, for
-# PyTorch's optimizers in a followed loop, and for recorded trainings.
+# every step is a linear map of the gradient, separately for each parameter. `LinearStep`
+# defines this map and its symbols S, N, β, α, λ, d, M and r, which the whole package
+# uses. It describes the steps of this package's optimizers, of PyTorch's optimizers in
+# a followed loop, and of recorded trainings.
 
 
 GUARD = 1e-6
@@ -133,21 +130,26 @@ RENAMED = {
 class LinearStep:
     """The step of one parameter, as a linear map of its gradient g:
 
-        p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p)/n − r
+        p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p) − r
+
+    θ is the parameter, m its momentum, and ⊙ multiplies elementwise. S and N include the
+    division by the denominator n:
+
+        S = momentum_scale / n        N = gradient_scale / n
 
     A coefficient is one number, or a tensor with one number per weight. M is the
     identity, except for optimizers such as Muon, which multiply the momentum by a
     matrix. r is the part of the step that is not linear in gradients, such as rounding.
 
     Args:
-        momentum_scale: S, the factor of the momentum in the step.
-        gradient_scale: N, the factor of the gradient in the step,
-            as for Nesterov's momentum.
+        momentum_scale: S · n. If n = 1, this is S, the factor of the momentum.
+        gradient_scale: N · n. If n = 1, this is N, the factor of the gradient. Nesterov's
+            momentum has N ≠ 0.
         momentum_decay: β, the factor of the old momentum.
         momentum_gain: α, the factor of the gradient in the momentum.
         l2: λ, weight decay that is added to the gradient.
         decoupled_decay: d, weight decay that acts on the weights, as in AdamW.
-        denominator: n, which divides S and N, such as Adam's √v + ε. None means 1.
+        denominator: n, by which optimizers such as Adam divide their step. None means 1.
         mixing: M, a linear map between the entries of a matrix.
             None means the identity.
         residual: r, the part of the step that is not linear in gradients. None means 0.
@@ -156,13 +158,13 @@ class LinearStep:
         Mistake: if a coefficient is neither a number nor a tensor.
     """
 
-    momentum_scale: Coefficient  # S
-    gradient_scale: Coefficient = 0.0  # N
+    momentum_scale: Coefficient  # S · n
+    gradient_scale: Coefficient = 0.0  # N · n
     momentum_decay: float = 0.0  # β
     momentum_gain: Coefficient = 1.0  # α
     l2: Coefficient = 0.0  # λ
     decoupled_decay: Coefficient = 0.0  # d
-    denominator: Tensor | None = None  # n, which divides S and N; None means 1
+    denominator: Tensor | None = None  # n; None means 1
     mixing: Mixing | None = None  # M
     residual: Tensor | None = None  # r
 
@@ -200,8 +202,8 @@ parameter
 
     @property
     def moves_in_numbers(self) -> tuple[float, float] | None:
-        """The coefficients S (momentum) and N (gradient) as numbers, or None if they
-        differ between the weights of the parameter."""
+        """The pair (S, N) if both are plain numbers. None if S or N differs between the
+        weights of the parameter, or if the step has a matrix M."""
         if self.denominator is not None or self.mixing is not None:
             return None
         if isinstance(self.momentum_scale, Tensor) or isinstance(
@@ -212,8 +214,7 @@ parameter
 
     @property
     def moves_momentum_by_number(self) -> bool:
-        """True if the coefficient S of the momentum is one number,
-        and nothing divides or mixes it."""
+        """True if S is one number, and the step has no matrix M."""
         is_plain = self.denominator is None and self.mixing is None
         return is_plain and not isinstance(self.momentum_scale, Tensor)
 
@@ -231,8 +232,8 @@ parameter
         return self.moves_in_numbers is None or isinstance(self.momentum_gain, Tensor)
 
     def divided(self) -> LinearStep:
-        """Return an equal step without denominator, in which S/n and N/n replace S and
-        N.
+        """Return the same step with the fields `momentum_scale` = S and
+        `gradient_scale` = N, and without a denominator.
 
         >>> LinearStep(1.0, denominator=torch.tensor([2.0, 4.0])).divided().momentum_scale
         tensor([0.5000, 0.2500])
@@ -259,8 +260,9 @@ parameter
         return step
 
     def reversed(self) -> LinearStep:
-        """Return the step for `maximize=True`, which maps −g and −m in the same way as
-        this step maps g and m."""
+        """Return the step of the same optimizer with `maximize=True`. PyTorch then uses
+        −g in place of g, and stores −m. In terms of g and m, S, N and λ change their
+        signs."""
         return self.changed(
             momentum_scale=-self.momentum_scale,
             gradient_scale=-self.gradient_scale,
@@ -273,16 +275,18 @@ IDLE = LinearStep(momentum_scale=0.0, momentum_decay=1.0, momentum_gain=0.0)
 its weights and its momentum do not change."""
 
 
-class Spread(NamedTuple):
-    """The divisor of an adaptive step, √square/ρ + ε.
+class DenominatorFormula(NamedTuple):
+    """The constants in the denominator n of an adaptive step:
 
-    square ← β₂ square + (1 − β₂)g². If `largest` (AMSGrad), the divisor uses the
-    largest square so far."""
+        v ← β₂v + (1 − β₂)g²        n = √v/ρ + ε
 
-    second: float  # β₂, the decay of the mean square
-    root: float  # ρ, which is √(1 − β₂ˢ⁺¹) for Adam, and 1 for RMSprop
+    v is the mean square of the gradients. If `amsgrad`, the largest v so far replaces v
+    in n."""
+
+    beta2: float
+    bias_correction: float  # ρ, which is √(1 − β₂ˢ⁺¹) for step s of Adam, 1 for RMSprop
     eps: float
-    largest: bool
+    amsgrad: bool
 
 
 class Move(NamedTuple):
@@ -294,8 +298,15 @@ class Move(NamedTuple):
     arcs: tuple[Arc, ...] = ()
 
 
+RENAMED_ATTRIBUTES = {
+    "remembers": "needs_backward_sum",
+    "spread_at": "denominator_at",
+}
+"""Former names of attributes of optimizer classes, and their present names."""
+
+
 class AbstractOptimizer(Component):
-    """An optimizer, which is an update rule.
+    """The base of all optimizers: hyperparameters, and the update of a step.
 
     `layers` maps the beginning of parameter names to a factor for their step size.
     """
@@ -304,9 +315,10 @@ class AbstractOptimizer(Component):
     clip_norm: PositiveFloat | None = None
     layers: dict[str, PositiveFloat] = Field(default_factory=dict)
 
-    remembers: ClassVar[bool] = False
-    """True if steps depend on past gradients. The contributions then need a backward
-    sum over steps."""
+    needs_backward_sum: ClassVar[bool] = False
+    """True if past gradients move the weights, as with momentum, or if each weight has
+    its own step size, as in Adam. Contributions are then summed from the last step to
+    the first (`path.backward_sum`)."""
 
     records: ClassVar[tuple[str, ...]] = ()
     """The entries of the optimizer's memory that `recursion` needs at every step."""
@@ -326,10 +338,17 @@ class AbstractOptimizer(Component):
     """True if each weight has its own step size,
     so that no fixed kernel describes training."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise if a class defines an attribute by its former name."""
+        for former, name in RENAMED_ATTRIBUTES.items():
+            if former in vars(cls):
+                raise Mistake(f"{cls.__name__}: {former} is now {name}")
+        super().__init_subclass__(**options)
+
     @property
     def needs_kernels(self) -> bool:
         """True if the path sum needs kernels between all outputs."""
-        return self.flows or self.remembers
+        return self.flows or self.needs_backward_sum
 
     @abstractmethod
     def chosen_step(self, largest_stable: float) -> float:
@@ -373,8 +392,7 @@ class AbstractOptimizer(Component):
     ) -> dict[str, LinearStep]:
         """Return the linear step of every parameter, without weight decay.
 
-        Compute the coefficients of m ← βm + αg and θ ← θ − S ⊙ m − N ⊙ g from the
-        recorded memory after the step."""
+        The coefficients follow from the recorded memory after the step."""
 
     def linear_steps(
         self, step: int, sizes: Sizes, memory: Memory
@@ -398,15 +416,15 @@ class AbstractOptimizer(Component):
         """Further entries of the memory, which leave-out effects need at every step."""
         return ()
 
-    def spread_at(self, step: int) -> Spread | None:
-        """Return the divisor of an adaptive step,
-        or None if steps are not divided by past gradients."""
+    def denominator_at(self, step: int) -> DenominatorFormula | None:
+        """Return the formula of the denominator n at a step. Return None if the
+        optimizer does not divide by past gradients."""
         return None
 
     @property
     def divides(self) -> bool:
         """True if steps are divided by the magnitude of past gradients."""
-        return self.spread_at(0) is not None
+        return self.denominator_at(0) is not None
 
     def factors(self, weights: Weights) -> dict[str, float]:
         """Return the factor of each parameter's step size. If several keys of `layers`
@@ -467,7 +485,7 @@ def after_step(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
     }
 
 
-def spread(coefficient: Coefficient, weight: Tensor) -> Tensor:
+def per_weight(coefficient: Coefficient, weight: Tensor) -> Tensor:
     """Expand the coefficient of a parameter to a tensor with one number per weight."""
     return (
         coefficient

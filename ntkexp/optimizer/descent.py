@@ -16,10 +16,10 @@ from ntkexp.optimizer.base import (
     AbstractBatched,
     AbstractPlain,
     AbstractStable,
+    DenominatorFormula,
     LinearStep,
     Memory,
     Sizes,
-    Spread,
     after_step,
 )
 from ntkexp.shapes import Weights
@@ -49,13 +49,13 @@ class SGD(AbstractBatched, AbstractPlain):
 class Momentum(AbstractBatched, AbstractStable):
     """Heavy-ball momentum (Polyak 1964) as in PyTorch: v ← μv + (1 − τ)g, θ ← θ − ηv.
 
-    At the first step, v = g. As a linear step, S = η, β = μ,
-    and α = 1 − τ (1 at the first step)."""
+    μ is `momentum` and τ is `dampening`. At the first step, v = g. As a `LinearStep`,
+    S = η, β = μ, and α = 1 − τ (1 at the first step)."""
 
     momentum: float = Field(0.9, ge=0, lt=1)
     dampening: float = Field(0.0, ge=0, lt=1)
 
-    remembers: ClassVar[bool] = True
+    needs_backward_sum: ClassVar[bool] = True
 
     def update(
         self,
@@ -86,13 +86,13 @@ class Momentum(AbstractBatched, AbstractStable):
 class Nesterov(AbstractBatched, AbstractStable):
     """Nesterov's momentum as in PyTorch: v ← μv + g, θ ← θ − η(g + μv).
 
-    At the first step, v = g. As a linear step with the momentum m = μv, S = N = η and α
-    = β = μ.
+    μ is `momentum`. At the first step, v = g. As a `LinearStep` with m = μv, it has
+    S = N = η and α = β = μ.
     """
 
     momentum: float = Field(0.9, gt=0, lt=1)
 
-    remembers: ClassVar[bool] = True
+    needs_backward_sum: ClassVar[bool] = True
 
     def update(
         self,
@@ -125,16 +125,16 @@ class Nesterov(AbstractBatched, AbstractStable):
 
 
 class AbstractAdaptive(AbstractBatched):
-    """An optimizer that divides the step of each weight by the root of a mean of
-    squared gradients.
+    """An optimizer that divides the step of each weight by a denominator n, computed
+    from a mean v of squared gradients (see `DenominatorFormula`).
 
-    In a recorded run, this divisor is known. With the divisor as a constant, steps are
-    linear in past gradients, and the backward sum is exact."""
+    In a recorded run, n is known. With n as a constant, steps are linear in past
+    gradients, and the backward sum over steps is exact."""
 
     step_size: PositiveFloat
 
     # True, because the forward sum needs one step size for all weights
-    remembers: ClassVar[bool] = True
+    needs_backward_sum: ClassVar[bool] = True
     records: ClassVar[tuple[str, ...]] = ("square",)
     elementwise: ClassVar[bool] = True
 
@@ -143,10 +143,10 @@ class AbstractAdaptive(AbstractBatched):
 
 
 class Rmsprop(AbstractAdaptive):
-    """RMSprop (Tieleman & Hinton 2012) as in PyTorch: v ← βv + (1 − β)g²,
-    θ ← θ − η g/(√v + ε).
+    """RMSprop (Tieleman & Hinton 2012) as in PyTorch: v ← β₂v + (1 − β₂)g²,
+    θ ← θ − η g/n, n = √v + ε.
 
-    As a linear step, S = η/(√v + ε).
+    β₂ is `smoothing`. As a `LinearStep`, S = η/n.
     """
 
     step_size: PositiveFloat = 1e-2
@@ -166,24 +166,24 @@ class Rmsprop(AbstractAdaptive):
             memory = {
                 "square": {name: torch.zeros_like(g) for name, g in gradient.items()}
             }
-        # v ← βv + (1 − β)g²
+        # v ← β₂v + (1 − β₂)g²
         square = {}
         for name, g in gradient.items():
             decayed = self.smoothing * memory["square"][name]
             square[name] = torch.addcmul(decayed, g, g, value=1 - self.smoothing)
 
-        # θ ← θ − η g/(√v + ε)
+        # n = √v + ε,   θ ← θ − η g/n
         after = {}
         for name, weight in weights.items():
-            divisor = square[name].sqrt() + self.eps
+            denominator = square[name].sqrt() + self.eps
             after[name] = torch.addcdiv(
-                weight, gradient[name], divisor, value=-sizes[name]
+                weight, gradient[name], denominator, value=-sizes[name]
             )
         # without momentum, m is the gradient
         return after, {"mean": gradient, "square": square}
 
-    def spread_at(self, step: int) -> Spread:
-        return Spread(self.smoothing, 1.0, self.eps, largest=False)
+    def denominator_at(self, step: int) -> DenominatorFormula:
+        return DenominatorFormula(self.smoothing, 1.0, self.eps, amsgrad=False)
 
     @property
     def differentiated(self) -> tuple[str, ...]:
@@ -198,17 +198,17 @@ class Rmsprop(AbstractAdaptive):
         }
 
 
-# --- The step of Adam (Kingma & Ba 2015), and of AMSGrad (Reddi,
-# Kale & Kumar 2018), as PyTorch has them:
+# --- Step s = 0, 1, … of Adam (Kingma & Ba 2015), as PyTorch has it:
 #
-#     m ← β₁m + (1 − β₁)g,   v ← β₂v + (1 − β₂)g²,   θ ← θ − η/(1 − β₁ˢ⁺¹) · D ⊙ m,   D = 1/(√(v/(1 − β₂ˢ⁺¹)) + ε)
+#     m ← β₁m + (1 − β₁)g        v ← β₂v + (1 − β₂)g²
+#     n = √v/ρ + ε               ρ = √(1 − β₂ˢ⁺¹)
+#     θ ← θ − η/(1 − β₁ˢ⁺¹) · m/n
 #
-# AMSGrad replaces v by the largest v so far.
+# AMSGrad (Reddi, Kale & Kumar 2018) replaces v in n by the largest v so far.
 
 
 class AbstractAdam(AbstractAdaptive):
-    """The step of Adam. As a linear step, it has S = η/(1 − β₁ˢ⁺¹) D with D as above, β
-    = β₁ and α = 1 − β₁."""
+    """The step of Adam. As a `LinearStep`, S = η/(1 − β₁ˢ⁺¹)/n, β = β₁ and α = 1 − β₁."""
 
     step_size: PositiveFloat = 1e-3
     betas: tuple[
@@ -253,19 +253,19 @@ class AbstractAdam(AbstractAdaptive):
             if self.decouples:
                 start = weight * (1 - sizes[name] * self.weight_decay)
             scale = -sizes[name] / (1 - beta1 ** (step + 1))
-            divisor = self.spread(step, square[name])
-            after[name] = torch.addcdiv(start, mean[name], divisor, value=scale)
+            denominator = self.denominator(step, square[name])
+            after[name] = torch.addcdiv(start, mean[name], denominator, value=scale)
         return after, {"mean": mean, "latest": latest, "square": square}
 
-    def spread(self, step: int, square: Tensor) -> Tensor:
-        """Return the denominator n = 1/D of the step for each weight."""
-        bias_correction = sqrt(1 - self.betas[1] ** (step + 1))
+    def denominator(self, step: int, square: Tensor) -> Tensor:
+        """Return the denominator n = √v/ρ + ε of each weight, with v = `square`."""
+        bias_correction = sqrt(1 - self.betas[1] ** (step + 1))  # ρ
         return (square.sqrt() / bias_correction).add_(self.eps)
 
-    def spread_at(self, step: int) -> Spread:
+    def denominator_at(self, step: int) -> DenominatorFormula:
         beta2 = self.betas[1]
         bias_correction = sqrt(1 - beta2 ** (step + 1))
-        return Spread(beta2, bias_correction, self.eps, self.amsgrad)
+        return DenominatorFormula(beta2, bias_correction, self.eps, self.amsgrad)
 
     @property
     def differentiated(self) -> tuple[str, ...]:
@@ -278,7 +278,7 @@ class AbstractAdam(AbstractAdaptive):
         linear = {}
         for name, square in memory["square"].items():
             size = sizes[name] / (1 - beta1 ** (step + 1))
-            scale = size / self.spread(step, square)
+            scale = size / self.denominator(step, square)
             linear[name] = LinearStep(
                 scale, momentum_decay=beta1, momentum_gain=1 - beta1
             )
@@ -286,17 +286,17 @@ class AbstractAdam(AbstractAdaptive):
 
 
 class Adam(AbstractAdam):
-    """Adam (Kingma & Ba 2015), with L2 weight decay: the gradient is g + λθ.
+    """Adam (Kingma & Ba 2015), with L2 weight decay: g + λθ replaces the gradient g.
 
-    The decay therefore also enters the moments, unlike in AdamW.
+    The means m and v of gradients therefore contain the decay, unlike in AdamW.
     """
 
 
 class AdamW(AbstractAdam):
     """AdamW (Loshchilov & Hutter 2019): Adam with decoupled weight decay.
 
-    The weights decay by θ ← (1 − ηλ)θ before each step.
-    The moments do not contain the decay."""
+    The weights decay by θ ← (1 − ηλ)θ before each step. The means m and v of gradients
+    do not contain the decay."""
 
     weight_decay: NonNegativeFloat = 0.01
 

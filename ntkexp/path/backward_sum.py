@@ -1,11 +1,11 @@
 """The backward sum: contributions through an optimizer with momentum,
 from the last step to the first.
 
-Step s is linear in the gradient g it uses, with coefficients as in `optimizer.base`:
+Step s is linear in the gradient g that it uses (`LinearStep` defines the symbols):
 
-    p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N ⊙ p − r
+    p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − S ⊙ m − N ⊙ p − r
 
-Here m is the momentum and θ are the weights. J̄(s) is the secant Jacobian of the
+m is the momentum, and θ are the weights. J̄(s) is the secant Jacobian of the
 outputs along the step, or the Jacobian of another quadrature rule. Going back from the
 last step, the sum updates two adjoints, U and V:
 
@@ -16,13 +16,14 @@ last step, the sum updates two adjoints, U and V:
     decay      −⟨V_s, λθ_s⟩ − J̄(s)·dθ_s
     rounding   −⟨V_s, e_s⟩ − J̄(s)·r_s
 
-where g = Σᵢ c Jᵢᵀℓ′ᵢ + e. The factor c is, for example, the factor of gradient
-clipping. ℓ′ᵢ is the gradient of the loss at the outputs of example i. The part e is a
-rounding error, which no example caused. If J̄ is the secant Jacobian, then
-contributions, decay and rounding add up to Σ_s J̄(s)Δθ_s = f_T − f_0, exactly.
+The gradient of the step is g = Σᵢ c Jᵢᵀℓ′ᵢ + e. Jᵢ is the Jacobian at training example
+i, ℓ′ᵢ the derivative of the loss by the outputs of this example, and c a factor, such
+as that of gradient clipping. e is a rounding error, which no example caused. If J̄ is
+the secant Jacobian, then contributions, decay and rounding add up to
+Σ_s J̄(s)Δθ_s = f_T − f_0, exactly.
 
-Some optimizers apply a linear map M to the update of a matrix of weights:
-θ ← θ − M(S ⊙ m + N ⊙ p). Then MᵀJ̄ replaces J̄ in U and V.
+Some optimizers, such as Muon, apply a linear map M to the update of a matrix of
+weights: θ ← θ − M(S ⊙ m + N ⊙ p). Then MᵀJ̄ replaces J̄ in U and V.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from torch import Tensor
 from ntkexp.kernel import Adjoint, Jacobian
 from ntkexp.kernel.features.adjoint import zero_adjoint
 from ntkexp.kernel.features.blocks import Block, Rows
-from ntkexp.optimizer.base import IDLE, Coefficient, LinearStep, Mixing, spread
+from ntkexp.optimizer.base import IDLE, Coefficient, LinearStep, Mixing, per_weight
 from ntkexp.path.step_kernel import kernel_between
 from ntkexp.shapes import Weights
 
@@ -50,15 +51,17 @@ class BackwardStep:
 
     start: Weights  # θ_s, the weights before the step
     difference: Weights  # θ_{s+1} − θ_s
-    # the optimizer's linear step for each parameter that changed, without a denominator
-    # (see `LinearStep.divided`)
+    # the optimizer's linear step for each parameter that changed. S and N are its
+    # fields `momentum_scale` and `gradient_scale` (see `LinearStep.divided`)
     linear: Mapping[str, LinearStep]
     # Jᵢ at the weights of the model call, or Jᵢᵀℓ′ᵢ in the form of a Jacobian with one
     # output
     right: Sequence[Jacobian]
     factor: Mapping[str, float] | None = None  # c, by parameter; None: 1
     rounding: Weights = field(default_factory=dict)  # e, by parameter
-    # mask by parameter: 0 where g is only a rounding error, 1 elsewhere
+    # factors in [0, 1] of the elements of c Jᵢ, by parameter; missing parameters have 1.
+    # The factor is 0 where g is only a rounding error. In a loop that clips gradients
+    # by value, it is the clipping factor of the element.
     credit: Weights = field(default_factory=dict)
 
 
@@ -88,7 +91,7 @@ class BackwardSum:
     terms of each component."""
 
     adjoint: Adjoint | None = None  # U; None before the first step is added
-    # β of the step that was added last, by parameter
+    # β_{s+1} of the step that was added last, by parameter
     momentum_decay: Mapping[str, float] = field(default_factory=dict)
     # parameters with a map M in any step so far
     mixed: set[str] = field(default_factory=set)
@@ -108,7 +111,7 @@ class BackwardSum:
         sums = [TermSums.at_zero(step, coefficients, names, change) for names in groups]
         beta = self.apply_momentum_decay()
         for weight, secant in substeps:
-            # U ← S ⊙ MᵀJ̄ + β U
+            # U_s = S_s ⊙ MᵀJ̄(s) + β_{s+1} U_{s+1}. The first substep multiplies U by β.
             jacobian = self.apply_mixing_adjoint(secant, step, coefficients)
             self.adjoint = self.adjoint or self.first_adjoint(jacobian, step.start)
             self.adjoint = self.adjoint.extended_to(jacobian, step.start)
@@ -140,9 +143,9 @@ class BackwardSum:
         return self.result(sums, change)
 
     def apply_momentum_decay(self) -> float:
-        """Return the momentum decay β if it is the same for all parameters.
+        """Return β_{s+1} if it is the same for all parameters.
 
-        Otherwise multiply the adjoint U of each parameter by its β, and return 1.
+        Otherwise multiply the adjoint U_{s+1} of each parameter by its β, and return 1.
         """
         beta = shared_value(self.momentum_decay)
         if beta is not None:
@@ -199,9 +202,11 @@ class BackwardSum:
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """The coefficients of a step, and the weight vectors λθ, dθ and r, all by
-    parameter. The inner products of these vectors with V and
-    J̄ are terms of the sum."""
+    """The coefficients of a step (see `LinearStep`), by parameter.
+
+    The last three entries are vectors of weights. The backward sum contains their
+    inner products with V and J̄.
+    """
 
     momentum_scale: dict[str, Tensor]  # S, the factor of m
     gradient_scale: dict[str, Coefficient]  # N, the factor of p
@@ -222,7 +227,7 @@ class StepCoefficients:
         residual: dict[str, Tensor] = {}
         for name, weight in step.start.items():
             linear = step.linear.get(name, IDLE)
-            read.momentum_scale[name] = spread(linear.momentum_scale, weight)
+            read.momentum_scale[name] = per_weight(linear.momentum_scale, weight)
             read.gradient_scale[name] = linear.gradient_scale
             read.momentum_gain[name] = linear.momentum_gain
             read.momentum_decay[name] = linear.momentum_decay
@@ -247,8 +252,8 @@ class StepCoefficients:
     def needs_v(self, credit: Weights) -> bool:
         """Return True if V must be formed.
 
-        This is the case if α or N differ between the weights of a parameter, or if some
-        gradients are rounding errors (`credit`) and N ≠ 0."""
+        This is the case if α or N differs between the weights of a parameter. It is
+        also the case if N ≠ 0 and some elements have a `credit` other than 1."""
         coefficients = (*self.gradient_scale.values(), *self.momentum_gain.values())
         if any(isinstance(coefficient, Tensor) for coefficient in coefficients):
             return True
@@ -384,7 +389,9 @@ def times(number: float, weights: Weights) -> Weights:
 
 def broadcast_all(coefficients: Mapping[str, Coefficient], weights: Weights) -> Weights:
     """Expand all coefficients to the shapes of the weights."""
-    return {name: spread(each, weights[name]) for name, each in coefficients.items()}
+    return {
+        name: per_weight(each, weights[name]) for name, each in coefficients.items()
+    }
 
 
 def decayed(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:

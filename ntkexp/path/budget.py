@@ -17,31 +17,35 @@ from ntkexp.text import SECONDS_PER_YEAR, duration
 # --- The memory of a run:
 #
 # program         Python, torch and other libraries
-# weights         at both ends of a step and at positions inside it, their difference and mean, the
-#                 gradient and its parts
-# kernels         K_0, K_T, one more during concatenation; 𝒦 of each rule; snapshots; the square
-#                 matrices of the table of kernel machines
-# contributions   𝒮 of each rule at the end of each phase, and its error; if 𝒮 is on disk, only the
-#                 pages in use
-# totals          for each rule, the change by each step, or by each stretch of a long path
-# features        of the training examples during a step: for all outputs, or weighted by ℓ′
-# block           for each point, a tape at each position inside a step, differences and slopes of
-#                 the secant, one gradient per output, and rows of kernels
+# weights         copies of the weights: at both ends of a step and at positions inside it, their
+#                 difference and mean; the gradient and its parts
+# kernels         tangent kernels K_0 and K_T, and a copy of one during concatenation; the path
+#                 kernel 𝒦 of each quadrature rule; kernel snapshots; the square matrices of the
+#                 table of kernel machines
+# contributions   𝒮 of each rule at the end of each phase of training, and the error of 𝒮. If 𝒮 is
+#                 on disk, only the pages in use count.
+# totals          for each rule, the change of the outputs in each step, or in each range of steps
+# features        the Jacobians of the training examples in a step, or their gradients Jᵀℓ′
+# block           for each point of a block, a tape (recorded forward pass) at each position inside
+#                 a step, differences and slopes of the secant, one gradient per output, and rows of
+#                 kernels
 
 
-PROGRAM = 0.6e9
-WEIGHT_COPIES = 9
-SQUARE_COPIES = 5
+PROGRAM = 0.6e9  # bytes
+WEIGHT_COPIES = (
+    9  # copies of the weights, in addition to those at positions inside a step
+)
+SQUARE_COPIES = 5  # square matrices for the table of kernel machines
 RECORDED_COPIES = 3  # copies of the weights in float64 while they are written
 SUM_BYTES = 8  # contributions are summed in float64
-SPILLED = 8 * ROW_BLOCK_BYTES
+SPILLED = 8 * ROW_BLOCK_BYTES  # pages in use of contributions on disk
 
 
 def copies_of_drawn(number_bytes: int) -> float:
-    """Return a lower bound on the memory of a run,
-    relative to the memory of drawing its weights.
+    """Return a lower bound on the memory of a run, as a multiple of the memory that
+    drawing its initial weights takes.
 
-    Drawing a weight takes up to 16 bytes (one to four numbers of four bytes).
+    Drawing takes up to 16 bytes per weight.
     """
     return WEIGHT_COPIES * number_bytes / 16
 
@@ -58,7 +62,7 @@ class RunMemory:
     outputs: int
     integrated: int  # number of outputs that have path kernels or contributions
     rules: int
-    tangents: int  # number of tangent kernels, or traces of tangent kernels, in memory
+    tangents: int  # number of tangent kernels (or of their traces) in memory
     # number of path kernels (one for each quadrature rule) and of kernel snapshots
     path_kernels: int
     errors: int = 0  # number of error arrays in the shape of contributions
@@ -73,9 +77,9 @@ class RunMemory:
     steps: int = 0
     # number of phases; the contributions at the end of each phase are in memory
     phases: int = 1
-    doubled: bool = False  # True if a second backward sum measures the error
+    doubled: bool = False  # True if a second backward sum estimates the error
     disk: bool = False  # True if contributions may be stored on disk
-    # number of components; the contributions of each component are in memory
+    # number of components (groups of parameters) by which contributions are split
     components: int = 0
     records_weights: bool = False  # True if the weights are stored at snapshots
 
@@ -86,10 +90,8 @@ class RunMemory:
 
     @property
     def spills(self) -> bool:
-        """True if contributions are stored on disk.
-
-        This is the case if no kernels are summed
-        and the contributions do not fit into memory."""
+        """True if contributions are stored on disk, because they do not fit into
+        memory. This is possible only if no kernels are summed."""
         may = self.disk and self.kernels == "none"
         return may and not self.budget.holding(self.always).fits(
             self.sums + 2 * self.per_point
@@ -233,7 +235,8 @@ class RunMemory:
         return self.fixed + self.block * self.per_point + tapes
 
 
-# --- The time of a run, from shapes alone, so that every machine estimates the same:
+# --- The estimated time of a run. It depends only on shapes, so that every computer
+# gives the same estimate:
 #
 # seconds   = START_SECONDS + steps · positions · (POSITION_SECONDS
 #             + points · work · SECONDS_PER_WORK),   on one core
@@ -246,7 +249,8 @@ class RunMemory:
 START_SECONDS = 3.0
 POSITION_SECONDS = 0.003
 SECONDS_PER_WORK = 8e-11
-# number of multiplications with all training examples per number on a tape
+# The estimate of the work of a position assumes that a run uses each number on its
+# tape in this many multiplications per training example.
 WORK_PER_NUMBER = 64
 # limits of core years; a GPU counts as a thousand cores
 MAX_CORE_YEARS = {"cpu": 10.0, "cuda": 10_000.0}

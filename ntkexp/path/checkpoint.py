@@ -11,8 +11,8 @@ from ntkexp.on_disk import copy_rows
 
 
 class Resumable:
-    """An object whose fields named in `checkpointed` are saved to a checkpoint and
-    restored from it."""
+    """An object that can be saved to a checkpoint and restored from it. `checkpointed`
+    names the fields that are saved."""
 
     checkpointed: ClassVar[tuple[str, ...]] = ()
 

@@ -1,5 +1,5 @@
-"""The shapes of path kernels 𝒦 and contributions 𝒮: their points, outputs and steps.
-Also arrays of these shapes."""
+"""The points, outputs and steps of the sums along a path, and arrays of zeros in the
+shapes of path kernels 𝒦 and contributions 𝒮."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ PATH_KERNEL_AXES = 4  # [point, out, train, out_]
 class Domain:
     """The points and outputs that have path kernels or contributions.
 
-    The run attributes the outputs, or a measure of the outputs such as the loss.
-    `explained` computes the attributed quantity at the points."""
+    A run explains the outputs of the network, or a measure of the outputs such as the
+    loss. `points` evaluates the network, and `explained` the explained quantity."""
 
     points: Points
-    # the same points, evaluated to the outputs or to the measure of the outputs
     explained: Points
     # True if training examples also have path kernels or contributions
     sums_train: bool

@@ -1,5 +1,6 @@
-"""Forward sums: path kernels and contributions, with an error estimate. They are summed
-over all steps, or integrated over time along a gradient flow."""
+"""Forward sums: the path kernel 𝒦 and the contributions 𝒮 (see `path.integrals`),
+summed during training, with an estimate of their error. They are sums over all steps,
+or integrals over time along a gradient flow."""
 
 from __future__ import annotations
 
@@ -34,14 +35,10 @@ from ntkexp.shapes import Weights
 
 
 class Error(NamedTuple):
-    """The estimated error of the contributions 𝒮. `parts` is the norm of the errors of
-    all single contributions, ‖𝒮 − 𝒮_integral‖ (see below).
+    """The estimated error of the contributions 𝒮."""
 
-    `sums` is the estimated error of Σᵢ 𝒮(x, xᵢ), or None if that sum is exact.
-    """
-
-    parts: float
-    sums: float | None = None
+    parts: float  # ‖𝒮 − 𝒮_integral‖, over all single contributions (see below)
+    sums: float | None = None  # error of the sums Σᵢ 𝒮(x, xᵢ); None if they are exact
 
 
 class AbstractAccumulator(Resumable, ABC):
@@ -55,8 +52,8 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        """Add a step. Return the norms of its terms (a `Tally`) by rule,
-        if they are measured at this step.
+        """Add a step. Return the norms of its terms (a `Tally`) for each rule, or an
+        empty dict if they are not computed now.
 
         `due` is True if a kernel snapshot is due at the step.
         """
@@ -108,18 +105,19 @@ class AbstractAccumulator(Resumable, ABC):
         """Return the change of the outputs in each step, according to one rule."""
 
 
-# --- The error of the single contributions 𝒮(x, xᵢ). Their sum over i is exact by the
-# secant rule.
+# --- The error of the single contributions 𝒮(x, xᵢ) by the secant rule. (Their sum over
+# the examples i has no error.)
 #
 # Many matrices J̄ satisfy J̄Δθ = Δf. The exact contributions, 𝒮_integral, use one of
 # them: the integral of the tangent Jacobian along the step. The mean secant Jacobian of
 # n equal substeps differs from this integral by O(n⁻²). Let S_n be the contributions of
-# one step with n substeps. Their error is
+# one step, computed with n substeps. By Richardson's extrapolation, their error is
 #
-#     e = (S_2n − S_n) · 4/3        (4ᵏ⁺¹/(4ᵏ⁺¹ − 1) after k extrapolations)
+#     e = (S_2n − S_n) · 4/3        (4ᵏ⁺¹/(4ᵏ⁺¹ − 1) after k Romberg extrapolations)
 #
-# It is measured at m evenly spaced steps out of T. The errors of different steps may
-# add up or cancel. An unbiased estimate of the squared norm of their sum is
+# It is computed at m evenly spaced steps out of T. The errors of different steps may
+# add up or cancel. With Σ over the m steps on the right side, an unbiased estimate of
+# the squared norm of the sum of all T errors is
 #
 #     ‖Σ_s e_s‖² ≈ T/m Σ‖e‖² + T(T−1)/(m(m−1)) (‖Σe‖² − Σ‖e‖²)
 
@@ -129,8 +127,8 @@ class ErrorBar(Resumable):
     """The error of the contributions, measured on a sample of steps."""
 
     rule: str  # the rule whose error is measured
-    coarse: tuple[Substep, ...]
-    fine: tuple[Substep, ...]
+    coarse: tuple[Substep, ...]  # n substeps
+    fine: tuple[Substep, ...]  # 2n substeps
     # the error divided by S_2n − S_n: 4/3 without extrapolation
     richardson_factor: float
     every: int  # interval between the steps of the sample
@@ -193,7 +191,7 @@ class StepSum(AbstractAccumulator):
                 tallies[name].add(block, kernel, parts, summed, expected=change)
                 self.totals[name].add(step.index, block.rows, change)
             if bar is not None and bar.measures(step.index):
-                # e = (S_2n − S_n) · gain
+                # e = (S_2n − S_n) · richardson_factor
                 fine, _ = block.kernel(bar.fine, step.right_factor)
                 coarse, _ = block.kernel(bar.coarse, step.right_factor)
                 error = self.rules[bar.rule].weighted(step, fine - coarse)
@@ -273,7 +271,8 @@ class FlowIntegral(AbstractAccumulator):
 
 @dataclass(kw_only=True)
 class PhasedSum(AbstractAccumulator):
-    """A forward sum that copies its sums at the switches between phases."""
+    """A forward sum for training in phases. It keeps a copy of the sums at the end of
+    each phase."""
 
     accumulator: AbstractAccumulator
     switches: tuple[int, ...]

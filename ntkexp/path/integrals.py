@@ -1,7 +1,8 @@
-"""The path kernel 𝒦 and the contributions 𝒮,
-summed along a path without storing the trajectory.
+"""The path kernel 𝒦 and the contributions 𝒮 of training examples: sums over the steps
+of a path, defined below.
 
-The sums are available in total, by step, by component and by phase.
+There are sums over the whole path, over each step, over each phase of training, and
+over each component (group of parameters).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from ntkexp.path.rule.base import Substep
 from ntkexp.path.step import Step
 from ntkexp.path.step_kernel import StepBlock
 
-# --- Norms of the terms of one step, and the error
-# of the equation Σᵢ Δ𝒮ᵢ = Δf (closure).
+# --- Norms of the terms of one step, and the check that the step closes: the
+# contributions Δ𝒮ᵢ of all examples i must add up to the change Δf of the outputs.
 
 
 class Rounding(NamedTuple):
@@ -42,11 +43,10 @@ class Rounding(NamedTuple):
 
 @dataclass
 class Tally:
-    """Norms of the terms of one step, summed over the blocks of points. They are
-    metrics, and used to check closure. Δ𝒮ᵢ is the contribution
-    of example i in the step."""
+    """Norms of the terms of one step, over all points. They are logged as metrics, and
+    they check that the step closes. Δ𝒮ᵢ is the contribution of example i in the step."""
 
-    missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖², the squared error of closure
+    missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖², which is 0 if the step closes exactly
     changed: float = 0.0  # ‖Δf‖², for the change Δf of the outputs
     outputs: float = 0.0  # ‖f(θ_{s+1})‖², at the weights after the step
     contribution_mass: float = 0.0  # Σ|Δ𝒮ᵢ|, over examples i and points
@@ -85,12 +85,12 @@ class Tally:
         self.kernels = kernel.numel() > 0
 
     def closure_error(self, rounding: Rounding) -> Closure | None:
-        """Return the error of Σᵢ Δ𝒮ᵢ = Δf if it exceeds the bound on the rounding
-        error. Otherwise return None.
+        """Return the error ‖Σᵢ Δ𝒮ᵢ − Δf‖ with its bound, if it is larger than rounding
+        explains. Otherwise return None.
 
         The bound is relative to the sizes of the outputs and of the contributions. If
-        the outputs are not finite, return None, because the run is reported as diverged
-        elsewhere."""
+        the outputs are not finite, also return None: another check reports that the run
+        has diverged."""
         size = (
             rounding.terms
             + sqrt(self.outputs)
@@ -128,7 +128,9 @@ def scalars_to_cpu(*numbers: Float[Tensor, ""]) -> list[float]:
     return read
 
 
-# --- The two integrals along a path:
+# --- The integrals along a path. In step s, with step size η_s, K_s is the kernel of
+# the step, ℓ′ᵢ(s) the derivative of the loss by the outputs at example xᵢ, J_s the
+# Jacobian, and λ the weight decay.
 #
 #     path kernel     𝒦(x, xᵢ) = Σ_s η_s K_s(x, xᵢ)            [query, out, train, out_]
 #     contributions   𝒮(x, xᵢ) = −Σ_s η_s K_s(x, xᵢ) ℓ′ᵢ(s)     [query, out, train]
@@ -179,8 +181,8 @@ class Integrals(Resumable):
     def add_products(
         self, step: Step, rows: slice, products: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Add the products ⟨J̄(x), J(xᵢ)⟩ of a step to 𝒦. Return the kernel ηK_s and
-        the contributions −ηK_s ℓ′ of the step."""
+        """Add the products K_s = ⟨J̄(x), J(xᵢ)⟩ of a step to 𝒦. Return the kernel ηK_s
+        and the contributions −ηK_s ℓ′ of the step."""
         kernel = products.mul_(step.step_size)
         self.kernel[rows].add_(kernel)
         return kernel, self.weighted(step, kernel).neg_()
@@ -188,8 +190,7 @@ class Integrals(Resumable):
     def weighted(
         self, step: Step, products: Tensor
     ) -> Float[Tensor, "query out train"]:
-        """Return Kℓ′, the kernel K of a step times ℓ′, the gradients of the loss at the
-        outputs. `products` are ⟨J̄(x), J(xᵢ)⟩."""
+        """Return K_s ℓ′, for the products K_s = ⟨J̄(x), J(xᵢ)⟩."""
         return contract(products, step.output_gradient)
 
     def add_components(
@@ -234,8 +235,8 @@ class ContributionIntegrals(Integrals):
     """The contributions 𝒮 and the decay 𝒟, without the path kernel 𝒦.
 
     Instead of the Jacobian J(xᵢ), a step provides the gradient J(xᵢ)ᵀℓ′ᵢ, in the form
-    of a Jacobian with one output. So its products are Kℓ′. `kernel` is empty: its axis
-    of training examples has length zero."""
+    of a Jacobian with one output. So its products are ⟨J̄(x), J(xᵢ)ᵀℓ′ᵢ⟩ = K_s ℓ′.
+    `kernel` is empty: its axis of training examples has length zero."""
 
     def add_products(
         self, step: Step, rows: slice, products: Tensor
@@ -253,7 +254,7 @@ def integrals_at_zero(
 ) -> Integrals:
     """Return integrals of zero for the quadrature rule with these substeps.
 
-    `rules` is the number of all rules.
+    `rules` is the number of quadrature rules of the run.
     """
     by_component = None
     if domain.components:
@@ -285,27 +286,23 @@ def contract(
 # step s. With momentum, it is the change that the gradient of step s causes, at step s
 # and at all later steps.
 #
-# Long paths are summed over stretches of 2, 4, 8, … steps. The sums of all rules
-# together then have at most `MAX_TOTALS` numbers, but every rule has at least
-# `MIN_STRETCHES` stretches. The number of steps is not known in advance, so adjacent
-# stretches are merged in pairs when there are too many.
+# On a long path, changes are stored per stretch, a range of consecutive steps. The
+# number of steps is not known in advance. So a stretch is one step at first. When there
+# are too many stretches, neighbours are merged, and stretches have 2, 4, 8, … steps.
 
 
 MAX_TOTALS = 2**23
-"""Maximum number of entries in the changes of the outputs by step, for all rules
+"""Maximum number of stored changes (stretches × queries × outputs), for all rules
 together (67 MB)."""
 
 MIN_STRETCHES = 128
-"""Every rule may have this number of stretches (ranges of steps),
-even beyond `MAX_TOTALS`."""
+"""Every rule may have this number of stretches, even beyond `MAX_TOTALS`."""
 
 
 @dataclass(kw_only=True)
 class StepTotals(Resumable):
-    """Changes of the outputs, summed over consecutive stretches (ranges) of steps.
-
-    `edges` are the first steps of the stretches,
-    followed by the step after the last stretch.
+    """Changes of the outputs, summed over each stretch of consecutive steps. Stretch k
+    contains the steps from edges[k] to edges[k + 1] − 1.
 
     >>> totals = StepTotals(zero=torch.zeros(1, 1), max_stretches=2)
     >>> for step, added in enumerate([1.0, 2.0, 3.0]):
@@ -381,8 +378,7 @@ def totals_at_zero(domain: Domain, rules: int) -> StepTotals:
 
 
 def max_stretches_per_rule(domain: Domain, rules: int) -> int:
-    """Return the maximum number of stretches (ranges of steps) per rule,
-    which is even."""
+    """Return the maximum number of stretches per rule. It is even."""
     numbers = prod(domain.shape[:2]) * max(1, len(domain.components))
     return max(MIN_STRETCHES, MAX_TOTALS // max(1, rules * numbers) // 2 * 2)
 
@@ -447,8 +443,8 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
 #     f(T_p) − f(T_{p−1}) = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
 #
 # Phase p ends at step T_p. With momentum, gradients of earlier phases also move the
-# weights in phase p. Then 𝒮(·; T) includes the effects up to step T of all gradients
-# before step T. This requires a separate backward pass for each phase.
+# weights in phase p. So 𝒮(·; T_p) needs a backward pass of its own that starts at T_p.
+# It includes the effects up to step T_p of all earlier gradients.
 
 
 class Sums(NamedTuple):

@@ -1,5 +1,5 @@
-"""The methods to integrate along a path, their memory costs,
-and the choice of a method."""
+"""The methods to sum the path kernel 𝒦 and the contributions 𝒮 along a path, their
+memory costs, and the choice of a method."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Costs(NamedTuple):
 
 
 class AbstractIntegration(ABC):
-    """A method to integrate along a path.
+    """A method to sum 𝒦 and 𝒮 along a path.
 
-    The constructor raises if it does not support the settings.
+    The constructor raises if the method does not support the settings of the path.
     """
 
     path: Path
-    # number of passes over the path; with a single pass, additional points are cheap
+    # number of passes over the path
     passes: ClassVar[int] = 1
 
     @property
@@ -57,13 +57,12 @@ class AbstractIntegration(ABC):
 
     @property
     def details(self) -> Mapping[str, str]:
-        """The description of the settings of each quadrature rule,
-        by the name of the rule."""
+        """The settings of each quadrature rule as text, by the name of the rule."""
         return self.path.details
 
     def facts(self, memory: Memory) -> dict[str, float]:
-        """Return facts about the path for the report, by name, from the optimizer's
-        state after training."""
+        """Return numbers about the path for the report, by name. `memory` is the
+        optimizer's state after training."""
         return {}
 
     @abstractmethod
@@ -116,9 +115,9 @@ class EveryStep(AbstractIntegration):
 class Snapshots(AbstractIntegration):
     """The sum over kernel snapshots at a few steps, for optimizers without momentum.
 
-    The sums of ℓ′ (the gradients of the loss at the outputs) between snapshots are
-    exact. For each path kernel, memory holds two snapshots,
-    which also give an estimate of the error."""
+    The kernel is interpolated between snapshots. The derivatives ℓ′ of the loss by the
+    outputs are known at every step, so their sums are exact. For each path kernel,
+    memory holds two snapshots, from which the error is estimated."""
 
     path: Path
 
@@ -235,8 +234,8 @@ class AlongFlow(AbstractIntegration):
 class Backward(AbstractIntegration):
     """The sum from the last step to the first, for optimizers with momentum.
 
-    It makes two passes over the path. Memory holds an adjoint for each
-    attributed point and output."""
+    A first pass trains and records the steps. The second pass sums. Memory holds an
+    adjoint (see `path.backward_sum`) for each attributed point and output."""
 
     path: Path
     optimizer: AbstractOptimizer
@@ -316,7 +315,7 @@ def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractInte
         )
     if optimizer.flows:
         return AlongFlow(path=path)
-    if optimizer.remembers:
+    if optimizer.needs_backward_sum:
         return Backward(path=path, optimizer=optimizer)
     if path.every == "snapshots":
         return Snapshots(path=path)

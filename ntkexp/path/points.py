@@ -3,8 +3,9 @@ and the network at one set of weights.
 
 The points are the training examples, followed by the queries. The network evaluates
 them block by block, so that memory stays bounded. A block contains only training
-examples or only queries. A tape is the record of a forward pass on one block. A step
-ends where the next step starts, so they share this tape."""
+examples or only queries. A *tape* is the record of a forward pass on one block. The
+weights at the end of a step are those at the start of the next step, so both steps use
+the same tapes."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class Points:
     block: int
     # True: cache the tapes at the start and the end of the latest step
     keeps_tapes: bool
-    # outputs that have path kernels and contributions; None means all outputs
+    # indices of the outputs that have path kernels and contributions; None means all outputs
     chosen: tuple[int, ...] | None = None
     kernels: Kernels = "all"
     cache: list[tuple[Weights, dict[int, Tape]]] = field(
@@ -57,8 +58,9 @@ class Points:
     def makes_kernels(self) -> bool:
         """True if kernels are computed, False if only contributions are computed.
 
-        Contributions need one gradient Jᵀℓ′ per training example. Kernels need a
-        gradient per training example and output."""
+        For contributions, one gradient Jᵀℓ′ per training example suffices (ℓ′ is the
+        derivative of the loss by the outputs). Kernels need a gradient per training
+        example and output."""
         return self.kernels == "all"
 
     @property
@@ -145,7 +147,7 @@ class NetworkView:
     points: Points
     weights: Weights
 
-    # the latest gradients ℓ′ of the loss at the outputs, with the products Jᵀℓ′
+    # the latest ℓ′ (derivative of the loss by the outputs), with its products Jᵀℓ′
     latest: list[tuple[Tensor, list[Jacobian]]] = field(
         default_factory=list, repr=False
     )
@@ -185,11 +187,11 @@ class NetworkView:
     def loss_gradients(
         self, output_gradient: Float[Tensor, "train out"]
     ) -> Iterable[Jacobian]:
-        """Return the loss gradients J(θ; xᵢ)ᵀℓ′ᵢ of the training examples, block by
-        block, for the gradients ℓ′ of the loss at the outputs.
+        """Return the gradient J(θ; xᵢ)ᵀℓ′ᵢ of the loss of each training example, block
+        by block. ℓ′ is `output_gradient`, the derivative of the loss by the outputs.
 
-        If kernels are computed, multiply with their Jacobians. Otherwise run one
-        backward pass per block."""
+        If kernels are computed, multiply with the Jacobians. Otherwise run one backward
+        pass per block."""
         parts = torch.split(output_gradient, self.points.block)
         if self.points.makes_kernels:
             return (
@@ -208,8 +210,8 @@ class NetworkView:
         return gradients
 
     def stored_kernel(self) -> Float[Tensor, "point kept train kept_"]:
-        """Return the tangent kernel between all points
-        and the training examples, as it is stored.
+        """Return the tangent kernel between all points and the training examples, in
+        the form in which a run stores it.
 
         If the setting `kernels` is "all", this is the kernel itself. For "trace", it is
         the trace over outputs, Σ_c K[x, c, x′, c]. For "none", it is an empty array
@@ -258,10 +260,10 @@ class NetworkView:
         return torch.cat(rows)
 
     def largest_eigenvalue(self, examples: slice) -> float:
-        """Return a lower estimate of the largest eigenvalue of the kernel JJᵀ
-        of some training examples.
+        """Return a lower estimate of the largest eigenvalue of the kernel JJᵀ between
+        some training examples.
 
-        Use power iterations with J and Jᵀ, which never form the kernel.
+        Use products v → JJᵀv, which never form the kernel.
         """
         inside = torch.zeros_like(self.train_outputs)
         inside[examples] = 1.0

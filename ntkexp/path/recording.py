@@ -1,8 +1,9 @@
-"""The trajectory of a training run, recorded for backward passes.
+"""The trajectory of a training run, recorded for passes from the last step to the first.
 
-A recording stores θ_s, ℓ′(s) and the optimizer's state of each step. `Playback` reads
-it as steps of a path. `RecordedTraining` reads it as a differentiable sequence of
-training steps."""
+A recording stores, for each step s, the weights θ_s before the step, the optimizer's
+state after it, and ℓ′(s), the derivatives of the loss by the outputs. `Playback` reads
+it as steps of a path, for contributions. `RecordedTraining` reads it as training steps
+that can be differentiated, for leave-out effects."""
 
 from __future__ import annotations
 
@@ -27,15 +28,21 @@ from ntkexp.effects.trajectory import (
     Update,
     flat_like,
 )
-from ntkexp.optimizer.base import AbstractOptimizer, Coefficient, Memory, Sizes, spread
+from ntkexp.optimizer.base import (
+    AbstractOptimizer,
+    Coefficient,
+    Memory,
+    Sizes,
+    per_weight,
+)
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.step import Descent, Step, TrainingRecipe, sizes_of
 from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
 
-# --- A row of a recording: [θ_s, optimizer state after step s, ℓ′(s)], with the
-# parameters concatenated. ℓ′ are the gradients of the loss at the outputs.
+# --- A row of a recording: the numbers of θ_s, of the optimizer's state after step s,
+# and of ℓ′(s), one after the other.
 
 
 class Recorded(NamedTuple):
@@ -68,7 +75,7 @@ class Recording:
     rows: Trajectory
     like: Weights  # tensors with the names and shapes of the weights
     records: tuple[str, ...]  # names of the recorded parts of the optimizer's state
-    # a tensor in the shape of ℓ′, the gradients of the loss at the outputs
+    # a tensor in the shape of ℓ′
     output_gradient_like: Float[Tensor, "train out"]
 
     def write(self, step: Step) -> None:
@@ -146,8 +153,8 @@ class Playback:
     ) -> Step:
         """Read a step. Use the tensors `start` and `end` if they are given.
 
-        Tapes are cached by tensor identity, so passing the tensors
-        of an adjacent step reuses its tapes."""
+        Tapes (recorded forward passes) are cached by tensor identity, so passing the
+        tensors of an adjacent step reuses its tapes."""
         recorded = self.recording.read(index)
         return Step(
             index=index,
@@ -161,8 +168,8 @@ class Playback:
         )
 
 
-# --- A recorded training run as a differentiable sequence of steps. The recording must
-# contain the parts `optimizer.records` and `optimizer.differentiated` of the
+# --- A recorded training run as a sequence of steps for leave-out effects. The recording
+# must contain the parts `optimizer.records` and `optimizer.differentiated` of the
 # optimizer's state.
 
 
@@ -310,7 +317,7 @@ def update_of(
         if all(isinstance(number, float) and not number for number in numbers.values()):
             return 0.0
         return flat.vector(
-            {name: spread(numbers[name], weight) for name, weight in like.items()}
+            {name: per_weight(numbers[name], weight) for name, weight in like.items()}
         )
 
     combined = replace(
@@ -330,27 +337,27 @@ def denominator_of(
     memory: Memory,
     before: Memory,
 ) -> Denominator | None:
-    """Return the denominator of an adaptive step,
-    computed from √v or its running maximum.
+    """Return the denominator n of an adaptive step, with the state of the optimizer
+    before and after the step.
 
     Return None if the optimizer does not divide by past gradients.
     """
-    divisor = optimizer.spread_at(index)
-    if divisor is None:
+    formula = optimizer.denominator_at(index)
+    if formula is None:
         return None
     now = {part: flat.vector(weights) for part, weights in memory.items()}
     then = {part: flat.vector(weights) for part, weights in before.items()}
-    latest = "latest" if divisor.largest else "square"
+    latest = "latest" if formula.amsgrad else "square"
     zeros = torch.zeros_like(now["mean"])
     denominator = Denominator(
-        beta2=divisor.second,
-        bias_correction=divisor.root,
-        eps=divisor.eps,
+        beta2=formula.beta2,
+        bias_correction=formula.bias_correction,
+        eps=formula.eps,
         mean=now["mean"],
         second_moment=now[latest],
         second_moment_before=then.get(latest, zeros),
     )
-    if not divisor.largest:
+    if not formula.amsgrad:
         return denominator
     largest_before = then.get("square", zeros)
     return replace(
@@ -360,14 +367,14 @@ def denominator_of(
     )
 
 
-# --- The time h at which half of the contribution of an example
-# to a point has accumulated:
+# --- The half time h of example i at a point: the time at which half of its contribution
+# has accumulated. With the mass m_i(r) = |contribution of example i at step r|,
 #
-#     m_i(r) = |contribution of example i at step r|,        Σ_{r before h} m_i(r) = ½ Σ_r m_i(r)
+#     Σ_{r before h} m_i(r) = ½ Σ_r m_i(r)
 #
 # With momentum, the contribution at step r includes the effect of the gradient of step
-# r on all later steps. The masses m are summed over at most `STRETCHES` stretches of
-# consecutive steps. Within a stretch, the mass is treated as uniform in time.
+# r on all later steps. To save memory, masses are summed over at most `STRETCHES`
+# stretches of consecutive steps. Within a stretch, mass is treated as uniform in time.
 
 
 STRETCHES = 20
@@ -375,8 +382,8 @@ STRETCHES = 20
 
 @dataclass(frozen=True)
 class Halves(Resumable):
-    """The magnitude (mass) of each contribution in each stretch of the path. Stretch k
-    contains the steps from edges[k] to edges[k + 1] − 1."""
+    """The mass of each example in each stretch of the path. Stretch k contains the
+    steps from edges[k] to edges[k + 1] − 1."""
 
     edges: tuple[int, ...]
     mass: Float[Tensor, "stretch query out train"]
@@ -395,8 +402,9 @@ class Halves(Resumable):
         rows: Int[Tensor, " row"],
         parts: Float[Tensor, "query out row"],
     ) -> None:
-        """Add the contributions of some rows of a step, at all points. `rows` holds the
-        example that each row belongs to.
+        """Add the contributions of a step at all points, given by rows. `rows` holds
+        the index of the example of each row. Rows of the same example are summed before
+        taking the absolute value.
 
         >>> halves = Halves((0, 1), torch.zeros(1, 1, 1, 2))
         >>> halves.add_rows(0, torch.tensor([1, 1]), torch.tensor([[[3.0, -1.0]]]))
@@ -416,8 +424,8 @@ class Halves(Resumable):
     def half_times(
         self, step_sizes: Sequence[float]
     ) -> Float[Tensor, "query out train"]:
-        """Return the fraction of the total time after which half of each contribution
-        has accumulated, or NaN if there are no contributions.
+        """Return each half time as a fraction of the total time, or NaN if there is no
+        contribution.
 
         >>> halves = Halves((0, 1, 2), torch.tensor([1.0, 3.0]).view(2, 1, 1, 1))
         >>> halves.half_times([1.0, 1.0]).item()  # a third of the second step, which makes three quarters

@@ -1,4 +1,5 @@
-"""The settings of a path: its sums, its kernels, and the steps with kernels."""
+"""The settings of a path (the keys `path.*`): quadrature rules, kernels, and the steps
+whose kernel is stored."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ from ntkexp.mistake import Mistake
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.rule.base import AbstractRule, Substep
 
-# --- The kernels that a run computes.
+# --- The kernels K[x, c, x′, c′] that a run computes, between outputs c and c′ at points
+# x and x′:
 #
-# `all`: the block [out, out_] for every pair of points, at every step. `trace`: the
-# trace Σ_c K[x, c, x′, c], only at the steps whose kernel is stored. `none`: no
-# kernels. Contributions do not depend on this choice.
+#     all      K for all pairs of outputs, at every step
+#     trace    the trace Σ_c K[x, c, x′, c], only at the steps whose kernel is stored
+#     none     no kernels
+#
+# Contributions do not depend on this choice.
 #
 # `auto` becomes `all` or `trace` when the number of outputs is known
 # (`Path.chosen_kernels`).
@@ -51,14 +55,15 @@ class Kernel(Component):
     sketch: int | None = Field(None, ge=1, le=MAX_COUNT)
 
 
-# --- The steps with a stored kernel: planned before training,
-# or adapted to kernel change.
+# --- The steps with a stored kernel: planned before training, or adapted to the kernel
+# change.
 #
-# An adaptive timetable measures the kernel change δ = ‖K_s − K_r‖/‖K_r‖ among the
-# training examples, between consecutive kernels at steps r < s. The next kernel is due
-# after (s − r) · `change`/δ steps, where the factor `change`/δ is limited to the range
-# from ¼ to 4. But it is never due earlier than if the remaining kernels were
-# log-spaced, so that the planned number of kernels suffices until the end of training.
+# An adaptive timetable computes the kernel change δ = ‖K_s − K_r‖/‖K_r‖ between the
+# latest two kernels, at steps r < s. The setting `change` is the wanted δ. So the next
+# kernel is due after (s − r) · `change`/δ steps, where the factor `change`/δ is limited
+# to the range from ¼ to 4. The number of kernels is also limited, so they must not be
+# used up before training ends. Therefore the next kernel is never due earlier than if
+# the remaining kernels were spaced evenly on a log scale until the end of training.
 # Each switch between phases of training adds a kernel.
 
 
@@ -115,12 +120,12 @@ class Adaptive(AbstractTimetable):
     at switches do not influence the waiting times."""
 
     steps: int
-    count: int
+    count: int  # largest number of kernels, without those at switches
     change: float
     switches: tuple[int, ...] = ()
     wait: int = 0  # number of steps from the latest stored kernel to the next one
-    next: int = 0
-    taken: int = 0
+    next: int = 0  # step of the next kernel
+    taken: int = 0  # number of kernels so far
     latest: Float[Tensor, "train out train out_"] | None = None
 
     checkpointed: ClassVar[tuple[str, ...]] = ("wait", "next", "taken", "latest")
@@ -257,11 +262,8 @@ class Path(Component):
 
     @property
     def keeps_kernels(self) -> bool:
-        """True if kernels are computed for every pair of outputs,
-        or if this is not decided yet.
-
-        Contributions do not need them.
-        """
+        """True if kernels are computed for every pair of outputs, or if `auto` has not
+        been resolved yet (see `chosen_kernels`)."""
         return self.kernels in ("all", "auto")
 
     def chosen_kernels(
@@ -311,11 +313,11 @@ class Path(Component):
 
     @property
     def richardson_factor(self) -> float:
-        """The error of the closing rule, divided by its difference
-        to `finer_quadrature`.
+        """Richardson's factor 1 + 1/(4ᵏ⁺¹ − 1), after k Romberg extrapolations. The
+        error of the closing rule is this factor times the difference between the
+        results of `finer_quadrature` and of the rule.
 
-        This is Richardson's factor 1 + 1/(4ᵏ⁺¹ − 1), for an error of order n^−2(k+1) in
-        the number n of substeps, after k Romberg extrapolations."""
+        It assumes an error of order n^−2(k+1) in the number n of substeps."""
         return 1 + 1 / (4.0 ** (self.romberg + 1) - 1)
 
     def positions(self, finer: tuple[Substep, ...]) -> frozenset[float]:
@@ -358,8 +360,7 @@ class Path(Component):
 
     @property
     def details(self) -> dict[str, str]:
-        """The description of the settings of each quadrature rule,
-        by the name of the rule."""
+        """The settings of each quadrature rule as text, by the name of the rule."""
         return {
             rule.option: rule.detail(
                 self.quadrature_points, self.substeps, self.romberg
@@ -375,11 +376,12 @@ class Path(Component):
     def timetable(
         self, steps: int, switches: tuple[int, ...] = (), *, measures: bool = False
     ) -> AbstractTimetable:
-        """Return the timetable of the snapshots: of kernels, recorded arrays and
-        diagnostics. It includes the switches between phases.
+        """Return the timetable of snapshots. At a snapshot, a run stores its kernel and
+        the arrays of `record`, and computes diagnostics. There is a snapshot at each
+        switch between phases.
 
-        It is empty if there are no kernels, nothing is recorded, and the run `measures`
-        no diagnostics."""
+        The timetable is empty if there are no kernels, nothing is recorded, and
+        `measures` is False (no diagnostics)."""
         if self.kernels == "none" and not (self.record or measures):
             return Planned(())
         if self.schedule == "adaptive" and self.kernels == "none":

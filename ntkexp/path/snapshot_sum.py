@@ -1,31 +1,31 @@
-"""The sum along a path from the kernel at only a few steps, with exact sums of ℓ′
-between them.
+"""The path kernel 𝒦 and the contributions 𝒮 from the kernel at only a few steps.
 
-ℓ′ᵢ(s), the gradient of the loss at the outputs of example i, is available at every step
-at no cost. The kernel is expensive, but varies slowly. So it is computed only at steps
-s₀ < s₁ < …, which include the last step of the path, and interpolated linearly in time
-between them. With the hat function φ_k around s_k,
+ℓ′ᵢ(s), the derivative of the loss by the outputs of example i, is known at every step s
+at no cost. The kernel is expensive, but varies slowly. So kernels K_k (*snapshots*) are
+computed only at steps s₀ < s₁ < …, which include the last step of the path. Between
+them, the kernel is interpolated linearly in time. Let φ_k be the hat function that is 1
+at step s_k and 0 at the other snapshots, and η_s the step size. Then
 
     𝒦 = Σ_k K_k Σ_s φ_k(s) η_s,        𝒮 = −Σ_k K_k Σ_s φ_k(s) η_s ℓ′(s).
 
-Between a snapshot K_k at time t_k and the next snapshot K at time t, the interpolated
-kernel is K(t_s) = (1 − u_s) K_k + u_s K with u_s = (t_s − t_k)/(t − t_k). The factors
-of K_k and K follow from four sums over the steps between them, which do not depend on
-the kernels:
+The time t_s of a step is the sum of the earlier step sizes. Between a snapshot K_k at
+time t_k and the next snapshot K at time t, the interpolated kernel is
+(1 − u_s) K_k + u_s K with u_s = (t_s − t_k)/(t − t_k). The factors of K_k and K follow
+from four sums over the steps between them, which do not depend on the kernels:
 
     Σ_s η_s,   Σ_s (t_s − t_k) η_s,   Σ_s η_s ℓ′(s),   Σ_s (t_s − t_k) η_s ℓ′(s).
 
 A step with a snapshot belongs to the interval that ends at the step, so that u = 1.
 
-The error is estimated by omitting every other snapshot. The intervals of interpolation
+To estimate the error of 𝒮, omit every other snapshot. The intervals of interpolation
 are then twice as long, so the error is four times as large if the kernel is smooth in
 time. Therefore the error is a third of the difference between the two results:
 
     e = ⅓ Σ_{k odd} (K_k − Ǩ_k) Σ_s φ_k(s) η_s ℓ′(s),
 
-where Ǩ_k is interpolated between K_{k−1} and K_{k+1}. This estimate does not include
-changes of the kernel that are faster than the snapshots, for example in the first steps
-if the snapshots are equally spaced."""
+where Ǩ_k is interpolated between K_{k−1} and K_{k+1}. The estimate misses changes of the
+kernel that are faster than the snapshots, for example in the first steps if the
+snapshots are equally spaced."""
 
 from __future__ import annotations
 
@@ -46,17 +46,16 @@ from ntkexp.path.step_kernel import StepBlock
 
 
 class Weight(NamedTuple):
-    """The factors of a kernel snapshot in the sums: `size` = Σ_s φη is its factor in 𝒦,
-    and `pull` = Σ_s φηℓ′ in 𝒮."""
+    """The factors of a kernel snapshot K_k in the sums 𝒦 and −𝒮."""
 
-    size: float
-    pull: Float[Tensor, "train out_"]
+    size: float  # Σ_s φ_k(s) η_s, the factor in 𝒦
+    pull: Float[Tensor, "train out_"]  # Σ_s φ_k(s) η_s ℓ′(s), the factor in −𝒮
 
 
 @dataclass(kw_only=True)
 class Moments(Resumable):
-    """The four sums over the steps since the latest kernel snapshot. `elapsed` is the
-    time since this snapshot."""
+    """The four sums over the steps since the latest snapshot K_k. `elapsed` is the time
+    since K_k."""
 
     pull: Float[Tensor, "train out_"]  # Σ_s η_s ℓ′(s)
     late_pull: Float[Tensor, "train out_"]  # Σ_s (t_s − t_k) η_s ℓ′(s)
@@ -81,8 +80,8 @@ class Moments(Resumable):
         self.elapsed += step.step_size
 
     def share_out(self, span: float) -> tuple[Weight, Weight]:
-        """Return the factors of the two snapshots at the ends of an interval
-        of length `span`.
+        """Return the factors of the snapshots at the start and the end of an interval,
+        from the sums over its steps. `span` is the length of the interval in time.
 
         If the length is zero, the factor of the first snapshot is zero.
         """
@@ -114,8 +113,8 @@ class SnapshotInterval(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Resumable):
-    """The latest two kernel snapshots for one quadrature rule, the sums,
-    and their estimated error."""
+    """For one quadrature rule: the latest two snapshots, the sums 𝒦 and 𝒮, and their
+    estimated error."""
 
     integrals: Integrals
     totals: StepTotals  # one sum per interval between snapshots
@@ -141,8 +140,8 @@ class Track(Resumable):
         pulled: Float[Tensor, "chosen out"],
         interval: SnapshotInterval,
     ) -> None:
-        """Add an interval at the points in `rows`.
-        Its end is the snapshot K_{k+1}, `kernel`."""
+        """Add an interval at the points in `rows`. `kernel` is the snapshot K_{k+1} at
+        its end, and `pulled` the decay term at this snapshot."""
         change = self.add_snapshot(
             rows, self.latest[rows], self.pulled[rows], interval.first
         )
@@ -175,14 +174,13 @@ class Track(Resumable):
 
 @dataclass(kw_only=True)
 class SnapshotSum(AbstractAccumulator):
-    """The sums from snapshots of the kernel at the steps that are due and
-    at step `last`."""
+    """The sums 𝒦 and 𝒮 from kernel snapshots. There is a snapshot at each step that is
+    `due`, and at step `last`."""
 
     domain: Domain
     tracks: Mapping[str, Track]
     moments: Moments
-    # Σ φηℓ′ over the steps before the latest snapshot: the first part of its factor in
-    # 𝒮
+    # Σ_s φ_k(s) η_s ℓ′(s) over the steps s before the latest snapshot K_k
     arriving: Float[Tensor, "train out_"]
     last: int  # the last step of the path
     taken: int = 0  # number of kernel snapshots so far
@@ -241,10 +239,8 @@ class SnapshotSum(AbstractAccumulator):
         return tallies
 
     def interval(self, span: float, end: int) -> SnapshotInterval:
-        """Return the weights of the snapshots K_k and K_{k+1} in the sums 𝒦 and 𝒮.
-
-        Also return their weights in the error estimate.
-        """
+        """Return the weights of the snapshots K_k and K_{k+1} in the sums 𝒦 and 𝒮, and
+        the weight of K_k in the error estimate."""
         first, second = self.moments.share_out(span)
         middle: Tensor | None = None
         if self.taken > 0 and self.taken % 2 == 0:
@@ -269,8 +265,8 @@ def add_step(
     kernel: Float[Tensor, "chosen out train out_"],
     pulled: Float[Tensor, "chosen out"],
 ) -> None:
-    """Add the norms of one step's contributions to its tally. Do not add the interval
-    between snapshots that ends at this step."""
+    """Add the norms of the terms of one step, at which there is a snapshot, to its
+    tally."""
     parts = contract(kernel, step.output_gradient).mul_(-step.step_size)
     summed = parts.sum(2)
     change = summed - step.step_size * pulled

@@ -29,23 +29,23 @@ from ntkexp.path.rule.base import Gauss
 from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Weights
 
-# --- One step of training, from θ_s to θ_{s+1}, along the gradient Σᵢ J(θ_s;
-# xᵢ)ᵀ ℓ′ᵢ(s).
+# --- One step of training, from θ_s to θ_{s+1}, along the gradient
+# Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s).
 #
-# ℓ′ᵢ is the gradient of the loss at the outputs of example i. It includes the weight wᵢ
-# of the example in the loss, and the factor of gradient clipping. It is zero for an
-# example outside of the step's batch. The step size of a parameter is the step size of
-# the step, times a factor of the parameter.
+# ℓ′ᵢ is the derivative of the loss by the outputs of example i. It includes the weight
+# wᵢ of the example in the loss, and the factor of gradient clipping. It is zero for an
+# example outside the step's batch. The step size of a parameter is the step size of the
+# step, times a factor of the parameter.
 
 
-# number of Gauss points on each arc (polynomial piece) of a gradient flow; the order 6
-# is higher than the order of the arcs
+# Number of Gauss points on each arc (polynomial piece) of a gradient flow. Their order of
+# accuracy, 6, is higher than that of the arcs.
 IMPULSE_POINTS = 3
 
 
 class Curve(NamedTuple):
-    """A step along a gradient flow: its arcs (polynomial pieces of the path), and ℓ′ as
-    a function of the training outputs."""
+    """A step along a gradient flow: the arcs (polynomial pieces) of its path, and ℓ′ as
+    a function of the outputs at the training examples."""
 
     arcs: tuple[Arc, ...]
     output_gradient: Callable[[Float[Tensor, "train out"]], Float[Tensor, "train out"]]
@@ -53,8 +53,8 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One training step: the network before the step, the weights after it, the
-    gradients ℓ′ of the loss at the outputs, and the optimizer's state."""
+    """One training step: the network before the step, the weights after it, ℓ′
+    (`output_gradient`), and the optimizer's state after the step."""
 
     index: int
     view: NetworkView  # the network at the weights θ_s before the step
@@ -99,14 +99,14 @@ class Step:
 
     @cached_property
     def decay(self) -> Weights | None:
-        """λη ⊙ θ_s, the weight decay of a step without momentum (λ: decay, η:
-        step sizes)."""
+        """The change of the weights by decay in a step without momentum, λη ⊙ θ_s. λ
+        is the weight decay, and η holds the step sizes. None if λ = 0."""
         return decay(self.view.weights, self.weight_decay, self.sizes)
 
     @cached_property
     def impulse(self) -> Float[Tensor, "train out"]:
-        """ηℓ′, the step size times the gradients ℓ′ of the loss at the outputs. For a
-        gradient flow, ∫ℓ′dt."""
+        """The step size times ℓ′, ηℓ′. For a gradient flow, the integral ∫ℓ′dt over the
+        step."""
         if self.curve is None:
             return self.step_size * self.output_gradient
         points = self.quadrature_points(IMPULSE_POINTS)
@@ -114,10 +114,10 @@ class Step:
         return torch.stack(terms).sum(0)
 
     def quadrature_points(self, count: int) -> Iterator[Step]:
-        """Yield `count` Gauss points on each arc of a gradient flow, in order of time,
-        as steps of length zero.
+        """Yield `count` Gauss points on each arc of a gradient flow, in order of time.
 
-        The step size of each such step is the weight of the point in the quadrature.
+        Each point is a step from some weights to the same weights. Its step size is the
+        weight of the point in the quadrature.
         """
         if self.curve is None:
             return
@@ -191,11 +191,11 @@ class TrainingRecipe:
 
     targets: Float[Tensor, "train out"]
     loss: AbstractLoss
-    scale: float  # factor of the loss: 1/α² for a centred network with output scale α
+    scale: float  # factor of the loss: 1/α² for `init.centred`, else 1
     optimizer: AbstractOptimizer
     factors: Mapping[str, float]  # step-size factor of each parameter
     schedule: AbstractSchedule
-    step_size: float  # step size, to be multiplied by the factor of the schedule
+    step_size: float  # step size before the schedule
     steps: int  # number of steps in the schedule
     seed: int  # seed of the batches
 
@@ -206,8 +206,8 @@ class TrainingRecipe:
 
 # --- Training on a fixed set of examples, as a stream of steps.
 #
-# The gradient of a step, Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), uses the same Jacobians as the right
-# factor of the kernel. In each phase, batches are drawn from the examples of the phase
+# The gradient of a step, Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), is computed from the Jacobians that are
+# also the right factor of the step's kernel. In each phase, batches are drawn from the examples of the phase
 # only, and losses are averaged over them. For all other examples, ℓ′ is zero. The
 # optimizer keeps its state from phase to phase.
 

@@ -9,9 +9,9 @@ The Jacobian of a substep [u₀, u₁] is the secant Jacobian from θ₀ + u₀�
 or the tangent Jacobian if u₀ = u₁.
 
 J(xᵢ), on the right, is the tangent Jacobian of training example i at θ₀
-(`Step.right_factor`). If only contributions are computed, the gradient J(xᵢ)ᵀℓ′ᵢ
-replaces J(xᵢ). K then becomes Kℓ′, which is the contribution of
-example i up to the factor −η."""
+(`Step.right_factor`). If only contributions are computed, the gradient J(xᵢ)ᵀℓ′ᵢ of the
+example's loss replaces J(xᵢ). Then K(x, xᵢ)ℓ′ᵢ replaces K. It is the contribution of
+example i up to the factor −η, with the step size η."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class StepBlock:
     points: Points
     segment: Segment  # segment from θ₀ to θ₁
     block: slice  # the block, as a slice of all points
-    first_point: int = 0  # index of the first point that has sums
+    first_point: int = (
+        0  # index of the first point that has path kernels or contributions
+    )
     tapes: dict[float, Tape] = field(default_factory=dict)
 
     @property
@@ -141,9 +143,9 @@ def kernel_between(
     """Return ⟨left, J(xᵢ)⟩ for the examples of all blocks on the right, or
     ⟨factors ⊙ left, J(xᵢ)⟩ if `left` is an adjoint.
 
-    If a factor has no gradients, for example because a block does not use the
-    parameters of a component, return zeros. Their
-    shape follows from the outputs `like`."""
+    If a factor is empty, for example because a block does not use the parameters of a
+    component, the inner products are zero. Their shape follows from the outputs
+    `like`."""
     kernels = [kernel_with_block(left, block, like, factors) for block in right]
     if not kernels:
         return like.new_zeros(*like.shape, 0, 1)

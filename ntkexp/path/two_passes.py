@@ -1,24 +1,25 @@
-"""The path integrals of an optimizer with momentum, in two passes over the path.
+"""The path kernel 𝒦 and the contributions 𝒮 for an optimizer with momentum, in two
+passes over the path.
 
 During training, each step is recorded. Then the backward sum goes over the recording
-from the last step to the first.
+from the last step to the first. It computes
 
     path kernel     𝒦(x, xᵢ) = Σ_s K_s(x, xᵢ)            [query, out, train, out_]
     contributions   𝒮(x, xᵢ) = −Σ_s K_s(x, xᵢ) ℓ′ᵢ(s)     [query, out, train]
 
-K_s is the kernel of `backward_sum`, and ℓ′ᵢ the gradient of the loss at the outputs of
-example i. The attributed points are processed in chunks, so that their adjoints fit
+K_s is the kernel of `backward_sum`, and ℓ′ᵢ(s) the derivative of the loss by the outputs
+of example i. The attributed points are processed in chunks, so that their adjoints fit
 into memory. Each chunk requires a pass over the whole recording. If training has
 phases, each phase requires a separate pass that begins at its end.
 
-The error of the contributions is measured at a sample of m of the Q points, by the same
-sum with twice the substeps:
+To estimate the error of the contributions 𝒮_n with n substeps per step, they are also
+computed with 2n substeps, at a sample of m of the Q points x. As in `forward_sum`,
 
     e(x, ·) = (𝒮_2n(x, ·) − 𝒮_n(x, ·)) · 4/3,  ‖𝒮 − 𝒮_integral‖² ≈ Q/m Σ_{m of Q points} ‖e(x, ·)‖²
 
-The forward sum uses a sample of steps instead. This is not possible here, because an
-error of the Jacobian at one step enters the adjoint, and so the contributions of all
-earlier steps."""
+The forward sum uses a sample of steps instead of points. This is not possible here,
+because an error of the Jacobian at one step enters the adjoint, and so the contributions
+of all earlier steps."""
 
 from __future__ import annotations
 
@@ -154,9 +155,9 @@ def add_step(
     block: StepBlock,
     rows: Int[Tensor, " chosen"],
 ) -> tuple[StepResult, Float[Tensor, "chosen out train"]]:
-    """Add one step to `rows` of the integrals.
+    """Add one step to the rows `rows` of the integrals.
 
-    Return the result of the step, and its contributions −K_s ℓ′.
+    Return the terms of the step in the backward sum, and its contributions −K_s ℓ′.
     """
     substeps = (
         (substep.weight, block.jacobian(substep)) for substep in integrals.substeps
@@ -180,11 +181,11 @@ def add_step(
 
 
 def rounding_of(step: Step) -> tuple[Weights, Weights]:
-    """Return the credit of a step's gradient elements, and the part of the gradient
-    that is only rounding error.
+    """Find the elements of a step's gradient that are only rounding error. Return their
+    credit (0 for these elements, 1 for all others), and the gradient of only these
+    elements.
 
-    The credit is 0 where the gradient is a rounding error, and 1 elsewhere. Return two
-    empty dicts if the gradient is nowhere a rounding error."""
+    Return two empty dicts if there are no such elements."""
     weights = step.view.weights
     pulled = list(step.view.loss_gradients(step.output_gradient))
     gradient = total_gradient(pulled, weights)

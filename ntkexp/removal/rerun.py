@@ -502,7 +502,7 @@ def store_trajectories(
     Raise if the optimizer has no exact difference rules.
     """
     optimizer = rerun.optimizer
-    if optimizer.records and optimizer.spread_at(0) is None:
+    if optimizer.records and optimizer.denominator_at(0) is None:
         raise Mistake(
             f"optimizer={optimizer.option} scales gradients by past gradients, and exact "
             "differences of such steps are known only for Adam, AdamW and RMSprop"

@@ -284,8 +284,8 @@ def effects_from_sweeps(
     Compare them with retraining if both take the mean over the remaining examples
     ("renormalised")."""
     path = state.setting.experiment.path
-    divisor = state.setting.experiment.optimizer.spread_at(0)
-    eps = None if divisor is None else divisor.eps
+    formula = state.setting.experiment.optimizer.denominator_at(0)
+    eps = None if formula is None else formula.eps
     renormalises = path.mean == "renormalised"
     check = None
     if renormalises and state.step > 0:
@@ -441,7 +441,7 @@ def summarise_training(state: RunState) -> Training:
     optimizer = setting.experiment.optimizer
     time = state.time
     is_plain = not (
-        optimizer.remembers
+        optimizer.needs_backward_sum
         or optimizer.weight_decay
         or optimizer.clip_norm
         or optimizer.layers
@@ -455,7 +455,7 @@ def summarise_training(state: RunState) -> Training:
         is_plain=is_plain,
         is_flow=optimizer.flows,
         mean_coefficients=None
-        if optimizer.remembers
+        if optimizer.needs_backward_sum
         else -state.summed_gradient / time,
         repeat=SameSteps(
             descent=setting.descent,

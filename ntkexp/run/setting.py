@@ -298,7 +298,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
         train=train,
         rows=rows,
         single_rows=rows if path.effects == "one_step" else 0,
-        adjoints=1 + optimizer.remembers + len(optimizer.differentiated),
+        adjoints=1 + optimizer.needs_backward_sum + len(optimizer.differentiated),
         tape_bytes=memory.tape_bytes,
         number_bytes=memory.number_bytes,
     )

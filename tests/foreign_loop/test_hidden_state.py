@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrize
 
 import ntkexp
 from ntkexp.foreign_loop.clipping import SUM_EPS, Factors
-from ntkexp.foreign_loop.signatures import Replayed, signature
+from ntkexp.foreign_loop.fingerprints import Replayed, fingerprint
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop.loops import fitted, missed, outputs_of
@@ -221,8 +221,8 @@ def test_outputs_that_cancel_may_differ_by_rounding(dtype: torch.dtype) -> None:
     order = torch.randperm(4000)
     here, there = function(weights, both), function({"w": weights["w"][:, order]}, both[:, order])
     replayed = Replayed(function, weights, both, here)
-    assert not replayed.other(signature(there))
-    assert replayed.other(signature(there + 1e-2 * 1e6 * torch.finfo(dtype).eps * 1e6)) > 0
+    assert not replayed.other(fingerprint(there))
+    assert replayed.other(fingerprint(there + 1e-2 * 1e6 * torch.finfo(dtype).eps * 1e6)) > 0
 
 
 def test_outputs_that_differ_at_every_call_differ_by_more_than_rounding() -> None:
@@ -230,7 +230,7 @@ def test_outputs_that_differ_at_every_call_differ_by_more_than_rounding() -> Non
         return torch.as_tensor(inputs @ weights["w"] * random.random())
 
     weights, x = {"w": torch.ones(3, 2)}, torch.ones(4, 3)
-    assert Replayed(function, weights, x, function(weights, x)).other(signature(function(weights, x))) > 0
+    assert Replayed(function, weights, x, function(weights, x)).other(fingerprint(function(weights, x))) > 0
 
 
 # --- Factors of gradients: clipping by norm and scales are recorded, anything else is refused.

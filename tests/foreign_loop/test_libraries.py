@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ntkexp.foreign_loop.example_names import SeenCall
+from ntkexp.foreign_loop.fingerprints import fingerprint
 from ntkexp.foreign_loop.loop_breakdown import loop_without
-from ntkexp.foreign_loop.signatures import signature
 from ntkexp.foreign_loop.trace import Trace, find_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
@@ -194,7 +194,7 @@ def closes(model: Any, given: list[dict[str, Tensor]], folder: Path, *more: Any,
     assert missed(trace.attribute(), change, "rounding") <= CLIPPED
     ours, known = trace.replayed(trace.steps.end, end.flatten(1))[0], trace.ends.end
     assert known is not None
-    numbers = signature(ours.outputs.reshape(*known.shape, -1))  # also under autocast, as attention is plain
+    numbers = fingerprint(ours.outputs.reshape(*known.shape, -1))  # also under autocast, as attention is plain
     assert float((numbers - known).norm()) < 1e-5 * float(numbers.norm())
 
 

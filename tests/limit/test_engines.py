@@ -302,7 +302,7 @@ def test_every_layer_that_has_a_limit_is_known(kind: Any, shape: tuple[int, ...]
 
 
 def test_dropout_on_a_smaller_image_is_left_to_torch() -> None:
-    """Tiles do not know which examples meet themselves."""
+    """Bands do not know which examples meet themselves."""
     layers = (Conv(features=2, stride=2), ReLU(), Dropout(rate=0.3), Conv(features=2), ReLU(), *END)
     x = points(3, (1, 8, 8))
     assert program(layers, (1, 8, 8)).rest == layers[2:]

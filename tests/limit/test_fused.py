@@ -254,7 +254,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 
 @pytest.mark.parametrize("name", ["flattened", "pooled", "strided residual"])
 def test_little_memory_cuts_smaller_and_changes_rounding_alone(name: str) -> None:
-    """Sums of tiles, and tiles that are kept: sub-blocks of two images or one on each side, instead of seven."""
+    """Sums of bands, and bands that are kept: sub-blocks of two images or one on each side, instead of seven."""
     layers, shape = NETWORKS[name]
     x = points(10, shape)
     roomy, narrow = (ntkexp.infinite_kernel(layers, x, engine="fused", memory_gb=room, threads=1) for room in (4, 2e-5))

@@ -156,7 +156,7 @@ def test_the_shares_of_steps_are_no_less_than_the_whole() -> None:
 class Remembering(GD):
     """Gradient descent that is summed backwards, as if it had a memory."""
 
-    remembers: ClassVar[bool] = True
+    needs_backward_sum: ClassVar[bool] = True
 
 
 SUBSTEPS, LAYERS = ("path.substeps=2",), ("optimizer.layers={network.3: 0.25}", DECAY, "optimizer.clip_norm=0.2")

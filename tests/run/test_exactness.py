@@ -90,7 +90,7 @@ def changes_of(run: Ran, rule: str) -> Iterator[Sum]:
 
     parts = torch.cat([path.contributions, path.without_examples[..., None]], dim=2)
     yield Sum("the run", explained(evidence.end) - explained(evidence.start), parts[kept])
-    if not run.setting.experiment.optimizer.remembers:
+    if not run.setting.experiment.optimizer.needs_backward_sum:
         views = (NetworkView(run.setting.points, w) for w in (run.setting.problem.weights, *run.memory.weights))
         changes = torch.stack([explained(view.outputs) for view in views], dim=2).diff(dim=2)
         yield Sum("each step", changes, run.by_step(rule)[kept][..., None])

@@ -619,7 +619,7 @@ class LoopOnDisk:
 
     def restored_call(self, call: Mapping[str, Any], device: torch.device) -> ModelCall:
         """Return a stored call on a device. Traces of earlier versions lack its
-        signature, shape and backward pass."""
+        fingerprint, shape and backward pass."""
         inputs = self.shards[int(call["rank"])].rows.find(call)
         losses = None
         if "losses" in call:

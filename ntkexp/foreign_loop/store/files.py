@@ -7,7 +7,7 @@
     trace/steps.log          each step: calls, gradients of their outputs, settings, signatures
     trace/weights/<n>.bin    checkpoints: weights and optimizer states before some events n (an
                              event is a step of one optimizer)
-    trace/asked.bin          signatures of the user's model's outputs at the queries, at both ends
+    trace/asked.bin          fingerprints of the user's model's outputs at the queries, at both ends
     trace/ended.bin          the end of the loop
     trace/sweep.bin          the state of a backward sweep for leave-out effects
 

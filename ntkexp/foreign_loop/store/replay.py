@@ -154,7 +154,7 @@ class ReplayedLoop:
             momentum = rule.momentum(settings, state)
             residual = residual_of(step, step_input, momentum, self.weights[name])
             step = step.changed(residual=residual)
-        return step if step_input.times else step.changed(momentum_decay=0.0)
+        return step if step_input.earlier_steps else step.changed(momentum_decay=0.0)
 
     def remembered(self, event: Event) -> Weights:
         """Return the momenta of the event's parameters,

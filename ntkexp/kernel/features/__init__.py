@@ -6,5 +6,5 @@ blocks              gradients of a weight and its bias, in one of three formats
 jacobian            the Jacobian of a batch, a sum of blocks
 assemble            from outputs to a Jacobian: back-propagation to each use of a weight
 gram, cancellation  the kernel of two Jacobians; detection of gradients that are only rounding error
-adjoint             ∂(outputs at the end of training)/∂(weights at a step), as a dense array
+adjoint             −∂(outputs at the end of training)/∂(momentum at a step), as a dense array
 """

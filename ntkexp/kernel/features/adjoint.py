@@ -1,12 +1,12 @@
-"""The adjoint U as a dense array: minus the derivative of the outputs at the end of
-training by the momentum at a step (see `path.backward_sum`).
+"""The adjoint U of an optimizer's momentum, as a dense array: minus the derivative of
+the outputs at the end of training by the momentum at a step (see `path.backward_sum`).
 
 The backward sum over steps updates U with the Jacobian J of the queries at each step,
 
-    U ← scale ⊙ J + carry · U
+    U ← scale ⊙ J + decay · U
 
-where `scale` has one number for each weight, and `carry` is a single number, usually
-the decay rate of the momentum. The contributions of training examples are inner
+where `scale` has one number for each weight, and `decay` is the momentum decay of the
+optimizer. The contributions of training examples are inner
 products of U with their gradients. A layer z = a W has the gradient Σ_u a_u ⊗ β_u,
 where a_u is the input and β_u = ∂f/∂z_u the output gradient at use u of the weight W.
 Its inner product with U is
@@ -42,30 +42,30 @@ class Adjoint:
 
     parts: Mapping[str, Float[Tensor, "query out _"]]
 
-    def accumulate(self, jacobian: Jacobian, scale: Weights, carry: float) -> None:
-        """U ← scale ⊙ J + carry · U."""
+    def accumulate(self, jacobian: Jacobian, scale: Weights, decay: float) -> None:
+        """Replace U by scale ⊙ J + decay · U."""
         if not jacobian.uses.keys() <= self.parts.keys():
             raise ValueError("Jacobians of different functions have no common adjoint")
         for name, part in self.parts.items():
             # the network did not use this parameter at this step
             if name not in jacobian.uses:
-                part.mul_(carry)
+                part.mul_(decay)
                 continue
             factor = scale[name].reshape(-1)
             match jacobian.uses[name]:
                 case [(_, Copies() as block)] if jacobian.starts is None:
-                    part.mul_(carry)
+                    part.mul_(decay)
                     values = block.values * factor[block.places][:, None]
                     places = block.places[:, None].expand_as(values)
                     part.scatter_add_(2, places, values)
                 case [(_, Factored() as block)] if is_outer_product(part, block, name):
-                    accumulate_outer_product(part, block, factor, carry)
+                    accumulate_outer_product(part, block, factor, decay)
                 case _:
                     rows = part.flatten(0, 1)
                     for chunk in cut_parameter(jacobian, name, range(rows.shape[1])):
                         gradients = jacobian.chunk(name, chunk.elements)
                         columns = rows[:, chunk.place]
-                        columns.mul_(carry).addcmul_(gradients, factor[chunk.place])
+                        columns.mul_(decay).addcmul_(gradients, factor[chunk.place])
 
     def extended_to(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
         """Return U, extended by zeros for the parameters that only `jacobian` uses."""
@@ -87,7 +87,7 @@ class Adjoint:
         return Adjoint(chosen)
 
     def shrink(self, factors: Mapping[str, float]) -> None:
-        """U ← factor · U, with a factor for each parameter."""
+        """Multiply U by a factor for each parameter."""
         for name, part in self.parts.items():
             part.mul_(factors[name])
 
@@ -155,8 +155,8 @@ class Adjoint:
         return kernel
 
     def left_first_is_cheaper(self, right: Factored) -> bool:
-        """Return whether Σ_u a_uᵀ U β_u takes fewer multiplications than first forming
-        the gradients Σ_u a_u ⊗ β_u."""
+        """Return True if Σ_u a_uᵀ U β_u takes fewer multiplications from left to right
+        than first forming the gradients Σ_u a_u ⊗ β_u."""
         some = next(iter(self.parts.values()))
         rows = some.shape[:2].numel()
         train, outputs, uses, features = right.outputs.shape
@@ -215,8 +215,8 @@ def zero_adjoint(jacobian: Jacobian, weights: Weights) -> Adjoint:
 def is_outer_product(
     part: Float[Tensor, "query out size"], block: Factored, name: str
 ) -> bool:
-    """Return whether all gradients of a weight are products a ⊗ β, each with a single
-    use and in the memory order of the weight or of its transpose."""
+    """Return True if every gradient of a weight is a single product a ⊗ β, in the
+    memory order of the weight or of its transpose."""
     view = block.weight
     if view is None or view.name != name:
         return False
@@ -231,9 +231,9 @@ def accumulate_outer_product(
     part: Float[Tensor, "query out size"],
     block: Factored,
     scale: Float[Tensor, " size"],
-    carry: float,
+    decay: float,
 ) -> None:
-    """U ← (scale ⊙ a) ⊗ β + carry · U. All outputs of a query share scale ⊙ a."""
+    """Replace U by (scale ⊙ a) ⊗ β + decay · U. All outputs of a query share scale ⊙ a."""
     assert block.weight is not None
     count, features = block.weight.shape
     queries, outs, size = part.shape
@@ -255,13 +255,13 @@ def accumulate_outer_product(
     for start in range(0, lines, step):
         some = slice(start, start + step)
         scaled = scale[some] * inputs[:, :, some]
-        matrices[:, :, some].mul_(carry).addcmul_(scaled, outputs[:, :, some])
+        matrices[:, :, some].mul_(decay).addcmul_(scaled, outputs[:, :, some])
 
 
 def shown(
     part: Float[Tensor, "query out size"], view: View
 ) -> Float[Tensor, "row ..."]:
-    """Apply a view of a parameter to each row of U."""
+    """Return each row of U as a matrix, in the shape of a view of the parameter."""
     rows = part.flatten(0, 1)
     offset = rows.storage_offset() + view.offset
     return rows.as_strided(
@@ -272,8 +272,8 @@ def shown(
 def times_copies(
     part: Float[Tensor, "query out size"], right: Copies
 ) -> Float[Tensor, "query out train out_"]:
-    """Return ⟨U, J(x′)⟩ for a table, such as an embedding: Σ_e U[place_e] gradient_e,
-    summed over the elements e that each training example read."""
+    """Return ⟨U, J(x′)⟩ for a lookup table, such as an embedding: Σ_e U[place_e] J_e,
+    summed over the table elements e that each training example x′ read."""
     kernels = []
     for places, values in zip(right.places, right.values, strict=True):
         kernels.append(part[:, :, places] @ values.t())

@@ -1,13 +1,14 @@
-"""Assemble a Jacobian: back-propagate from the outputs to every use
-of a weight, and form blocks.
+"""Assemble a Jacobian: back-propagate from the outputs to every use of a weight, and
+form blocks (see `blocks`).
 
 A *use* of a weight is an operation that combines the weight with a value that depends
-on the inputs. The *tap* of a use is the result of a product, or the expanded weight of
-an elementwise operation. Autograd differentiates the outputs f with respect to the
-taps. From β = ∂f/∂tap, this file computes the gradient of the weight.
+on the inputs. The *tap* of a use is the tensor at which the network is cut there (see
+`secant.uses`): the result of a product, or the expanded weight of an elementwise
+operation. Autograd computes β = ∂f/∂tap, the gradient of the outputs f. From β, this
+file computes the gradient of the weight.
 
-Instead of the network, it can differentiate the surrogate of a step (`secant/replay`).
-The result is then the secant Jacobian.
+If autograd differentiates the surrogate of a step (`secant.replay`) instead of the
+network, the result is the secant Jacobian.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ntkexp.kernel.features.blocks import (
     Factored,
     Gradients,
     Rows,
-    spread,
+    to_parameter,
 )
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.convolution import Window
@@ -57,10 +58,10 @@ or -1 if the element reaches no output."""
 
 @dataclass(frozen=True)
 class PulledBack:
-    """The gradients β = ∂f/∂tap at every use of a weight.
+    """The gradients β = ∂f/∂tap (`cotangents`) at every use of a weight.
 
-    `owners` holds the example of each element of a tap. For a product, it holds the
-    example of each row of the tap."""
+    For each use, `owners` holds the index of the example that each element of the tap
+    belongs to. For a product, it holds the example of each row of the tap."""
 
     uses: Sequence[Use]
     cotangents: Sequence[Cotangent]
@@ -142,9 +143,8 @@ def select_outputs(
 
 
 # The gradients of a weight W and its bias b stay in factored form if W and b occur only
-# in products a W + b. A parameter may have several kinds of use, such as a tied weight,
-# a gain, or a weight computed from other weights. Its gradients are multiplied out, so
-# that they can be added up over the uses.
+# in products a W + b. Otherwise, for example if W also occurs as an embedding, the
+# gradients of all uses are multiplied out and added.
 
 
 BY_COMPARISON = "a value reaches the outputs through a comparison alone, which changes between the ends of a step"
@@ -156,13 +156,13 @@ ProductKey: TypeAlias = tuple[Source | None, Source | None]
 def assemble(
     pulled: PulledBack, buffers: Weights = NO_BUFFERS, *, as_copies: bool = False
 ) -> Jacobian:
-    """Return the Jacobian with one block for each parameter,
-    or for each weight with its bias.
+    """Return the Jacobian with one block for each parameter, or for each pair of a
+    weight and its bias.
 
-    `buffers` may hold a buffer for each parameter. The gradients of grouped products
-    are written into it, from its first row on. With `as_copies`, a table (such as an
-    embedding) becomes a `Copies` block if it has a single use, and if an average
-    example reads fewer elements than the table has."""
+    `buffers` may hold a buffer for each parameter, into which the gradients of grouped
+    products are written. With `as_copies`, a table (such as an embedding) becomes a
+    `Copies` block if it has a single use, and if an average example reads fewer
+    elements than the table has."""
     tables = tables_read_once(pulled) if as_copies else frozenset()
     examples = pulled.examples
     blocks: list[Block] = []
@@ -189,7 +189,7 @@ def assemble(
             product = factored(use, cotangent, owner, examples)
             products[use.weight, use.bias].append(product)
 
-    # keep the factors of a product if its parameters have no other kind of use
+    # keep the factors of a product if its parameters occur in no other operation
     factored_alone = factored_keys(pulled.uses)
     for key, parts in products.items():
         joined = join_uses(parts)
@@ -232,7 +232,7 @@ class RowSums:
         if isinstance(source, View):
             size = self.leaves[source.name].numel()
             if not source.covers(size):
-                gradient = spread(gradient, source, size)
+                gradient = to_parameter(gradient, source, size)
             return {source.name: gradient}
         # `source` is computed from parameters: back-propagate for all examples and
         # outputs at once
@@ -299,8 +299,8 @@ def weight_and_bias(use: Use) -> ProductKey:
 
 
 def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
-    """Return the pairs (weight, bias) whose parameters occur only in products
-    of this pair."""
+    """Return the pairs (weight, bias) whose parameters occur only in products a W + b of
+    this pair."""
     ways: dict[str, set[object]] = defaultdict(set)
     pairs: set[ProductKey] = set()
     for use in uses:
@@ -318,7 +318,7 @@ def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
 
 
 def is_plain(source: Source | None) -> bool:
-    """Return whether the weight is a view of a parameter without repeated elements.
+    """Return True if the weight is a view of a parameter without repeated elements.
     None (no bias) counts as plain."""
     return source is None or (isinstance(source, View) and source.has_no_overlap)
 
@@ -334,8 +334,9 @@ def names(source: Source | None) -> frozenset[str]:
 def row_index(
     owner: Int[Tensor, " row"], examples: int
 ) -> Int[Tensor, "example use"] | None:
-    """Return, for each example, the indices of its rows. Return None if rows are sorted
-    by example and every example has the same number of rows.
+    """Return, for each example, the indices of its rows. `owner` holds the example of
+    each row, or −1. Return None if rows are sorted by example and every example has the
+    same number of rows.
 
     Pad shorter lists with len(owner), an out-of-range row index.
 
@@ -385,8 +386,8 @@ def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
 
 
 def example_axis(owner: Owner, examples: int, among: Sequence[int]) -> int | None:
-    """Return the first axis in `among` along which index k belongs to example k. Return
-    None if there is none."""
+    """Return the first axis in `among` that is the axis of examples: index k along it
+    belongs to example k. Return None if there is none."""
     for axis in among:
         index = torch.arange(examples, device=owner.device)
         index = index.view(-1, *[1] * (owner.dim() - axis - 1))
@@ -448,7 +449,7 @@ def multiply_groups(
     """Yield the gradients Σ_u β_u ⊗ a_u of a grouped weight, and then of its bias.
 
     A grouped weight, as in a grouped convolution, has one matrix for each group.
-    Compute a matrix product for each example and group, a few examples at a time. If
+    Compute one matrix product for each example and group, a few examples at a time. If
     the memory order allows, write the gradients of the weight into `buffer`."""
     # arrange β as [example, out, features, use], and read a for some examples at a time
     is_window = isinstance(use.factor, Window) and cotangent.shape[1] == examples
@@ -511,12 +512,12 @@ def buffer_for(
 def scatter(
     use: Element, cotangent: Cotangent, owner: Owner, examples: int
 ) -> Gradients:
-    """Sum the gradient of an expanded weight back to the elements
-    of the weight, for each example.
+    """Return the gradient of a weight from that of the expanded weight, for each
+    example: sum over all copies of each element.
 
-    If the weight was broadcast along the example axis, as gains and biases are, sum
-    over all other broadcast axes. Otherwise add each element to the gradient of the
-    example in `owner`."""
+    If the weight was broadcast along the axis of examples, as gains and biases are, sum
+    over all other broadcast axes. Otherwise add each element to the gradient of its
+    owner."""
     shown = drop_expanded_axes(owner)
     if not (shown >= 0).all():
         refuse_unowned(with_gain(use, cotangent).masked_fill(owner >= 0, 0.0))
@@ -553,8 +554,8 @@ def with_gain(use: Element, cotangent: Cotangent) -> Cotangent:
 
 
 def add_copies(use: Element, cotangent: Cotangent, axis: int, size: int) -> Gradients:
-    """Sum over the axes along which the weight was broadcast. Return the result in the
-    weight's element order."""
+    """Sum over the axes along which the weight was broadcast, except `axis`, the axis of
+    examples. Return the result in the weight's element order."""
     positions = use.positions
     copied = [
         d for d in range(positions.dim()) if positions.stride(d) == 0 and d != axis

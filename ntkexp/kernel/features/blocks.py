@@ -1,5 +1,5 @@
-"""Blocks: the gradients ∂f_c(x_n)/∂θ of one weight (and its bias) for a batch. A
-Jacobian is a sum of blocks. Here c is an output and n an example.
+"""Blocks: the gradients ∂f_c(x_n)/∂θ of one weight (and its bias), for all outputs c and
+examples n of a batch. A Jacobian is a sum of blocks.
 
 A block has one of three formats, each the most compact one for a kind of operation:
 
@@ -27,8 +27,8 @@ from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
 Key: TypeAlias = tuple[View | str | None, View | None]
-"""The key of a block. For factors, it is a pair of views: the weight, and the bias.
-Otherwise it is the parameter's name."""
+"""The key of a block, which names its parameters: two views for `Factored` (weight and
+bias), and the parameter's name for other blocks."""
 
 Gradients: TypeAlias = Float[Tensor, "example out size"]
 """∂f_c(x_n)/∂θ_p for each element p of a parameter."""
@@ -78,12 +78,13 @@ class Factored:
 
     @property
     def numbers(self) -> Tensor:
-        """A tensor of the block, which tells the dtype and device of the gradients."""
+        """A tensor of the block, with the dtype and device of the gradients."""
         return self.outputs
 
     @property
     def extents(self) -> dict[str, int]:
-        """One plus the largest flat index with a gradient, for each parameter."""
+        """For each parameter, the number of leading elements that include all elements
+        with a gradient."""
         views = [view for view in (self.weight, self.bias) if view is not None]
         return {
             name: max(view.extent for view in views if view.name == name)
@@ -143,14 +144,14 @@ class Factored:
                 return [self]
             blocks.append(self.without_bias())
         if bias is not None:
-            blocks.append(Rows(spread(self.of_bias(), bias), bias.name))
+            blocks.append(Rows(to_parameter(self.of_bias(), bias), bias.name))
         return blocks
 
     def add_chunk(self, rows: Gradients, name: str, elements: range) -> None:
         """Add the gradients of some elements of a parameter to `rows`. Compute only
         these elements of the outer products."""
         if self.bias is not None and self.bias.name == name:
-            add_rows(rows, spread(self.of_bias(), self.bias), elements)
+            add_rows(rows, to_parameter(self.of_bias(), self.bias), elements)
         view = self.weight
         if view is None or view.name != name:
             return
@@ -162,7 +163,7 @@ class Factored:
             major = self.inputs[:, None]
             minor = self.outputs
         else:
-            add_rows(rows, spread(self.of_weight().flatten(2), view), elements)
+            add_rows(rows, to_parameter(self.of_weight().flatten(2), view), elements)
             return
 
         # The gradient is a matrix whose line i is major[i] · minor. Compute only the
@@ -190,7 +191,7 @@ class Factored:
 
     def applied(self, weights: Weights) -> Outputs:
         """Return J v for a vector v in the shape of the weights."""
-        # z = s v_b + a V_W, in two terms, since bias and weight are separate in memory
+        # z = s v_b + a V_W, where v_b and V_W are the parts of v for bias and weight
         terms = []
         if self.bias is not None and self.shift is not None:
             bias = self.bias.of(weights[self.bias.name].contiguous())
@@ -283,7 +284,8 @@ class OneParameter(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """One plus the largest flat index with a gradient."""
+        """The number of leading elements of the parameter that include all elements with
+        a gradient."""
 
     @property
     def extents(self) -> dict[str, int]:
@@ -437,7 +439,7 @@ def bias_product(left: Factored, right: Factored) -> float:
     return left.shift * right.shift
 
 
-def spread(
+def to_parameter(
     gradient: Gradients, view: View, size: int | None = None
 ) -> Float[Tensor, "example out size_"]:
     """Convert the gradient of a view to the gradient of the parameter's first `size`

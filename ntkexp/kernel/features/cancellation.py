@@ -122,8 +122,10 @@ def add_copies(size: Tensor, block: Copies) -> None:
 
 
 def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> Weights:
-    """Return the credit of each element: 1 if its gradient is known, 0 if it is only
-    rounding error. Omit parameters whose credit is 1 everywhere.
+    """Return the credit of each element: 0 if its gradient is only rounding error,
+    else 1. Omit parameters whose credit is 1 everywhere.
+
+    Contributions of examples are multiplied by the credit.
 
     `other` is the same gradient, summed in another order. An element is also rounding
     error if it is at most `UNKNOWN_DIFFERENCES` times the difference of the two sums.

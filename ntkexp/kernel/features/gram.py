@@ -1,19 +1,19 @@
-"""The kernel of two Jacobians, K = J_left J_rightᵀ,
-as a sum of matrix products over parameters.
+"""The kernel of two Jacobians, K = J_left J_rightᵀ, as a sum over parameters.
 
-Factored blocks of the same weight can be multiplied as a double sum over uses,
+If both Jacobians hold the gradients of a weight in factored form (see `blocks`), their
+inner product is a double sum over the uses u and v of the weight:
 
     ⟨Σ_u a_u ⊗ β_u, Σ_v a′_v ⊗ β′_v⟩ = Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩
 
-Here a are the inputs of a layer and β its output gradients. For each pair of uses, this
-takes about inputs + features multiplications. The other way is to form all gradients
-first. It takes inputs · features multiplications for each pair of examples, which is
-cheaper if there are many uses. `Sizes` counts the multiplications of both ways for each
-weight.
+Here a are the inputs of a layer and β the gradients at its outputs. For each pair of
+uses, this takes about inputs + features multiplications. The other way is to multiply
+the gradients out first. It takes inputs · features multiplications for each pair of
+examples, which is cheaper if there are many uses. `Sizes` counts the multiplications of
+both ways for each weight.
 
-All other parameters are multiplied out, chunk by chunk. Small parameters are
-concatenated, so that a few matrix products suffice. Large parameters are cut, so that
-memory never holds a complete gradient.
+The gradients of all other parameters are multiplied out, chunk by chunk. Small
+parameters are concatenated, so that a few matrix products suffice. Large parameters are
+cut, so that memory never holds a complete gradient.
 
     K += R R′ᵀ        R[nc, p] = ∂f_c(x_n)/∂θ_p for the elements p of one chunk
 """
@@ -53,7 +53,7 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
     matrix = like.new_empty(shape, dtype=kind)
     total = Total(matrix, (left.outputs, right.outputs), is_symmetric=left is right)
 
-    # Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩, a sum over layers l
+    # Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩, a sum over layers l. s s′ is the term of the biases.
     total.add_single_uses(plan.single_uses)
     for one, other in plan.several_uses:
         total.add(double_sum(one, other).reshape(shape))
@@ -69,7 +69,7 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
         left.examples, left.outputs, right.examples, right.outputs
     )
 
-    for key in plan.spread:
+    for key in plan.several_blocks:
         add_double_sums(kernel, key, left, right)
     return kernel.to(like.dtype)
 
@@ -122,8 +122,8 @@ class ParameterChunk:
 
 
 Column: TypeAlias = tuple[Block | ParameterChunk, Block | ParameterChunk]
-"""The left and the right gradients of one term of the sum: two blocks with the same
-key, or two chunks."""
+"""The gradients of one term of K += R R′ᵀ, in the left and the right Jacobian: two
+blocks with the same key, or two chunks."""
 
 MAX_COLUMNS = 2**11  # columns of one matrix product; more do not make it faster
 MAX_ROWS_BYTES = 2**29  # bytes of gradients that are multiplied out at once
@@ -141,7 +141,7 @@ class ProductPlan:
     # weights with several uses: double sums over uses
     several_uses: list[tuple[Factored, Factored]]
     # keys of weights that have several factored blocks in one of the Jacobians
-    spread: list[Key]
+    several_blocks: list[Key]
     columns: list[Column]  # gradients that are multiplied out
 
 
@@ -165,7 +165,7 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
         ):
             if size.method != "multiplied out":
                 if not single:
-                    plan.spread.append(key)
+                    plan.several_blocks.append(key)
                 elif size.method == "one product":
                     plan.single_uses.append((one, other))
                 else:
@@ -193,8 +193,9 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
 
 
 def exclusive_keys(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
-    """Return the block keys of both Jacobians whose parameters occur under no other
-    key. The values are the sizes of factored blocks, or None for other blocks."""
+    """Return the keys of blocks that occur in both Jacobians, and whose parameters
+    occur under no other key. The values are the sizes of factored blocks, or None for
+    other blocks."""
     keys_of: dict[str, set[Key]] = {}
     for side in (left, right):
         for name, uses in side.uses.items():
@@ -267,12 +268,12 @@ def side_by_side(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the factors of one weight in two Jacobians,
-    and the cost of its part of the kernel.
+    """The sizes of the factors of one weight in two Jacobians, and the cost of the
+    weight's term of the kernel, as a number of multiplications.
 
-    The part can be computed as a double sum over uses, or from multiplied-out
-    gradients. With one use, the double sum is a single product. The cost is a number of
-    multiplications."""
+    The term can be computed as a double sum over uses, or from multiplied-out
+    gradients. With one use, the double sum is a single product. Names of sizes of the
+    right Jacobian are `train`, or end in an underscore."""
 
     query: int
     uses: int
@@ -342,8 +343,8 @@ def sizes(left: Factored, right: Factored) -> Sizes:
 
 
 def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
-    """Return the sizes of one weight's factors in two Jacobians. Count all of its uses,
-    and assume that every example has as many uses as the first."""
+    """Return the sizes of one weight's factors in two Jacobians. Assume that every
+    example uses the weight as often as the first example does."""
 
     def uses_of_first(side: Jacobian) -> int:
         blocks = [block for place, block in blocks_of(side, key) if place.start == 0]
@@ -440,7 +441,8 @@ class Total:
     def add_product(
         self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]
     ) -> None:
-        """Add R R′ᵀ, for the gradients R and R′ of one group of columns."""
+        """Add R R′ᵀ. `left` is R and `right` is R′, the gradients of one group of
+        columns."""
         right = right.t()
         for strip, rows, columns in self.strips:
             one = narrow(left, 0, rows)
@@ -457,9 +459,9 @@ class Total:
         """Add Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩ over weights l that each example uses once.
 
         With ten outputs, the matrix of all ⟨β, β′⟩ is a hundred times larger than the
-        matrix of all ⟨a, a′⟩. Adding it to the kernel weight by weight would spend more
-        time on memory than on arithmetic. So each block of the kernel is summed over
-        all weights while it is in the cache."""
+        matrix of all ⟨a, a′⟩. Going over the whole kernel once for each weight would
+        spend more time on memory than on arithmetic. So each block of the kernel is
+        summed over all weights while it is in the cache."""
         if not pairs:
             return
         out, out_ = self.outputs

@@ -1,9 +1,9 @@
-"""The Jacobian of a network at some inputs, a sum of gradient blocks.
+"""The Jacobian of a network at some inputs, a sum of blocks (see `blocks`).
 
 There are two forms with the same methods. An *assembled* Jacobian has one block for
 each parameter, which is faster for many inner products. A Jacobian that was *read use
-by use* has one block for each operation that used a weight. Then no gradient is as long
-as a whole embedding table."""
+by use* has one block for each operation that used a weight. It takes less memory if
+examples read only a few rows of a large embedding table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Jacobian:
     blocks: tuple[Block, ...]
     examples: int
     outputs: int
-    # index of the first example of each block. If None, every block holds all examples.
+    # index of the first example of each block, if blocks hold different examples. None:
+    # every block holds all examples
     starts: tuple[int, ...] | None = None
 
     @property
@@ -42,7 +43,8 @@ class Jacobian:
 
     @cached_property
     def extents(self) -> Mapping[str, int]:
-        """One plus the largest flat index with a gradient, for each parameter."""
+        """For each parameter, the number of leading elements that include all elements
+        with a gradient."""
         extents: dict[str, int] = {}
         for block in self.blocks:
             for name, size in block.extents.items():
@@ -112,8 +114,8 @@ class Jacobian:
         return total
 
     def total(self, weights: Weights) -> Weights:
-        """Return the sum over examples and outputs. For J(x)ᵀℓ′,
-        it is the gradient of the loss."""
+        """Return the sum over examples and outputs. If the Jacobian holds J(x)ᵀℓ′, this
+        is the gradient of the loss."""
         totals: Weights = {}
         for block in self.blocks:
             for name, value in block.total(weights).items():
@@ -262,19 +264,20 @@ def shapes_per_example(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: value.shape[1:] for name, value in values.items()}
 
 
-# Uses with the same β can be merged into one use. For example, a mean over positions
-# gives all positions the same β, and a readout at one position gives the others β = 0.
+# Uses u of a weight with the same β can be merged into one use. For example, a mean over
+# positions gives all positions the same β, and a readout at one position gives the
+# others β = 0.
 #
 #     Σ_u a_u ⊗ w_u β = (Σ_u w_u a_u) ⊗ β        with w_u = 1 or 0
 #
-# In a kernel, such a layer then costs as much as a layer with one use. But the CPU must
-# wait for the GPU to test the values of β. So uses are merged for a single kernel, and
-# not at every step of a run.
+# In a kernel, such a layer then costs as much as a layer with one use. But to test the
+# values of β, the CPU must wait for the GPU. So uses are merged when a single kernel is
+# computed, and not at every step of a run.
 
 
 def with_merged_uses(jacobian: Jacobian) -> Jacobian:
-    """Merge the uses in every factored block in which each
-    example has only one nonzero β."""
+    """Merge the uses of a factored block if all nonzero β of an example are equal, for
+    every example. Leave other blocks unchanged."""
     blocks = [merge_uses(b) if isinstance(b, Factored) else b for b in jacobian.blocks]
     return replace(jacobian, blocks=tuple(blocks))
 

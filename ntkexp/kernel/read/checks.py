@@ -1,17 +1,18 @@
 """Check a function before its Jacobian is read.
 
-The checks are: its gradients are the derivatives of its values; its examples are
-independent; and every element of a tap belongs to one example. (A tap is a tensor that
-combines a weight with the inputs.)
+There are three checks: the gradients of the function are the derivatives of its values
+(it is *faithful*); its examples are independent; and every element of a tap belongs to
+one example (its *owner*). A tap is the result of combining a weight with the inputs (see
+`secant.uses`).
 
 The result of each check is cached. The cache key consists of the structure of the tape
 (operations and shapes) and a digest of the values on which the result depends.
 
-A module with `detach`, a straight-through estimator or a custom autograd.Function may
-be trained by gradients that are not its derivatives. Difference rules use only the
-values, so they give the true derivatives. To compare the two, one random
-vector-Jacobian product is computed by the rules on a segment of length zero, and by
-autograd through the module."""
+A module with `detach`, a straight-through estimator or a custom autograd.Function may be
+trained by gradients that are not its derivatives. Difference rules use only the values,
+so they give the true derivatives. To test if a function is faithful, compute one random
+vector-Jacobian product twice: by the difference rules, and by autograd through the
+module."""
 
 from __future__ import annotations
 
@@ -74,8 +75,8 @@ class CheckCache:
     owners: LRUCache[Owners] = field(default_factory=LRUCache)
     # by digest of the program: True if its examples are independent
     independent: LRUCache[bool] = field(default_factory=LRUCache)
-    # the latest owners by the structure of the tape. They are tried first if routing
-    # values have changed.
+    # the latest owners, by the structure of the tape. They are tried first if routing
+    # values (indices and masks that select rows) have changed.
     structures: LRUCache[Owners] = field(default_factory=LRUCache)
     graphs: LRUCache[bool] = field(default_factory=LRUCache)
     faithful: LRUCache[Owners | None] = field(default_factory=LRUCache)
@@ -86,8 +87,8 @@ class CheckCache:
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of one function. `fixed` promises that the constants
-    on its tapes never change."""
+    """The checks of one function. `fixed` is True if the caller promises that the
+    constants on its tapes never change."""
 
     function: Function
     trained: frozenset[str]
@@ -133,9 +134,8 @@ class Checks:
         """Return the owners, and the plain uses of weights (uses that autograd can
         differentiate on the tape). The uses are None if any use is not plain.
 
-        If routing values have changed, first try the owners of an earlier tape.
-        `owners_hold` tests whether the gradients on this tape
-        agree with these owners."""
+        If routing values have changed, first try the owners of an earlier tape. They
+        are valid if `owners_hold` is True."""
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         owned: Owners | None = None
         uses: list[Use] | None = None
@@ -164,13 +164,13 @@ class Checks:
         return owned, uses
 
     def gradients_agree(self, tape: Tape, uses: list[Use], owned: Owners) -> bool:
-        """Return whether autograd on the tape computes the same gradients as autograd
+        """Return True if autograd on the tape computes the same gradients as autograd
         through the module.
 
-        Test whether every element has an owner, and whether the gradients at the uses
-        add up to the module's gradients. The sum differs, for example, if the module
-        writes in place under no_grad, because the recorder replaces this write by a
-        differentiable operation."""
+        Every element must have an owner, and the gradients at the uses must add up to
+        the module's gradients. They do not, for example, if the module writes in place
+        under no_grad, because the recorder replaces this write by a differentiable
+        operation."""
 
         def compare() -> bool:
             if not match_uses(uses, owned):
@@ -218,7 +218,7 @@ class Checks:
 def is_faithful(
     function: Function, tape: Tape, trained: frozenset[str], owned: Owners
 ) -> bool:
-    """Return whether difference rules and autograd agree up to rounding.
+    """Return True if difference rules and autograd agree up to rounding.
 
     In single precision, a value near a kink may fall on the other side of the kink when
     the module runs again. Large modules have many such values. So if the two disagree,
@@ -314,7 +314,7 @@ def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:
 
 
 def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
-    """Return whether two computations of the same gradients differ
+    """Return True if two computations of the same gradients differ
     by no more than rounding."""
     # √eps is far above the effect of another order of summation, and far below the
     # effect of a missing gradient

@@ -1,9 +1,9 @@
 """Choose how many outputs are differentiated together, and the number of threads.
 
-A kernel has one block [out, out_] for each pair of examples. The option `all` computes
-complete blocks, a list of indices computes these rows and columns of each block, and
-`trace` computes the sum Σ_c K[x, c, x′, c]. The trace needs no memory for blocks,
-because outputs are read a few at a time.
+A kernel has one block [out, out_] for each pair of examples. The user selects a part of
+it by the option `outputs`: "all" computes complete blocks, a list of indices computes
+these rows and columns of each block, and "trace" computes the sum Σ_c K[x, c, x′, c]. The
+trace needs no memory for blocks, because outputs are differentiated a few at a time.
 
 >>> selected_outputs("all", 3), selected_outputs([2, 0], 3)
 (range(0, 3), [2, 0])
@@ -37,8 +37,8 @@ Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
 
 @dataclass(frozen=True)
 class Mixtures:
-    """The scalar functions that are differentiated: some of the outputs, or one mixture
-    for each example. A mixture is a weighted sum of all outputs.
+    """The scalar functions that are differentiated: some of the outputs, or a mixture
+    (a weighted sum of all outputs, with weights for each example).
 
     >>> import torch
     >>> Mixtures(torch.tensor([[0.5, -0.5]]), None).columns.shape  # a mixture of two outputs, of one example
@@ -99,11 +99,12 @@ def selected_outputs(outputs: Outputs | str, count: int) -> Sequence[int]:
 def chunks(
     tape: Tape, examples: int, count: int, read: Callable[[Sequence[int]], Jacobian]
 ) -> Iterator[range]:
-    """Yield all outputs, in groups whose gradients take at most OUTPUT_GRADIENT_BYTES.
+    """Yield the indices of all outputs, in groups whose gradients take at most
+    OUTPUT_GRADIENT_BYTES.
 
-    Count the gradients of values on the tape, and of weights whose gradients are
-    multiplied out. To find these weights, read one output first,
-    unless all outputs fit in any case."""
+    Count the gradients of values on the tape, and of weights whose gradients are not
+    stored in factored form. To find these weights, first read the Jacobian of one
+    output, unless all outputs fit in any case."""
     values = tape.bytes_per_example
     weights = sum(tape[slot].nbytes for slot in tape.weights)
     size = int(OUTPUT_GRADIENT_BYTES / ((values + weights) * examples))
@@ -122,12 +123,11 @@ def chunks(
     )
 
 
-# A small kernel consists of hundreds of products of some microseconds. Threads that
-# share such a product wait for each other longer than they compute. If other programs
-# use the same cores, they wait for milliseconds. So a kernel with few operations runs
-# on one thread. The operations are
+# A small kernel consists of hundreds of matrix products that take some microseconds each.
+# Threads that share such a product wait for each other longer than they compute. So a
+# kernel with few operations runs on one thread. The number of operations is
 #
-#     operations   2 N (1 + C) Σ_z d_z |z|   +   2 N₁ N₂ C² Σ_z |z|        over products z = a W of one example
+#     2 N (1 + C) Σ_z d_z |z|   +   2 N₁ N₂ C² Σ_z |z|        over the products z = a W of one example
 #
 # N = N₁ + N₂ is the number of examples, C the number of outputs, d_z the number of
 # inputs of z, and |z| the number of elements of z. The first term counts the forward
@@ -169,8 +169,8 @@ def threads_for(operations: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Work:
-    """The matrix products of a network for one example: the number of elements of their
-    results, and their multiplications."""
+    """The matrix products of a network for one example: the number of elements of all
+    results, Σ_z |z|, and the number of multiplications, Σ_z d_z |z|."""
 
     numbers: float
     multiplications: float

@@ -1,11 +1,11 @@
 """Compiled programs that record a function and read its Jacobian, without Python's
 overhead at each operation.
 
-Recording a function, and replaying its differences, costs Python time at every
-operation. For small networks, this takes far longer than the arithmetic. But every
-training step runs the same operations on other numbers. So two programs are compiled:
-one computes the values on a tape from weights and inputs, and the other computes a
-Jacobian from the values at both ends of a step.
+To record a function and to replay its differences, Python code runs at every operation.
+For small networks, this takes far longer than the arithmetic. But every training step
+runs the same operations on other numbers. So two programs are compiled: one computes the
+values on a tape from weights and inputs, and the other computes a Jacobian from the
+values at both ends of a step.
 
 A new program is compared with the ordinary computation twice: on its first values, and
 on the next ones. The second comparison detects values that are wrongly treated as
@@ -13,9 +13,9 @@ constant. A program that fails is never used again. For large tapes, where Pytho
 overhead does not matter, no program is compiled.
 
 The key of a program is a digest of the tape's operations, shapes and constants, and of
-the owners of its rows (the examples that they belong to). If indices or masks choose
-rows of data (routing), the owners may differ at each step. Then a program is compiled
-only when the same owners occur for the second time, and the oldest programs are
+the owners (`secant.ownership`: the example that each row belongs to). If indices or
+masks choose rows of data (routing), the owners may differ at each step. Then a program
+is compiled only when the same owners occur for the second time. The oldest programs are
 dropped.
 
 Programs run the same operations as the ordinary computation, so a resumed run gives
@@ -44,7 +44,8 @@ from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.shapes import Function, Inputs, Weights
 
-# capacity of a cache of results; with routing, each block of a run needs its own entry
+# Capacity of a cache of results. A function that routes by its inputs (by indices or
+# masks) has a program for each routing, so that each block of a run needs an entry.
 MAX_ANSWERS = 64
 
 A = TypeVar("A")
@@ -147,8 +148,8 @@ T = TypeVar("T", Tape, Jacobian)
 
 @dataclass
 class CachedProgram(Generic[T]):
-    """A compiled program. Its results replace the values of `template`,
-    a tape or a Jacobian."""
+    """A compiled program that computes the values of a tape or a Jacobian. `template`
+    is the tape or Jacobian without these values."""
 
     program: Program
     template: T
@@ -211,9 +212,8 @@ class ProgramCache:
 
     tapes: Programs[Tape] = field(default_factory=Programs)
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
-    # Whether a Jacobian was requested more than once, by its key. Only for Jacobians
-    # that depend on routing values (indices, masks): the second request builds a
-    # program.
+    # For Jacobians that depend on routing values (indices, masks). A key is added at
+    # the first request, and the second request builds a program.
     requested_before: LRUCache[bool] = field(default_factory=LRUCache)
 
     def record(
@@ -277,7 +277,7 @@ def input_signature(inputs: Inputs) -> str:
 
 
 def is_close(found: Tensor, expected: Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding, relative to the largest
+    """Return True if two tensors are equal up to rounding, relative to the largest
     element. If this element is not finite, because training has diverged, return True.
     """
     if found.shape != expected.shape or found.dtype != expected.dtype:
@@ -295,7 +295,7 @@ def is_close(found: Tensor, expected: Tensor) -> bool:
 
 
 def is_large(tape: Tape, outputs: int) -> bool:
-    """Return whether a tape is so large that Python's overhead does not matter."""
+    """Return True if a tape is so large that Python's overhead does not matter."""
     return tape.nbytes * (1 + outputs) > MAX_PROGRAM_BYTES
 
 
@@ -357,7 +357,7 @@ def parts(made: Tape | Jacobian) -> list[Tensor]:
 def fill_template(
     template: T, arguments: Sequence[Tensor], found: Sequence[Tensor]
 ) -> T:
-    """Replace the values in the template, a tape or a Jacobian."""
+    """Return the template, a tape or a Jacobian, with these values."""
     if isinstance(template, Jacobian):
         left = iter(found)
         blocks = tuple(

@@ -1,13 +1,13 @@
-"""Read the Jacobian of a function from its tapes,
-at one point or along a segment between two points.
+"""Read the Jacobian of a function from its tapes: the tangent Jacobian at one point in
+weight space, or the secant Jacobian along a segment between two points.
 
 There are three ways to read a Jacobian. The reader uses the first one that is valid:
 
-1. At one point, autograd differentiates the recorded operations. This works if the network
-   combines weights with inputs only in products, norms and sums.
+1. For a tangent Jacobian, autograd differentiates the recorded operations. This works if the
+   network combines weights with inputs only in products, norms and sums.
 2. The difference rules are applied to the tapes (a replay). On a segment of length zero, this
    gives the tangent Jacobian too, and the tests compare both ways.
-3. The Jacobian at a point is computed example by example, if an operation has no rule, or if the
+3. A tangent Jacobian is computed example by example, if an operation has no rule, or if the
    gradients of the module are not the derivatives of its values.
 """
 
@@ -68,8 +68,8 @@ class Reader:
 
     Set `repeats_random` if the function draws the same random numbers every time it
     runs on a batch. Set `whole_batch` if the function runs only on its whole batch. Set
-    `of_values` to read secants of functions whose gradients are not the
-    derivatives of their values."""
+    `of_values` to allow secants of functions whose gradients are not the derivatives of
+    their values."""
 
     function: Function
     trained: frozenset[str]
@@ -138,8 +138,8 @@ class Reader:
         return assemble(self.pulled_back(tape, mixtures), buffers)
 
     def use_by_use(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
-        """Return J(θ; x) with one block for each use of a weight, so that no gradient
-        row is as long as a whole embedding table."""
+        """Return J(θ; x) with one block for each use of a weight. This saves memory if
+        examples read only a few rows of a large embedding table."""
         return assemble_uses(self.pulled_back(tape, Mixtures.of(tape, chosen)))
 
     def one_by_one(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
@@ -156,7 +156,8 @@ class Reader:
         *,
         as_copies: bool = False,
     ) -> Jacobian:
-        """Return J(θ; x)ᵀℓ′ for every example as one output, by one back-propagation.
+        """Return the gradient J(θ; x)ᵀℓ′ of every example, by one back-propagation. It
+        has the form of a Jacobian with one output.
 
         With `as_copies`, tables of a large network may have `Copies` blocks (see
         `assemble`)."""
@@ -281,9 +282,9 @@ class Reader:
         end: Tape,
         chosen: Sequence[int] | None = None,
     ) -> list[Closure]:
-        """Compare J̄Δθ with f(θ₁) − f(θ₀). Compute J̄Δθ by the forward pass of the
-        difference rules. If only trained weights change, also compute it from the
-        assembled Jacobian."""
+        """Compare J̄Δθ with f(θ₁) − f(θ₀), once or twice. First use J̄Δθ from the forward
+        pass of the difference rules. If only trained weights change, also multiply the
+        assembled Jacobian with Δθ."""
         step = {
             name: end[slot].detach() - start[slot].detach()
             for slot, name in start.weights.items()
@@ -305,12 +306,12 @@ def jacobian_one_by_one(
     trained: frozenset[str],
     mixtures: Float[Tensor, "mixture example out"],
 ) -> Jacobian:
-    """Return the Jacobian at a point for weighted sums of outputs.
-    This works for any module, and is slow.
+    """Return the tangent Jacobian of weighted sums of outputs (mixtures), by one
+    backward pass for each example and mixture. This works for any module, and is slow.
 
     Run every example alone. If its outputs differ from those in the batch, raise
-    Mistake, because the module couples examples. If the module draws random numbers for
-    a whole batch, run all examples each time instead.
+    Mistake, because the module couples examples. If the module needs its whole batch,
+    run all examples each time instead.
     """
     weights, leaves = differentiable_weights(tape, trained)
     rows: dict[str, list[Tensor]] = {name: [] for name in leaves}
@@ -349,13 +350,13 @@ def jacobian_one_by_one(
     return Jacobian(blocks, len(together), len(mixtures))
 
 
-# The cost of a kernel of many examples is estimated from the Jacobian of a few
-# examples, read use by use.
+# The cost of a kernel of many examples. It is estimated from `some`, the Jacobian of a
+# few examples with one block for each use.
 
 
 # assemble Jacobians up to this many bytes, since assembled ones are faster
 MAX_ASSEMBLED_BYTES = 2e9
-# number of copies of gradient rows that exist at once, while rows are multiplied out,
+# number of copies of gradient rows in memory, while they are computed from factors,
 # transposed and added
 ROW_COPIES = 3
 
@@ -374,8 +375,8 @@ def kernel_bytes(some: Jacobian, query: int, train: int) -> float:
 def factored_sizes(
     some: Jacobian, query: int, train: int
 ) -> tuple[dict[Key, Sizes], int]:
-    """Return the sizes of weights that may stay factored, and the number of elements of
-    all other parameters."""
+    """Return the sizes of the weights whose gradients may stay in factored form, and the
+    number of elements of all other parameters."""
     sizes_of = exclusive_keys(some, some)
     factors = {
         key: replace(size, query=query, train=train)
@@ -412,6 +413,6 @@ def kernel_operations(some: Jacobian, query: int, train: int) -> float:
 
 
 def row_operations(block: Factored) -> int:
-    """Return the number of multiplications that form an example's gradients
+    """Return the number of multiplications that compute the gradients of one example
     from their factors."""
     return block.outputs[0].numel() * block.rows

@@ -5,8 +5,7 @@ Jacobian has one block for each use of a weight. If the exact kernel would take 
 long, a sketched kernel is computed from random projections.
 
 Batches are so small that every tape reuses memory that the process already holds. New
-memory would be slow: the system clears it page by page,
-which takes longer than most operations."""
+memory would be slow, because the system first fills it with zeros."""
 
 from __future__ import annotations
 
@@ -229,10 +228,10 @@ def kernel_by_groups(
     return kernel
 
 
-# The sketched tangent kernel. Examples are read in batches, and only their sketches are
-# kept: k numbers for each example and output. The error bar needs the gradients again,
-# one chunk of the weights at a time. Jacobians that fit into memory are kept for it;
-# others are read again.
+# The sketched tangent kernel. Examples are read in batches, and only their sketches stay
+# in memory: k numbers for each example and output. The error bar needs the gradients
+# again, one chunk of the weights at a time. Jacobians of batches stay in memory for it
+# while they fit. The others are computed again.
 
 
 # bytes of the products V J for one chunk of the weights, over all vectors V
@@ -281,16 +280,15 @@ def products(
     vectors: Float[Tensor, "vector train out_"],
     weights: Weights,
 ) -> Float[Tensor, "vector query out"]:
-    """Return K v = J̄(Jᵀv) for each vector v,
-    with the left Jacobian J̄ and the right Jacobian J.
+    """Return K v = J_left(J_rightᵀ v) for each vector v.
 
-    If weights have few uses, contract their factors with one vector at a time.
+    If weights have few uses, multiply their factors with one vector at a time.
     Otherwise multiply out the gradients, one chunk of the weights at a time, and use
     them for all vectors."""
     if all(has_few_uses(side.jacobian(side.places[0])) for side in (left, right)):
         rows_of_vectors = []
         for vector in vectors:
-            # Jᵀ v for each vector v
+            # J_rightᵀ v
             gradient = {name: zeros(weight) for name, weight in weights.items()}
             for place in right.places:
                 for name, part in (
@@ -308,12 +306,12 @@ def products(
         weights, GRADIENT_CHUNK_BYTES // (len(vectors) * vectors.element_size())
     ):
         gradients = [vectors.new_zeros(len(vectors), piece.size) for piece in some]
-        for group in right.groups:  # V J for this chunk of the weights
+        for group in right.groups:  # V J_right for this chunk of the weights
             examples, jacobian = right.together(group)
             for total, piece in zip(gradients, some, strict=True):
                 for place, rows in cached_chunks(jacobian, piece):
                     total[:, place].addmm_(vectors[:, examples].flatten(1), rows)
-        for group in left.groups:  # (V J) J̄ᵀ
+        for group in left.groups:  # (V J_right) J_leftᵀ
             examples, jacobian = left.together(group)
             for total, piece in zip(gradients, some, strict=True):
                 for place, rows in cached_chunks(jacobian, piece):
@@ -338,7 +336,7 @@ def cached_chunks(
 
 
 def has_few_uses(some: Jacobian) -> bool:
-    """Return whether weights occur only in products,
+    """Return True if weights occur only in products,
     with at most VECTORS uses for each example."""
     return all(
         isinstance(block, Factored) and block.inputs.shape[1] <= VECTORS
@@ -372,14 +370,14 @@ def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
         yield some
 
 
-# Is a sketch worth its cost? For a Jacobian with n rows of P numbers, each a sum of u
-# outer products, and for an error bar by v vectors, the multiplications are
+# Is a sketch worth its cost? Take a Jacobian with n rows of P numbers, each a sum of u
+# outer products, and an error bar from v vectors. The numbers of multiplications are
 #
-#     exact    n u P + n² P/2
-#     bar      2 n u P + 2 n v P        and the sketch itself
+#     exact kernel                n u P + n² P/2
+#     error bar of the sketch     2 n u P + 2 n v P
 #
 # So for a few dozen rows, the exact kernel takes fewer multiplications than the error
-# bar alone. Reading the Jacobian costs the same in both cases.
+# bar alone. Computing the Jacobian costs the same in both cases.
 
 
 # number of multiplications of a sketch that justify a remark (a second or two)

@@ -2,13 +2,12 @@
 
 Some modules cast to lower precision in norms or in rotary position embeddings. A secant
 through such a cast is exact only up to the rounding of the lower precision. Without the
-cast, a secant is exact up to the rounding of the weights' precision, but the outputs of
-the module differ from the original ones by the rounding of the cast. For a float64
-module with casts to float32:
+cast, a secant is exact up to the rounding of the weights' precision, but the module then
+has slightly other outputs. For a float64 module with casts to float32, the choices are:
 
-    keep     do not change the module; each step has an error of 1e-7 of the outputs
-    ignore   let operations with a lower `dtype` argument use the dtype of the weights; the outputs
-             change once, by 1e-7
+    keep     do not change the module. In each step, the secant has an error of 1e-7 of the outputs.
+    ignore   let operations whose `dtype` argument is lower use the dtype of the weights. The
+             outputs differ from those of the module by 1e-7.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ SHORTEST_PROVED_BITS = 32
 
 
 def is_short(tensor: Tensor) -> bool:
-    """Return whether a tensor has floating-point numbers of fewer than 32 bits.
+    """Return True if a tensor has floating-point numbers of fewer than 32 bits.
 
     >>> is_short(torch.ones(1)), is_short(torch.ones(1, dtype=torch.float16)), is_short(torch.ones(1, dtype=torch.int8))
     (False, True, False)
@@ -79,7 +78,7 @@ def without_casts(function: Function) -> Function:
 
 
 def has_casts(tape: Tape) -> bool:
-    """Return whether any value on a tape has a lower precision than a weight. If not,
+    """Return True if any value on a tape has a lower precision than a weight. If not,
     `without_casts` would have recorded the same tape."""
     kinds = {value.dtype for value in tape.values if value.is_floating_point()}
     return max(torch.finfo(kind).eps for kind in kinds) > min(
@@ -98,8 +97,8 @@ def with_casts(function: Function, casts: Casts) -> Function:
 
 
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
-    """Return one line about the error that casts cause, or the error of ignoring them.
-    Return None if there is no error. `tape` was recorded with the choice `casts`."""
+    """Return a remark on the error that the choice `casts` causes, in one line. Return
+    None if there is no error. `tape` was recorded with this choice."""
     weights = tape.given_weights
     if casts == "keep":
         kinds = {

@@ -1,15 +1,16 @@
 """Compute convolutions for a few images at a time: forward, backward to the input, and
 as patches for products with a weight.
 
-In double precision, torch copies the patches of all examples before it multiplies them
-with the kernel. For a 3×3 kernel, the patches take nine times the memory of the input,
-and the system has to clear this memory first. Here the patches of only a few examples
-are copied at a time, so they stay in the cache. The results are bitwise equal, because
-torch also multiplies one example after another.
+A convolution is a matrix product of *patches* with the kernel. A patch holds the pixels
+of the input under the kernel at one position. In double precision, torch copies the
+patches of all examples before it multiplies. For a 3×3 kernel, they take nine times the
+memory of the input, and the system has to clear this memory first. Here the patches of
+only a few examples are copied at a time, so they stay in the cache. The results are
+bitwise equal, because torch also multiplies one example after another.
 
-If the stride is 1, the gradient x with respect to the input is a convolution of the
-output gradient w (padded with zeros) with the reversed kernel k, over features o and
-offsets r in the window:
+If the stride is 1, the gradient x with respect to the input is itself a convolution, of
+the output gradient w (padded with zeros) with the reversed kernel k. For input channel i
+and pixel p, it sums over the features o and the offsets r in the window:
 
     x[i, p] = Σ_or k[o, i, r] w[o, p − r]
 
@@ -183,8 +184,7 @@ OPERATORS.impl("convolve_back", convolve_back, "CompositeExplicitAutograd")  # t
 CONVOLVE_BACK = torch.ops.ntkexp.convolve_back.default
 
 
-# As a function of its weight, a convolution is a matrix product of patches (one row for
-# each output pixel) with the kernel. In a patch tensor, neighbouring pixels are
+# Patches for the gradient of the kernel. In a patch tensor, neighbouring pixels are
 # adjacent in memory, as in x. This makes copying faster, and copying takes longer than
 # multiplying.
 
@@ -195,8 +195,8 @@ def sliding_windows(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Float[Tensor, "example channel *offsets_and_pixels"]:
-    """View a padded image as patches: for every offset in the window,
-    the element of every output pixel."""
+    """Return a padded image as a view of patches: for every offset in the window, the
+    input pixel at this offset from every output pixel."""
     for axis, (size, step, apart) in enumerate(
         zip(window, stride, dilation, strict=True), start=2
     ):

@@ -3,10 +3,10 @@
 The search for owners (`secant/ownership`) detects only coupling after the first use of
 a trained weight. It misses earlier coupling, such as subtracting the mean of the batch,
 or sorting the batch. So the function also runs on parts of the batch, in random orders,
-and its outputs are compared. Number the examples in binary. For every digit, the
-function runs on the examples whose digit is 0, and then on those whose digit is 1. Any
-two examples differ in some digit, so each runs at least once without the other. This
-takes as long as log₂ n runs of the whole batch.
+and its outputs are compared. The parts are chosen by writing the numbers of the examples
+in binary. For every digit, the function runs on the examples whose digit is 0, and then
+on those whose digit is 1. Any two examples differ in some digit, so each runs at least
+once without the other. This takes as long as log₂ n runs of the whole batch.
 
 Some functions couple examples only at certain values, for example if a norm exceeds a
 bound. So a few examples also run in one batch with copies, zeros, and very large
@@ -77,18 +77,19 @@ SUM_OPERATIONS = frozenset(
 """Sums, products and views. The rounding error of their result may be as large as that
 of their arguments."""
 
-# differences of up to this many eps of the largest term in the outputs are always
-# allowed
+# A difference of two outputs counts as rounding if it is at most this many eps of the
+# largest term in the outputs.
 ALLOWED_ROUNDINGS = 100.0
-# differences of up to this multiple of the effect of noise (relative size eps) may be
-# allowed
+# A larger difference may still count as rounding, if it is at most this multiple of the
+# change that noise of relative size eps in weights and inputs causes.
 ALLOWED_NOISE = 64.0
 # number of examples that run alone, and in one batch with extreme inputs
 FEW_EXAMPLES = 8
 EXTREME_FACTORS = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
-"""By the factor that scales the tested examples: the values of the extreme inputs in
-their batch, in units of the largest input. Infinities and nan are not used, because a
-mask that multiplies them by zero gives nan even if examples are independent."""
+"""The tests with extreme inputs. A key is a factor of the tested examples. Its values are
+the extreme inputs in their batch, in units of the largest input. Infinities and nan are
+not used, because a mask that multiplies them by zero gives nan even if examples are
+independent."""
 
 
 def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) -> None:
@@ -125,7 +126,8 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
         if known:
             return
         for rows in [*halves(everyone), 2 * few]:
-            if rows not in alone:  # two examples are the halves of their batch
+            # in a batch of two, each half is an example that has already run alone
+            if rows not in alone:
                 trial.run(rows)
         if any(map(Tensor.is_floating_point, tensors(tape.given))):
             trial.run_with_extreme_inputs()
@@ -185,9 +187,9 @@ class Trial:
         )
 
     def selected(self, rows: Sequence[int]) -> Inputs:
-        """Select examples. If random numbers were drawn for the rows of packed
-        sequences, keep all lengths, because they decide which rows an example has.
-        """
+        """Return the inputs of the examples `rows`. If random numbers were drawn for
+        the rows of packed sequences, leave the lengths of all sequences unchanged,
+        because they decide which rows an example has."""
 
         def some(leaf: object) -> object:
             if not isinstance(leaf, Slot):
@@ -199,9 +201,9 @@ class Trial:
 
     @cached_property
     def kept(self) -> frozenset[Slot]:
-        """The lengths among the inputs, if random numbers may belong to rows of packed
-        sequences. The set is empty if lengths are computed from inputs with more than
-        one number for each example."""
+        """The slots of inputs that are lengths of sequences, if random numbers may
+        belong to rows of packed sequences. The set is empty if lengths are computed
+        from inputs with more than one number for each example."""
         if not self.tape.drawn:
             return frozenset()
         lengths = {
@@ -293,11 +295,11 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> bool:
-        """Return whether examples have the same outputs in two batches, up to rounding.
+        """Return True if examples have the same outputs in two batches, up to rounding.
 
         A difference counts as rounding if it is at most ALLOWED_ROUNDINGS · eps of the
-        largest term in the outputs. If half of the digits agree, it also counts if it
-        is at most ALLOWED_NOISE times the effect of relative noise of size eps."""
+        largest term in the outputs. It also counts if half of the digits agree, and if
+        it is at most ALLOWED_NOISE times the effect of noise of relative size eps."""
         if not apart.numel():
             return True
         farthest = float(torch.sub(apart, among).abs_().max())
@@ -322,9 +324,9 @@ class Trial:
 
     @cached_property
     def largest_term(self) -> float:
-        """The magnitude of the largest term in the sums that give the outputs. It sets
-        the size of rounding errors, and may be larger than the
-        outputs, as in f(θ) − f(θ₀)."""
+        """The magnitude of the largest term in the sums that give the outputs. Rounding
+        errors are relative to it. It may be larger than the outputs, as in
+        f(θ) − f(θ₀)."""
         reached = {self.tape.output}
         for entry in reversed(self.tape.entries):
             if entry.name in SUM_OPERATIONS and not reached.isdisjoint(entry.results):

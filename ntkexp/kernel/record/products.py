@@ -1,10 +1,10 @@
 """Compute float32 products in full precision.
 
 Torch may round the factors of a float32 product to TF32 (by default in convolutions on
-a GPU) or to bfloat16. Both keep at most three of the seven digits. A secant would then
-not be exact, and a tangent kernel would have errors of 1e-3. So kernels are computed
-with torch's settings for full precision. The precision is also measured, because a
-device may ignore the settings, and a module may change them in its forward.
+a GPU) or to bfloat16. Of the seven digits of float32, both keep at most three. A secant
+would then not be exact, and a tangent kernel would have errors of 1e-3. So kernels are
+computed with torch's settings for full precision. The precision is also measured,
+because a device may ignore the settings, and a module may change them in its forward.
 
 Torch has two interfaces for these settings. The older one raises an error if the two
 disagree, so both are set:
@@ -48,8 +48,9 @@ MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]
 class Precisions:
     """Torch's settings for products of float32 numbers.
 
-    If the user has set only the newer interface, torch cannot report a setting of the
-    older one. This setting is then None, and stays unchanged."""
+    `by_kind` belongs to the newer interface, and the other fields to the older one. If
+    the user has set only the newer interface, torch cannot report a setting of the
+    older one. The field is then None, and the setting stays unchanged."""
 
     by_kind: tuple[str, ...]
     allow_tf32: bool | None
@@ -105,11 +106,9 @@ def full_precision() -> Iterator[None]:
         set_precisions(before)
 
 
-# --- Measured products.
-#
-#     A · 1 = A    for A = 1 + 2⁻¹², in any order of summation, if factors keep their 24 bits
-#
-# TF32 keeps 11 bits, bfloat16 keeps 8.
+# --- A test of the precision. Multiply a matrix A, whose elements are a multiple of
+# 1 + 2⁻¹², by the identity. The product equals A if the factors keep the 24 bits of
+# float32, in any order of summation. TF32 keeps 11 bits, and bfloat16 keeps 8.
 
 
 SIDE = 16

@@ -1,18 +1,17 @@
 """Programs: compile a recorded computation to a Python function
 that runs it again on new values.
 
-The recording is a sequence of operations that overwrite nothing.
-It becomes a program in four
-steps:
+The recording is a sequence of operations that overwrite nothing. It becomes a program in
+four steps:
 
     simplify     run the same operation on the same values once; do not recompute known values
     prune        run only operations that results need; values independent of inputs are constants
     overwrite    let a sum or a product overwrite an argument that no later operation needs
     compile      write one line of Python for each operation; free a value after its last use
 
-The computation may have read numbers from tensors and branched on them, for example on
-whether two masks are equal. A program repeats the recorded branch. If such a number
-differs from the recording, the program is invalid for the new values."""
+The computation may have read numbers from tensors and branched on them, for example if
+two masks are equal. A program repeats the recorded branch. If such a number differs from
+the recording, the program is invalid for the new values."""
 
 from __future__ import annotations
 
@@ -60,9 +59,11 @@ class Program:
 def trace(
     act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequence[Tape] = ()
 ) -> Program:
-    """Run `act` once, and return its operations as a program whose arguments are `fed`.
+    """Run `act` once, and return its operations as a program from the tensors `fed` to
+    the results of `act`.
 
-    `fed` includes all values on `tapes`. Raise NotPure if `act` writes into a tensor.
+    `fed` includes all values on `tapes`, so that the program need not compute them
+    again. Raise NotPure if `act` writes into a tensor.
     """
     with Recorder() as recorder:
         slots = [recorder.slot(value) for value in fed]
@@ -91,8 +92,8 @@ def program(
     results: Sequence[Slot],
     known: Sequence[Entry] = (),
 ) -> Program:
-    """Compile a program that computes `results` from the slots `fed`. `known` are
-    operations whose results are in `fed`."""
+    """Compile a program that computes `results` from the slots `fed`. `known` are the
+    operations that computed some of the tensors in `fed`."""
     # run no operation twice
     simplifier = Simplifier(values)
     simplifier.simplify(known)
@@ -145,10 +146,10 @@ OF_ONE_SHAPE = (
 
 @dataclass
 class Simplifier:
-    """The state of the simplification: the slots that equal earlier slots, the results
-    of each operation, and the tensors that views show."""
+    """The state of the simplification."""
 
     values: Sequence[Tensor]
+    # for each slot that equals an earlier slot: the first such slot
     same: dict[Slot, Slot] = field(default_factory=dict)
     # result slots of earlier operations, by operation and arguments
     earlier: dict[tuple[OpOverload, str], tuple[Slot, ...]] = field(
@@ -199,13 +200,13 @@ class Simplifier:
         return simplified
 
 
-# Overwriting. Filling fresh memory takes several times as long as the arithmetic. An
-# elementwise operation in IN_PLACE may overwrite one of its arguments under three
-# conditions: the program has computed the argument, no later operation reads its
-# memory, and the result has the same shape, layout and dtype. Results are bitwise
-# equal, because these operations round each element independently. (Without
-# overwriting, a step of `python -m tests.bench steps` takes 15–34 % longer for the MLP,
-# 5–12 % for the CNN and the transformer.)
+# Overwriting. Writing a result to new memory takes several times as long as the
+# arithmetic. An elementwise operation in IN_PLACE may overwrite one of its arguments
+# under three conditions: the program itself has computed the argument, no later
+# operation reads its memory, and the result has the same shape, layout and dtype.
+# Results are bitwise equal, because these operations round each element independently.
+# (Without overwriting, a step of `python -m tests.bench steps` takes 15–34 % longer for
+# the MLP, 5–12 % for the CNN and the transformer.)
 
 
 IN_PLACE = {
@@ -285,8 +286,8 @@ def has_layout_of(one: Tensor, other: Tensor) -> bool:
     )
 
 
-# Functions of torch that run the same operations in half the time of a call through the
-# operation.
+# Functions of torch for operations of ATen. Calling a function takes half the time of
+# calling the operation object.
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -322,7 +323,7 @@ OP_METHODS: dict[OpOverload, str] = {
 }
 
 
-# Operations as the text of a Python function. Arguments that cannot be written as a
+# The text of a program as a Python function. Arguments that cannot be written as a
 # literal, such as a dtype, become global names of the function. Tracebacks show the
 # line that failed.
 

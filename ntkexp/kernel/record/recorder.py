@@ -1,10 +1,11 @@
 """Record every ATen operation of a function that runs on ordinary tensors.
 
-No operation on a tape overwrites a value. torch's `functionalize` replaces the in-place
-operations of a module by operations that return new tensors. The recorder replaces the
-writes inside torch's own operations (the gates of an LSTM, circular padding). A write
-through one view changes every other view of the same storage. So the recorder holds the
-content of such a storage as one flat tensor, and reads all later views from it:
+No operation on a tape may overwrite a value. torch's `functionalize` replaces the
+in-place operations of a module by operations that return new tensors. The recorder does
+the same for writes inside torch's own operations (the gates of an LSTM, circular
+padding). A write through one view changes every other view of the same storage. So the
+recorder holds the content of such a storage as one flat tensor, and reads all later
+views from it:
 
     view ← op(view, …)
     flat ← flat, with the elements of the view replaced
@@ -76,8 +77,8 @@ each time, without an operation that could be recorded."""
 
 
 def given_numbers(func: Any, args: Any) -> list[Tensor]:
-    """Return the tensors whose numbers a torch function reads
-    without a recorded operation."""
+    """Return the tensors whose numbers a torch function passes to Python, or uses,
+    without an operation that could be recorded."""
     if func in GIVING_NUMBERS:
         return [args[0]]
     if func in READING_LENGTHS:
@@ -103,10 +104,11 @@ class ReadRecorder(TorchFunctionMode):
     """A mode that detects numbers that leave torch: as lists, as arrays, or as the
     lengths of packed sequences. Later operations may use them as constants.
 
-    Torch runs no operation for such a read. So record a call of `torch.equal`, which
-    compares the tensor with the numbers that were read. A program compiled from the
-    tape is valid while they are equal. Without `in_memory`, raise RuntimeError instead,
-    because the tensors of `functionalize` have no memory to read."""
+    Torch runs no operation for such a read. So this mode records a call of
+    `torch.equal`, which compares the tensor with the numbers that were read. A program
+    compiled from the tape is valid while they are equal. Without `in_memory`, the mode
+    raises RuntimeError instead, because the tensors of `functionalize` have no memory
+    to read."""
 
     def __init__(self, in_memory: bool) -> None:
         super().__init__()
@@ -126,11 +128,11 @@ class ReadRecorder(TorchFunctionMode):
 
 
 def native_dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a torch function. Replace dropout by `native_dropout`, which writes nothing
-    in place.
+    """Call a torch function. If it is dropout, call torch's `native_dropout` instead,
+    which writes nothing in place.
 
-    Dropout draws its mask in memory order, and `functionalize` would not preserve this
-    order.
+    Otherwise `functionalize` would replace the write. It does not preserve the memory
+    order, in which dropout draws its mask.
 
     >>> x, state = torch.ones(4, 2).t(), torch.get_rng_state()
     >>> one = functional.dropout(x)
@@ -205,9 +207,10 @@ to their arguments."""
 class Recorder(DispatchMode):
     """A mode that records operations as they run.
 
-    With `rewrites`, replace in-place operations by operations that return new tensors.
-    Otherwise raise NotPure for them. Record random numbers as inputs if the function
-    `repeats_random`. Otherwise raise Mistake for them."""
+    `rewrites` decides how in-place operations are recorded: as operations that return
+    new tensors, or not at all (raise NotPure). `repeats_random` decides the same for
+    operations that draw random numbers: their results become inputs of the tape, or
+    they raise Mistake."""
 
     def __init__(self, *, rewrites: bool = True, repeats_random: bool = False) -> None:
         super().__init__()
@@ -217,7 +220,7 @@ class Recorder(DispatchMode):
         self.drawn: list[Slot] = []
         self.entries: list[Entry] = []
         self.values: list[Tensor] = []
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, Slot] = {}  # by the id of the tensor
         # keeps the tensors alive, so that no other tensor gets the id of one of them
         self.seen: dict[int, Tensor] = {}
         # the content, as one flat tensor, of each storage that was written to
@@ -450,8 +453,8 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 
 
 def refuse_other_kind(written: Tensor, value: Tensor) -> None:
-    """Raise Mistake if a storage is viewed in two dtypes,
-    since element positions assume one dtype."""
+    """Raise Mistake if two views of a storage have different dtypes. `positions` counts
+    elements of one dtype."""
     if written.dtype != value.dtype or value.is_conj() or value.is_neg():
         raise Mistake(
             "the module writes complex numbers in place, and also views their real and "

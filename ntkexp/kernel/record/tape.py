@@ -1,9 +1,9 @@
 """A tape: the operations of a function of weights on one batch of inputs.
 
-The function runs unchanged on ordinary tensors, while a recorder records every ATen
-operation (`recorder.py`). A tape consists of entries, one for each operation, and of
-slots, one for each tensor. An entry names the slots of its arguments and results. No
-entry overwrites the value of a slot."""
+The function runs unchanged on ordinary tensors, while a recorder (`recorder.py`) records
+every operation of ATen, torch's C++ library. A tape consists of *entries*, one for each
+operation, and of *slots*, one for each tensor. An entry names the slots of its arguments
+and results. No entry overwrites the value of a slot."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Slot(int):
 @dataclass(frozen=True, eq=False)
 class Entry:
     """One operation: its arguments (with slots in place of tensors), the slots of its
-    results, and the Python numbers that it returned."""
+    results, and the Python numbers that it returned (`scalars`)."""
 
     op: OpOverload
     args: tuple[Any, ...]
@@ -193,8 +193,8 @@ class Entry:
         return any(scalar is not None for scalar in self.scalars)
 
     def of(self, slot: Callable[[Any], Any], results: tuple[Slot, ...]) -> Entry:
-        """Return the same operation on other slots.
-        `slot` maps each old argument to a new one."""
+        """Return the same operation with other slots. `slot` maps each old argument to
+        a new one, and `results` are the new slots of results."""
         kwargs = {name: map_leaves(value, slot) for name, value in self.kwargs.items()}
         return Entry(
             self.op,
@@ -320,8 +320,8 @@ class Tape:
 
     @cached_property
     def structure(self) -> str:
-        """The operations, slots, numbers, shapes, dtypes and devices, as text. Two runs
-        can be compared if their structures are equal."""
+        """The operations, slots, numbers, shapes, dtypes and devices, as text. If two
+        tapes have equal structures, their values can be compared slot by slot."""
         wiring = [
             (entry.op, entry.args, entry.kwargs, entry.scalars)
             for entry in self.entries
@@ -369,8 +369,8 @@ class Tape:
         )
 
     def pruned(self) -> Tape:
-        """Keep only the entries that affect the output or returned Python numbers, and
-        the values that these entries use."""
+        """Return the tape without unneeded entries and values. An entry is needed if it
+        affects the output, or returns a Python number that the function may use."""
         needed = {*self.weights, *self.inputs, self.output}
         entries = []
         # Slots that later entries need. If several operations have the same result
@@ -446,7 +446,7 @@ OF_A_PROGRAM = (
 
 
 def is_integer(value: Tensor) -> bool:
-    """Return whether a tensor holds integers or booleans."""
+    """Return True if a tensor holds integers or booleans."""
     return not (value.is_floating_point() or value.is_complex())
 
 

@@ -1,5 +1,5 @@
-"""Run a function of weights once under a recorder. The recorded operations have
-difference rules, and overwrite nothing.
+"""Run a function of weights once under a recorder, so that the recorded operations have
+difference rules and overwrite nothing.
 
 A module that writes nothing in place and reads no numbers from tensors is recorded as
 it runs. Any other module runs again under torch's `functionalize`, which replaces its
@@ -48,7 +48,7 @@ and recurrent cells on GPUs."""
 
 def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
     """Return the function's outputs as a matrix with one row for each example. Raise
-    Mistake if they have no such form."""
+    Mistake if they have another form."""
     outputs = function(weights, inputs)
     count = examples(inputs)
     if outputs.is_complex():
@@ -88,9 +88,9 @@ def record(
     """Run the function once and return its tape,
     with autograd's graph if `differentiable`.
 
-    A function may draw random numbers only if it `repeats_random`: it draws the same
-    numbers every time it runs on a batch. With `whole_batch`, the function never runs
-    on a part of its batch."""
+    A function may draw random numbers only if `repeats_random` is set. This promises
+    that it draws the same numbers every time it runs on a batch. With `whole_batch`,
+    the function never runs on a part of its batch."""
     for name, weight in weights.items():
         if weight.is_complex():
             raise Mistake(
@@ -216,8 +216,8 @@ def composed() -> Iterator[None]:
         yield
 
 
-# If one way to compute a kernel fails, another way is tried. But a lack of memory must
-# raise an error instead, because results must not depend on the memory that other
+# If one way to compute a kernel fails, another way is tried. But if memory runs out, the
+# error must reach the user, because results must not depend on the memory that other
 # programs take.
 
 
@@ -225,7 +225,7 @@ OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception of Python or torch reports a lack of memory.
+    """Return True if an exception of Python or torch reports a lack of memory.
 
     >>> is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")), is_out_of_memory(MemoryError())
     (True, True)

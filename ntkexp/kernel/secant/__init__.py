@@ -1,6 +1,6 @@
-"""Secant Jacobians: a linear map J̄ with J̄Δθ = f(θ₁) − f(θ₀), exact for the change Δθ
-= θ₁ − θ₀ of the weights. It is computed by propagating differences through the recorded
-network.
+"""Secant Jacobians. In a step from weights θ₀ to θ₁ = θ₀ + Δθ, the secant Jacobian J̄ is
+a matrix with J̄Δθ = f(θ₁) − f(θ₀), exactly. It is computed by propagating differences
+through the recorded network.
 
 Each module imports only from the modules listed before it:
 

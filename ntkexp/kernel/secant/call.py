@@ -9,24 +9,21 @@ coefficients:
     mean     v̄ = (v₀ + v₁)/2
     slope    D(v₀, v₁), such as (σ(v₁) − σ(v₀))/(v₁ − v₀)
 
-Rules get coefficients from the methods of `Call`. The search for owners (`ownership`)
-determines which example each value belongs to. It sets `coefficient_noise`, which
-replaces each coefficient that depends on inputs or weights by a random number in [1,
-2]. Then no gradient is zero by chance, because of a dead unit, a black pixel, or a
-cancellation.
+Rules get coefficients from the methods of `Call`. These methods have a second purpose:
+the search for owners (`ownership`), which determines the example that each value belongs
+to. It sets `coefficient_noise`. Each coefficient that depends on inputs or weights is
+then replaced by a random number in [1, 2], so that no gradient is zero by chance,
+because of a dead unit, a black pixel, or a cancellation.
 
-A use of a weight is an operation that combines the weight with a value that depends on
-the inputs. The network is cut at each use: the term with the difference of the weight
-becomes a leaf of autograd's graph, called the tap. Autograd then computes β̄, the
+A *use* of a weight is an operation that combines the weight with a value that depends on
+the inputs. In its rule, one term of Δv contains the difference of the weight. This term
+becomes a leaf of autograd's graph, called the *tap*. Autograd then computes β̄, the
 gradient with respect to the tap.
 
-Some rules define a linear map of a difference, `linear`, together with its transpose,
-`transpose`. This is faster than autograd's backward pass through each operation of the
-map.
-
-    ⟨w, linear(v)⟩ = ⟨transpose(w), v⟩
-
-Each map takes one vector, or many along leading axes.
+Some rules write a linear map of a difference as a function `linear`, together with its
+transpose, with ⟨w, linear(v)⟩ = ⟨transpose(w), v⟩. This is faster than autograd's
+backward pass through each operation of the map. Both functions take one vector, or many
+along leading axes.
 """
 
 from __future__ import annotations
@@ -78,8 +75,8 @@ def apply_linear(
 
 
 def on_shared_vector(transpose: LinearFunction, axis: int) -> LinearFunction:
-    """Wrap a map so that it runs only once if all examples along `axis` share one
-    vector (stride 0), as the output gradients of a readout do.
+    """Wrap a linear map so that it runs only once if all examples along `axis` share
+    one vector (stride 0). This is the case for the output gradients of a readout.
 
     >>> on_shared_vector(lambda w: 2 * w, -2)(torch.ones(1, 3).expand(4, 3)).stride()
     (0, 1)
@@ -159,7 +156,7 @@ class NoRule(Mistake):
 
     @property
     def remark(self) -> str:
-        """The reason, and its consequence for a tangent kernel, as text."""
+        """A message: the reason, and how tangent kernels are computed instead."""
         return f"{self.reason}: the tangent is read from plain Jacobians, which is correct but slow"
 
 
@@ -171,7 +168,7 @@ class ChoiceChanged(NoRule):
 @dataclass(frozen=True, eq=False)
 class Ends:
     """A tensor at the start and at the end of a step, and its difference. `delta` is
-    None if the step does not change the tensor; inputs and constants are examples."""
+    None for a tensor that the step does not change, such as an input or a constant."""
 
     start: Tensor
     end: Tensor
@@ -219,7 +216,8 @@ class ReplayState:
     deltas: dict[Slot, Tensor] = field(default_factory=dict)
     leaves: dict[str, Tensor] = field(default_factory=dict)  # Δθ of the trained weights
     uses: list[Use] = field(default_factory=list)
-    # differences that were split along an axis into separate tensors, by slot and axis
+    # differences of values that were split along an axis into separate tensors (see
+    # `Call.unbound`), by slot and axis
     unbound: dict[tuple[Slot, int], tuple[Tensor, ...]] = field(default_factory=dict)
 
     @property
@@ -240,8 +238,8 @@ class ReplayState:
         return selected
 
     def ends(self, slot: Any) -> Any:
-        """Return the tensor of a slot at the start and at the end of the step. Return
-        any other argument unchanged."""
+        """Return the values of a slot at both ends of the step, with their difference.
+        Return an argument that is not a slot unchanged."""
         if not isinstance(slot, Slot):
             return slot
         v0 = self.start[slot].detach()
@@ -265,8 +263,8 @@ class ReplayState:
         return coefficient
 
     def to_double(self, value: Tensor) -> Tensor:
-        """In the search for owners, convert the value to double precision, because the
-        search tests whether ratios are integers."""
+        """Convert a value to double precision in the search for owners, which needs
+        precise ratios. Otherwise return it unchanged."""
         if self.coefficient_noise is None or is_integer(value):
             return value
         return value.to(torch.complex128 if value.is_complex() else torch.float64)
@@ -316,8 +314,8 @@ class Call:
         return self.state.is_point
 
     def is_use(self, value: Ends) -> bool:
-        """Return whether the operation uses this argument as a weight. In a use, the
-        argument depends only on weights, and the result also depends on inputs."""
+        """Return True if the operation is a use of this argument: the argument depends
+        only on weights, and the result also depends on inputs."""
         carries = value.delta is None or (
             value.delta.requires_grad and value.delta.numel() > 0
         )
@@ -387,11 +385,11 @@ class Call:
         return left, right
 
     def unbound(self, value: Ends, dim: int) -> tuple[Tensor, ...] | None:
-        """Split a difference along an axis into separate tensors. Return None unless
-        the network selects every index of the axis.
+        """Split the difference of a value along an axis into separate tensors, for a
+        network that selects every index of the axis, one by one. Otherwise return None.
 
-        Autograd then stacks the gradients once,
-        instead of adding each to a tensor of zeros."""
+        Autograd then stacks the gradients of all indices once, instead of adding each
+        one to a tensor of zeros."""
         key = (self.entry.args[0], dim % value.start.dim())
         unbound = self.state.unbound
         if self.is_use(value) or len(self.state.selected[key]) < value.start.shape[dim]:
@@ -454,8 +452,8 @@ class Call:
     def product_use(
         self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0
     ) -> Tensor:
-        """Append a product to `uses`. Return its tap, factor ΔW + shift · Δb, which is
-        a leaf of autograd's graph.
+        """Record a use of W in a product. Return its tap, factor ΔW + shift · Δb, which
+        is a leaf of autograd's graph.
 
         For a matrix `factor`, the tap has the same rows. For patches [example, use,
         in], it consists of images [example, out, use]."""
@@ -489,9 +487,9 @@ class Call:
     def grouped_use(
         self, factor: Tensor, groups: int, weight: Ends, bias: Ends | None
     ) -> Tensor:
-        """Append a grouped product to `uses`. Return its tap, a leaf of autograd's
-        graph: factor_g ΔW_gᵀ + Δb_g for every group g, as images [example, out, use].
-        """
+        """Record a use in a grouped product. Return its tap, factor_g ΔW_gᵀ + Δb_g for
+        every group g, as images [example, out, use]. The tap is a leaf of autograd's
+        graph."""
         examples, uses, size = factor.shape
         kernels = weight.change.detach().reshape(groups, -1, size // groups)
         columns = factor.mT.reshape(examples, groups, -1, uses)
@@ -510,9 +508,11 @@ class Call:
         arranged: Callable[[Tensor], Tensor],
         gain: Tensor | float = 1.0,
     ) -> Tensor:
-        """Append an elementwise use to `uses`. Return its tap, a leaf of autograd's
-        graph: gain · Δw for the elements that the operation takes. `arranged` selects
-        these elements from any tensor in the shape of w."""
+        """Record an elementwise use of a weight w. Return its tap, gain · Δw for the
+        elements that the operation takes. The tap is a leaf of autograd's graph.
+
+        `arranged` selects and expands these elements, from any tensor in the shape of
+        w."""
         if value.start.is_complex():  # kernels sum over real numbers, so taps are real
             parts = (
                 self.element_use(value.view(partial(real_part, part=k)), arranged)

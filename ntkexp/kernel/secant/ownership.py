@@ -1,16 +1,16 @@
 """Find the owner of each element of each tap: the example that the element belongs to.
-(A tap is a tensor that combines a weight with the inputs; see `uses`.)
+(A tap is the result of combining a weight with the inputs; see `uses`.)
 
 An element belongs to example n if it affects only the outputs of n. To find n, draw a
-random cotangent u of the outputs (one number for each output of each example). Multiply
-the row of example n by n, to get n·u. Back-propagate both to the taps, and divide:
+random cotangent u (one number for each output of each example). Let u′ be u with the row
+of each example n multiplied by n. Back-propagate both to the taps, which gives the
+gradients β̄(u) and β̄(u′). An element of example n has
 
-    n = (β̄ of n·u)/(β̄ of u)        at an element of example n
+    β̄(u′)/β̄(u) = n
 
-β̄ is the gradient with respect to the tap. If a ratio is not an integer, the module
-couples the examples of a batch. All coefficients of the difference rules are random
-numbers here, so that even elements behind a dead unit or a zero weight have a nonzero
-gradient.
+If a ratio is not an integer, the module couples the examples of a batch. All
+coefficients of the difference rules are random numbers here (see `call`), so that even
+elements behind a dead unit or a zero weight have a nonzero gradient.
 
 A constant with a row for every example, such as the initial state of an LSTM, counts as
 an input. Its products with weights are then uses of these weights.
@@ -63,7 +63,7 @@ class Owners:
 
     @cached_property
     def digest(self) -> bytes:
-        """A digest of all owners, their layout, and their device."""
+        """A digest of all owners, their layout and their device."""
         layout = [(owner.shape, owner.stride(), owner.device) for owner in self.of_uses]
         return digest(
             map(drop_expanded_axes, self.of_uses),
@@ -74,8 +74,8 @@ class Owners:
 def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     """Return the owners of a tape, in the order of its uses.
 
-    First assume that row n of each constant that is multiplied
-    with weights belongs to example n."""
+    A constant that is multiplied with weights may have a row for every example. First
+    assume that it does. If this fails, assume that it does not."""
     # Refuse embeddings with scale_grad_by_freq. This option divides the gradient of a
     # row by the number of times that the batch contains the row, so the gradient of an
     # example depends on the other examples. The test below would not detect this in a
@@ -96,8 +96,6 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
                     "example depends on the other examples, and is not a derivative; "
                     "build its layer without this option"
                 )
-    # a constant that a weight multiplies may hold a row for each example; first assume
-    # that it does
     weights = Trained(tape, trained).slots
     products = (
         entry.args[-2:] for entry in tape.entries if entry.name in ("mm", "addmm")
@@ -114,7 +112,7 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
 
 
 def divides_by_frequency(entry: Entry) -> bool:
-    """Return whether an operation is an embedding with scale_grad_by_freq=True."""
+    """Return True if an operation is an embedding with scale_grad_by_freq=True."""
     if entry.name not in LOOKUPS:
         return False
     arguments = [argument.name for argument in entry.op._schema.arguments]
@@ -134,9 +132,9 @@ def owners_with_constants(
     if not replay.uses:
         return Owners((), constants)
     examples = replay.delta.shape[0]
-    draw = replay.state.random_like(replay.delta)  # u, and n·u
+    draw = replay.state.random_like(replay.delta)  # u
     count = torch.arange(1.0, examples + 1, dtype=draw.dtype, device=draw.device)
-    weighted = draw * count.view(-1, *[1] * (draw.dim() - 1))
+    weighted = draw * count.view(-1, *[1] * (draw.dim() - 1))  # u′
     below = replay.pullback(draw, retain_graph=True)
     above = replay.pullback(weighted)
     of_uses = []
@@ -157,7 +155,7 @@ def owners_with_constants(
 
 
 def match_uses(uses: Sequence[Use], owned: Owners) -> bool:
-    """Return whether `owned` has the right shape for these uses: an owner for each row
+    """Return True if `owned` has the right shape for these uses: an owner for each row
     of a `Product` or `Grouped`, and for each element of an `Element`."""
     counts = [
         use.tap.numel()
@@ -171,8 +169,8 @@ def match_uses(uses: Sequence[Use], owned: Owners) -> bool:
 def owners_hold(
     output: Float[Tensor, "example out"], uses: Sequence[Use], owned: Owners, eps: float
 ) -> bool:
-    """Return whether the owners are right for the values on this tape: every element at
-    a use affects only the outputs of its owner.
+    """Return True if the owners are right for the values on this tape: every element
+    of a tap affects only the outputs of its owner.
 
     Elements behind a dead unit or a zero weight are not tested. Their gradients on this
     tape are zero, so it does not matter which owner they have."""
@@ -196,8 +194,8 @@ def owners_hold(
         uses, below, above, owned.of_uses, strict=True
     ):
         is_product = not isinstance(use, Element)
-        u = rows_of(sums, batch=0) if is_product else sums  # β̄ of u
-        # β̄ of n·u
+        u = rows_of(sums, batch=0) if is_product else sums  # β̄(u)
+        # β̄(u′)
         nu = rows_of(weighted_sums, batch=0) if is_product else weighted_sums
         n = (owner[:, None] if is_product else owner) + 1
         missed = torch.addcmul(nu, u, n.to(u), value=-1).abs_()
@@ -216,11 +214,9 @@ def owners_hold(
 def owner(
     above: Float[Tensor, "..."], below: Float[Tensor, "..."]
 ) -> Int[Tensor, "..."]:
-    """Return the owner of each element, a/b − 1,
-    or −1 if the element affects no output.
+    """Return the owner of each element, a/b − 1, or −1 if the element affects no output.
 
-    a (`above`) and b (`below`) are the gradients β̄ of n·u and of u. For this test,
-    examples are counted from 1."""
+    a (`above`) is β̄(u′), and b (`below`) is β̄(u). The ratio counts examples from 1."""
     numbers = torch.empty(above.shape, dtype=torch.long, device=above.device)
     rounding = rounding_of(above, below)
     ratios = numbers.view(-1)
@@ -288,12 +284,12 @@ def drop_expanded_axes(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
 
 # Routing values: values that decide which rows of data an operation reads or writes.
 #
-# They are indices, masks for selecting or scattering, permutations from sorting, and
-# the expert indices of a mixture of experts. If they differ between two tapes of the
-# same structure, the owners of the rows may differ too. Two kinds of operations have no
+# Examples are indices, masks for selecting or scattering, permutations from sorting, and
+# the expert indices of a mixture of experts. If routing values differ between two tapes
+# of the same structure, the owners may differ too. Two kinds of operations have no
 # routing values: elementwise operations, which keep every element at its index, and
-# operations that read rows of weights, which are uses of these weights. So the tokens
-# of an embedding are no routing values.
+# operations that read rows of weights. For example, the tokens of an embedding are no
+# routing values.
 
 
 ROW_READS = ("embedding", "gather", "index", "index_select", "take")
@@ -320,8 +316,7 @@ UNUSED_INTEGERS = (
 
 @dataclass(frozen=True)
 class Routes:
-    """The slots of a tape that hold routing values (values that decide which rows an
-    operation reads or writes), and the slots that hold masks."""
+    """The slots of a tape that hold routing values, and the slots that hold masks."""
 
     routing: tuple[Slot, ...]
     masks: tuple[Slot, ...]  # masks that depend on inputs and not on weights

@@ -5,13 +5,13 @@ A step goes from weights θ₀ to θ₁. The replay reads two tapes of the same 
 recorded at θ₀ and θ₁. For every value v on them, Δv = v₁ − v₀.
 
     forward     apply the difference rule of each operation, from Δθ to J̄Δθ at the output
-    backward    β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use of a weight, by autograd through the rules
+    backward    β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use of a weight (see `uses`), for a vector u in the
+                shape of the outputs, by autograd through the rules
 
-Every Δv is an autograd tensor that is linear in Δθ. The closure check tests J̄Δθ =
-f(θ₁) − f(θ₀).
+Every Δv is an autograd tensor that is linear in Δθ.
 
-The linear map from Δθ to J̄Δθ is called the surrogate of the step. It is a linearized
-network. Its weights and activations are means over the start and the end of the step,
+The linear map from Δθ to J̄Δθ is called the *surrogate* of the step. It is a linearized
+network: its weights and activations are means over the start and the end of the step,
 and its slopes are secant slopes. If θ₁ = θ₀, the slopes are derivatives, and J̄ is the
 Jacobian.
 
@@ -41,8 +41,8 @@ class Replay:
     """The differences of all values of a network in one step.
 
     `delta` is J̄Δθ at the output, or J̄v if a `direction` v is given. Autograd can
-    differentiate it with respect to the taps of `uses`. With `pullback_only`, only
-    these gradients are needed, and Δθ is replaced by zero."""
+    differentiate it with respect to the taps of `uses`. If only these gradients are
+    needed, `pullback_only` saves time: it replaces Δθ by zero."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ def missing_rule(
 
 
 def is_unchanged_choice(v0: Tensor, v1: Tensor) -> bool:
-    """Return whether a result consists of integers or booleans, and
+    """Return True if a result consists of integers or booleans, and
     is the same at both ends."""
     return is_integer(v0) and torch.equal(v0, v1)
 
@@ -248,7 +248,7 @@ def refuse_different_programs(start: Tape, end: Tape) -> None:
     )
 
 
-REACH = 300  # gradients are scaled only if they are outside of 2^−300 … 2^300
+REACH = 300  # gradients are scaled only if they lie outside 2^−300 … 2^300
 
 
 class GradientScale:

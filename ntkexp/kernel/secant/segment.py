@@ -1,5 +1,5 @@
-"""A segment from θ₀ to θ₁ in weight space, and its closure:
-J̄Δθ = f(θ₁) − f(θ₀) up to rounding."""
+"""A step from θ₀ to θ₁ as a segment in weight space, and the check that its secant
+Jacobian J̄ closes: J̄Δθ = f(θ₁) − f(θ₀) up to rounding."""
 
 from __future__ import annotations
 
@@ -60,15 +60,16 @@ def point(weights: Weights) -> Segment:
     return Segment(weights, weights, frozenset(weights))
 
 
-# Closure. Both outputs have rounding errors, since f is a chain of sums that are each
-# rounded to eps of their terms. So the test is
+# Closure. Both outputs have rounding errors, since f is a chain of sums, each of which is
+# rounded to eps of its terms. So the test is
 #
 #     ‖J̄Δθ − Δf‖ ≤ MULTIPLE · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖)
 #
-# The norms run over all examples and outputs. The machine epsilon is the largest one of
-# the values between weights and outputs. If the error is larger, rounding alone cannot
-# explain it, or the outputs are small differences of large numbers. If half of the
-# digits of f are lost, or if the error is nan, the kernel counts as wrong.
+# The norms run over all examples and outputs. eps is the largest machine epsilon of all
+# values between weights and outputs. If the test fails, rounding does not explain the
+# error, unless the outputs are small differences of large numbers. The user then gets a
+# remark. If the error is so large that f has lost half of its digits, or if it is nan,
+# the kernel counts as wrong.
 
 
 ALL = slice(None)

@@ -7,9 +7,10 @@ computes β = ∂f/∂tap through the network, or through the surrogate of a ste
 back-propagation:
 
                 operation      tap                            gradient of the weight
-    product     z = a W        one row of z for each use      Σ_r a_r ⊗ β_r
-    grouped     z_g = a_g W_g  one row of z for each use      the same, group by group
-    element     anything else  the weight, expanded           the sum over the copies of each element
+    product     z = a W        z, with one row per use        Σ_r a_r ⊗ β_r, over the rows r
+    grouped     z_g = a_g W_g  z, with one row per use        the same, for each group g
+    element     anything else  the weight, expanded           the sum of β over the copies of each
+                                                              element
 
 Uses are found by a replay (`replay`), or directly on a tape that autograd can follow
 (`plain_uses`).
@@ -58,8 +59,8 @@ class View(NamedTuple):
         return self._replace(shape=self.shape[::-1], stride=self.stride[::-1])
 
     def covers(self, size: int) -> bool:
-        """Return whether this view contains all elements, in order, of a parameter with
-        `size` elements."""
+        """Return True if this view contains all elements of a parameter with `size`
+        elements, in order."""
         steps = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
         return prod(self.shape) == size and all(
             n == 1 or given == step
@@ -83,7 +84,8 @@ class View(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """One plus the largest flat index that this view contains."""
+        """The number of leading elements of the parameter that include all elements of
+        this view."""
         return (
             1
             + self.offset
@@ -93,14 +95,16 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """A value computed from weights alone. Autograd's graph of `delta` leads back to
-    the differences of the weights."""
+    """A value that is computed from weights alone, such as a normalised weight. `delta`
+    is its difference, whose autograd graph leads back to the differences of the
+    weights."""
 
     delta: Tensor
     names: frozenset[str]  # names of the parameters that the value depends on
 
 
 Source: TypeAlias = View | Derived
+"""The weight of a use: a view of a parameter, or a value computed from parameters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,16 +172,15 @@ class Trained:
 
     @cached_property
     def from_inputs(self) -> frozenset[Slot]:
-        """Slots whose value depends on the inputs, or on one of `constants`."""
+        """Slots (values on the tape) that depend on the inputs or on `constants`."""
         if self.constants:
             return self.tape.reached({*self.tape.inputs, *self.constants})
         return self.tape.from_inputs
 
     @cached_property
     def parameter_of_storage(self) -> dict[int, Slot]:
-        """The slot of the parameter in each storage, by address. Storages with anything
-        but one contiguous parameter are omitted.
-        """
+        """The slot of each trained parameter, by the address of its storage. Parameters
+        that share a storage or are not contiguous are omitted."""
         slots = [slot for slot, name in self.tape.weights.items() if name in self.names]
         counts = Counter(storage(self.tape[slot]) for slot in slots)
         alone = [
@@ -195,8 +198,8 @@ class Trained:
 
     @cached_property
     def lookups(self) -> dict[Slot, tuple[Slot, Slot]]:
-        """The slots that hold rows of a trained table at constant indices. The values
-        are the slots of the table and of the indices."""
+        """Slots that hold rows of a trained table at constant indices, such as position
+        embeddings. The values are the slots of the table and of the indices."""
         return {
             entry.results[0]: (entry.args[0], entry.args[1])
             for entry in self.tape.entries
@@ -217,21 +220,20 @@ class Trained:
         return View(self.tape.weights[slot], tuple(value.shape), value.stride(), offset)
 
 
-# Plain uses are uses of weights that autograd can differentiate on the tape, without a
-# replay of differences. The tap is the result of the recorded operation, and the tape
-# contains the value that multiplies the weight. Plain uses are listed in the order of a
-# replay, because the owners of rows (their examples) are stored in that order.
+# For a tangent Jacobian, many networks need no replay of differences: autograd can
+# differentiate the recorded operations themselves. A use is *plain* if this is possible.
+# Its tap is the result of the recorded operation, and the tape contains the value that
+# multiplies the weight. Plain uses are listed in the order of a replay, because owners
+# (`ownership`) are stored in this order.
 
 
 class NotPlain(Exception):
-    """Raised if the gradient of a weight cannot be computed from the gradient
-    of the operation's result."""
+    """Raised if a use is not plain: the gradient of the operation's result does not
+    give the gradient of the weight."""
 
 
 def plain_uses(trained: Trained) -> list[Use] | None:
-    """Return the uses of trained weights if all of them are plain, otherwise None.
-
-    A use is plain if its tap is the result of an operation on the tape."""
+    """Return the uses of trained weights if all of them are plain, otherwise None."""
     uses: list[Use] = []
     for entry in trained.tape.entries:
         if entry.name == "copy":
@@ -334,7 +336,7 @@ def product(operation: WeightedOperation) -> list[Use]:
 
 
 def convolution(operation: WeightedOperation) -> list[Use]:
-    """Return the use of W (and b) in x ∗ W + b. Its `factor`, the a in z = a W,
+    """Return the use of W (and b) in the convolution x ∗ W + b. As a product z = a W, a
     consists of patches of x."""
     left, right, added, stride, padding, dilation, transposed, _, groups = (
         operation.args

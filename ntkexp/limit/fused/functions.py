@@ -70,7 +70,7 @@ def source_digest(folder: Path) -> str:
 # --- Arrays without reference counts
 #
 # Numba updates an array's reference count at every slice and every call, with atomic
-# instructions. For short loops over tiles, this takes a third of the time. `lent`
+# instructions. For short loops over bands, this takes a third of the time. `lent`
 # returns a view that is not counted. Use it only for arguments, which outlive the call,
 # and never return the view.
 
@@ -153,14 +153,14 @@ def sum_window(
 
 
 @compiled
-def copy_tile(source: Array, target: Array, margin: int, size: int) -> None:
+def copy_band(source: Array, target: Array, margin: int, size: int) -> None:
     start = np.uintp(margin)
     for j in range(np.uintp(size)):
         target[j + start] = source[j + start]
 
 
 @compiled
-def add_tile(source: Array, target: Array, margin: int, size: int) -> None:
+def add_band(source: Array, target: Array, margin: int, size: int) -> None:
     start = np.uintp(margin)
     for j in range(np.uintp(size)):
         target[j + start] += source[j + start]
@@ -168,7 +168,7 @@ def add_tile(source: Array, target: Array, margin: int, size: int) -> None:
 
 @compiled
 def cleared(target: Array, inside: Array, margin: int, size: int) -> None:
-    """Set a tile to zero outside the image: multiply by `inside`, which is 0 or 1."""
+    """Set a band to zero outside the image: multiply by `inside`, which is 0 or 1."""
     start = np.uintp(margin)
     for j in range(np.uintp(size)):
         target[j + start] *= inside[j]
@@ -211,11 +211,11 @@ def filled(target: Array, start: int, count: int, value: Any) -> None:
 
 
 @compiled
-def total(tile: Array, margin: int, size: int) -> Any:
+def total(band: Array, margin: int, size: int) -> Any:
     start = np.uintp(margin)
-    value = tile.dtype.type(0)
+    value = band.dtype.type(0)
     for j in range(np.uintp(size)):
-        value += tile[j + start]
+        value += band[j + start]
     return value
 
 

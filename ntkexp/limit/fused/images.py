@@ -1,7 +1,7 @@
-"""Kernels of images: the layout of pixels in a tile, coarser levels,
+"""Kernels of images: the layout of pixels in a band, coarser levels,
 and the loop over offsets.
 
-A tile holds both kernels of two images for one offset o, at all pixels p of the first
+A band holds both kernels of two images for one offset o, at all pixels p of the first
 image and p + o of the second. A level contains the operations on images of one size. A
 field is a function of the variance at each pixel."""
 
@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ntkexp.limit.fused.functions import cleaned, compiled, lent, moved, total
-from ntkexp.limit.fused.tile import (
+from ntkexp.limit.fused.band import (
+    Band,
+    BandGaps,
+    BandShape,
     CompiledProgram,
     PairFields,
-    Tile,
-    TileGaps,
-    TileShape,
     apply_operations,
 )
+from ntkexp.limit.fused.functions import cleaned, compiled, lent, moved, total
 
 Array = np.ndarray[Any, Any]
 Three = tuple[int, int, int]
@@ -36,8 +36,8 @@ class ImageGrid(NamedTuple):
     around: bool
 
 
-class TileImage(NamedTuple):
-    """The layout of an image's tile at one offset. For each axis, `at` holds the index
+class BandImage(NamedTuple):
+    """The layout of an image's band at one offset. For each axis, `at` holds the index
     of this axis's offset in the list of offsets."""
 
     sizes: Three
@@ -48,20 +48,20 @@ class TileImage(NamedTuple):
     margin: int
 
 
-class TileLayout(NamedTuple):
+class BandLayout(NamedTuple):
     """The fields of all left and right images at one offset, in two flat arrays with
-    the pixel layout of a tile."""
+    the pixel layout of a band."""
 
     left: Array
     right: Array
-    gaps: TileGaps
+    gaps: BandGaps
     fields: int
     channels: int
     same: bool
 
 
-class TileAxis(NamedTuple):
-    """One axis of a tile. Neighbouring pixels are `unit` numbers apart, and pixel p is
+class BandAxis(NamedTuple):
+    """One axis of a band. Neighbouring pixels are `unit` numbers apart, and pixel p is
     paired with pixel p + `offset`."""
 
     pixels: int
@@ -85,14 +85,14 @@ class ImageSides(NamedTuple):
 
 
 class LevelTransfer(NamedTuple):
-    """Tiles that come from the finer level, and tiles that go to the coarser level.
+    """Bands that come from the finer level, and bands that go to the coarser level.
 
     `source` and `target` are [register, kernel, left, right, offset and pixel]. The
     registers `arriving` are filled from `source`. The registers `departing` are
-    averaged into `target`: each pixel's kernel is multiplied by `shares`, and added at
-    the index that is the sum of the pixel's `slots` over the three axes. `order` lists
-    the pixels of a row so that consecutive pixels belong to different coarse pixels.
-    Their additions are then independent."""
+    averaged into `target`: the kernel at each pixel is multiplied by `shares`, and added
+    at an index of `target`. This index is a sum of three numbers, the `slots` of the
+    pixel along each axis. `order` lists the pixels of a row so that consecutive pixels
+    belong to different coarse pixels. Their additions are then independent."""
 
     arriving: Array
     source: Array
@@ -103,7 +103,7 @@ class LevelTransfer(NamedTuple):
     target: Array
 
 
-# --- Pixels along an axis of a tile
+# --- Pixels along an axis of a band
 #
 # At offset o, pixel p of the left image is paired with pixel (p + o) mod n of the right
 # image. An axis has two pieces: the pixels with p + o < n, and the others. A gap as
@@ -116,28 +116,28 @@ class LevelTransfer(NamedTuple):
 
 @compiled
 def length(pixels: int, reach: int, around: bool) -> int:
-    """Return the length of a tile's axis: pixels, gaps and halos."""
+    """Return the length of a band's axis: pixels, gaps and halos."""
     return pixels + (4 * reach if around else 2 * reach)
 
 
 @compiled
 def place(pixel: int, pixels: int, offset: int, reach: int, around: bool) -> int:
-    """Return the position of a pixel on a tile's axis."""
+    """Return the position of a pixel on a band's axis."""
     gap = 2 * reach if around else reach
     return (reach if around else 0) + pixel + (gap if pixel >= pixels - offset else 0)
 
 
 @compiled
 def padded(count: int) -> int:
-    """Round up to a multiple of 32, so that vector instructions handle whole tiles."""
+    """Round up to a multiple of 32, so that vector instructions handle whole bands."""
     return (count + 31) // 32 * 32
 
 
 @compiled
 def stacked(
-    source: Array, target: Array, count: int, axis: TileAxis, start: int, pitch: int
+    source: Array, target: Array, count: int, axis: BandAxis, start: int, pitch: int
 ) -> None:
-    """Copy `count` lines of pixels into tiles, along one axis of the image. In the
+    """Copy `count` lines of pixels into bands, along one axis of the image. In the
     target, lines begin `pitch` numbers apart.
 
     Pixel `start` comes first; the others follow in periodic order.
@@ -166,7 +166,7 @@ def laid_out(
     targets: Arrays,
     counts: Three,
     parts: int,
-    axis: TileAxis,
+    axis: BandAxis,
     pitch: int,
 ) -> None:
     """Lay out the left images from pixel 0, the right images from pixel `axis.offset`,
@@ -219,8 +219,8 @@ def halos(deep: Array, down: Array, across: Array) -> Array:
 
 
 @compiled
-def row_start(image: TileImage, z: int, y: int) -> Any:
-    """Return the position in a tile at which row y of plane z begins."""
+def row_start(image: BandImage, z: int, y: int) -> Any:
+    """Return the position in a band at which row y of plane z begins."""
     rows = length(image.sizes[1], image.reach[1], image.around)
     stride = length(image.sizes[2], image.reach[2], image.around)
     deep = place(z, image.sizes[0], image.offset[0], image.reach[0], image.around)
@@ -229,8 +229,8 @@ def row_start(image: TileImage, z: int, y: int) -> Any:
 
 
 @compiled
-def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
-    """Fill a tile with the pixels source[start:], and its gaps with zeros."""
+def arrived(source: Array, start: int, target: Array, image: BandImage) -> None:
+    """Fill a band with the pixels source[start:], and its gaps with zeros."""
     sizes = image.sizes
     reach = image.reach
     offset = image.offset
@@ -257,24 +257,24 @@ def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
 
 @compiled
 def add_to_coarse(
-    tile: Tile,
-    coarse: Tile,
-    image: TileImage,
+    band: Band,
+    coarse: Band,
+    image: BandImage,
     transfer: LevelTransfer,
     departure: int,
     ways: Array,
 ) -> None:
-    """Add the kernels at the pixels of a tile to coarse tiles. In the array of coarse
-    tiles, pixel (z, y, x) has the index slot_z + slot_y + slot_x.
+    """Add the kernels at the pixels of a band to coarse bands. In the array of coarse
+    bands, pixel (z, y, x) has the index slot_z + slot_y + slot_x.
 
     Skip pixels with a negative slot. `ways` is scratch space for the positions of a row
-    in the tile and in the coarse tiles."""
+    in the band and in the coarse bands."""
     sizes = image.sizes
     reach = image.reach
     offset = image.offset
     around = image.around
-    K = tile.K
-    theta = tile.theta
+    K = band.K
+    theta = band.theta
     coarse_K = coarse.K
     coarse_theta = coarse.theta
     slots = transfer.slots
@@ -301,9 +301,9 @@ def add_to_coarse(
                     coarse_theta[two] += share * theta[one]
 
 
-# --- One level: one tile for each offset and pair of images
+# --- One level: one band for each offset and pair of images
 #
-# For each offset, the fields of each image are copied into a tile,
+# For each offset, the fields of each image are copied into a band,
 # one axis after the other.
 
 
@@ -331,44 +331,44 @@ def images(
     plane = length(sizes[1], reach[1], around) * stride
     size = padded(length(sizes[0], reach[0], around) * plane)
     margin = padded(reach[0] * plane + reach[1] * stride + reach[2])
-    shape = TileShape(margin, size, stride, plane)
+    shape = BandShape(margin, size, stride, plane)
     counts = (left.shape[0] * fields, right.shape[0] * fields, 1)
     # Lay out columns, then rows of columns (sheets), then planes.
     mask = np.ones(sizes[0] * sizes[1] * sizes[2], left.dtype)
     pixels = (left.reshape(left.size), right.reshape(right.size), mask)
-    bands = empty(counts, sizes[0] * sizes[1] * stride, left)
-    tiles = empty(counts, size, left)
-    # with one plane, a sheet is the whole tile
+    lines = empty(counts, sizes[0] * sizes[1] * stride, left)
+    bands = empty(counts, size, left)
+    # with one plane, a sheet is the whole band
     is_flat = sizes[0] == 1 and reach[0] == 0
     sheets, pitch = (
-        (tiles, size) if is_flat else (empty(counts, sizes[0] * plane, left), plane)
+        (bands, size) if is_flat else (empty(counts, sizes[0] * plane, left), plane)
     )
     work = np.zeros((2 * program.registers + 4, margin + size + margin), left.dtype)
     halo = np.zeros((2, 0), np.int64)
     for k2 in range(offsets[2].shape[0]):
         o2 = offsets[2][k2]
-        columns = TileAxis(sizes[2], 1, o2, reach[2], around)
-        laid_out(pixels, bands, counts, sizes[0] * sizes[1], columns, stride)
+        columns = BandAxis(sizes[2], 1, o2, reach[2], around)
+        laid_out(pixels, lines, counts, sizes[0] * sizes[1], columns, stride)
         for k1 in range(offsets[1].shape[0]):
             o1 = offsets[1][k1]
-            rows = TileAxis(sizes[1], stride, o1, reach[1], around)
-            laid_out(bands, sheets, counts, sizes[0], rows, pitch)
+            rows = BandAxis(sizes[1], stride, o1, reach[1], around)
+            laid_out(lines, sheets, counts, sizes[0], rows, pitch)
             for k0 in range(offsets[0].shape[0]):
                 o0 = offsets[0][k0]
                 if not is_flat:
-                    planes = TileAxis(sizes[0], plane, o0, reach[0], around)
-                    laid_out(sheets, tiles, counts, 1, planes, size)
+                    planes = BandAxis(sizes[0], plane, o0, reach[0], around)
+                    laid_out(sheets, bands, counts, 1, planes, size)
                 if around:
                     halo = halos(
                         origins(sizes[0], o0, reach[0], around),
                         origins(sizes[1], o1, reach[1], around),
                         origins(sizes[2], o2, reach[2], around),
                     )
-                gaps = TileGaps(tiles[2], halo)
-                layout = TileLayout(
-                    tiles[0], tiles[1], gaps, fields, sides.channels, sides.same
+                gaps = BandGaps(bands[2], halo)
+                layout = BandLayout(
+                    bands[0], bands[1], gaps, fields, sides.channels, sides.same
                 )
-                image = TileImage(
+                image = BandImage(
                     sizes, reach, around, (o0, o1, o2), (k0, k1, k2), margin
                 )
                 number = (k0 * offsets[1].shape[0] + k1) * offsets[2].shape[0] + k2
@@ -381,10 +381,10 @@ def images(
 @compiled
 def at_offset(
     program: CompiledProgram,
-    layout: TileLayout,
+    layout: BandLayout,
     work: Array,
-    shape: TileShape,
-    image: TileImage,
+    shape: BandShape,
+    image: BandImage,
     first_pixel: int,
     transfer: LevelTransfer,
     sums: Array,
@@ -442,9 +442,9 @@ def at_offset(
             apply_operations(program, work, shape, pair_fields, gaps)
             # compute averages for the next level, or the sum over pixels
             for k in range(departing.shape[0]):
-                tile = Tile(work[2 * departing[k]], work[2 * departing[k] + 1])
-                coarse = Tile(target[k, 0, i, j], target[k, 1, i, j])
-                add_to_coarse(tile, coarse, image, transfer, k, ways)
+                band = Band(work[2 * departing[k]], work[2 * departing[k] + 1])
+                coarse = Band(target[k, 0, i, j], target[k, 1, i, j])
+                add_to_coarse(band, coarse, image, transfer, k, ways)
             if departing.shape[0] == 0:
                 sums[0, i, j] += total(work[0], margin, size)
                 sums[1, i, j] += total(work[1], margin, size)
@@ -464,7 +464,7 @@ def empty(counts: Three, size: int, like: Array) -> Arrays:
 
 @compiled
 def multiply_inputs(
-    layout: TileLayout, first: int, second: int, target: Array, shape: TileShape
+    layout: BandLayout, first: int, second: int, target: Array, shape: BandShape
 ) -> None:
     """Compute the mean over channels of the products x x′ of the inputs, for the left
     image whose fields begin at `first`, and the right image whose fields begin at

@@ -1,12 +1,12 @@
-"""Translate layers into operations on tiles, and into tables that compiled loops read.
+"""Translate layers into operations on bands, and into tables that compiled loops read.
 
-A tile holds both kernels, K (NNGP) and Θ (tangent), of two examples at all pixels for
-one offset. A register is a buffer for one tile. A field is a function of the variance
+A band holds both kernels, K (NNGP) and Θ (tangent), of two examples at all pixels for
+one offset. A register is a buffer for one band. A field is a function of the variance
 at each pixel.
 
 Strides and pools make images smaller. A level contains all operations on images of one
-size. At each moment, a register belongs to one level, and no operation reads registers
-of two levels. So each level can be completed before the next, coarser one."""
+size. At each moment, a register holds an image of one size, and no operation reads
+registers of two sizes. So each level can be completed before the next, coarser one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from ntkexp.layer.base import AbstractLayer, LayerChain
 from ntkexp.limit.network import Side
 from ntkexp.shapes import Shape
 
-__all__ = ["KINDS", "TileProgram", "program"]
+__all__ = ["KINDS", "BandProgram", "program"]
 
 Array = np.ndarray[Any, Any]
 Sizes = tuple[int, int, int]
@@ -154,11 +154,11 @@ def joined(operations: Operations, clean: set[int]) -> Operations:
     return tuple(merged)
 
 
-# --- Slots: the index of each pixel of a tile in the coarse tiles, axis by axis
+# --- Slots: the index of each pixel of a band in the coarse bands, axis by axis
 #
 # At offset o, the pixels p and p + o belong to coarse pixels p′ and q′, or to none.
-# Their kernel is added to pixel p′ of the coarse tile with offset q′ − p′. The index of
-# this pixel in the array of all coarse tiles is a sum over the three axes. A slot is
+# Their kernel is added to pixel p′ of the coarse band with offset q′ − p′. The index of
+# this pixel in the array of all coarse bands is a sum over the three axes. A slot is
 # the term of one axis in this sum.
 
 
@@ -201,16 +201,16 @@ def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
 def slots_along(level: Level, after: Pairs, axis: int) -> Array:
     """Return the slot of each pixel along one axis (see above),
     [coarsening, offset, pixel]."""
-    # The distances in the array of coarse tiles: between successive offsets, and
+    # The distances in the array of coarse bands: between successive offsets, and
     # between successive pixels
-    tile = prod(after.pixels) * prod(
+    band = prod(after.pixels) * prod(
         len(offsets) for offsets in after.offsets[axis + 1 :]
     )
     unit = prod(after.pixels[axis + 1 :])
     pixels = level.sizes[axis]
     fine = level.pairs.offsets[axis]
     by_coarsening = [
-        slots(step.coarse[axis], pixels, fine, after.offsets[axis], tile, unit)
+        slots(step.coarse[axis], pixels, fine, after.offsets[axis], band, unit)
         for step in level.coarsenings
     ]
     return np.array(by_coarsening, np.int64).reshape(-1, len(fine), pixels)
@@ -237,16 +237,16 @@ def slots(
     pixels: int,
     fine: Sequence[int],
     coarse_offsets: Sequence[int],
-    tile: int,
+    band: int,
     unit: int,
 ) -> Array:
     """Return the slot of each pixel along an axis (see above), [offset, pixel].
 
     `fine` are the offsets between fine pixels, and `coarse_offsets` those between
-    coarse pixels. In the array of coarse tiles, successive offsets are `tile` numbers
+    coarse pixels. In the array of coarse bands, successive offsets are `band` numbers
     apart, and successive pixels `unit` numbers.
 
-    >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), tile=10, unit=1).tolist()
+    >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), band=10, unit=1).tolist()
     [[0, 0, 1, 1], [0, 10, 1, 11], [10, 10, 11, 11], [10, 0, 11, 1]]
     """
     # The coarse pixel p′ that contains each pixel p,
@@ -261,7 +261,7 @@ def slots(
     second = coarse_pixel[(np.arange(pixels) + np.array(fine)[:, None]) % pixels]
     index = offset_index[(second - coarse_pixel) % len(offset_index)]
     has_slot = (coarse_pixel != NO_SLOT) & (second != NO_SLOT) & (index != NO_SLOT)
-    return np.where(has_slot, index * tile + coarse_pixel * unit, NO_SLOT)
+    return np.where(has_slot, index * band + coarse_pixel * unit, NO_SLOT)
 
 
 # --- Tables: operations and fields as arrays for compiled loops.
@@ -288,8 +288,8 @@ class Tables:
     vectors. In the first level, the inputs of images come before the fields."""
     right: Array
     spread: Array
-    """The fields of left vectors that are copied to every column of a tile. All other
-    fields are read as single numbers."""
+    """For vectors: the left fields that are copied to every column of a band. All other
+    left fields are read as single numbers."""
     rounding: Any
     """A correlation within this distance of 1 counts as 1."""
 
@@ -374,11 +374,11 @@ def field_count(level: Level, left: Side, right: Side) -> int:
 
 
 @dataclass(frozen=True)
-class TileProgram:
-    """All operations on tiles, from the finest level to the coarsest.
+class BandProgram:
+    """All operations on bands, from the finest level to the coarsest.
 
     The layer `end` averages over pixel pairs, and the fused engine computes this mean.
-    If `end` is None, the fused engine returns the tiles of the last level. Then torch
+    If `end` is None, the fused engine returns the bands of the last level. Then torch
     applies the layers `rest` to examples of shape `rest_shape`."""
 
     levels: tuple[Level, ...]
@@ -394,8 +394,8 @@ class TileProgram:
         return (*(level.pairs for level in self.levels[1:]), self.levels[-1].pairs)
 
 
-def program(layers: LayerChain, shape: Shape) -> TileProgram:
-    """Translate layers into operations on tiles.
+def program(layers: LayerChain, shape: Shape) -> BandProgram:
+    """Translate layers into operations on bands.
 
     For vectors, every layer must have a fused form. For images, the program ends before
     the first layer without a fused form, such as Flatten. Before this layer, strides or
@@ -436,7 +436,7 @@ def program(layers: LayerChain, shape: Shape) -> TileProgram:
         if not next(numbers):
             raise NoFusedForm("a linear network")
         level = Level(sizes, operations=joined(operations, {0}))
-        return TileProgram((level,), shape[0], None, (), rest_shape)
+        return BandProgram((level,), shape[0], None, (), rest_shape)
     by_level = [
         replace(level, operations=joined(level.operations, {0, *level.arrivals}))
         for level in levels((*operations, Operation(CLEAR, 0)), sizes)
@@ -451,10 +451,10 @@ def program(layers: LayerChain, shape: Shape) -> TileProgram:
         end = None
         rest = layers[fused_layers:]
         end_pairs = base.input_pairs(rest, Pairs((), ()), rest_shape)
-        # A coarsening with windows of one pixel stores the tiles of the last level.
+        # A coarsening with windows of one pixel stores the bands of the last level.
         unchanged = coarsen(0, [Coarse.strided(n, 1) for n in by_level[-1].sizes])
         by_level[-1] = replace(by_level[-1], coarsenings=(unchanged,))
-    return TileProgram(with_pairs(by_level, end_pairs), shape[0], end, rest, rest_shape)
+    return BandProgram(with_pairs(by_level, end_pairs), shape[0], end, rest, rest_shape)
 
 
 def with_pairs(by_level: list[Level], end_pairs: Pairs) -> tuple[Level, ...]:

@@ -1,7 +1,7 @@
 """Compute the kernels of a block with the fused engine. Threads compute sub-blocks of
 the block. Torch applies the layers that have no fused form.
 
-Both kernels are the NNGP kernel K and the tangent kernel Θ. A field is a function of
+"Both kernels" are the NNGP kernel K and the tangent kernel Θ. A field is a function of
 the variance at each pixel of an example."""
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ntkexp.capacity import MemoryBudget
 from ntkexp.covariance.covariance import Covariance
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
+from ntkexp.limit.fused.band import (
+    BandGaps,
+    BandShape,
+    CompiledProgram,
+    PairFields,
+    apply_operations,
+)
 from ntkexp.limit.fused.functions import beyond, compiled, exponent, filled, lent
 from ntkexp.limit.fused.images import ImageGrid, ImageSides, LevelTransfer, images
 from ntkexp.limit.fused.program import (
+    BandProgram,
     Coarsenings,
     Level,
     Tables,
-    TileProgram,
     coarsenings,
     field_count,
     tables,
-)
-from ntkexp.limit.fused.tile import (
-    CompiledProgram,
-    PairFields,
-    TileGaps,
-    TileShape,
-    apply_operations,
 )
 from ntkexp.limit.network import (
     COPIES,
@@ -48,12 +48,12 @@ from ntkexp.limit.network import (
 
 Array = np.ndarray[Any, Any]
 PIECE = 512
-"""Number of columns in a tile for vectors. The intermediate values of this many columns
+"""Number of columns in a band for vectors. The intermediate values of this many columns
 fit into the L1 cache."""
 MARGIN = 64
 
 
-# --- Kernels of vectors: a tile is a piece of a row of the kernel matrix
+# --- Kernels of vectors: a band is a piece of a row of the kernel matrix
 
 
 class VectorSides(NamedTuple):
@@ -95,7 +95,7 @@ def apply_to_vectors(
     work = np.zeros((2 * program.registers + 4, PIECE + 2 * MARGIN), left.dtype)
     one = np.zeros(fields * PIECE, left.dtype)
     two = right.reshape(fields * columns)
-    gaps = TileGaps(np.ones(PIECE, left.dtype), np.zeros((2, 0), np.int64))
+    gaps = BandGaps(np.ones(PIECE, left.dtype), np.zeros((2, 0), np.int64))
     exact = program.weights.dtype.type(2)
     largest = 0
     # variables, not constants, so that vectors and images share one compiled version of
@@ -130,7 +130,7 @@ def apply_to_piece(
     program: CompiledProgram,
     work: Array,
     fields: PairFields,
-    gaps: TileGaps,
+    gaps: BandGaps,
     size: int,
     rows: KernelRows,
 ) -> Any:
@@ -145,7 +145,7 @@ def apply_to_piece(
     for j in range(np.uintp(size)):
         work[0, margin + j] = inputs[start + j]
         work[1, margin + j] = 0
-    shape = TileShape(margin, size, neighbour, neighbour)
+    shape = BandShape(margin, size, neighbour, neighbour)
     apply_operations(program, work, shape, fields, gaps)
     largest = exponent(work.dtype.type(0))
     for j in range(np.uintp(size)):
@@ -214,7 +214,7 @@ STRIP_ROWS = 128
 
 
 def kernels_of_vectors(
-    program: TileProgram, left: Side, right: Side, same: bool, threads: int
+    program: BandProgram, left: Side, right: Side, same: bool, threads: int
 ) -> Kernels:
     """Compute the NNGP kernel and the tangent kernel of a block,
     for examples that are vectors."""
@@ -296,17 +296,18 @@ def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[Su
 
 
 MEMORY_PARTS = 8
-"""The tables of one side may use the fraction 1/MEMORY_PARTS of the memory."""
+"""The inputs and fields of the images on one side of a block use at most the
+fraction 1/MEMORY_PARTS of the memory."""
 MAX_STORED_NUMBERS = 2**22
 """Largest number of entries of each kernel that a sub-block stores between two
 levels."""
 MAX_IMAGES = 32
 """Largest number of images on each side of a sub-block. With this many, laying out
-tiles costs little per pair."""
+bands costs little per pair."""
 
 
 def kernels(
-    program: TileProgram,
+    program: BandProgram,
     left: Side,
     right: Side,
     same: bool,
@@ -346,7 +347,7 @@ def kernels(
 
 
 def kernels_of_images(
-    program: TileProgram,
+    program: BandProgram,
     left: Side,
     right: Side,
     same: bool,
@@ -372,7 +373,7 @@ def kernels_of_images(
     nngp = left.x.new_zeros(len(left.x), len(right.x))
     ntk = left.x.new_zeros(len(left.x), len(right.x))
 
-    def last_tiles(block: SubBlock) -> Kernels:
+    def last_bands(block: SubBlock) -> Kernels:
         sums = np.zeros((2, len(left.x[block[0]]), len(right.x[block[1]])))
         itself = same and block[0] == block[1]
         departed = through_levels(program, levels, coarse, itself, block, sums)
@@ -381,26 +382,26 @@ def kernels_of_images(
         first, second = torch.from_numpy(sums / pixel_pair_count).to(left.x)
         return first, second
 
-    results = in_threads(last_tiles, parts, threads, threads)
+    results = in_threads(last_bands, parts, threads, threads)
     for (row, column), last in zip(parts, results, strict=True):
         itself = same and row == column
-        tiles = (
+        bands = (
             last
             if program.end
             else through_rest(program, left.part(row), right.part(column), last, itself)
         )
-        nngp[row, column], ntk[row, column] = tiles
+        nngp[row, column], ntk[row, column] = bands
     return nngp, ntk
 
 
 def sub_block_size(
-    program: TileProgram, levels: Sequence[Tables], budget: MemoryBudget
+    program: BandProgram, levels: Sequence[Tables], budget: MemoryBudget
 ) -> int:
     """Return the largest number of images on each side of a sub-block
     that fits into the memory.
 
-    Laying out the tiles needs three copies of the fields of each side. At most two
-    levels store coarse tiles at the same time."""
+    Laying out the bands needs three copies of the fields of each side. At most two
+    levels store coarse bands at the same time."""
     layout_bytes = max(table.left[0].nbytes for table in levels)
     stored_numbers = [
         2 * len(level.coarsenings) * pairs.count
@@ -412,7 +413,7 @@ def sub_block_size(
 
 
 def through_levels(
-    program: TileProgram,
+    program: BandProgram,
     levels: Sequence[Tables],
     coarse: Sequence[Coarsenings],
     same: bool,
@@ -421,8 +422,8 @@ def through_levels(
 ) -> Array:
     """Apply all levels (groups of operations on images of one size) to a sub-block.
 
-    If the last level averages its tiles onto a coarser grid (`Level.coarsenings`),
-    return the averages. Otherwise add the sums over the pixels of its tiles to `sums`.
+    If the last level averages its bands onto a coarser grid (`Level.coarsenings`),
+    return the averages. Otherwise add the sums over the pixels of its bands to `sums`.
     """
     row, column = block
     departed = np.zeros((0,) * 5, levels[0].left.dtype)
@@ -453,7 +454,7 @@ def through_levels(
     return departed
 
 
-def pixel_pairs(program: TileProgram, departed: Array) -> Kernels:
+def pixel_pairs(program: BandProgram, departed: Array) -> Kernels:
     """Return the kernels at all pixel pairs of the last level, [left, right, offset,
     pixel, offset, pixel, …]. There is an offset axis and a pixel axis
     for each axis of the image."""
@@ -461,17 +462,17 @@ def pixel_pairs(program: TileProgram, departed: Array) -> Kernels:
     axes: list[int] = []
     for offsets, pixels in zip(pairs.offsets, pairs.pixels, strict=True):
         axes += (len(offsets), pixels)
-    tiles = torch.from_numpy(departed[0]).view(
+    bands = torch.from_numpy(departed[0]).view(
         2, *departed.shape[2:4], *axes[::2], *axes[1::2]
     )
-    tiles = tiles.permute(0, 1, 2, 3, 6, 4, 7, 5, 8)
+    bands = bands.permute(0, 1, 2, 3, 6, 4, 7, 5, 8)
     image_axes = len(program.rest_shape[1:])
-    first, second = tiles.reshape(*tiles.shape[:3], *axes[-2 * image_axes :])
+    first, second = bands.reshape(*bands.shape[:3], *axes[-2 * image_axes :])
     return first, second
 
 
 def through_rest(
-    program: TileProgram, left: Side, right: Side, kernels: Kernels, same: bool
+    program: BandProgram, left: Side, right: Side, kernels: Kernels, same: bool
 ) -> Kernels:
     """Apply the remaining layers in torch."""
     pairs = base.input_pairs(program.rest, Pairs((), ()), program.rest_shape)

@@ -12,8 +12,8 @@ from ntkexp.mistake import Mistake
 
 # --- The mean Jacobian of a step.
 #
-# In a step from θ₀ to θ₁ = θ₀ + Δθ, the outputs change by exactly J̄Δθ, where J̄ = ∫₀¹
-# J(θ₀ + uΔθ; x) du is the mean Jacobian. A rule replaces this integral by a weighted
+# In a step from θ₀ to θ₁ = θ₀ + Δθ, the outputs at x change by exactly J̄Δθ, where
+# J̄ = ∫₀¹ J(θ₀ + uΔθ; x) du is the mean Jacobian. A rule replaces this integral by a weighted
 # sum over substeps. A substep goes from u₀ to u₁. Its term is its secant Jacobian, or
 # the tangent Jacobian J(θ₀ + u₀Δθ) if u₀ = u₁. The weights sum to one.
 

@@ -1,5 +1,6 @@
-"""Difference rules, in tables by the ATen name of the operation. A rule returns the
-exact change of the operation's result in a step. Each rule is one short function."""
+"""Difference rules, in tables by the operation's name in ATen (torch's C++ library). A
+rule returns the exact change of the operation's result in a step, as a linear map of the
+changes of its arguments. Each rule is one short function."""
 
 from ntkexp.kernel.secant.call import Rule
 from ntkexp.kernel.secant.rules.bilinear import BILINEAR

@@ -1,9 +1,9 @@
-"""Difference rules for products of numbers, of matrices,
-or of images and filters. Both factors may change.
+"""Difference rules for products of numbers, of matrices, or of images and filters. Both
+factors may change in the step. With Ā = (A₀ + A₁)/2, the mean over start and end,
 
-    Δ(AB) = ΔA·B̄ + Ā·ΔB        a bar is the mean over start and end of the step
+    Δ(AB) = ΔA·B̄ + Ā·ΔB
 
-This is exact for every bilinear operation:
+This product rule is exact for every bilinear operation:
 
     (A₁ − A₀)(B₀ + B₁)/2 + (A₀ + A₁)(B₁ − B₀)/2 = A₁B₁ − A₀B₀
 
@@ -61,8 +61,8 @@ def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
 
 def prod(call: Call) -> Tensor:
     """Return the difference of the product of all elements, or of the elements along an
-    axis. Apply the product rule to pairs of elements, then to pairs of products, and so
-    on. Elements may be zero."""
+    axis, which may be zero. Apply the product rule to pairs of elements, then to pairs
+    of products, and so on."""
 
     def pair(left: Ends, right: Ends) -> Ends:
         delta = multiply(call, left, right, left.start.shape)
@@ -75,8 +75,8 @@ def prod(call: Call) -> Tensor:
 
 
 def cumprod(call: Call) -> Tensor:
-    """Return the difference of cumulative products. In rounds k = 1, 2, 4, …, apply the
-    product rule to pₙ ← pₙ₋ₖ pₙ. Elements may be zero."""
+    """Return the difference of cumulative products, of elements that may be zero. In
+    rounds k = 1, 2, 4, …, apply the product rule to pₙ ← pₙ₋ₖ pₙ."""
     value = call.expanded(call.args[0])
     dim = call.arguments["dim"]
     if value.start.dim() == 0:
@@ -174,7 +174,7 @@ NUMBER_PRODUCTS: dict[str, Rule] = {
 
 
 def addmm(call: Call) -> Tensor:
-    """Return the difference of βx + αAB, β Δx + α (ΔA B̄ + Ā ΔB)."""
+    """Return the difference of βx + αAB: β Δx + α (ΔA B̄ + Ā ΔB)."""
     bias, left, right = call.args
     return call.product(
         left, right, call.arguments["alpha"], bias, call.arguments["beta"]
@@ -194,9 +194,9 @@ def terms_of(
 
 
 def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
-    """Return Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for a batch of matrices. If the B_k are
-    copies of one weight, it has a single use. Otherwise there is a use for each k.
-    """
+    """Return Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for a batch of matrices. If all B_k are
+    the same weight, record one use of it. If they are different weights, record a use
+    of each."""
 
     def is_copied(value: Tensor) -> bool:
         return value.shape[0] == 1 or value.stride(0) == 0
@@ -217,7 +217,7 @@ def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Ten
 
 
 def baddbmm(call: Call) -> Tensor:
-    """Return the difference of βx + αA_kB_k, β Δx + α (ΔA_k B̄_k + Ā_k ΔB_k)."""
+    """Return the difference of βx + αA_kB_k: β Δx + α (ΔA_k B̄_k + Ā_k ΔB_k)."""
     added, left, right = call.args
     if call.is_use(left) or call.is_use(right):
         raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
@@ -277,10 +277,11 @@ MATRICES: dict[str, Rule] = {
 
 
 def convolution(call: Call) -> Tensor:
-    """Return the difference of a convolution x ∗ W + b, Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
+    """Return the difference of a convolution x ∗ W + b: Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
-    # the backward pass treats all vectors as one batch of images
+    # Δx ∗ W̄. Its transpose may get many vectors along leading axes, and treats all of
+    # them as one batch of images.
     if x.delta is not None:
         delta = call.delta(x)
         mean = call.mean(kernel)

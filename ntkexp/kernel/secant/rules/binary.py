@@ -3,11 +3,11 @@ by averaged slopes.
 
     Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb
 
-D_a(b) is the slope of a ↦ f(a, b) between a₀ and a₁, and D_b(a) the slope of b ↦ f(a,
-b) between b₀ and b₁. The rule is exact: it averages two paths from (a₀, b₀) to (a₁, b₁)
-along the sides of a rectangle, and each slope gives the exact change along its side. A
-bar is the mean over start and end of the step. Some functions have a simpler closed
-form:
+D_a(b) is the slope of a ↦ f(a, b) between a₀ and a₁, for fixed b. D_b(a) is the slope
+of b ↦ f(a, b) between b₀ and b₁, for fixed a. The rule is exact: it averages two paths
+from (a₀, b₀) to (a₁, b₁) along the sides of a rectangle, and each slope gives the exact
+change along its side. A bar is the mean over start and end of the step. Some functions
+have a simpler closed form of Δf:
 
     √(a² + b²)       ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁)
     log(eᵃ + eᵇ)     Δb + s (Δa − Δb), s the slope of log(1 + eᵘ) at u = a − b
@@ -42,8 +42,8 @@ from ntkexp.kernel.secant.rules.elementwise import (
 )
 
 Side: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""The slope in one argument, as a function of its start and end values and of the other
-argument.
+"""The slope of f in one of its arguments. It is a function of the start value and the end
+value of this argument, and of the other argument.
 """
 
 
@@ -96,10 +96,10 @@ def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
 def turn(
     cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor
 ) -> Tensor:
-    """Return the angle between two vectors, divided by d. The angle is the atan2 of
-    their cross and dot products, which avoids cancellation. Across the branch cut of
-    atan2, it differs by 2π from `change`, the difference of the two atan2 values. In
-    this case use `change`."""
+    """Return the angle between two vectors, divided by d. `change` is the difference of
+    the two angles by atan2. It loses digits, so compute the angle as the atan2 of the
+    cross and dot products of the vectors. But if the branch cut of atan2 lies between
+    them, this differs from `change` by 2π. In this case use `change`."""
     angle = torch.atan2(cross, dot)
     return quotient(
         torch.where((angle - change).abs() < 1, angle, change), d, lever / dot
@@ -107,7 +107,7 @@ def turn(
 
 
 def length(call: Call) -> Tensor:
-    """Return the difference of h = √(a² + b²), ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁).
+    """Return the difference of h = √(a² + b²): ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁).
 
     It follows from Δ(h²) = (h₀ + h₁) Δh.
     """
@@ -122,7 +122,7 @@ def length(call: Call) -> Tensor:
 
 
 def log_sum(base: float, call: Call) -> Tensor:
-    """Return the difference of log(eᵃ + eᵇ) = b + log(1 + e^(a − b)),
+    """Return the difference of log(eᵃ + eᵇ) = b + log(1 + e^(a − b)):
     s Δa + (1 − s) Δb.
 
     s is the slope of the softplus at a − b. The base may also be 2.
@@ -174,7 +174,8 @@ def left_over(call: Call) -> Tensor:
 
 
 def raised(call: Call) -> Tensor:
-    """Return Δ(aᵇ) by averaged slopes. If b is a number, use the rule for powers."""
+    """Return Δ(aᵇ), by averaged slopes. If b is a Python number, use the rule for
+    powers."""
     if isinstance(call.args[1], Ends):
         return of_two(
             lambda z0, z1, p: real_power(p, z0, z1),
@@ -229,8 +230,8 @@ LOWEST = -100.0  # torch's lower bound for logarithms in the cross-entropy
 
 
 def cross_entropy_of_logits(call: Call) -> Tensor:
-    """Return the difference of w [(1 − y) log(1 + eᶻ) + p y log(1 + e⁻ᶻ)]. The labels y
-    and the weights w and p may change too."""
+    """Return the difference of w [(1 − y) log(1 + eᶻ) + p y log(1 + e⁻ᶻ)], for a logit
+    z. The labels y and the weights w and p may change in the step too."""
     z = call.expanded(call.args[0], call.args[0].start.shape)
     if_zero = of_numbers(call, z, lambda v: -logsigmoid(-v), softplus_slope)
     if_one = of_numbers(

@@ -1,16 +1,16 @@
 """Difference rules for operations whose result depends on a comparison: maxima,
 sorting, masks, pooling.
 
-A step may change the comparison. Every rule is exact. A bar is the mean over start and
-end of the step.
+Every rule is exact, even if the step changes the result of the comparison. A bar is the
+mean over start and end of the step.
 
     max(a, b) = a + relu(b − a)          Δmax = (1 − w) Δa + w Δb, with w the slope of relu at b − a
     where(m, a, b) = m a + (1 − m) b     m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm
     m = [a < b], a step in d = a − b     Δm = (m₁ − m₀)/(d₁ − d₀) Δd, 0 if m does not change
 
 The maximum of many values is computed by a tournament: a fixed sequence of maxima of
-pairs. Operations that depend on an order (sort, top-k, argmax) have a difference if the
-step does not change the order. Otherwise their rules raise ChoiceChanged."""
+pairs. Operations that depend on an order (sort, top-k, argmax) have a difference only if
+the step does not change the order. Otherwise their rules raise ChoiceChanged."""
 
 from __future__ import annotations
 
@@ -127,14 +127,15 @@ ORDER_OPERATIONS: dict[str, Rule] = {
 }
 
 
-# Scattered maxima. Let a be the mean of the values that are largest at the start, and b
-# the mean of those that are largest at the end. At both ends, max(a, b) is the maximum
-# m of all values, so
+# Maxima m of values that are scattered into a tensor. At the start, one value is the
+# largest, or several values are tied. Let a be their mean, also at the end of the step.
+# Let b be the mean of the values that are largest at the end. At both ends,
+# m = max(a, b), so
 #
 #     Δm = (1 − w) Δa + w Δb        w = the slope of relu at b − a
 #
-# The shares of tied values are equal, as in torch.
-# m − a and b − m are sums of terms of one sign.
+# Tied values have equal shares, as in torch. m − a and m − b are means of non-negative
+# terms, so they have no cancellation.
 
 
 def scatter_reduce(call: Call) -> Result:
@@ -187,7 +188,7 @@ def scatter_reduce(call: Call) -> Result:
             share[1] * (gather(result) - values).abs()
         )
 
-    # b − a at both ends, as the difference of two distances from the maximum
+    # b − a at the start and at the end, where one of a and b is the maximum
     behind = -missed(m0, target.start, written.start, (target1, source1))
     ahead = missed(m1, target.end, written.end, (target0, source0))
     w = torch.where((behind == 0) & (ahead == 0), 0.5, relu(behind, ahead))
@@ -245,7 +246,7 @@ def combine(constant: float, factor: float, call: Call) -> Tensor:
 
 
 def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
-    """Return the difference of where(m, a, b), m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
+    """Return the difference of where(m, a, b): m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
     shape = call.start.shape
     yes = call.expanded(yes, shape)
     no = call.expanded(no, shape)

@@ -31,7 +31,7 @@ from ntkexp.kernel.secant.rules.elementwise import (
 
 
 def complex_of_parts(call: Call) -> Tensor:
-    """Return the difference of a + ib, Δa + iΔb."""
+    """Return the difference of a + ib: Δa + iΔb."""
     left, right = call.expanded_pair()
     zeros = torch.zeros(
         call.start.shape, dtype=call.start.dtype.to_real(), device=call.start.device
@@ -41,7 +41,7 @@ def complex_of_parts(call: Call) -> Tensor:
 
 
 def polar(call: Call) -> Tensor:
-    """Return the difference of r e^{iφ}, Δ(r cos φ) + iΔ(r sin φ),
+    """Return the difference of r e^{iφ}: Δ(r cos φ) + iΔ(r sin φ),
     by the product rule."""
     size, angle = call.expanded_pair()
     terms = []
@@ -58,7 +58,7 @@ def polar(call: Call) -> Tensor:
 
 
 def written(call: Call) -> Tensor:
-    """The rule for operations that write one complex tensor into another.
+    """Return the difference of an operation that writes one complex tensor into another.
 
     Apply the operation to the differences, separately for real and imaginary parts,
     because torch cannot differentiate it for complex numbers."""
@@ -110,7 +110,7 @@ def angle(call: Call) -> Tensor:
 
 
 def direction(call: Call) -> Tensor:
-    """Return the difference of z/|z|, Δz·mean(1/|z|) − z̄ Δ|z|/(|z₀||z₁|). Raise NoRule
+    """Return the difference of z/|z|: Δz·mean(1/|z|) − z̄ Δ|z|/(|z₀||z₁|). Raise NoRule
     if z is zero at the start or the end."""
     value: Ends = call.args[0]
     size = Ends(value.start.abs(), value.end.abs(), length(call))
@@ -120,7 +120,7 @@ def direction(call: Call) -> Tensor:
 
 
 def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of eᶻ, e^z₊ (1 − e^−d)/d with d = z₊ − z₋. z₊ is z₀ or z₁,
+    """Return the slope of eᶻ: e^z₊ (1 − e^−d)/d with d = z₊ − z₋. z₊ is z₀ or z₁,
     whichever has the larger real part, so that e^−d does not overflow."""
     ahead = real_part(z1 - z0, 0) >= 0
     high = torch.where(ahead, z1, z0)
@@ -129,7 +129,7 @@ def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of zⁿ, Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ, for an integer n ≥ 1.
+    """Return the slope of zⁿ for an integer n ≥ 1: Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ.
     Raise NoRule for other n."""
     n = call.args[1]
     if isinstance(n, Ends) or n != int(n) or n < 1:
@@ -160,7 +160,7 @@ def mm(call: Call, left: Ends, right: Ends) -> Tensor:
 
 
 def addmm(call: Call) -> Tensor:
-    """Return the difference of βx + αAB, β Δx + α Δ(AB)."""
+    """Return the difference of βx + αAB: β Δx + α Δ(AB)."""
     bias, left, right = call.args
     terms = []
     if bias.delta is not None:

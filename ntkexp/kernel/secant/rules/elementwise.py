@@ -3,9 +3,8 @@
     Δσ(z) = D · Δz        D = (σ(z₁) − σ(z₀))/(z₁ − z₀), and σ′(z) if z₁ = z₀
 
 The rule is exact by the definition of the slope D. But if d = z₁ − z₀ is tiny, the
-quotient loses the digits of the slope. So each function has a closed form of D without
-cancellation. For functions that are linear on both sides of a kink, a quotient is exact
-on each side. In the docstrings below, m is the mean (z₀ + z₁)/2."""
+quotient loses its digits by cancellation. So each function below computes D by a closed
+form without cancellation. In the docstrings, m is the mean (z₀ + z₁)/2."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, sum_terms
 Slope: TypeAlias = Callable[[Call, Tensor, Tensor], Tensor]
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
-# three Gauss nodes on [−1, 1] as pairs (n_k, w_k), with weights w_k that sum to one
+# three nodes of Gauss quadrature on [−1, 1], as pairs (n_k, w_k) of a node and its
+# weight. The weights sum to one.
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
 # Use Gauss nodes if d = |z₁ − z₀| is at most this. The error of the integral, d⁷/2e6
 # times the sixth derivative of the integrand, is then less than rounding.
@@ -64,8 +64,8 @@ def relu(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def absolute(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of |z|, (|z₁| − |z₀|)/d:
-    exactly ±1 if z₀ and z₁ have the same sign."""
+    """Return the slope of |z|: (|z₁| − |z₀|)/d. It is exactly ±1 if z₀ and z₁ have the
+    same sign."""
     return quotient(z1.abs() - z0.abs(), z1 - z0, z0.sign())
 
 
@@ -75,7 +75,7 @@ def away_from_zero(d: Tensor) -> Tensor:
 
 
 def tanh(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of t = tanh z, (1 − t₀t₁) · tanh(d)/d.
+    """Return the slope of t = tanh z: (1 − t₀t₁) · tanh(d)/d.
 
     It follows from tanh(z₁ − z₀) = (t₁ − t₀)/(1 − t₀t₁).
     """
@@ -84,7 +84,7 @@ def tanh(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def sigmoid(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of s = sigmoid z, ½ [s₀ + s₁ − 2s₀s₁] · tanh(d/2)/(d/2).
+    """Return the slope of s = sigmoid z: ½ [s₀ + s₁ − 2s₀s₁] · tanh(d/2)/(d/2).
 
     It follows from tanh(d/2) = (s₁ − s₀)/(s₀ + s₁ − 2s₀s₁).
     """
@@ -105,8 +105,8 @@ def erf(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of zΦ(z), Φ̄ + m · D_Φ by the product rule,
-    with Φ(z) = ½(1 + erf(z/√2)).
+    """Return the slope of zΦ(z) with Φ(z) = ½(1 + erf(z/√2)). By the product rule, it is
+    Φ̄ + m · D_Φ.
 
     For approximate="tanh", return ½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, the slope
     of ½z(1 + tanh u), with u = c(z + 0.044715 z³), c = √(2/π), and D_u = c(1 + 0.044715
@@ -124,17 +124,17 @@ def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def sin(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of sin, cos m · sin(d/2)/(d/2)."""
+    """Return the slope of sin: cos m · sin(d/2)/(d/2)."""
     return torch.cos((z0 + z1) / 2) * torch.sinc((z1 - z0) / 2 / pi)
 
 
 def cos(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of cos, −sin m · sin(d/2)/(d/2)."""
+    """Return the slope of cos: −sin m · sin(d/2)/(d/2)."""
     return -torch.sin((z0 + z1) / 2) * torch.sinc((z1 - z0) / 2 / pi)
 
 
 def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
-    """Return the slope of exp, (e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|, with
+    """Return the slope of exp: (e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|, with
     max the larger of l₀ and l₁. It is the logarithmic mean of e^l₀ and e^l₁, and zero
     if both l are −∞."""
     d = torch.where(l0 == l1, 0.0, (l1 - l0).abs())
@@ -144,14 +144,14 @@ def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
 
 
 def rsqrt(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of r = 1/√z, −(r₀r₁)²/(r₀ + r₁)."""
+    """Return the slope of r = 1/√z: −(r₀r₁)²/(r₀ + r₁)."""
     r0 = z0.rsqrt()
     r1 = z1.rsqrt()
     return -((r0 * r1) ** 2) / (r0 + r1)
 
 
 def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of 1/z, −1/(z₀z₁)."""
+    """Return the slope of 1/z: −1/(z₀z₁)."""
     return -1 / (z0 * z1)
 
 
@@ -159,7 +159,7 @@ def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
-    """Return the slope of log, log(z₁/z₀)/d. If z₀ and z₁ are close, compute it as
+    """Return the slope of log: log(z₁/z₀)/d. If z₀ and z₁ are close, compute it as
     log1p(d/z₀)/d, otherwise as 2 log(√z₁/√z₀)/d, which does not overflow."""
     relative = d / z0
     near = quotient(torch.log1p(relative), relative, 1.0) / z0
@@ -169,7 +169,7 @@ def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
 
 
 def whole_power(n: int, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of zⁿ, Dₙ = Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ.
+    """Return the slope of zⁿ: Dₙ = Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ.
 
     Compute it by doubling: D₂ₙ = (z₀ⁿ + z₁ⁿ) Dₙ and Dₙ₊₁ = z₁ⁿ + z₀ Dₙ.
     """
@@ -196,7 +196,7 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     one_side = torch.where(d == 0, p * high ** (p - 1), grown)
     turned = torch.where(z0 < 0, (-torch.ones_like(z0)) ** (p - 1), 1.0)
     across = quotient(z1**p - z0**p, z1 - z0, 0.0)
-    # z⁰ has the slope 0. A root has an infinite slope at zero; use 0
+    # z⁰ has the slope 0. A root (0 < p < 1) has an infinite slope at zero; use 0.
     still = (p == 0) | (high == 0) & (p < 1)
     return torch.where(
         still, 0.0, torch.where((z0 < 0) == (z1 < 0), turned * one_side, across)
@@ -249,7 +249,7 @@ def exponential_below(
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
-    """Return the slope of log(1 + eᵘ), L₊/(L₊ + L₋). L₊ is the logarithmic mean of
+    """Return the slope of log(1 + eᵘ): L₊/(L₊ + L₋). L₊ is the logarithmic mean of
     eᵘ/(1 + eᵘ) over both ends, and L₋ is that of 1/(1 + eᵘ), as in softmax."""
     above, below = (
         log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1)
@@ -344,12 +344,11 @@ def elementwise(slope: Slope, call: Call) -> Tensor:
     return call.slope(value, partial(slope, call)) * call.delta(value)
 
 
-# Functions without a closed form for their slope. A break is a kink or a singularity of
-# the function. If |d| is at most `GAUSS_RANGE` times the distance to the nearest break,
-# the quotient Δσ/Δz would lose the digits of the slope, so D is computed from the
-# derivative at three Gauss nodes. Otherwise D is the quotient. For a function that is
-# linear between its breaks, D is the derivative if no break lies between z₀ and z₁, and
-# the quotient otherwise.
+# Functions σ without a closed form for their slope D. A break is a kink or a singularity
+# of σ. If |d| is at most `GAUSS_RANGE` times the distance to the nearest break, the
+# quotient Δσ/Δz would lose digits. Then D is the mean of the derivative at three Gauss
+# nodes. Otherwise D is the quotient. If σ is linear between its breaks, D is the
+# derivative if no break lies between z₀ and z₁, and the quotient otherwise.
 
 
 def derivative_of(function: Function, z: Tensor) -> Tensor:
@@ -470,11 +469,8 @@ def nan_to_num(call: Call) -> Tensor:
 
 
 def prelu(call: Call) -> Tensor:
-    """Return D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z,
-    0) with a learned a.
-
-    D is the slope of relu.
-    """
+    """Return the difference of relu(z) + a·min(z, 0) with a learned a. It is
+    D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)), with the slope D of relu."""
     value, leak = call.args
     shape = call.start.shape
     terms = []

@@ -2,10 +2,11 @@
 
     Δ(Av) = A Δv
 
-There are two kinds of rules, and both are exact. `first`: an operation that is linear
-in its first argument alone is applied to the difference of this argument. `join`: an
-operation that is linear in several arguments together, such as `cat`, is applied to all
-their differences at once, with zeros for arguments that do not change."""
+There are two kinds of rules, and both are exact. The rule `first` is for an operation
+that is linear in its first argument. It applies the operation to the difference of this
+argument. The rule `join` is for an operation that is linear in several arguments
+together, such as `cat`. It applies the operation to all their differences at once, with
+zeros for arguments that do not change."""
 
 from __future__ import annotations
 
@@ -74,8 +75,8 @@ def constant(value: Any) -> Any:
 def reshape(call: Call) -> Tensor:
     """Return Δv in the shape of the result, for `view`, `reshape` and `detach`.
 
-    `detach` needs this rule because it only stops gradients, and its value still
-    changes in the step. Call `reshape`, not `view`, because Δv and v may have different
+    `detach` has this rule too: it only stops gradients, and its value still changes in
+    the step. Call `reshape`, not `view`, because Δv and v may have different
     memory layouts."""
     return call.delta(call.args[0]).reshape(call.start.shape)
 
@@ -182,7 +183,7 @@ def log_likelihood(call: Call) -> Result:
 
 
 def signed_sum(call: Call, *factors: float) -> Tensor:
-    """Return the difference of Σ_k c_k v_k, Σ_k c_k Δv_k, for the factors c_k."""
+    """Return the difference of Σ_k c_k v_k for the factors c_k: Σ_k c_k Δv_k."""
     shape = call.start.shape
     terms = [
         call.delta(value, shape) if factor == 1 else factor * call.delta(value, shape)

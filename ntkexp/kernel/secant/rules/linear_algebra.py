@@ -37,9 +37,8 @@ OVERLAP = 0.5
 
 
 def matmul(call: Call, left: Ends, right: Ends) -> Ends:
-    """Return a product of (batches of) matrices at the start and the end, with its difference ΔA B̄
-    + Ā ΔB.
-    """
+    """Return a product of matrices, or of batches of matrices, at the start and the end,
+    with its difference ΔA B̄ + Ā ΔB."""
     terms = terms_of(torch.matmul, call, left, right)
     start = left.start @ right.start
     end = left.end @ right.end
@@ -57,7 +56,7 @@ def symmetric(value: Ends) -> Ends:
 
 
 def inverse(call: Call) -> Tensor:
-    """Return the difference of A⁻¹, −½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹).
+    """Return the difference of A⁻¹: −½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹).
 
     Both terms are exact, since A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁) A₀⁻¹. The mean of both is
     symmetric in A₀ and A₁."""
@@ -269,8 +268,9 @@ def exponential(call: Call) -> Tensor:
     the same integral with A₀ and A₁ exchanged.
 
     For a single small matrix, torch truncates the series of e^A so early that its
-    values have errors of 1e-12. To give the exact change of these values too, add the
-    missing part of the change times ⟨V, ·⟩/⟨V, V⟩."""
+    values have errors of 1e-12. So the formula misses the change of these values by a
+    small matrix R. To correct it, add the linear map X ↦ R ⟨V, X⟩/⟨V, V⟩, which maps V
+    to R."""
     value = call.args[0]
     delta = call.delta(call.args[0])
     ways = [between(call, value.start, value.end)]
@@ -343,7 +343,7 @@ def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def determinant(call: Call) -> Tensor:
-    """Return the difference of det A, ⟨∫₀¹ adj(A₀ + sV)ᵀ ds, V⟩. The integrand is a
+    """Return the difference of det A: ⟨∫₀¹ adj(A₀ + sV)ᵀ ds, V⟩. The integrand is a
     polynomial in s, so ⌈n/2⌉ Gauss nodes give its exact integral."""
     value = call.args[0]
     slope = call.slope(

@@ -1,14 +1,17 @@
 """Difference rules for softmax, normalisations, variances and norms.
 
-A normalisation is a product of c and r. Its difference follows
-from the product rule and the slope of v⁻¹ᐟ²:
+A normalisation of n numbers x is a product y = r c, which a gain g and a bias follow:
 
-    y = r c, c = x − mean x, r = v⁻¹ᐟ², v = mean c² + ε, then a gain g and a bias
+    c = x − mean x        v = mean c² + ε        r = v⁻¹ᐟ²
+
+Its difference follows from the product rule and the slope of v⁻¹ᐟ²:
+
     Δv = 2 mean(c̄ Δc)        Δr = −(r₀r₁)²/(r₀ + r₁) Δv        Δy = r̄ Δc + c̄ Δr
 
-A bar is the mean over start and end of the step. For n numbers that are normalised
-together, the map from Δx to Δy is thus a diagonal matrix plus two sums. Its transpose,
-which maps β = ∂f/∂y back to x, has the same form. With k = −(2/n) (r₀r₁)²/(r₀ + r₁):
+A bar is the mean over start and end of the step. So the map from Δx to ḡ Δy, the
+difference after the gain, consists of elementwise products and two sums. Its transpose,
+which maps β = ∂f/∂(result) back to x, has the same form. With
+k = −(2/n) (r₀r₁)²/(r₀ + r₁):
 
     forward     Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)
     backward    r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, minus its mean
@@ -47,8 +50,8 @@ from ntkexp.kernel.secant.rules.elementwise import (
     softplus_slope,
 )
 
-# number of elements of one chunk; for larger chunks, filling fresh memory costs more
-# than arithmetic
+# number of elements of one chunk. For larger chunks, writing to new memory takes longer
+# than the arithmetic.
 CACHED_ROW_NUMBERS = 2**18
 
 # Softmax and related functions, by logarithmic means. With p the softmax at each end,
@@ -59,15 +62,15 @@ CACHED_ROW_NUMBERS = 2**18
 #     softmax       L_i (Δz_i − Σ_j w_j Δz_j)
 #     logsumexp     Σ_j w_j Δz_j
 #
-# They are exact. Δlog p_i = Δz_i − c, where c = Δlogsumexp is the same for all i. At
-# both ends, the p sum to one, so Σ L_i Δlog p_i = Σ Δp_i = 0. Therefore c = Σ w_j Δz_j.
-# (A decomposition into exp, sum and division overflows or cancels if logits change a
-# lot.)
+# These are the differences of the three functions, exactly. Proof: Δlog p_i = Δz_i − c,
+# where c = Δlogsumexp is the same for all i. At both ends, the p sum to one, so
+# Σ L_i Δlog p_i = Σ Δp_i = 0. Therefore c = Σ w_j Δz_j. (Rules for exp, sum and division
+# one after the other would overflow or cancel if logits change a lot.)
 
 
 def mean_shares(call: Call) -> Tensor:
-    """Return the logarithmic mean L_i of each probability p_i at start and end, from
-    log p. Masked logits (−∞) keep p = 0, even if all are masked."""
+    """Return L_i, the logarithmic mean of the probability p_i at start and end,
+    computed from log p. Masked logits (−∞) have p = 0, even if all are masked."""
     value = call.args[0]
     axis = counted_back(call)
 
@@ -83,7 +86,7 @@ def mean_shares(call: Call) -> Tensor:
 
 
 def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
-    """Return the difference of the log-softmax, Δz_i − Σ_j w_j Δz_j. The weights are w
+    """Return the difference of the log-softmax: Δz_i − Σ_j w_j Δz_j. The weights are w
     = L/ΣL, with L of `mean_shares`, or 0 if all logits are masked."""
     delta = call.delta(call.args[0])
     axis = counted_back(call)
@@ -130,7 +133,7 @@ def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> T
 
 
 def softmax(call: Call) -> Tensor:
-    """Return the difference of the softmax, L_i (Δz_i − Σ_j w_j Δz_j), with L of
+    """Return the difference of the softmax: L_i (Δz_i − Σ_j w_j Δz_j), with L of
     `mean_shares` and w = L/ΣL."""
     mean = (
         call.slope(call.args[0], lambda *_: call.start)
@@ -141,7 +144,7 @@ def softmax(call: Call) -> Tensor:
 
 
 def logsumexp(call: Call) -> Tensor:
-    """Return the difference of logsumexp, Σ_j w_j Δz_j. w_j is the logarithmic mean of
+    """Return the difference of logsumexp: Σ_j w_j Δz_j. w_j is the logarithmic mean of
     the softmax before and after the step, normalised to Σ_j w_j = 1."""
     value, dim = call.args[:2]
     mean = call.slope(
@@ -380,7 +383,7 @@ def variance(call: Call) -> tuple[Tensor, ...]:
 
 
 def deviation(call: Call) -> Result:
-    """Return the difference of the standard deviation s, Δ(s²)/(s₀ + s₁). For std_mean,
+    """Return the difference of the standard deviation s: Δ(s²)/(s₀ + s₁). For std_mean,
     also return the difference of the mean."""
     delta, *means = variance(call)
     start, end = call.ends[0]

@@ -1,17 +1,19 @@
-"""Difference rules for sampling a picture at the places of a grid. Both the picture and
-the places may change.
+"""Difference rules for sampling a picture x at the places of a grid
+(`torch.nn.functional.grid_sample`). Both the picture and the places may change in the
+step.
 
-With linear interpolation, the sampled number is a sum over pixels j, with one hat
-function for each axis k of the place p:
+With linear interpolation, the number sampled at a place p is a weighted sum over pixels
+j. The weight w_j is a product of hat functions h, one for each axis k:
 
-    y = Σ_j Π_k h(p_k − j_k) x_j        h(u) = max(0, 1 − |u|)
+    y = Σ_j w_j x_j        w_j = Π_k h(p_k − j_k)        h(u) = max(0, 1 − |u|)
 
-Each factor has a difference rule, and the product rule joins them:
+The difference follows from the product rule, and from the slope of relu:
 
-    Δy = Σ_j w̄_j Δx_j + Σ_j x̄_j Δw_j        w_j = Π_k h(p_k − j_k)
+    Δy = Σ_j w̄_j Δx_j + Σ_j x̄_j Δw_j
     h(u) = relu(u + 1) − 2 relu(u) + relu(u − 1)
 
-Nearest neighbours are a choice: ChoiceChanged is raised if it differs between the ends.
+Sampling the nearest pixel is a choice: the rule raises ChoiceChanged if the step changes
+this pixel.
 """
 
 from __future__ import annotations
@@ -117,7 +119,7 @@ class PixelScale:
             )
             p0 = r0
             p1 = r1
-        # clamp(p, 0, n) = relu(p) − relu(p − n). The derivative that torch uses is 0 at
+        # clamp(p, 0, n) = relu(p) − relu(p − n). As in torch, the derivative is 0 at
         # both bounds.
         last = self.size - 1
         return scale * (relu(p0, p1) - right(p0 - last, p1 - last))
@@ -161,8 +163,8 @@ def right(z0: Tensor, z1: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PixelWeight:
-    """The weight of a pixel at both ends, which is a product of hat functions, and its
-    slope in each coordinate of the place."""
+    """The weight w_j of a pixel at both ends of the step, and its slope in each
+    coordinate of the place."""
 
     # the index of the pixel along each axis
     pixels: tuple[Int[Tensor, "example *places"], ...]

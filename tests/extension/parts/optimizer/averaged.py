@@ -17,7 +17,7 @@ class Averaged(AbstractBatched, AbstractStable):
 
     beta: float = Field(0.5, ge=0, lt=1)
 
-    remembers: ClassVar[bool] = True
+    needs_backward_sum: ClassVar[bool] = True
 
     def update(
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory

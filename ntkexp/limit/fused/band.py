@@ -1,4 +1,4 @@
-"""The operations on one tile. A tile holds the kernels K (NNGP) and Θ (tangent) at all
+"""The operations on one band. A band holds the kernels K (NNGP) and Θ (tangent) at all
 pixels p for one offset o, as flat arrays.
 
 Compiled functions take their arguments in named tuples,
@@ -24,12 +24,12 @@ from ntkexp.covariance.pairs import (
 )
 from ntkexp.layer.smooth import TOGETHER
 from ntkexp.limit.fused.functions import (
-    add_tile,
+    add_band,
     angle,
     arc_sine,
     cleared,
     compiled,
-    copy_tile,
+    copy_band,
     exponential,
     gap,
     lent,
@@ -44,16 +44,16 @@ Index = int | np.signedinteger[Any]
 
 # --- Arguments
 #
-# The gaps between the rows of a tile represent pixels outside the image: they hold
+# The gaps between the rows of a band represent pixels outside the image: they hold
 # zeros or, in a periodic image, copies of pixels from the opposite side. A window can
 # therefore read its neighbours at fixed distances, even beyond the end of a row. All
-# functions process whole tiles, including the gaps. Most activations keep the gaps
+# functions process whole bands, including the gaps. Most activations keep the gaps
 # zero, because the variances there are zero. After other operations, CLEAR sets them to
 # zero.
 
 
-class TileShape(NamedTuple):
-    """The layout of a flat tile: `size` numbers after a margin. Rows are `stride`
+class BandShape(NamedTuple):
+    """The layout of a flat band: `size` numbers after a margin. Rows are `stride`
     numbers apart, and planes `plane` numbers."""
 
     margin: Index
@@ -62,7 +62,7 @@ class TileShape(NamedTuple):
     plane: Index
 
 
-class Tile(NamedTuple):
+class Band(NamedTuple):
     """The NNGP kernel and the tangent kernel of a pair of examples at one offset."""
 
     K: Array
@@ -72,11 +72,11 @@ class Tile(NamedTuple):
 class PairFields(NamedTuple):
     """Fields of the two examples of a pair: functions of the variance at each pixel.
 
-    Field f of the left example begins at `left_start` + f · `left_pitch`, and of the
-    right example at `right_start` + f · `right_pitch`. If examples are vectors, not
-    images, each field of the left example is a single number, `numbers`[f]. A
-    correlation within the distance `equal` of 1 counts as 1. If an example is paired
-    with itself at offset 0, every correlation is 1, so `equal` is 2."""
+    Field f of the left example begins at `left_start` + f · `left_pitch`, and field f of
+    the right example at `right_start` + f · `right_pitch`. For vectors, each field of
+    the left example is a single number, `numbers`[f]. A correlation within the distance
+    `equal` of 1 counts as 1. If an example is paired with itself at offset 0, every
+    correlation is 1. Then `equal` is 2, so that every correlation counts as 1."""
 
     left: Array
     right: Array
@@ -100,7 +100,7 @@ class CompiledProgram(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Temporary tiles, whose margins are always zero."""
+    """Temporary bands, whose margins are always zero."""
 
     sum_kernel: Array
     sum_theta: Array
@@ -108,8 +108,8 @@ class Scratch(NamedTuple):
     spare2: Array
 
 
-class TileGaps(NamedTuple):
-    """The gaps of a tile. `inside` is 1 in the image and 0 in gaps,
+class BandGaps(NamedTuple):
+    """The gaps of a band. `inside` is 1 in the image and 0 in gaps,
     and `halo` lists copied pixels."""
 
     inside: Array
@@ -118,9 +118,9 @@ class TileGaps(NamedTuple):
 
 @compiled
 def positions(
-    shape: TileShape, fields: PairFields, field: int
+    shape: BandShape, fields: PairFields, field: int
 ) -> tuple[np.uintp, np.uintp, np.uintp, np.uintp]:
-    """Return the size and the margin of a tile, and the positions at which a field of
+    """Return the size and the margin of a band, and the positions at which a field of
     the left and the right example begins."""
     return (
         np.uintp(shape.size),
@@ -135,18 +135,19 @@ def positions(
 #
 #     K′ = a₀a₀ + K Σ_k b_k b_k ρᵏ/(k + 1),    Θ′ = Θ Σ_k b_k b_k ρᵏ
 #
-# Horner's scheme in t runs from the last power to the first. It adds four terms at a
-# time, so that each sum is read and written less often. If the activation σ is odd or
-# even, only every second power occurs, and t = ρ². Otherwise t = ρ. For even σ,
-# `finish_series` multiplies by the remaining factor ρ.
+# a₀ is a field of either example, E σ. Horner's scheme evaluates both series as
+# polynomials in t, from the last power to the first. It adds four terms at a time, so
+# that each sum is read and written less often. If the activation σ is odd or even, only
+# every second power occurs, and t = ρ². Otherwise t = ρ. For even σ, `finish_series`
+# multiplies by the remaining factor ρ.
 
 
 @compiled
 def start_series(
-    tile: Tile,
-    sums: Tile,
+    band: Band,
+    sums: Band,
     t: Array,
-    shape: TileShape,
+    shape: BandShape,
     fields: PairFields,
     field: int,
     increment: int,
@@ -154,7 +155,7 @@ def start_series(
     """Set both sums to zero, and compute t = ρ (the correlation), or t = ρ² if only
     every second power occurs."""
     wide()
-    K = tile.K
+    K = band.K
     value = sums.K
     slope = sums.theta
     F1 = fields.left
@@ -169,7 +170,7 @@ def start_series(
 
 @compiled
 def add_terms(
-    sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
+    sums: Band, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
     """Add four terms to the power series of K′ and Θ′. Their coefficients are the
     products b_k b_k of fields of the two examples, from the field number `field` on."""
@@ -208,7 +209,7 @@ def add_terms(
 
 @compiled
 def add_terms_of_one_vector(
-    sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
+    sums: Band, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
     """Add four terms as in `add_terms`, for vectors.
     The left coefficients are single numbers."""
@@ -245,9 +246,9 @@ def add_terms_of_one_vector(
 
 @compiled
 def finish_series(
-    tile: Tile,
-    sums: Tile,
-    shape: TileShape,
+    band: Band,
+    sums: Band,
+    shape: BandShape,
     fields: PairFields,
     field: int,
     lowest: int,
@@ -255,8 +256,8 @@ def finish_series(
     """Compute the kernels after the activation, K′ and Θ′, from the sums. Multiply by
     the correlation ρ if the lowest power of the series is 1."""
     wide()
-    K = tile.K
-    theta = tile.theta
+    K = band.K
+    theta = band.theta
     value = sums.K
     slope = sums.theta
     F1 = fields.left
@@ -275,8 +276,8 @@ def apply_series(
     program: CompiledProgram,
     step: int,
     scratch: Scratch,
-    tile: Tile,
-    shape: TileShape,
+    band: Band,
+    shape: BandShape,
     fields: PairFields,
 ) -> None:
     """Apply a smooth activation σ by its power series. Its fields are 1/√q for the
@@ -288,9 +289,9 @@ def apply_series(
     increment = int(weights[6])  # 2 if only every second power occurs
     # leave the margins of the sums zero, because windows read them
     margin = shape.margin
-    sums = Tile(scratch.sum_kernel[margin:], scratch.sum_theta[margin:])
+    sums = Band(scratch.sum_kernel[margin:], scratch.sum_theta[margin:])
     t = scratch.spare[margin:]
-    start_series(tile, sums, t, shape, fields, field, increment)
+    start_series(band, sums, t, shape, fields, field, increment)
     for k in range(terms - TOGETHER, -1, -TOGETHER):
         powers = lowest + 1 + increment * np.arange(k, k + TOGETHER)
         shares = weights.dtype.type(1) / powers.astype(weights.dtype)
@@ -298,7 +299,7 @@ def apply_series(
             add_terms_of_one_vector(sums, t, shape.size, shares, fields, field + 2 + k)
         else:
             add_terms(sums, t, shape.size, shares, fields, field + 2 + k)
-    finish_series(tile, sums, shape, fields, field, lowest)
+    finish_series(band, sums, shape, fields, field, lowest)
 
 
 # --- Other activations and norms, from fields a₁ and a₂ of the two examples
@@ -312,8 +313,8 @@ def apply_series(
 #     norm    a = 1/√(q + ε):                   K′ = K a₁a₂,  Θ′ = Θ a₁a₂
 #
 # If a pixel is paired with itself, 1 − s = a₁a₂ for erf and GELU, and b²K = a₁ + a₂ for
-# the sine. For all pairs, 1 − |s| > a₁a₂/2. The code enforces this bound, which
-# rounding could violate.
+# the sine. The code uses these values, which avoid cancellation. For all pairs,
+# 1 − |s| > a₁a₂/2. The code enforces this bound, which rounding could violate.
 
 
 @compiled
@@ -321,28 +322,28 @@ def apply_activation(
     program: CompiledProgram,
     step: int,
     scratch: Scratch,
-    tile: Tile,
-    shape: TileShape,
+    band: Band,
+    shape: BandShape,
     fields: PairFields,
 ) -> None:
     kind = program.operations[step, 0]
     field = program.operations[step, 6]
     if kind == NORM:
-        apply_norm(tile, shape, fields, field)
+        apply_norm(band, shape, fields, field)
     elif kind == ARC:
-        apply_erf(tile, shape, fields, field)
+        apply_erf(band, shape, fields, field)
     elif kind == GATE:
-        apply_gelu(tile, shape, fields, field)
+        apply_gelu(band, shape, fields, field)
     elif kind == SERIES:
-        apply_series(program, step, scratch, tile, shape, fields)
+        apply_series(program, step, scratch, band, shape, fields)
     else:
-        apply_wave(tile, shape, fields, field, program.weights[step, 5:])
+        apply_wave(band, shape, fields, field, program.weights[step, 5:])
 
 
 @compiled
-def apply_erf(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> None:
-    K = tile.K
-    theta = tile.theta
+def apply_erf(band: Band, shape: BandShape, fields: PairFields, field: int) -> None:
+    K = band.K
+    theta = band.theta
     F1 = fields.left
     F2 = fields.right
     itself = fields.equal > 1
@@ -364,10 +365,10 @@ def apply_erf(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> N
 
 
 @compiled
-def apply_gelu(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> None:
+def apply_gelu(band: Band, shape: BandShape, fields: PairFields, field: int) -> None:
     """Apply GELU. Its fields are a = 1/√(1 + q) and the variance q."""
-    K = tile.K
-    theta = tile.theta
+    K = band.K
+    theta = band.theta
     F1 = fields.left
     F2 = fields.right
     itself = fields.equal > 1
@@ -397,12 +398,12 @@ def apply_gelu(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> 
 
 @compiled
 def apply_wave(
-    tile: Tile, shape: TileShape, fields: PairFields, field: int, constants: Array
+    band: Band, shape: BandShape, fields: PairFields, field: int, constants: Array
 ) -> None:
     """Apply a sine, a sin(bz + c₀). The constants are a²/2, b² and cos 2c₀."""
     wide()
-    K = tile.K
-    theta = tile.theta
+    K = band.K
+    theta = band.theta
     F1 = fields.left
     F2 = fields.right
     itself = fields.equal > 1
@@ -422,9 +423,9 @@ def apply_wave(
 
 
 @compiled
-def apply_norm(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> None:
-    K = tile.K
-    theta = tile.theta
+def apply_norm(band: Band, shape: BandShape, fields: PairFields, field: int) -> None:
+    K = band.K
+    theta = band.theta
     F1 = fields.left
     F2 = fields.right
     count, start, a, b = positions(shape, fields, field)
@@ -437,22 +438,23 @@ def apply_norm(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> 
 
 # --- Affine layers, and piecewise-linear activations such as ReLU
 #
-#     r₁, r₂    √q at p and at p + o           m = s Σ K + b
-#     i₁, i₂    1/√q, or zero if q is          w = s Σ Θ + α Σ K + β
-#     R = r₁r₂, ρ = m i₁ i₂:                   K′ = R (k (sin ϑ − ρϑ) + hρ),  Θ′ = w (h − kϑ)
+#     m = s Σ K + b,   w = s Σ Θ + α Σ K + β             kernels after the affine layer; Σ over a window
+#     K′ = R (k (sin ϑ − ρϑ) + hρ),   Θ′ = w (h − kϑ)    kernels after the activation, with ϑ = arccos ρ
 #
-# Σ is the sum over a window.
+# Fields of the pixels p and p + o are r₁ and r₂, which are √q, and i₁ and i₂, which are
+# 1/√q or zero if q is zero. R = r₁r₂ and ρ = m i₁ i₂. The constants of the activation
+# are k and h (see `AbstractBent`).
 
 
 @compiled
-def apply_weights(tile: Tile, shape: TileShape, weights: Array) -> None:
+def apply_weights(band: Band, shape: BandShape, weights: Array) -> None:
     """Apply an affine layer with `weights` (s, b, α,
     β) to the sums K and Θ over a window.
 
     First Θ ← s Θ + α K + β, then K ← s K + b.
     """
-    K = tile.K
-    theta = tile.theta
+    K = band.K
+    theta = band.theta
     count = np.uintp(shape.size)
     start = np.uintp(shape.margin)
     s = weights[0]
@@ -468,9 +470,9 @@ def apply_weights(tile: Tile, shape: TileShape, weights: Array) -> None:
 
 @compiled
 def apply_bent_line(
-    tile: Tile,
-    sums: Tile,
-    shape: TileShape,
+    band: Band,
+    sums: Band,
+    shape: BandShape,
     weights: Array,
     fields: PairFields,
     field: int,
@@ -480,8 +482,8 @@ def apply_bent_line(
     If the window has three rows, weights[4] = 1 and the loop adds the sums
     of the rows above and below."""
     wide()
-    K = tile.K
-    theta = tile.theta
+    K = band.K
+    theta = band.theta
     sum_kernel = sums.K
     sum_theta = sums.theta
     F1 = fields.left
@@ -540,7 +542,7 @@ def sum_across_and_behind(
     source: Array,
     target: Array,
     spare: Array,
-    shape: TileShape,
+    shape: BandShape,
     across: int,
     behind: int,
 ) -> None:
@@ -557,8 +559,8 @@ def apply_window(
     program: CompiledProgram,
     step: int,
     scratch: Scratch,
-    tile: Tile,
-    shape: TileShape,
+    band: Band,
+    shape: BandShape,
     fields: PairFields,
 ) -> None:
     """Apply an affine layer, fused with a piecewise-linear activation
@@ -573,33 +575,33 @@ def apply_window(
     size = shape.size
     stride = shape.stride
     if kind == WEIGH and across + down + behind == 0:
-        apply_weights(tile, shape, weights)
+        apply_weights(band, shape, weights)
         return
     # Sum along one axis after the other.
-    sums = Tile(scratch.sum_kernel, scratch.sum_theta)
-    sum_across_and_behind(tile.K, sums.K, scratch.spare, shape, across, behind)
-    sum_across_and_behind(tile.theta, sums.theta, scratch.spare, shape, across, behind)
+    sums = Band(scratch.sum_kernel, scratch.sum_theta)
+    sum_across_and_behind(band.K, sums.K, scratch.spare, shape, across, behind)
+    sum_across_and_behind(band.theta, sums.theta, scratch.spare, shape, across, behind)
     if kind == WEIGH:
-        sum_window(sums.K, tile.K, margin, size, down, stride)
-        sum_window(sums.theta, tile.theta, margin, size, down, stride)
-        apply_weights(tile, shape, weights)
+        sum_window(sums.K, band.K, margin, size, down, stride)
+        sum_window(sums.theta, band.theta, margin, size, down, stride)
+        apply_weights(band, shape, weights)
         return
     if down > 1:  # for three rows, apply_bent_line adds the rows
         sum_window(sums.K, scratch.spare, margin, size, down, stride)
         sum_window(sums.theta, scratch.spare2, margin, size, down, stride)
-        sums = Tile(scratch.spare, scratch.spare2)
-    apply_bent_line(tile, sums, shape, weights, fields, operations[step, 6])
+        sums = Band(scratch.spare, scratch.spare2)
+    apply_bent_line(band, sums, shape, weights, fields, operations[step, 6])
 
 
 @compiled
 def apply_operations(
     program: CompiledProgram,
     work: Array,
-    shape: TileShape,
+    shape: BandShape,
     fields: PairFields,
-    gaps: TileGaps,
+    gaps: BandGaps,
 ) -> None:
-    """Apply all operations of a level to a tile.
+    """Apply all operations of a level to a band.
 
     Register k holds K in work[2k] and Θ in work[2k + 1].
     The last four rows of `work` are scratch."""
@@ -616,20 +618,20 @@ def apply_operations(
         kind = operations[step, 0]
         register = operations[step, 1]
         other = operations[step, 2]
-        tile = Tile(work[2 * register], work[2 * register + 1])
+        band = Band(work[2 * register], work[2 * register + 1])
         if kind in (BEND, WEIGH):
-            apply_window(program, step, scratch, tile, shape, fields)
+            apply_window(program, step, scratch, band, shape, fields)
         elif kind == COPY:
-            copy_tile(tile.K, work[2 * other], margin, size)
-            copy_tile(tile.theta, work[2 * other + 1], margin, size)
+            copy_band(band.K, work[2 * other], margin, size)
+            copy_band(band.theta, work[2 * other + 1], margin, size)
         elif kind == ADD:
-            add_tile(work[2 * other], tile.K, margin, size)
-            add_tile(work[2 * other + 1], tile.theta, margin, size)
+            add_band(work[2 * other], band.K, margin, size)
+            add_band(work[2 * other + 1], band.theta, margin, size)
         elif kind == CLEAR:
-            cleared(tile.K, gaps.inside, margin, size)
-            cleared(tile.theta, gaps.inside, margin, size)
+            cleared(band.K, gaps.inside, margin, size)
+            cleared(band.theta, gaps.inside, margin, size)
         elif kind == WRAP:
-            wrapped(tile.K, gaps.halo, margin)
-            wrapped(tile.theta, gaps.halo, margin)
+            wrapped(band.K, gaps.halo, margin)
+            wrapped(band.theta, gaps.halo, margin)
         else:
-            apply_activation(program, step, scratch, tile, shape, fields)
+            apply_activation(program, step, scratch, band, shape, fields)

@@ -1,4 +1,4 @@
-"""Signatures of outputs: random projections that show
+"""Fingerprints of outputs: random projections that show
 if a replay returns the outputs of the loop.
 
     σ_im = Σ_k r_k f_imk        r_k ~ N(0, 1), fixed
@@ -7,7 +7,7 @@ i is the example, k runs over the last axis of the outputs, and m over all axes 
 
 A model may depend on objects that are not tensors: a number in a dict, a class
 attribute, a global variable, a hook, a replaced `forward`. If such an object changes,
-gradients often change only by a factor, which looks like clipping. The signatures of
+gradients often change only by a factor, which looks like clipping. The fingerprints of
 the outputs reveal the change."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOISE_FACTOR = 64.0
 CAST_NOISE_FACTOR = 2.0  # used instead of NOISE_FACTOR under casts
 NOISE_REPEATS = 4  # number of repeated calls, which detect hidden randomness
 
-SIGNATURE_VECTORS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+FINGERPRINT_VECTORS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 """The random vectors r drawn so far, by length, dtype and device."""
 
 CHANGED = (
@@ -50,10 +50,10 @@ CHANGED = (
 )
 
 
-def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
-    """Return the signature σ_im of outputs, one row per example.
+def fingerprint(outputs: Tensor) -> Float[Tensor, "example row"]:
+    """Return the fingerprint σ_im of outputs, one row per example.
 
-    >>> signature(torch.ones(2, 3, 5)).shape, signature(torch.ones(2)).shape
+    >>> fingerprint(torch.ones(2, 3, 5)).shape, fingerprint(torch.ones(2)).shape
     (torch.Size([2, 3]), torch.Size([2, 1]))
     """
     values = outputs.detach()
@@ -70,20 +70,22 @@ def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
     with autocast_off:
         count = values.shape[-1]
         if values.dim() == 2:
-            return torch.mv(values, signature_vector(count, values))[:, None]
-        return values.reshape(len(values), -1, count) @ signature_vector(count, values)
+            return torch.mv(values, fingerprint_vector(count, values))[:, None]
+        return values.reshape(len(values), -1, count) @ fingerprint_vector(
+            count, values
+        )
 
 
-def signature_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
+def fingerprint_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
     """Return the random vector r of length `count`,
     with the dtype and device of `like`."""
     key = (count, like.dtype, like.device)
-    if key not in SIGNATURE_VECTORS:
+    if key not in FINGERPRINT_VECTORS:
         drawn = torch.randn(
             count, generator=stream("outputs", count), dtype=torch.float64
         )
-        SIGNATURE_VECTORS[key] = drawn.to(like)
-    return SIGNATURE_VECTORS[key]
+        FINGERPRINT_VECTORS[key] = drawn.to(like)
+    return FINGERPRINT_VECTORS[key]
 
 
 def with_noise(
@@ -116,14 +118,14 @@ class Replayed:
     joined: Sequence[tuple[int, ...]] = ()
 
     def other(self, signed: Float[Tensor, "example row"]) -> float:
-        """Return the relative distance between these outputs and the signature of the
+        """Return the relative distance between these outputs and the fingerprint of the
         loop's outputs, or 0 if the distance is a rounding error.
 
         The bound on rounding errors is relative to the norm of the outputs. If terms of
         the outputs cancel, the bound is larger: a multiple of the change that noise in
         weights and inputs causes."""
         norms = [self.outputs.norm()]
-        ours = self.signature_like(signed)
+        ours = self.fingerprint_like(signed)
         if ours is not None:
             norms.append((ours - signed.to(ours)).norm())
         size, *gaps = read_numbers(norms)
@@ -135,10 +137,10 @@ class Replayed:
             return 0.0
         return gap / size if size else gap
 
-    def signature_like(
+    def fingerprint_like(
         self, signed: Float[Tensor, "example row"]
     ) -> Float[Tensor, "example row"] | None:
-        """Return the signature of the outputs, or None if it does not have the shape of
+        """Return the fingerprint of the outputs, or None if it does not have the shape of
         `signed`."""
         if len(self.outputs) != len(signed):
             return None
@@ -146,13 +148,13 @@ class Replayed:
             widths = [prod(shape[1:]) for shape in self.joined]
             outputs = torch.split(self.outputs, widths, 1)
             parts = [
-                signature(f.view(shape))
+                fingerprint(f.view(shape))
                 for f, shape in zip(outputs, self.joined, strict=True)
             ]
             return torch.cat(parts, 1)
         if self.outputs.numel() % max(1, signed.numel()):
             return None
-        return signature(self.outputs.reshape(*signed.shape, -1))
+        return fingerprint(self.outputs.reshape(*signed.shape, -1))
 
     def noise(self, eps: float) -> float:
         """Return a bound on the rounding error of the outputs: a multiple of their
@@ -180,8 +182,8 @@ class Replayed:
 
 @dataclass
 class OutputsAtEnds:
-    """Signatures of the outputs of the user's model at the queries, at the start and
-    the end of the loop. With `measure=`, they are signatures
+    """Fingerprints of the outputs of the user's model at the queries, at the start and
+    the end of the loop. With `measure=`, they are fingerprints
     of the values of the measure."""
 
     start: Tensor | None = None
@@ -198,7 +200,7 @@ class OutputsAtEnds:
         measured: bool = False,
     ) -> None:
         """Raise unless a replay returns the outputs of the user's model, at the start
-        and at the end of the loop. Skip the end if it has no recorded signature.
+        and at the end of the loop. Skip the end if it has no recorded fingerprint.
 
         Args:
             began: replays at the start of the loop,
@@ -219,7 +221,7 @@ class OutputsAtEnds:
         *,
         measured: bool,
     ) -> None:
-        """Raise unless one of the replays has the signature `signed`."""
+        """Raise unless one of the replays has the fingerprint `signed`."""
         if signed is None:
             return
         gap = min(candidate.other(signed) for candidate in replayed)
