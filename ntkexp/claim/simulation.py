@@ -162,8 +162,8 @@ WRONG_VERDICTS = {
     0.0: ("supported", "refuted"),
     1.0: ("supported",),
 }
-"""By the position of the true value: the verdicts that are wrong inside the range, at
-its edge, and outside."""
+"""The wrong verdicts for a true value inside the expected range (−1), at its edge (0),
+and outside (1)."""
 
 SIMULATED_RULES: tuple[AbstractExpectation, ...] = (
     Identity(),

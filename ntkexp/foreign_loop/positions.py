@@ -41,10 +41,10 @@ SOFTMAX_SUM_EPS = 64  # eps
 MAX_SOFTMAX_SUM = 0.01  # upper limit of this error, for dtypes with a large eps
 
 
-# --- The axis of positions in the outputs is found by two signs,
-# which must not disagree:
+# --- Which axis of the outputs counts positions, and which counts classes? Two signs
+# show it. They must not disagree:
 #
-# - For a softmax loss, Σ_c ∂L/∂f_tc = 0, so ∂L/∂f sums to zero over the axis of classes.
+# - For a softmax loss, ∂L/∂f sums to zero over the classes c: Σ_c ∂L/∂f_tc = 0.
 # - The axis of positions is as long as the input texts.
 
 

@@ -363,7 +363,8 @@ def in_doubles(signatures: Sequence[Tensor]) -> list[Numbers]:
 # exactly, so it finds any change that no step made.
 
 
-STEP_EPS = 64  # eps: rounding error of the operations of a step and of short sums
+# rounding error of the operations of a step and of short sums, in units of eps
+STEP_EPS = 64
 LONG_SUM_DIVISOR = 4  # the rounding error of a long sum is √length/4 eps
 
 
