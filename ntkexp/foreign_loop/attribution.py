@@ -56,13 +56,14 @@ SURROGATE_GRADIENTS = (
 
 @dataclass
 class LoopBackward:
-    """The sum over the steps of a loop, which begins at the last
-    step and ends at the first."""
+    """Computes the contributions, by adding one step after another, from the last step
+    to the first. `over` adds all steps, and `take` adds one."""
 
     reader: Reader
     calls: CallReaders
     queries: Inputs
-    # recorded forward pass of the queries, after the next step that will be added
+    # recorded forward pass of the queries at the weights before the earliest step so
+    # far, which are the weights after the step that is added next
     later: Tape
     example_rows: Mapping[str, int]  # index of each example
     added: LoopSums  # sums over the steps so far
@@ -324,7 +325,7 @@ class LoopBackward:
             replace(
                 replay,
                 outputs=output.to(replay.outputs),
-                cast_eps=called.cast_eps_of(call.how, exact=step.exact),
+                cast_eps=called.cast_eps_of(call.circumstances, exact=step.exact),
             )
             for replay, output, call in zip(replayed, outputs, step.calls, strict=True)
         ]
@@ -337,14 +338,15 @@ class LoopBackward:
         gradient: Weights,
         proved: GradientFactors,
     ) -> tuple[Weights, Weights]:
-        """Return the part e of the optimizer's gradient that no example caused, and the
-        credit of each gradient element (see `credit_of_examples`).
+        """Divide the gradient p that the optimizer used into a part of the examples and
+        a rest e, p = c k ⊙ g + e. Return e, and k.
 
-        The credit of an element is 0 if its gradient is only a rounding error, else 1.
-        If gradients were clipped by value, the credit is multiplied by the element's
-        clipping factor.
+        g is the gradient of the examples, and c are the factors of proof (a). The
+        credit k of an element is 0 if its gradient is only a rounding error
+        (`credit_of_examples`), else 1. If gradients were clipped by value, k also
+        contains the clipping factor of the element.
 
-        e is the effect of casts, or the rounding error of terms that cancel. Rounding
+        e is the effect of casts and of rounding, which no example caused. Rounding
         errors matter because Adam normalizes gradients: an element whose gradient is
         only a rounding error moves as far as any other element."""
         cast = self.is_cast(step)
@@ -457,7 +459,7 @@ class LoopBackward:
 
     def is_cast(self, step: FollowedStep) -> bool:
         """True if a call of the step used lower precision than the trained weights."""
-        return any(self.calls.called.is_cast(call.how) for call in step.calls)
+        return any(self.calls.called.is_cast(call.circumstances) for call in step.calls)
 
 
 class QueryEnds(NamedTuple):
@@ -501,12 +503,12 @@ def credit_of_examples(
     *,
     cast: bool,
 ) -> Weights:
-    """Return the credit of each element: 0 if its gradient is only a rounding error,
-    else 1.
+    """Return the credit of each gradient element: 0 if the element is only a rounding
+    error, because its terms cancel, else 1.
 
-    Only the parameters in `divided` are examined. Their gradient is divided by a
-    denominator in this step, or in a later step that momentum carries it to. Parameters
-    whose elements all have credit 1 are omitted."""
+    Examine only the parameters in `divided`, whose gradient is divided by a denominator
+    in this step, or in a later step through momentum. Omit parameters whose elements
+    all have credit 1."""
     consumed = {name: step.gradient[name] for name in step.with_grad if name in divided}
     if not consumed:
         return {}
@@ -542,7 +544,8 @@ def credit_of_examples(
 
 
 class StepRows:
-    """The gradients that a step multiplies by the adjoint V, as rows in this order:
+    """The gradients whose inner products with the adjoint V a step needs. They are rows
+    of one matrix, in this order:
 
     1. one for each example of the calls,
     2. one for all calls whose batches BatchNorm couples, if there are any,

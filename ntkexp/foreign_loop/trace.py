@@ -235,9 +235,9 @@ class Trace:
         change = self.outside()
         if change is not None and bool(change.any()):
             raise Mistake(
-                "effects of examples end at the last step, but "
-                f"{self.steps.outside.named} changed after it (a loaded average, a "
-                "clamp?), and the change without an example is unknown; leave the loop "
+                f"{self.steps.outside.named} changed after the last step (a loaded "
+                "average, a clamp?), and effects of examples cannot include this "
+                "change, because it is unknown without an example; leave the loop "
                 "before this change"
             )
 
@@ -562,10 +562,10 @@ class Trace:
         Without casts, `outputs` is the only candidate. With casts, the user's model may
         have run with or without autocast, so there is one candidate for each case.
         """
-        how = Circumstances(autocast=self.called.casts)
-        if not self.called.is_cast(how):
+        circumstances = Circumstances(autocast=self.called.casts)
+        if not self.called.is_cast(circumstances):
             return (Replayed(self.function, weights, self.queries, outputs),)
-        cast_eps = self.called.cast_eps_of(how)
+        cast_eps = self.called.cast_eps_of(circumstances)
         candidates = list[Replayed]()
         for function in self.called.as_evaluated:
             # some autocast contexts raise for the model's dtypes

@@ -174,13 +174,16 @@ class ReplayedLoop:
     def gradient(
         self, event: Event, calls: Sequence[ModelCall], start: Weights
     ) -> tuple[Weights, bool]:
-        """Return the gradient that the optimizer used. It is zero for parameters
-        without a gradient. Also return whether calls through BatchNorm gave this
-        gradient again: with a factor of 1, and with the recorded signatures.
+        """Return the gradient that the optimizer used, which is zero for parameters
+        without a gradient.
 
         Read the gradients that the event stores. Recompute all others from the calls,
         and multiply them by the factor between the signatures of the recomputed and the
-        recorded gradient."""
+        recorded gradient.
+
+        Also return True if BatchNorm coupled the calls, and the recomputed gradient has
+        the recorded signatures, so that its factor is 1. Proof (a) can then use this
+        gradient, and need not compute it again."""
         stored = {
             name: part.to(self.weights[name]) for name, part in event["whole"].items()
         }
@@ -194,7 +197,6 @@ class ReplayedLoop:
         if same_signatures(signature, recorded):  # the factor of all parameters is 1
             received = {name: stored[name] for name in stored if name in gradient}
             used = self.with_zeros(gradient | stored, settings_of(event))
-            # only proof (a) of a call through BatchNorm needs this gradient again
             is_coupled = any(call.statistics is not None for call in calls)
             return used, is_coupled and same_signatures(gradient, received)
 
@@ -238,7 +240,7 @@ class ReplayedLoop:
         fit: FactorFit,
         rounding: float,
     ) -> Weights | None:
-        """Clip by value those gradients that no factor explains (`fit.failing`). Return
+        """Clip by value the gradients that no factor explains (`fit.failing`). Return
         None if the result does not have the recorded signatures.
 
         Try the bound of an earlier step first. Else compute the bound from the recorded
@@ -248,7 +250,7 @@ class ReplayedLoop:
             recorded={name: recorded[name] for name in fit.failing},
             sign=self.signatures.of,
             rounding=rounding,
-            moved=fit.moved,
+            noise=fit.noise,
             largest=read_numbers(
                 [part.abs().max() for part in stored.values() if part.numel()]
             ),
@@ -330,10 +332,9 @@ class ReplayedLoop:
     # --- Comparison with the loop
 
     def meet(self, step: int, then: Any) -> float:
-        """Compare the replayed weights and momenta with the checkpoint `then`.
-
-        Return the relative distance of the weights.
-        Raise if it is larger than rounding."""
+        """Compare the replayed weights and momenta with those of the checkpoint `then`,
+        and return the relative distance of the weights. Raise if the distance is larger
+        than rounding."""
         error = distance(self.weights, then["weights"])
         self.refuse_astray(step, error, then["weights"])
         for known, here, there in zip(
@@ -575,7 +576,7 @@ class ReplayedSteps(AbstractSteps):
                     yield step, after
 
     def segment(self, number: int) -> Segment:
-        """Return the steps between checkpoint number `place` and the next one."""
+        """Return the steps between checkpoint `number` and the next checkpoint."""
         begin, stop = [*self.loop.checkpoints, len(self.loop.events)][
             number : number + 2
         ]

@@ -213,8 +213,9 @@ def refuse_other_step(
     if worst and not gaps[worst] <= SUM_EPS * torch.finfo(ours[worst].dtype).eps:
         raise Mistake(
             f"step {step}: after this step, the weights of rank {rank} differ from "
-            f"those of rank 0: '{worst}' by {gaps[worst]:.2g} of its size; was it taken "
-            "under no_sync(), without DistributedDataParallel, or with other settings?"
+            f"those of rank 0: '{worst}' by {gaps[worst]:.2g} of its size; was the step "
+            "taken under no_sync(), without DistributedDataParallel, or with other "
+            "settings?"
         )
 
 
