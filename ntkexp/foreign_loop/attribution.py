@@ -341,10 +341,10 @@ class LoopBackward:
         """Divide the gradient p that the optimizer used into a part of the examples and
         a rest e, p = c k ⊙ g + e. Return e, and k.
 
-        g is the gradient of the examples, and c are the factors of proof (a). The
-        credit k of an element is 0 if its gradient is only a rounding error
-        (`credit_of_examples`), else 1. If gradients were clipped by value, k also
-        contains the clipping factor of the element.
+        g is the gradient of the examples, and c are the factors of proof (a). Each
+        element has a credit k. It is 0 if the gradient of the element is only a
+        rounding error (`credit_of_examples`). Otherwise it is the element's factor of
+        clipping by value, or 1 without clipping.
 
         e is the effect of casts and of rounding, which no example caused. Rounding
         errors matter because Adam normalizes gradients: an element whose gradient is
@@ -569,14 +569,16 @@ class StepRows:
         self.first_position = self.examples + len(batch)
 
     def terms(self, terms: StepTerms, *, coupling_is_rounding: bool) -> LoopTerms:
-        """Split the inner products of V with these rows into contributions and
-        coupling.
+        """Return the contributions of the examples, from the inner products of V with
+        these rows.
 
         If BatchNorm couples a batch, the gradients of its examples may not add up to
-        the gradient of the batch. If each gradient was computed through the whole batch
-        (`coupling_is_rounding`), the gap is a rounding error, and is added to
-        `rounding`. Otherwise the gap is `coupling`: the effect that examples have on
-        one another through the batch mean and variance."""
+        the gradient of the batch. There are two reasons for this gap:
+
+        - If the gradient of each example was computed through the whole batch
+          (`coupling_is_rounding`), it is a rounding error. Add it to `rounding`.
+        - Otherwise it is the effect that examples have on one another through the batch
+          mean and variance. Return it as `coupling`."""
         kernel = terms.kernel[:, :, : self.examples]
         contributions = kernel.squeeze(3).neg()
         gap = torch.zeros_like(terms.rounding)

@@ -122,7 +122,7 @@ class Autocast:
     than the weights."""
 
     device: str
-    kind: str  # dtype of the products
+    kind: str  # name of the lower precision's dtype
     # True if the context casts each weight only once, instead of at every use
     cached: bool
     # True if autocast encloses the model, False if the model itself enters autocast
@@ -313,7 +313,8 @@ class Circumstances:
 class SeveralOutputs:
     """The outputs of a call, and the gradients that reached their aliases."""
 
-    followed: str  # the name of the followed output, if the call returned it
+    followed: str  # the name of the followed output
+    # by name, for the outputs with a row for each example:
     shapes: dict[str, tuple[int, ...]]
     signatures: dict[str, Float[Tensor, "example row"]]
     gradients: dict[str, Float[Tensor, "example number"]] = field(default_factory=dict)

@@ -46,9 +46,9 @@ CAST_EPS = 8
 EQUAL_BOUNDS = 4
 # A factor 2^k/n counts as a scale (a mean of n terms) if n is at most this number.
 MAX_MEAN = 1000
-# This stricter multiple decides if two bounds of clipping by value are equal, or two
-# norms of gradients with a single nonzero element. A wrong factor of a single element
-# shows only in these comparisons.
+# This smaller multiple is used for bounds of clipping by value, and for norms of
+# gradients with a single nonzero element. There, no other check would detect a wrong
+# factor.
 RESOLVED_BOUNDS = 0.05
 # A norm or scale of several steps is accepted if at least this fraction of a
 # parameter's steps has it. A few steps may have it by chance.
@@ -370,9 +370,9 @@ class Factors:
         """Return the factor of each parameter in a step.
         Store all factors that are not scales.
 
-        For a gradient with a single nonzero element, a factor always exists, so it
-        proves nothing. Such a parameter joins a group of other parameters if the factor
-        of this group explains its gradient, too. Its factor is then the group's.
+        If only one element of a gradient is nonzero, there is always a factor, so it
+        proves nothing. But the parameter may have been clipped together with others.
+        So it gets the factor of other parameters, if this factor explains its gradient.
 
         Args:
             step: index of the step.
@@ -551,11 +551,11 @@ def shared(
     tolerance: Callable[[Multiplied], float],
     min_share: float = COMMON_SHARE,
 ) -> Iterator[tuple[Multiplied, ...]]:
-    """Find the value that each entry shares with other entries.
+    """For each entry, find the other entries with the same value up to the tolerance.
 
-    For each entry, yield the first and the last entry with the same value up to the
-    tolerance. Yield () if fewer than the fraction `min_share` of a parameter's entries
-    have this value, because a few values are nearly equal by chance.
+    Entries are sorted by value, so these entries are consecutive. Yield the first and
+    the last of them. If fewer than the fraction `min_share` of a parameter's entries
+    have this value, yield (), because a few values are nearly equal by chance.
 
     Args:
         ordered: entries, sorted by value.

@@ -116,7 +116,9 @@ class ClosingSums:
     unclosed: Float[Tensor, ""]  # errors of the secants, Σ_s ‖J̄Δθ − Δf‖
     noise: Float[Tensor, ""]  # effects of rounded weights, Σ_s ‖J̄ (eps θ ⊙ ±1)‖
     signs: Weights = field(default_factory=dict)  # ±1, drawn once for each parameter
-    heaviest: float = 0.0  # largest Σ|parts| among the steps whose parts cancel
+    # largest Σ|parts| of a step whose parts cancel, and the parameter that contributes
+    # most to it
+    heaviest: float = 0.0
     parameter: str = ""
 
     @classmethod

@@ -88,8 +88,8 @@ class FollowedSweep:
 
     @cached_property
     def of(self) -> Mapping[str, object]:
-        """The settings of the sweep, and a digest of the final weights and losses. A
-        saved state is continued only if these are equal."""
+        """What a saved state belongs to: the settings of the sweep, and a digest of the
+        final weights and losses. Another sweep does not continue the state."""
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
         asked = [

@@ -162,7 +162,7 @@ def classes_of(call: ModelCall) -> list[int]:
 
 
 def are_different(gradient: Tensor, rows: list[int]) -> bool:
-    """Return True if some of these rows of ∂L/∂f differ by more than rounding."""
+    """Return True if these rows of ∂L/∂f are not all equal up to rounding."""
     values = gradient[rows]
     spread = float((values - values[0]).abs().max())
     return spread > ROUNDED_SHARE * float(gradient.abs().max())

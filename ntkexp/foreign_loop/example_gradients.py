@@ -45,7 +45,8 @@ class CallReaders:
     # if given, also compute the gradients by position
     positions: Positions | None = None
     readers: dict[tuple[LayerModes, Output], Reader] = field(default_factory=dict)
-    # ids of functions of `trace.losses` whose examples depend on one another
+    # ids of the functions of `trace.losses` in which the loss of an example depends on
+    # other examples
     coupling: set[int] = field(default_factory=set)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:

@@ -224,8 +224,8 @@ class MeanCheck:
                 self.compare(step, share, agreed)
 
     def agreed(self, step: int, share: CallShare) -> dict[str, float]:
-        """Return κ Σm of a call by kind of count, for the kinds with the same κ Σm as
-        in earlier calls."""
+        """Return κ Σm of a call for each kind of count m for which it is the same as in
+        earlier calls."""
         assert self.first is not None
         means = means_of(share)
         tolerance = share.tolerance + self.first[1].tolerance
@@ -274,8 +274,10 @@ class MeanCheck:
 
 
 def means_of(share: CallShare) -> dict[str, float]:
-    """Return κ Σm of a call for each kind of count m: for the user's counts if there
-    are any, else for 1, the number of outputs, and the number of targets."""
+    """Return κ Σm of a call for each kind of count m (see the comment above).
+
+    If the user gave counts, the kinds are these counts ("counts") and m = 1. Otherwise
+    they are m = 1, the number of outputs, and the number of targets."""
     means = {"examples": share.factor * share.examples}
     if share.counts is not None:
         return means | {"counts": share.factor * float(share.counts.sum())}

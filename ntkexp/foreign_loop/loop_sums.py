@@ -197,7 +197,7 @@ class LoopSums:
         """Return all sums by name.
 
         Args:
-            cast: include the errors of casts.
+            cast: True if the loop used casts; then include the sums of their errors.
             batch_norm: mode of BatchNorm, or None if no running statistics are updated.
             some_steps: True if not all steps of the loop were followed.
         """

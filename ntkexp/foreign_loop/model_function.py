@@ -214,10 +214,12 @@ class CalledModule:
         return circumstances.autocast is not None or self.short is not None
 
     def cast_eps_of(self, circumstances: Circumstances, *, exact: bool = True) -> float:
-        """Return the eps of the lower precision, by which a replayed call may be rounded
-        differently than the loop's call. Return 0 if the result must have the same bits:
-        if the replay has the same weights (`exact`) and the same kernels as the loop, or
-        if the call has no casts."""
+        """Return the relative rounding error by which a replayed call may differ from the
+        loop's call.
+
+        Without casts to a lower precision, and if the replay has the same weights
+        (`exact`) and the same kernels as the loop, it must have the same bits, and the
+        error is 0. Otherwise it is the eps of the lower precision."""
         if self.same_kernels and exact:
             return 0.0
         kinds = [
@@ -333,9 +335,10 @@ class CalledModule:
                     on_outputs(output.detach())
                 outputs.append(output)
                 gradients.append(call.gradient.reshape(output.shape).to(output.dtype))
-            # The function of `trace.losses` may also compute with leaves outside of the
-            # module, which must get no gradient. So name the leaves for its calls, and
-            # only for them: checkpoints with use_reentrant=True do not allow names.
+            # The function of `trace.losses` may also use parameters outside of the
+            # module, which must get no gradient. So restrict `backward` to the
+            # parameters of the module. Do not restrict it for other calls, because
+            # checkpoints with use_reentrant=True do not allow `inputs`.
             leaves: list[nn.Parameter] | None = None
             if any(call.losses is not None for call in calls):
                 leaves = [

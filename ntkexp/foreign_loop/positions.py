@@ -162,8 +162,8 @@ def by_loss(call: ModelCall) -> int | None:
 
 
 def by_inputs(call: ModelCall) -> int | None:
-    """Return the axis whose length is that of the input texts [example, position], or
-    None if both axes or neither have this length."""
+    """Return the axis of the outputs that is as long as axis 1 of the input tokens
+    [example, position]. Return None if both axes or neither have this length."""
     lengths = {
         tensor.shape[1]
         for tensor in tensors(call.inputs)
@@ -231,7 +231,8 @@ class LoopPositions:
         Raise if they do not fit into memory."""
         outputs = prod(parts.shape[:2])
         examples = parts.shape[2]
-        # the sum and the terms of one step
+        # `parts` has a number for each example and position, and the terms of one step
+        # have a number for each row
         numbers = outputs * (examples * positions.longest + positions.rows)
         budget.require(
             numbers * parts.element_size(),

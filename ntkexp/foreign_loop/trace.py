@@ -131,8 +131,8 @@ class Trace:
 
     @cached_property
     def called(self) -> CalledModule:
-        """The model as a function of its weights, in
-        evaluation mode or repeating a recorded call."""
+        """The model as a function of its weights: for queries in evaluation mode, or
+        under the circumstances of a recorded call."""
         return CalledModule(
             self.module,
             self.output,
@@ -530,7 +530,9 @@ class Trace:
             tape,
             rows=self.steps.most_examples(),
             sizes=[weight.numel() for weight in self.steps.end.values()],
-            # for SGD and Adam, V is a multiple of U, so one adjoint suffices
+            # The backward sum holds J̄ and the adjoints U and V (see
+            # `path.backward_sum`). For SGD and Adam, V is a multiple of U, and only U
+            # is held.
             adjoints=3 if forms_v else 1,
         )
         examples = len(self.examples)
@@ -571,8 +573,8 @@ class Trace:
             # some autocast contexts raise for the model's dtypes
             with torch.no_grad(), plain_kernels(), suppress(RuntimeError):
                 cast = columns(function, weights, self.queries).to(outputs)
-                # `Replayed` measures the effect of noise, so its function must be the
-                # one without casts
+                # `Replayed` estimates the effect of the casts: it adds noise of their
+                # size to weights and inputs of the function without casts.
                 candidates.append(
                     Replayed(self.function, weights, self.queries, cast, cast_eps)
                 )

@@ -301,7 +301,7 @@ class Weighing:
     loss: ExampleLoss | None = None
 
     def left(self, names: Sequence[str]) -> Float[Tensor, " row"]:
-        """Return the weight w of the example in every row."""
+        """Return the weight w of the named example of each row."""
         return torch.tensor(
             [self.weights.get(name, 1.0) for name in names], dtype=torch.float64
         )

@@ -83,14 +83,16 @@ class ValueClip:
 
 @dataclass(frozen=True)
 class GradientFactors:
-    """The factors between the gradient of the recorded examples and the gradient that
-    the optimizer used: c of each parameter, and e of each element of the parameters
-    that were clipped by value."""
+    """The factors between the gradient g of the recorded examples and the gradient that
+    the optimizer used, c e ⊙ g.
 
-    factors: Mapping[str, float]
-    # relative distance of c e g from the gradient that the optimizer used
+    Each parameter has a factor c. If it was clipped by value, each of its elements has
+    another factor e."""
+
+    factors: Mapping[str, float]  # c of each parameter
+    # relative distance of c e ⊙ g from the gradient that the optimizer used
     missed: float
-    elements: Weights = field(default_factory=dict)
+    elements: Weights = field(default_factory=dict)  # e, for clipped parameters
     clipped: ValueBound | None = None
 
     def before_clipping(self, consumed: Weights) -> Weights:

@@ -232,8 +232,8 @@ class StepPair:
     def used_gradient(self, step: TrainedStep) -> Float[Tensor, " weight"]:
         """Return the gradient of a step before clipping.
 
-        Without clipping and without a denominator, a step is linear in its gradient, so
-        its differences do not depend on the gradient. Return zeros in this case.
+        Only clipping and a denominator need this gradient, because they make the step
+        nonlinear in it. Without them, return zeros.
         """
         clips = self.first.clip_norm is not None or self.second.clip_norm is not None
         divides = any(update.denominator is not None for update in self.first.updates)
@@ -295,7 +295,8 @@ def mean_update(first: Update, second: Update, step: int) -> Update:
 def mean_denominator(
     first: Denominator, second: Denominator, mean: Tensor
 ) -> Denominator:
-    """Return the mean of two denominators. `mean` is the mean m̄ of their momentum."""
+    """Return the mean of the denominators of both runs. `mean` is the mean m̄ of their
+    momenta."""
     u = roots(first.second_moment, second.second_moment)
     u_before = roots(first.second_moment_before, second.second_moment_before)
     denominator = replace(
@@ -546,7 +547,7 @@ class TrainingPair:
         curved, rows = midpoint.curvature(gamma, self.vectors_per_pass)
         gradients = Pair(*(gradient(batches, weights) for weights in pair.weights))
 
-        # a += γᵀH̄, with γᵀH̄ Δθ = γ·Δg
+        # add γᵀH̄ to the adjoint; the secant is defined by γᵀH̄ Δθ = γ·Δg
         change = gamma @ gradients.change
         adjoint.weights += secant(curved, change, pair.weights.change)
 

@@ -305,7 +305,7 @@ class DiskStore(AbstractStore):
         self.optimizers = optimizers
         self.names = names
         self.latest = weights
-        self.moved = frozenset(weights)  # so that the next event begins a new step
+        self.moved = frozenset(weights)  # the next event begins a new step
         about = str(self.files.folder.path.resolve())
         place = PlaceInTrace(**self.processes.decided(about, self.begin_first))
         self.steps = place.steps

@@ -174,16 +174,16 @@ class ReplayedLoop:
     def gradient(
         self, event: Event, calls: Sequence[ModelCall], start: Weights
     ) -> tuple[Weights, bool]:
-        """Return the gradient that the optimizer used, which is zero for parameters
-        without a gradient.
+        """Return the gradient that the optimizer used, and if proof (a) can use it
+        instead of recomputing it.
 
-        Read the gradients that the event stores. Recompute all others from the calls,
-        and multiply them by the factor between the signatures of the recomputed and the
-        recorded gradient.
+        The event stores the gradients of some parameters. Recompute the others from the
+        calls. The event has the signatures of their recorded gradients. They give the
+        factor by which the recomputed gradients must be multiplied. Parameters without
+        a gradient get zeros.
 
-        Also return True if BatchNorm coupled the calls, and the recomputed gradient has
-        the recorded signatures, so that its factor is 1. Proof (a) can then use this
-        gradient, and need not compute it again."""
+        Proof (a) can use the result if BatchNorm coupled the calls, and all factors are
+        1: then the result is the gradient of the calls."""
         stored = {
             name: part.to(self.weights[name]) for name, part in event["whole"].items()
         }
@@ -265,12 +265,12 @@ class ReplayedLoop:
     def multiplied(
         self, gradient: Weights, factors: Mapping[str, float], recorded: Weights
     ) -> Weights:
-        """Multiply gradients by their factors. If possible, return the bits of the
-        recorded gradient.
+        """Return each gradient times its factor, with the bits that the loop had, if
+        possible.
 
         A factor is computed from rounded sums, so it may be wrong by some units in the
-        last place. Try nearby factors until the signature has the
-        bits of the recorded one."""
+        last place. Try nearby factors until the signature of the product equals the
+        signature that the loop has recorded."""
         products: Weights = {}
         for unit in UNITS:
             trial = {
@@ -449,8 +449,8 @@ class ReplayedSteps(AbstractSteps):
     same_kernels: bool = False
     # steps that need `remembered`, the momentum before them
     begins: frozenset[int] = frozenset()
-    # the replayed segment in memory, by the half-open range of its events (first, last
-    # + 1)
+    # The replayed segment in memory; at most one. Its key is the range of its events:
+    # the first, and the one after the last.
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
     # clipping by value in the steps so far
