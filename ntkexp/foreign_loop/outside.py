@@ -219,11 +219,11 @@ class LatestWeights:
     writes: dict[str, int] = field(default_factory=dict)
     # buffers to reuse, because allocation is slow
     spare: Weights = field(default_factory=dict)
-    # Some loops move a weight and then move it back, as SAM does. This function of the
-    # parameter's name returns the largest change by rounding of such a move.
+    # Some loops change a weight and then undo the change, as SAM does, which may leave
+    # a rounding error. This function returns its bound for the parameter of that name.
     rounding_of_swaps: Callable[[str], Tensor | None] = lambda _: None
-    # names of the unfollowed optimizers that move parameters, by parameter
-    strangers: dict[str, str] = field(default_factory=dict)
+    # parameters that an optimizer without `follow` has updated, with its class's name
+    unfollowed: dict[str, str] = field(default_factory=dict)
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
         """Copy the present values of some weights into this object."""
@@ -241,7 +241,7 @@ class LatestWeights:
         torch._foreach_copy_(copies, values)  # one call for all weights
 
     def release(self, before: Weights) -> None:
-        """Reuse the memory of the older weight copies in `before`."""
+        """Keep the memory of older copies, `before`, for the next copies."""
         self.spare |= {
             name: weight
             for name, weight in before.items()
@@ -289,10 +289,10 @@ class LatestWeights:
 
     def refuse_change(self, step: int, name: str) -> None:
         """Raise the error for a weight that has changed between steps."""
-        if name in self.strangers:
+        if name in self.unfollowed:
             raise Mistake(
                 f"step {step}: '{name}' was updated by another optimizer "
-                f"({self.strangers[name]}), which is not followed; create it before the "
+                f"({self.unfollowed[name]}), which is not followed; create it before the "
                 "loop, and follow both: follow(model, [first, second]), or end follow "
                 "before this stage, and begin again with its optimizer"
             )

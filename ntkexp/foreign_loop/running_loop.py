@@ -99,7 +99,7 @@ class RunningLoop:
         if not changed:
             return None
         for name in changed:
-            if name in self.latest.strangers:
+            if name in self.latest.unfollowed:
                 self.latest.refuse_change(step, name)
         if self.swapped_at == step and changed.keys() == self.swapped.keys():
             pairs = [
