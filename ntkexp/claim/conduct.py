@@ -507,10 +507,10 @@ def drawn(
     trial: AbstractTrial | None,
     trust: Sequence[str] = (),
 ) -> str:
-    """Describe the random draws of a seed, such as data or weights,
-    and the pool of examples.
+    """Describe what a seed draws at random, such as data or weights.
 
-    If all seeds draw from the same pool of examples, also give the size of the pool.
+    If all seeds draw their data from the same examples, also name these examples, with
+    their number.
     """
     run_sources = [experiment.data for experiment in experiments]
     trial_sources = [] if trial is None else sources_of(trial, trust)

@@ -183,8 +183,9 @@ def judge_rows(
 
 
 SAFE_SIDES = {"below": "upper", "above": "lower"}
-"""For each side of its bound on which a censored value lies: the side of a limit for
-which the bound is a safe replacement."""
+"""A censored value is known only as a bound. If the true value lies `below` the bound,
+an upper limit that holds with the bound also holds with the true value. If it lies
+`above`, the same is true of a lower limit."""
 
 
 def weigh_censored(part: AbstractExpectation, finding: Finding, note: str) -> Finding:

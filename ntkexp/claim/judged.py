@@ -115,8 +115,8 @@ class AbstractPicture(Component, ABC):
         """Draw the picture."""
 
     def here(self, judged: JudgedClaim) -> str:
-        """Describe the measurements for the caption. Return
-        "" if the title says enough."""
+        """Return a description of the measurements. The caption shows it after the
+        description of the published picture. Return "" if the title suffices."""
         return ""
 
     def table(self, judged: JudgedClaim) -> pd.DataFrame | None:

@@ -208,7 +208,7 @@ def refuse_other_files(
     other = sorted({*visible, *digests} - {*files, SUMS})
     if other:
         raise Mistake(
-            f"{folder}: {printable(other[0])} is no part of the published claims; take it away"
+            f"{folder}: {printable(other[0])} is no part of the published claims; remove it"
         )
 
 

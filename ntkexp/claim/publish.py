@@ -584,7 +584,7 @@ def refuse_other_draws(
     for look, words in draws.items():
         if row[look]["draws"] != words:
             raise Mistake(
-                f"{place_of(folder, row)}: seeds of {look} draw otherwise than it says: {words}"
+                f"{place_of(folder, row)}: the description of the seeds of {look} is wrong; the right one is: {words}"
             )
 
 
@@ -621,7 +621,7 @@ def refuse_changed(
         refuse_second_choice(attempts, recorded)
     else:
         raise Mistake(
-            f"{where}: no look on record in the register found this, then and by that version"
+            f"{where}: the register contains no look with this verdict, date and version"
         )
 
 

@@ -178,7 +178,9 @@ def refuse_keys(tree: Tree) -> None:
         )
     for key in NEEDED:
         if tree.get(key) is None:
-            raise Mistake(f"{key} is missing: a claim says it before it is measured")
+            raise Mistake(
+                f"{key} is missing: a claim states it before anything is measured"
+            )
 
 
 def read_reason_without_control(control: object) -> str:

@@ -162,8 +162,8 @@ WRONG_VERDICTS = {
     0.0: ("supported", "refuted"),
     1.0: ("supported",),
 }
-"""By the position of the true value: the verdicts that are wrong inside the range, at
-its edge, and outside."""
+"""The wrong verdicts for a true value inside the expected range (−1), at its edge (0),
+and outside (1)."""
 
 SIMULATED_RULES: tuple[AbstractExpectation, ...] = (
     Identity(),
@@ -291,11 +291,11 @@ def look_of(
     planned: tuple[int, ...] = (5,),
     null: float | None = None,
 ) -> Look:
-    """Return a test (look) of random tables,
-    whose parts (rules) each select other rows.
+    """Return a look that judges invented tables. Each of its parts (rules) selects
+    other rows.
 
-    With `null`, the margins are minimal effects, and `null` is the figure without an
-    effect.
+    `null` is the value without an effect. If it is given, the margin of each part is
+    the smallest effect that matters.
     """
     placed = tuple(
         part.model_copy(update={"where": {"quantity": index}})

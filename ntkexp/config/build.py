@@ -150,11 +150,8 @@ def admit(entries: Sequence[str]) -> tuple[str, ...]:
 
 
 def admit_package(name: str) -> str:
-    """Check that a trusted package can be imported from sys.path or the working folder.
-    Return its name.
-
-    Return its name, or raise.
-    """
+    """Return the name of a trusted package. Raise if it cannot be imported from
+    sys.path or the working folder."""
     first = name.partition(".")[0]
     try:
         if first not in sys.modules and find_spec(first) is None:

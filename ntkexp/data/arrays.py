@@ -82,7 +82,7 @@ class Arrays(AbstractSource):
 def read_inputs(
     array: Shaped[np.ndarray, "example *shape"], name: str
 ) -> tuple[Tensor, float]:
-    """Return the inputs as a tensor, and the number that stands for intensity 1.
+    """Return the inputs as a tensor, and the number that means intensity 1.
 
     Bytes stay bytes, as intensities from 0 to 255.
     """

@@ -325,7 +325,8 @@ def examples_of_phase(
     try:
         return source.examples(stream)
     except Mistake as mistake:
-        # subclasses get advice from the command line, so pass them on unchanged
+        # The command line appends advice to subclasses of `Mistake`, which it finds by
+        # their class. So do not replace them.
         if type(mistake) is not Mistake:
             raise
         raise Mistake(f"data.phases, phase {number}: {mistake}") from mistake

@@ -34,8 +34,8 @@ from ntkexp.schedule import AbstractSchedule
 class Experiment(Component):
     """All settings of a run.
 
-    Some settings, such as `device` and `threads`, are circumstances (`records.folder`).
-    They are not part of the experiment's identity."""
+    Settings that do not affect the results, such as `threads`, are *circumstances*. They
+    are not part of the experiment's identity. `records.folder` lists them."""
 
     data: AbstractSource
     model: AbstractArchitecture

@@ -97,7 +97,8 @@ class ParentRun:
     def refuse_other_constants(
         self, own: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> None:
-        """Raise if numbers that are not trained differ from the parent's."""
+        """Raise if a tensor of the network that is not trained, such as a buffer,
+        differs from the parent's."""
         for name, value in own.items():
             if not torch.equal(value, other[name]):
                 raise Mistake(

@@ -33,9 +33,9 @@ from ntkexp.report.progress import Announced
 from ntkexp.shapes import Weights
 from ntkexp.text import counted, short
 
-# --- The user's function `again=` calls `follow` itself. A context variable tells this
-# inner `follow` the weights of the examples and the folder for its steps. The trace of
-# the first training stays unchanged.
+# --- The user's function `again=` trains, and calls `follow` itself. So that this inner
+# `follow` gives some examples other weights, `trained_again` passes it an `AlteredLoop`
+# through a context variable. The trace of the first training stays unchanged.
 
 
 Again: TypeAlias = Callable[[], object]
@@ -184,7 +184,13 @@ class LoopAgain(AbstractRetraining):
         changes: Float[Tensor, "group point out"],
     ) -> list[str]:
         """Raise if the second loop, with all example weights 1, does not end at the
-        outputs of the first loop. Otherwise return an empty list."""
+        outputs of the first loop. Otherwise return an empty list: there is nothing to
+        remark.
+
+        Args:
+            repeated: outputs at the end of the second loop with all weights 1.
+            changes: changes of the outputs by each removal.
+        """
         changed = float(changes.square().sum((1, 2)).mean().sqrt())
         end = self.flat.vector(self.trace.steps.end)
         gap = float((repeated - self.outputs_at(end)).norm())

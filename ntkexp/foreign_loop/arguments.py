@@ -152,7 +152,7 @@ class ParameterGroups:
             yield from self.of(optimizer).items()
 
 
-def moved_names(
+def updated_names(
     model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> set[str]:
     """Return the names of the parameters that the optimizers update."""

@@ -56,13 +56,14 @@ SURROGATE_GRADIENTS = (
 
 @dataclass
 class LoopBackward:
-    """The sum over the steps of a loop, which begins at the last
-    step and ends at the first."""
+    """Computes the contributions, by adding one step after another, from the last step
+    to the first. `over` adds all steps, and `take` adds one."""
 
     reader: Reader
     calls: CallReaders
     queries: Inputs
-    # recorded forward pass of the queries, after the next step that will be added
+    # recorded forward pass of the queries at the weights before the earliest step so
+    # far, which are the weights after the step that is added next
     later: Tape
     example_rows: Mapping[str, int]  # index of each example
     added: LoopSums  # sums over the steps so far
@@ -325,7 +326,7 @@ class LoopBackward:
             replace(
                 replay,
                 outputs=output.to(replay.outputs),
-                cast_eps=called.cast_eps_of(call.how, exact=step.exact),
+                cast_eps=called.cast_eps_of(call.circumstances, exact=step.exact),
             )
             for replay, output, call in zip(replayed, outputs, step.calls, strict=True)
         ]
@@ -338,14 +339,15 @@ class LoopBackward:
         gradient: Weights,
         proved: GradientFactors,
     ) -> tuple[Weights, Weights]:
-        """Return the part e of the optimizer's gradient that no example caused, and the
-        credit of each gradient element (see `credit_of_examples`).
+        """Divide the gradient p that the optimizer used into a part of the examples and
+        a rest e, p = c k ⊙ g + e. Return e, and k.
 
-        The credit of an element is 0 if its gradient is only a rounding error, else 1.
-        If gradients were clipped by value, the credit is multiplied by the element's
-        clipping factor.
+        g is the gradient of the examples, and c are the factors of proof (a). Each
+        element has a credit k. It is 0 if the gradient of the element is only a
+        rounding error (`credit_of_examples`). Otherwise it is the element's factor of
+        clipping by value, or 1 without clipping.
 
-        e is the effect of casts, or the rounding error of terms that cancel. Rounding
+        e is the effect of casts and of rounding, which no example caused. Rounding
         errors matter because Adam normalizes gradients: an element whose gradient is
         only a rounding error moves as far as any other element."""
         cast = self.is_cast(step)
@@ -459,7 +461,7 @@ class LoopBackward:
 
     def is_cast(self, step: FollowedStep) -> bool:
         """True if a call of the step used lower precision than the trained weights."""
-        return any(self.calls.called.is_cast(call.how) for call in step.calls)
+        return any(self.calls.called.is_cast(call.circumstances) for call in step.calls)
 
 
 class QueryEnds(NamedTuple):
@@ -503,12 +505,12 @@ def credit_of_examples(
     *,
     cast: bool,
 ) -> Weights:
-    """Return the credit of each element: 0 if its gradient is only a rounding error,
-    else 1.
+    """Return the credit of each gradient element: 0 if the element is only a rounding
+    error, because its terms cancel, else 1.
 
-    Only the parameters in `divided` are examined. Their gradient is divided by a
-    denominator in this step, or in a later step that momentum carries it to. Parameters
-    whose elements all have credit 1 are omitted."""
+    Examine only the parameters in `divided`, whose gradient is divided by a denominator
+    in this step, or in a later step through momentum. Omit parameters whose elements
+    all have credit 1."""
     consumed = {name: step.gradient[name] for name in step.with_grad if name in divided}
     if not consumed:
         return {}
@@ -544,7 +546,8 @@ def credit_of_examples(
 
 
 class StepRows:
-    """The gradients that a step multiplies by the adjoint V, as rows in this order:
+    """The gradients whose inner products with the adjoint V a step needs. They are rows
+    of one matrix, in this order:
 
     1. one for each example of the calls,
     2. one for all calls whose batches BatchNorm couples, if there are any,
@@ -568,14 +571,16 @@ class StepRows:
         self.first_position = self.examples + len(batch)
 
     def terms(self, terms: StepTerms, *, coupling_is_rounding: bool) -> LoopTerms:
-        """Split the inner products of V with these rows into contributions and
-        coupling.
+        """Return the contributions of the examples, from the inner products of V with
+        these rows.
 
         If BatchNorm couples a batch, the gradients of its examples may not add up to
-        the gradient of the batch. If each gradient was computed through the whole batch
-        (`coupling_is_rounding`), the gap is a rounding error, and is added to
-        `rounding`. Otherwise the gap is `coupling`: the effect that examples have on
-        one another through the batch mean and variance."""
+        the gradient of the batch. There are two reasons for this gap:
+
+        - If the gradient of each example was computed through the whole batch
+          (`coupling_is_rounding`), it is a rounding error. Add it to `rounding`.
+        - Otherwise it is the effect that examples have on one another through the batch
+          mean and variance. Return it as `coupling`."""
         kernel = terms.kernel[:, :, : self.examples]
         contributions = kernel.squeeze(3).neg()
         gap = torch.zeros_like(terms.rounding)

@@ -1,10 +1,13 @@
 """Per-example gradients of a batch whose examples depend on one another.
 
 BatchNorm couples examples by the mean and variance of the batch. The user's function of
-`trace.losses` may couple them too. The loss of a call is then Σᵢ ℓᵢ(fᵢ(θ; batch)).
+`trace.losses` may couple them too. The outputs fᵢ of example i then depend on all
+examples of the batch, and the loss is Σᵢ ℓᵢ(fᵢ(θ; batch)). ℓ′ᵢ is the recorded gradient
+∂L/∂fᵢ.
 
-With batch_norm="exact", gᵢ is the gradient of the term of example i, through the whole
-batch. This takes one backward pass of the batch for each example:
+With batch_norm="exact", the gradient gᵢ of example i is the gradient of its term of the
+loss, through the whole batch. This takes one backward pass of the batch for each
+example:
 
     gᵢ = ∂/∂θ ⟨ℓ′ᵢ, fᵢ(θ; batch)⟩        Σᵢ gᵢ = gradient of the batch
 
@@ -14,8 +17,8 @@ differs from the gradient of the batch. This difference is reported as `coupling
 
     gᵢ = J(xᵢ)ᵀℓ′ᵢ at constant statistics        coupling: gradient of the batch − Σᵢ gᵢ
 
-In `trace.losses`, f is the vector of losses. If its examples are independent, gᵢ is
-computed from a few rows of the batch."""
+For a call of `trace.losses`, f is the vector of losses, so fᵢ is one number. If the
+losses do not depend on one another, gᵢ is computed from a few rows of the batch."""
 
 from __future__ import annotations
 
@@ -44,8 +47,9 @@ from ntkexp.text import short
 # number of cotangents (vectors that multiply Jᵀ) in one backward pass; more are no
 # faster
 MAX_COTANGENTS = 64
-SPLIT_ROWS = 32  # number of rows in one part of a batch of independent examples
-# eps: largest relative distance of Σᵢ gᵢ from the gradient of the batch
+# A batch of independent examples is split into groups of at most this many rows.
+SPLIT_ROWS = 32
+# largest relative distance of Σᵢ gᵢ from the gradient of the batch, in units of eps
 TERM_SUM_TOLERANCE = 1e3
 
 
@@ -140,10 +144,11 @@ class CoupledOutputs:
 
 @dataclass
 class TermGradients(Sequence[Jacobian]):
-    """The gradients gᵢ of the examples of a call, as a sequence of groups of examples.
+    """The gradients gᵢ of the examples of a call, in groups of consecutive examples.
 
-    A group is computed each time it is read. If all gradients fit into half of
-    `buffer_bytes`, they are stored and computed only once."""
+    Element k is the Jacobian with the gradients of group k. It is computed each time it
+    is read. If the gradients of all examples fit into half of `buffer_bytes`, they are
+    stored and computed only once."""
 
     coupled: CoupledOutputs
     output_gradient: Float[Tensor, "example ..."]  # ℓ′ = ∂L/∂f
@@ -157,8 +162,8 @@ class TermGradients(Sequence[Jacobian]):
         self.group = self.group_of(MAX_COTANGENTS, self.coupled.graph_bytes)
 
     def group_of(self, most: int, graph_bytes: float) -> int:
-        """Return the number of examples in a group, at most `most`, whose backward
-        passes fit into memory. The pass of one example takes `graph_bytes`."""
+        """Return the largest number of examples in a group whose backward passes fit
+        into memory, but at most `most`. The pass of one example takes `graph_bytes`."""
         return int(
             max(1, min(most, self.buffer_bytes / 2 / (self.row_bytes + graph_bytes)))
         )
@@ -192,7 +197,8 @@ class TermGradients(Sequence[Jacobian]):
         return jacobian
 
     def computed(self, index: int) -> Jacobian:
-        """Compute the gradients of one group, with one cotangent for each example."""
+        """Compute the gradients of one group. The cotangent of an example is ℓ′ᵢ in its
+        own row, and 0 in the rows of all other examples."""
         chosen = range(self.examples)[index * self.group : (index + 1) * self.group]
         outputs = self.coupled.outputs
         cotangents = outputs.new_zeros(len(chosen), *outputs.shape)
@@ -292,9 +298,9 @@ class SplitGradients(TermGradients):
 
 
 class FixedStatistics(TorchFunctionMode):
-    """A mode in which batch norms use the constants `given`, a pair (mean, variance)
-    for one layer after another. Without `given`, the mode records the batch statistics
-    instead.
+    """A mode in which BatchNorm layers normalise by given constants. `given` holds a
+    pair (mean, variance) for each layer, in the order of the calls. Without `given`,
+    the mode records the mean and variance of the batch, and changes nothing.
 
     >>> x = torch.tensor([[1.0], [3.0]])
     >>> with FixedStatistics() as recording:
@@ -334,12 +340,13 @@ class FixedStatistics(TorchFunctionMode):
 
 
 CONSTANTS = "statistics of the batch"
-"""The prefix of the names of batch means and variances among the weights (see
-`at_constants`)."""
+"""The prefix of the names under which batch means and variances are passed among the
+weights (see `at_constants`)."""
 
 
 def at_constants(function: Function) -> Function:
-    """Return a function whose weights also include the batch means and variances."""
+    """Return `function` with constant batch statistics. The returned function expects
+    the batch means and variances among its weights, as `constants_of` names them."""
 
     def fixed(weights: Weights, inputs: Inputs) -> Tensor:
         constants = [  # torch refuses a batch norm whose mean requires a gradient
@@ -360,7 +367,8 @@ def at_constants(function: Function) -> Function:
 
 
 def constants_of(function: Function, weights: Weights, inputs: Inputs) -> Weights:
-    """Return the means and variances of a batch by name, in the order of the layers."""
+    """Return the means and variances of a batch in all BatchNorm layers, in the order
+    of the layers, by names that begin with `CONSTANTS`."""
     with torch.no_grad(), plain_kernels(), FixedStatistics() as recording:
         function(weights, inputs)
     values = [value for pair in recording.recorded for value in pair]

@@ -215,10 +215,9 @@ class RunningStatistics:
 # --- The update of the statistics in a replayed call.
 
 
-# eps: relative rounding error of sums in a different order
+# relative rounding error of sums in a different order, in units of eps
 BATCH_STATISTICS_TOLERANCE = 1e3
-# eps of the lower precision: rounding error if torch sums in a different order under
-# casts
+# the same error under casts, in units of the lower precision's eps
 BATCH_CAST_TOLERANCE = 8
 
 

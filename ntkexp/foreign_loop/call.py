@@ -122,8 +122,8 @@ class Autocast:
     than the weights."""
 
     device: str
-    kind: str  # dtype of the products
-    # True if each weight is cast once in the context, instead of at every use
+    kind: str  # name of the lower precision's dtype
+    # True if the context casts each weight only once, instead of at every use
     cached: bool
     # True if autocast encloses the model, False if the model itself enters autocast
     whole: bool = True
@@ -313,7 +313,8 @@ class Circumstances:
 class SeveralOutputs:
     """The outputs of a call, and the gradients that reached their aliases."""
 
-    followed: str  # the name of the followed output, if the call returned it
+    followed: str  # the name of the followed output
+    # by name, for the outputs with a row for each example:
     shapes: dict[str, tuple[int, ...]]
     fingerprints: dict[str, Float[Tensor, "example row"]]
     gradients: dict[str, Float[Tensor, "example number"]] = field(default_factory=dict)
@@ -339,10 +340,10 @@ class ModelCall:
     at: int  # index of the first step after the call
     inputs: Inputs
     given_names: tuple[str, ...] | None = None  # names of the examples from `ids=`
-    how: Circumstances = field(default_factory=Circumstances)
+    circumstances: Circumstances = field(default_factory=Circumstances)
     gradient: Float[Tensor, "example out"] | None = None  # ∂L/∂f, after backward
-    # the outputs that received a gradient, if there are several: the shape of each by
-    # name. f is then their concatenation
+    # if several outputs received a gradient: their shapes by name. f is then the
+    # concatenation of these outputs
     joined: dict[str, tuple[int, ...]] = field(default_factory=dict)
     backward: int = -1  # the id of the latest backward pass that reached the outputs
     # number of backward passes so far, also those whose gradient was dropped
@@ -380,8 +381,8 @@ class ModelCall:
         return rows_of_batch(self.inputs, self.shape[0])
 
     def __copy__(self) -> ModelCall:
-        """Return a shallow copy. `copy.copy` would
-        be the slowest part of `consumed`."""
+        """Return a shallow copy. The generic `copy.copy` is slow, and every step of the
+        training copies its calls."""
         call = object.__new__(ModelCall)
         vars(call).update(vars(self))
         return call
@@ -491,7 +492,7 @@ def facts_of(calls: Sequence[ModelCall]) -> StepFacts:
     error message if proof (a) fails."""
     return StepFacts(
         rows=sum(len(call.names) for call in calls),
-        drew=any(call.how.states for call in calls),
+        drew=any(call.circumstances.states for call in calls),
         differentiated=any(call.is_differentiated for call in calls),
         losses=any(call.losses is not None for call in calls),
         passes=max((call.passes for call in calls), default=0),

@@ -128,7 +128,8 @@ class CallRecorder:
         the loop receives the model's own answer."""
         if self.in_losses or is_transformed():
             return None
-        # for example an outer wrapper of a library
+        # a call that contains a recorded call, such as the call of a library's wrapper
+        # around the model, is not recorded again
         contains_calls = self.under_way.pop() < self.count
         if not self.loop.store.takes_next:
             return None
@@ -147,7 +148,7 @@ class CallRecorder:
         call = ModelCall(
             at=self.loop.store.count,
             inputs=inputs,
-            how=self.circumstances(LayerModes.of(layers)),
+            circumstances=self.circumstances(LayerModes.of(layers)),
             given_names=names_of(inputs, self.ids),
             signed=fingerprint(output),
             shape=tuple(output.shape),
@@ -163,7 +164,7 @@ class CallRecorder:
             call.sums_of_loss = self.log.sums_of_loss(output, call)
         followed = [name for name, tensor in tensors.items() if tensor is output]
         if followed:
-            past_casts = call.how.autocast is not None
+            past_casts = call.circumstances.autocast is not None
             listen(
                 output,
                 partial(self.pending.on_gradient, call, counts),
@@ -212,7 +213,7 @@ class CallRecorder:
             call = ModelCall(
                 at=self.loop.store.count,
                 inputs=inputs,
-                how=self.circumstances(modes),
+                circumstances=self.circumstances(modes),
                 given_names=names_of(inputs, self.ids, len(losses)),
                 signed=fingerprint(losses),
                 shape=tuple(losses.shape),

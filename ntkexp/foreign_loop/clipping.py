@@ -33,29 +33,33 @@ from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 from ntkexp.text import counted
 
-# eps: relative rounding error of a batch gradient that is summed in another order
+# relative rounding error of a batch gradient that is summed in another order, in units
+# of eps
 SUM_EPS = 1e3
 # Perturb weights and inputs by one eps: the gradient changes by δ. Rounding may change
 # the gradient by up to this multiple of δ.
 NOISE_MULTIPLE = 64
-# eps of the lower precision: rounding error if torch sums in another order under casts
+# the same error under casts, in units of the lower precision's eps
 CAST_EPS = 8
-# Two factors or norms count as equal if they differ by at most this many error bounds.
+# Each factor and norm has a bound on its rounding error. Two of them count as equal if
+# they differ by at most this multiple of the bound.
 EQUAL_BOUNDS = 4
 # A factor 2^k/n counts as a scale (a mean of n terms) if n is at most this number.
 MAX_MEAN = 1000
-# The stricter form of EQUAL_BOUNDS for two bounds of clipping by value, and for two
-# norms of gradients with a single nonzero element.
+# This smaller multiple is used for bounds of clipping by value, and for norms of
+# gradients with a single nonzero element. There, no other check would detect a wrong
+# factor.
 RESOLVED_BOUNDS = 0.05
-# A norm or scale is common if at least this fraction of a parameter's steps has it.
+# A norm or scale of several steps is accepted if at least this fraction of a
+# parameter's steps has it. A few steps may have it by chance.
 COMMON_SHARE = 0.1
 WHAT_ADDED = "was a term added to the loss, or a gradient changed by hand?"
 ASK_LOSSES = "let a function return one loss for each example, and call it as trace.losses(function, *batch)"
 # Changes of a factor or bound, in units in the last place. They are tried one after
 # another until the replayed gradient has the same bits as the optimizer's gradient.
 UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
-# The largest n of a mean 2^k/n is chosen so that about this fraction of random factors
-# is close to some 2^k/n.
+# Any factor is close to some 2^k/n if n may be large. So n is limited: about this
+# fraction of random factors may be close to some 2^k/n by chance.
 RARE_SHARE = 0.01
 ASK_ADDED = (
     f"{WHAT_ADDED} For a penalty on weights, use weight_decay of the optimizer. For a "
@@ -82,7 +86,8 @@ ASK_DRAWS = (
 
 @dataclass(frozen=True)
 class StepFacts:
-    """Facts about the calls of a step, for an error message."""
+    """Facts about the calls of a step, from which an error message guesses why proof
+    (a) failed."""
 
     rows: int  # number of examples
     drew: bool  # True if a call drew random numbers
@@ -103,7 +108,7 @@ class FactorFit:
     missed: float
     failing: tuple[str, ...] = ()  # parameters that no factor explains, the worst first
     # rounding error of the replayed g, if measured
-    moved: Weights = field(default_factory=dict)
+    noise: Weights = field(default_factory=dict)
 
     @property
     def explains(self) -> bool:
@@ -133,10 +138,10 @@ def fit_factors(
     )
     if missed <= bound:
         return FactorFit(dict.fromkeys(consumed, factor), missed)
-    moved = noise()
+    measured_noise = noise()
     # 1.0 is for a gradient that consists only of rounding errors
     for near in (near_power_of_two(factor, missed), 1.0):
-        if cancels(found, consumed, near, bound, moved):
+        if cancels(found, consumed, near, bound, measured_noise):
             return FactorFit(dict.fromkeys(consumed, near), missed)
     each = {
         name: factor_between(found[name].flatten(), consumed[name].flatten())
@@ -146,7 +151,7 @@ def fit_factors(
     failing = tuple(name for name in from_worst if not each[name][1] <= bound)
     factors = {name: factor for name, (factor, _) in each.items()}
     worst = failing[0] if failing else from_worst[0]
-    return FactorFit(factors, each[worst][1], failing, moved)
+    return FactorFit(factors, each[worst][1], failing, measured_noise)
 
 
 def unexplained(fit: FactorFit, step: int, facts: StepFacts) -> Mistake:
@@ -278,7 +283,8 @@ def bound_of(consumed: Weights, tolerance: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Multiplied:
-    """The parameters of one step whose gradients were multiplied by the same factor."""
+    """A group of parameters whose gradients were multiplied by the same factor in one
+    step."""
 
     step: int
     names: tuple[str, ...]
@@ -307,11 +313,12 @@ class Multiplied:
         return frexp(self.factor)[0]
 
     def may_be_clipped(self, other: Multiplied) -> bool:
-        """True if this step and another may have been clipped to the same norm.
+        """True if clipping may explain that this group and `other`, of another step,
+        have nearly equal norms.
 
-        If the gradient has a single nonzero element, the norms are compared more
-        strictly. Clipping by norm then makes c(‖g‖ + 1e-6) equal in both steps, and
-        clipping by value makes c‖g‖ equal."""
+        If the gradient has a single nonzero element, compare more strictly: clipping by
+        norm makes c(‖g‖ + 1e-6) equal in both steps, and clipping by value makes c‖g‖
+        equal."""
         if not self.single:
             return self.factor > 0
         by_value = abs(self.norm - other.norm)
@@ -323,7 +330,7 @@ class Multiplied:
         )
 
     def only(self, names: Iterable[str]) -> Multiplied:
-        """Return the same entry for the parameters `names` alone."""
+        """Return the part of this group with the parameters `names`."""
         chosen = frozenset(names)
         indices = [index for index, name in enumerate(self.names) if name in chosen]
         squares = array("d", (self.squares[index] for index in indices))
@@ -363,9 +370,17 @@ class Factors:
         """Return the factor of each parameter in a step.
         Store all factors that are not scales.
 
-        For a gradient with a single nonzero element, a factor always exists. Such a
-        parameter joins a group of other parameters if the factor of this group explains
-        its gradient, too."""
+        If only one element of a gradient is nonzero, there is always a factor, so it
+        proves nothing. But the parameter may have been clipped together with others.
+        So it gets the factor of other parameters, if this factor explains its gradient.
+
+        Args:
+            step: index of the step.
+            factors: fitted factor of each parameter.
+            found: replayed gradient of the recorded examples.
+            consumed: gradient that the optimizer used.
+            bound: bound on the relative rounding error of a gradient.
+        """
         # if all parameters share one factor and it is a scale, there is nothing to
         # store
         first = next(iter(factors.values()), 1.0)
@@ -407,7 +422,8 @@ class Factors:
         # store all factors except scales; `refuse_unexplained` compares them between
         # steps
         for group in groups:
-            factor, single = chosen[group[0]], sum(numbers[name] for name in group) < 2
+            factor = chosen[group[0]]
+            single = sum(numbers[name] for name in group) < 2
             if not is_scale(factor, bound, 1 if single else MAX_MEAN):
                 squares = array(
                     "d", read_numbers([consumed[name].square().sum() for name in group])
@@ -438,48 +454,21 @@ class Factors:
         known = {
             frozenset(each.names): each.norm for each in ordered if each in clipped
         }
-        left = [
+        unexplained_groups = [
             each
             for each in left
             if not is_sum(each, known)
             and not self.is_clipped_by_value(each)
-            and not (
-                0 < each.factor < 1
-                and any(
-                    nearly_equal(each.mantissa, m, EQUAL_BOUNDS * each.bound)
-                    for m in scales
-                )
-            )
+            and not has_scale(each, scales)
         ]
 
-        # An unexplained factor below 1 is accepted as clipping if it is the only one of
-        # its parameters in the loop: the optimizer's gradient has the direction of the
-        # examples' gradient.
-        times = Counter(name for each in left for name in each.names)
-        for each in sorted(left, key=lambda each: each.step):
+        # An unexplained factor below 1 is accepted as clipping if its parameters have
+        # only this one in the loop: there is no other step to compare it with.
+        times = Counter(name for each in unexplained_groups for name in each.names)
+        for each in sorted(unexplained_groups, key=lambda each: each.step):
             once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
             if each.single or not once:
-                more = (
-                    f" and {counted(len(each.names) - 1, 'parameter')} more"
-                    if each.names[1:]
-                    else ""
-                )
-                what = (
-                    (
-                        "a single number, and no group of parameters that was clipped "
-                        "with it has this factor"
-                    )
-                    if each.single
-                    else (
-                        "which is neither a scale nor clipping to the norm of another "
-                        "step"
-                    )
-                )
-                raise Mistake(
-                    f"step {each.step}: the optimizer's gradient is not the gradient of "
-                    f"the recorded examples: in '{each.names[0]}'{more} it is "
-                    f"{each.factor:.4g} times that gradient, {what}; {WHAT_ADDED}"
-                )
+                raise wrong_factor(each)
 
     def is_clipped_by_value(self, each: Multiplied) -> bool:
         """True if a single element was clipped to the value of another step."""
@@ -490,9 +479,9 @@ class Factors:
         """Raise if a step reduced one element only, to a value that no other step has.
 
         Clipping by value is recognised if several elements equal the bound, or if
-        several steps have the same bound. A single smaller element may have any other
-        cause. The only exception is a loop with one such step. It is accepted, because
-        no other element of that gradient exceeds the bound."""
+        several steps have the same bound. If a single element was reduced, anything
+        else may have reduced it. But if only one step of the loop was clipped, there
+        is no bound to compare with, and the step is accepted."""
         for one in self.clipped_values:
             others = [other for other in self.clipped_values if other is not one]
             if (
@@ -508,22 +497,50 @@ class Factors:
                 )
 
 
+def wrong_factor(group: Multiplied) -> Mistake:
+    """Return the error for a factor that is neither a scale nor caused by clipping."""
+    more = ""
+    if len(group.names) > 1:
+        more = f" and {counted(len(group.names) - 1, 'parameter')} more"
+    reason = "which is neither a scale nor clipping to the norm of another step"
+    if group.single:
+        reason = (
+            "a single number, and no group of parameters that was clipped with it has "
+            "this factor"
+        )
+    return Mistake(
+        f"step {group.step}: the optimizer's gradient is not the gradient of the "
+        f"recorded examples: in '{group.names[0]}'{more} it is {group.factor:.4g} "
+        f"times that gradient, {reason}; {WHAT_ADDED}"
+    )
+
+
+def has_scale(group: Multiplied, scales: Iterable[float]) -> bool:
+    """True if the factor is below 1, and equal to one of `scales` up to a power of
+    two."""
+    if not 0 < group.factor < 1:
+        return False
+    tolerance = EQUAL_BOUNDS * group.bound
+    return any(nearly_equal(group.mantissa, scale, tolerance) for scale in scales)
+
+
 def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
     """Yield the entries whose factor occurs in several steps, up to a power of two.
 
     For gradients with a single nonzero element, the factor
     must occur in almost all steps."""
-    for single, fair in ((False, COMMON_SHARE), (True, 1 - COMMON_SHARE)):
+    for single, min_share in ((False, COMMON_SHARE), (True, 1 - COMMON_SHARE)):
         ordered = sorted(
             (each for each in several if each.single == single),
             key=lambda each: each.mantissa,
         )
-        mantissas = [each.mantissa for each in ordered]
-        for each, ends in zip(
+        ranges = shared(
             ordered,
-            shared(ordered, mantissas, lambda each: EQUAL_BOUNDS * each.bound, fair),
-            strict=True,
-        ):
+            [each.mantissa for each in ordered],
+            lambda each: EQUAL_BOUNDS * each.bound,
+            min_share,
+        )
+        for each, ends in zip(ordered, ranges, strict=True):
             if any(other.step != each.step for other in ends) and 0 < each.factor < 1:
                 yield each
 
@@ -532,30 +549,29 @@ def shared(
     ordered: Sequence[Multiplied],
     values: Sequence[float],
     tolerance: Callable[[Multiplied], float],
-    fair: float = COMMON_SHARE,
+    min_share: float = COMMON_SHARE,
 ) -> Iterator[tuple[Multiplied, ...]]:
-    """For each entry, yield the first and the last entry whose value is equal to its
-    value within the tolerance.
+    """For each entry, find the other entries with the same value up to the tolerance.
 
-    Yield () for values in fewer than the fraction `fair` of the parameter's steps,
-    because a few values are nearly equal by chance.
+    Entries are sorted by value, so these entries are consecutive. Yield the first and
+    the last of them. If fewer than the fraction `min_share` of a parameter's entries
+    have this value, yield (), because a few values are nearly equal by chance.
 
     Args:
         ordered: entries, sorted by value.
         values: the value of each entry.
         tolerance: function that returns the tolerance of an entry's value.
-        fair: smallest fraction of a parameter's steps.
+        min_share: smallest fraction of a parameter's entries.
     """
     times = Counter(name for each in ordered for name in each.names)
     for each, value in zip(ordered, values, strict=True):
-        first, last = (
-            bisect_left(values, value - tolerance(each)),
-            bisect_right(values, value + tolerance(each)),
-        )
-        enough = last - first >= max(
-            2.0, fair * min(times[name] for name in each.names)
-        )
-        yield (ordered[first], ordered[last - 1]) if enough else ()
+        first = bisect_left(values, value - tolerance(each))
+        stop = bisect_right(values, value + tolerance(each))
+        entries = min(times[name] for name in each.names)
+        if stop - first >= max(2.0, min_share * entries):
+            yield ordered[first], ordered[stop - 1]
+        else:
+            yield ()
 
 
 def clusters(factors: Mapping[str, float], tolerance: float) -> list[list[str]]:
@@ -602,13 +618,16 @@ def is_scale(factor: float, bound: float, most: int = MAX_MEAN) -> bool:
     """
     if factor <= 0:
         return factor == 0
-    parts = range(
-        1, int(min(most, max(1.0, RARE_SHARE / bound))) + 1 if factor < 1 else 2, 2
-    )
-    return any(
-        2 * part - 1 <= bound or 1 - part <= bound
-        for part in (frexp(factor * n)[0] for n in parts)
-    )
+    largest = 1
+    if factor < 1:
+        largest = int(min(most, max(1.0, RARE_SHARE / bound)))
+    # an even n is an odd n with another k, so try odd n only
+    for n in range(1, largest + 1, 2):
+        # c n = mantissa · 2^k is a power of two if its mantissa is 1/2, or nearly 1
+        mantissa, _ = frexp(factor * n)
+        if 2 * mantissa - 1 <= bound or 1 - mantissa <= bound:
+            return True
+    return False
 
 
 def moved_by_units(factor: float, units: int, kind: torch.dtype) -> float:

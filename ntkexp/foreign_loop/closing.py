@@ -8,8 +8,9 @@ of the outputs.
     + Σ_s ‖J̄_s Δθ_s − Δf_s‖                   error of the secant of each step, proof (c)
     + 64 eps Σ|parts|                         rounding of the parts, at most 1 % of the change
 
-J̄_s is the secant Jacobian of step s at the queries. The parts are the terms on the
-left side. If the check fails, it raises an error.
+J̄_s is the secant Jacobian of step s at the queries, and ±1 is a tensor of random signs.
+The parts are the terms on the left side of the equation. If the check fails, it raises
+an error.
 
 The check also reports the cancellation of the contributions c, Σ|c| / |Σc|, and the
 parameter that causes most of it. Contributions that cancel strongly still add up in
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 # safety factor for the effect of rounded weights, which is measured in one random
 # direction
 WEIGHT_ROUNDING_FACTOR = 4
-PART_EPS = 64  # eps: rounding error of the parts, relative to Σ|parts|
+# rounding error of the parts, relative to Σ|parts|, in units of eps
+PART_EPS = 64
 # upper limit of the rounding error of the parts, relative to the change
 MAX_PART_SHARE = 0.01
 # for Σ|parts| / |Σ parts| above this, the check names the responsible parameter
@@ -114,7 +116,9 @@ class ClosingSums:
     unclosed: Float[Tensor, ""]  # errors of the secants, Σ_s ‖J̄Δθ − Δf‖
     noise: Float[Tensor, ""]  # effects of rounded weights, Σ_s ‖J̄ (eps θ ⊙ ±1)‖
     signs: Weights = field(default_factory=dict)  # ±1, drawn once for each parameter
-    heaviest: float = 0.0  # largest Σ|parts| among the steps whose parts cancel
+    # largest Σ|parts| of a step whose parts cancel, and the parameter that contributes
+    # most to it
+    heaviest: float = 0.0
     parameter: str = ""
 
     @classmethod
@@ -164,8 +168,8 @@ class ClosingSums:
         return rounded
 
     def cancels_most(self, parts: Float[Tensor, "query out row"]) -> bool:
-        """Return True if the parts of a step cancel, and their Σ|parts| is the largest
-        so far. Then also store this Σ|parts|."""
+        """Return True if the parts of a step cancel strongly, and their Σ|parts| is the
+        largest of all such steps so far. In this case, store it as `heaviest`."""
         mass, net = torch.stack([parts.abs().sum(), parts.sum(2).abs().sum()]).tolist()
         if mass <= max(MIN_CANCELLATION * net, self.heaviest):
             return False
@@ -211,9 +215,11 @@ class ClosingSums:
         """Compare the total of all parts with the change of the outputs."""
         change = (end - start).to(total.dtype)
         eps = torch.finfo(end.dtype).eps
-        moved = float(change.norm())
+        change_norm = float(change.norm())
         outputs = FLOOR_EPS * eps * float(start.norm() + end.norm())
-        parts = min(PART_EPS * eps * float(self.mass.norm()), MAX_PART_SHARE * moved)
+        parts = min(
+            PART_EPS * eps * float(self.mass.norm()), MAX_PART_SHARE * change_norm
+        )
         net = float(contributions.sum(2).abs().sum())
         return Closing(
             missed=float((total - change).norm()),
@@ -221,7 +227,7 @@ class ClosingSums:
             + WEIGHT_ROUNDING_FACTOR * float(self.noise)
             + float(self.unclosed)
             + parts,
-            change=moved,
+            change=change_norm,
             cancellation=total_magnitude(contributions) / net if net else 1.0,
             parameter=self.parameter,
         )
@@ -247,10 +253,12 @@ def total_magnitude(numbers: Tensor) -> float:
 #
 #     f_T − f_0 = Σ contributions + decay + rounding       f in the precision of the trained weights
 #
-# In each step, `rounding` is the effect of the difference between two gradients: the
-# one that the optimizer used, and the one of the examples without casts, for the same
-# ∂L/∂f. No example caused it. The loop computes its outputs under casts. Their distance
-# from f is reported separately.
+# The optimizer used a gradient that was computed under casts. The contributions use the
+# gradient without casts, for the same ∂L/∂f. `rounding` is the effect of the difference
+# of the two gradients on the outputs. No example caused it.
+#
+# The loop computes its outputs under casts, too. Their distance from f is reported
+# separately, as the attribute `away`.
 
 
 def casts_sentence(found: xr.Dataset) -> str:
@@ -258,24 +266,20 @@ def casts_sentence(found: xr.Dataset) -> str:
     or an empty string if there were none."""
     if "away" not in found.attrs:
         return ""
-    moved = float(((found["change"]) ** 2).sum() ** 0.5)
-    named = {"frozen": "frozen weights in {}", "autocast": "autocast to {}"}
-    causes = [
-        said.format(found.attrs[name])
-        for name, said in named.items()
-        if name in found.attrs
-    ]
-    ours, theirs = (
-        float((found["rounding"] ** 2).sum() ** 0.5),
-        float(found.attrs["away"]),
-    )
-    shares = [short(each / moved) if moved else short(each) for each in (ours, theirs)]
+    causes = []
+    if "frozen" in found.attrs:
+        causes.append(f"frozen weights in {found.attrs['frozen']}")
+    if "autocast" in found.attrs:
+        causes.append(f"autocast to {found.attrs['autocast']}")
+    change = float(((found["change"]) ** 2).sum() ** 0.5) or 1.0
+    by_gradients = float((found["rounding"] ** 2).sum() ** 0.5) / change
+    of_outputs = float(found.attrs["away"]) / change
     return (
         f"{' and '.join(causes)} changed gradients by up to "
         f"{short(float(found['casts_error'].max()))} of their size, and thereby the "
-        f"outputs by {shares[0]} of what training changed, which no example caused; "
-        f"outputs are computed without casts, which moves them by {shares[1]} of what "
-        "training changed"
+        f"outputs by {short(by_gradients)} of what training changed, which no example "
+        "caused; outputs are computed without casts, which moves them by "
+        f"{short(of_outputs)} of what training changed"
     )
 
 

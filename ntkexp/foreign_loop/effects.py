@@ -54,8 +54,8 @@ SWEEP_SAVE_SECONDS = 60.0
 
 @dataclass(kw_only=True)
 class FollowedSweep:
-    """The backward sweeps over a loop, and their saved state in the folder
-    of its trace."""
+    """A backward sweep over a loop that can be interrupted. Its state is saved in the
+    folder of the trace."""
 
     training: FollowedTraining
     sweep: ChunkedSweep
@@ -63,8 +63,8 @@ class FollowedSweep:
     progress: AbstractProgress = field(default_factory=Silent)
 
     def effects(self) -> Float[Tensor, "query out example"]:
-        """Run the remaining steps, save the state from time to
-        time, and return the effects."""
+        """Return the effects. Continue from the saved state if there is one, and save
+        the state from time to time."""
         if self.files is not None and self.files.whole(self.files.sweep):
             state = self.files.read(self.files.sweep)
             if state["of"] == self.of:
@@ -88,8 +88,8 @@ class FollowedSweep:
 
     @cached_property
     def of(self) -> Mapping[str, object]:
-        """Data that identify the sweep. A saved state is continued only by a
-        sweep with the same data."""
+        """What a saved state belongs to: the settings of the sweep, and a digest of the
+        final weights and losses. Another sweep does not continue the state."""
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
         asked = [
@@ -162,11 +162,12 @@ def sweep_over(
 
 # --- Effects by sweeps, or by retraining without each example if retraining is cheaper.
 #
-# Leave-out effects assume that the loss is a mean over examples. In both cases, the
-# user's `loss=` is therefore compared with every call of the loop. Proof (b), the
-# optimizer's rule, is checked at every step of the retrainings. Proof (a), the sum of
-# the examples' gradients, is checked for the followed training, which is repeated
-# first.
+# Leave-out effects assume that the loss is a mean over examples. Both ways therefore
+# compare the user's `loss=` with every call of the loop.
+#
+# Each retraining is followed, too. Proof (b), the optimizer's rule, is checked at every
+# step of it. Proof (a), the sum of the examples' gradients, is checked only in the first
+# retraining, which repeats the followed loop with all examples.
 
 
 LOG = logging.getLogger("ntkexp.follow")

@@ -1,10 +1,9 @@
 """Detect whether rows with equal inputs come from different examples.
 
-By default, examples are named by digests of their inputs. Rows with equal inputs have
-the same digest, so they count as one example, and its contribution is the sum over all
-of its rows. After shuffling, a loop that draws one example twice cannot be
-distinguished from a loop with two examples of equal inputs. Four signs of several
-examples are reported:
+By default, examples are named by digests of their inputs. Rows with equal inputs then
+count as one example, and its contribution is the sum over all of its rows. This is
+wrong if the rows come from different examples. The recorded rows do not always show
+which case it is. A report therefore lists four signs of different examples:
 
     equal rows in one call, different ∂L/∂f     several examples with different labels or weights
     equal rows in one call, the same ∂L/∂f      several examples, or one that was drawn twice
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
 # name of the attribute that holds the sentence on repeated inputs
 EQUAL_INPUTS = "equal_inputs"
-# Under casts, ∂L/∂f of rows with equal inputs may differ by this fraction of the
-# largest |∂L/∂f| (8 eps of bfloat16).
+# Casts may round ∂L/∂f of two equal rows differently. Their difference is at most this
+# fraction of the largest |∂L/∂f| (8 eps of bfloat16).
 ROUNDED_SHARE = 0.06
 # "Nearly all" examples means at least this fraction. The fourth sign is reported only
 # if nearly all examples are used about equally often, and the third only if nearly all
@@ -43,7 +42,7 @@ FEWEST_EXAMPLES = 10
 
 @dataclass
 class RepeatedInputs:
-    """The digests that show one of the four signs (see above)."""
+    """The digests of inputs that show one of the four signs (see above)."""
 
     # number of uses of every digest
     used: Counter[str] = field(default_factory=Counter)
@@ -51,7 +50,7 @@ class RepeatedInputs:
     together: set[str] = field(default_factory=set)
     # digests that occur repeatedly in one call, with different ∂L/∂f
     differing: set[str] = field(default_factory=set)
-    # the first label that ∂L/∂f shows
+    # for each digest, the first label that ∂L/∂f = κ(p − 1ₖ) shows
     classes: dict[str, int] = field(default_factory=dict)
     # digests whose ∂L/∂f showed two or more different class labels
     other_classes: set[str] = field(default_factory=set)
@@ -71,7 +70,9 @@ class RepeatedInputs:
         rows_of = defaultdict[str, list[int]](list)
         for row, name in enumerate(call.names):
             rows_of[name].append(row)
-        is_random = bool(call.how.states)  # dropout gives equal rows different ∂L/∂f
+        is_random = bool(
+            call.circumstances.states
+        )  # dropout gives equal rows different ∂L/∂f
         for name, rows in rows_of.items():
             if len(rows) == 1:
                 continue
@@ -161,7 +162,7 @@ def classes_of(call: ModelCall) -> list[int]:
 
 
 def are_different(gradient: Tensor, rows: list[int]) -> bool:
-    """Return True if some of these rows of ∂L/∂f differ by more than rounding."""
+    """Return True if these rows of ∂L/∂f are not all equal up to rounding."""
     values = gradient[rows]
     spread = float((values - values[0]).abs().max())
     return spread > ROUNDED_SHARE * float(gradient.abs().max())

@@ -45,7 +45,8 @@ class CallReaders:
     # if given, also compute the gradients by position
     positions: Positions | None = None
     readers: dict[tuple[LayerModes, Output], Reader] = field(default_factory=dict)
-    # ids of functions of `trace.losses` whose examples depend on one another
+    # ids of the functions of `trace.losses` in which the loss of an example depends on
+    # other examples
     coupling: set[int] = field(default_factory=set)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
@@ -80,7 +81,9 @@ class CallReaders:
         if key not in self.readers:
             self.readers[key] = Reader(function, self.trained, programs=ProgramCache())
         reader = replace(
-            self.readers[key], function=function, repeats_random=bool(call.how.states)
+            self.readers[key],
+            function=function,
+            repeats_random=bool(call.circumstances.states),
         )
         if reader.is_unfaithful:
             # surrogate gradients need the graph of autograd, which a recorded program
@@ -140,7 +143,11 @@ class CallReaders:
 
         Return None if examples depend on one another, or if random numbers are drawn
         for the whole batch."""
-        if call.losses is None or call.how.states or id(call.losses) in self.coupling:
+        if (
+            call.losses is None
+            or call.circumstances.states
+            or id(call.losses) in self.coupling
+        ):
             return None
         assert call.gradient is not None
 
@@ -166,7 +173,7 @@ class CallReaders:
 def reader_key(call: ModelCall) -> tuple[LayerModes, Output]:
     """Return the key under which readers are shared: the layer modes, and the names of
     the outputs if several are joined."""
-    return call.how.modes, tuple(call.joined)
+    return call.circumstances.modes, tuple(call.joined)
 
 
 def replayed_call(

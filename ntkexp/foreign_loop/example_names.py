@@ -1,6 +1,7 @@
 """Names of the examples of a call, by the option `ids` of `follow`.
 
-no `ids`          digests of the examples' content: `digests`; `equal_inputs` finds ambiguous ones
+no `ids`          a digest of each example's inputs: `digests`. Examples with equal inputs have equal
+                  names; `equal_inputs` reports them
 ids=function      names that the user's function of the model call returns: `names_of`
 ids=keyword       the model's keyword argument of this name: `names_of`
 ids="dataset"     indices in the Dataset that a DataLoader reads: `RecordedLoading`
@@ -49,8 +50,8 @@ class SeenCall:
 
 
 Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
-"""The option `ids=`: a function that returns the names of a call's examples, or the
-name of the model's keyword argument that contains them. """
+"""The option `ids=`: a function that returns the names of a call's examples, the name of
+the model's keyword argument that contains them, or "dataset"."""
 
 
 def digests(inputs: Inputs) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ def names_of(
     """Return the names that `ids` gives to the `count` examples of a call,
     or None without `ids`.
 
-    By default, `count` is the length of all tensors.
+    By default, `count` is the length of the input tensors along their first axis.
 
     >>> import torch
     >>> names_of({"x": torch.ones(2, 3), "row": torch.tensor([4, 7])}, "row")
@@ -131,25 +132,24 @@ DATASET = "dataset"  # value of `ids=`: name examples by their index in the data
 RECENT_BATCHES = 256
 
 REQUESTED = "_ntkexp_requested"
-"""The attribute of a DataLoader's iterator that holds the requested indices whose
-batches are not loaded yet."""
+"""The name of an attribute that is added to a DataLoader's iterator. It holds the
+indices of the batches that the iterator has requested and not loaded yet."""
 
 Indices: TypeAlias = tuple[int, ...]
-"""The indices of the rows of a call."""
+"""Indices of examples in a Dataset, one for each row of a batch or call."""
 
 
 @dataclass(frozen=True)
 class RecordedBatch:
-    """A loaded batch: its indices, and the digests of the rows of each
-    of its tensors."""
+    """A loaded batch: its indices in the Dataset, and a digest of each row."""
 
     dataset: object
     indices: Indices
-    columns: tuple[tuple[str, ...], ...]
+    columns: tuple[tuple[str, ...], ...]  # for each tensor, the digests of its rows
 
     def places(self, rows: tuple[str, ...]) -> set[Indices]:
-        """Return the indices of all sequences of consecutive rows
-        that have these digests."""
+        """Find the digests `rows` as consecutive rows of a tensor in this batch. Return
+        the indices of these rows, for every such place."""
         matches = set[Indices]()
         for column in self.columns:
             for start in range(len(self.indices) - len(rows) + 1):
@@ -166,15 +166,16 @@ class RecordedLoading:
     batches: deque[RecordedBatch] = field(
         default_factory=lambda: deque(maxlen=RECENT_BATCHES)
     )
-    # reason why no batch is recorded
+    # for the error message: why the latest batch was not recorded
     reason: str = "no DataLoader was read while the loop was followed"
 
     def names(self, call: SeenCall) -> list[str]:
         """Return the indices of the rows of a call.
         Raise if they are unknown or ambiguous.
 
-        All tensors of the call must lead to the same indices. A tensor whose rows are
-        all equal is ignored if another tensor gives the indices."""
+        Search for the rows in the latest batches. All tensors of the call must lead to
+        the same indices. Ignore a tensor whose rows are all equal, such as a mask, if
+        another tensor has different rows."""
         leaves = tree_leaves((call.args, dict(call.kwargs)))
         columns = [
             digests(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()
@@ -250,8 +251,9 @@ def are_indices(value: object) -> bool:
 def recorded_loading() -> Iterator[RecordedLoading]:
     """Patch the iterators of DataLoaders, so that loaded batches are recorded.
 
-    Batches may be loaded in this process, or
-    requested in advance from worker processes."""
+    A DataLoader without workers loads each batch when it is requested. One with workers
+    requests several batches in advance, so the requested indices wait in a queue, the
+    attribute `REQUESTED`, until their batch arrives."""
     recorded = RecordedLoading()
     kind = loading._BaseDataLoaderIter
     next_index: Callable[..., Any] = kind._next_index
@@ -262,7 +264,8 @@ def recorded_loading() -> Iterator[RecordedLoading]:
         indices = next_index(iterator)
         if not iterator._num_workers:
             vars(iterator)[REQUESTED] = deque([indices])
-        # else requests were sent before recording began
+        # with workers: if the attribute is missing, earlier requests were not recorded,
+        # so the indices of the next batch are unknown
         elif REQUESTED in vars(iterator):
             vars(iterator)[REQUESTED].append(indices)
         return indices

@@ -3,7 +3,8 @@ if a replay returns the outputs of the loop.
 
     σ_im = Σ_k r_k f_imk        r_k ~ N(0, 1), fixed
 
-i is the example, k runs over the last axis of the outputs, and m over all axes between.
+i is the example, k is the index on the last axis of the outputs, and m is the index on
+all axes between the first and the last.
 
 A model may depend on objects that are not tensors: a number in a dict, a class
 attribute, a global variable, a hook, a replaced `forward`. If such an object changes,
@@ -30,9 +31,9 @@ from ntkexp.model.functional import as_rows
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
-# eps: relative rounding error of outputs if torch computes them in another order
+# relative rounding error of outputs if torch sums in another order, in units of eps
 OUTPUT_TOLERANCE = 1e3
-# eps of the lower precision: relative rounding error of outputs under casts
+# the same error under casts, in units of the lower precision's eps
 CAST_TOLERANCE = 8
 # Rounding may change outputs by this multiple of the change that noise of one eps in
 # weights and inputs causes.
@@ -91,8 +92,8 @@ def fingerprint_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
 def with_noise(
     generator: torch.Generator, size: float | None, tensor: Tensor
 ) -> Tensor:
-    """Add relative noise: multiply each element by 1 + `size` · N(0, 1). By default,
-    `size` is the dtype's eps.
+    """Add relative noise: multiply each element by 1 + `size` · N(0, 1). If `size` is
+    None, it is the dtype's eps.
 
     Return integer tensors unchanged.
     """
@@ -118,12 +119,13 @@ class Replayed:
     joined: Sequence[tuple[int, ...]] = ()
 
     def other(self, signed: Float[Tensor, "example row"]) -> float:
-        """Return the relative distance between these outputs and the fingerprint of the
-        loop's outputs, or 0 if the distance is a rounding error.
+        """Return the relative distance between the fingerprint of these outputs and
+        `signed`, the fingerprint of the loop's outputs. Return 0 if rounding explains
+        the distance.
 
         The bound on rounding errors is relative to the norm of the outputs. If terms of
-        the outputs cancel, the bound is larger: a multiple of the change that noise in
-        weights and inputs causes."""
+        the outputs cancel, rounding errors can be larger. The bound is then a multiple
+        of the change that noise in weights and inputs causes."""
         norms = [self.outputs.norm()]
         ours = self.fingerprint_like(signed)
         if ours is not None:

@@ -23,12 +23,12 @@ from ntkexp.foreign_loop.arguments import (
     FollowOptions,
     checked_queries,
     measured_queries,
-    moved_names,
     refuse_other_objects,
     refuse_without_rules,
     runs_as_it_is,
     unwrapped_model,
     unwrapped_optimizers,
+    updated_names,
 )
 from ntkexp.foreign_loop.batch_norm import BatchNormMode
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
@@ -178,13 +178,13 @@ def follow(
     # replays run on a copy of the model, which is also evaluated at the queries
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
-    moved = moved_names(inner, optimizers)
+    updated = updated_names(inner, optimizers)
     module = copy_module(inner).eval()
     if by is not None:
-        components_of(by, sorted(moved))  # raises if a pattern names no parameter
+        components_of(by, sorted(updated))  # raises if a pattern names no parameter
 
     with quiet_log(quiet), memory_kept(module.parameters()):
-        loop = FollowedLoop(model, inner, module, optimizers, known, moved)
+        loop = FollowedLoop(model, inner, module, optimizers, known, updated)
         inputs, sizes = gathered_queries(queries)
         inputs = checked_queries(inputs, module, options.output)
         called = CalledModule(module, options.output)
@@ -202,7 +202,7 @@ def follow(
         same_kernels = is_alone and not store.count and runs_as_it_is(model)
         called = replace(called, same_kernels=same_kernels)
         if setup.altered is None:
-            refuse_without_rules(called, moved, inputs)
+            refuse_without_rules(called, updated, inputs)
         release_memory(module.parameters())
         with recorded_loading() if ids == DATASET else nullcontext() as loading:
             if loading is not None:

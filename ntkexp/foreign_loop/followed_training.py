@@ -1,7 +1,9 @@
 """A followed loop as a differentiable training, for leave-out effects.
 
-For every step, this file provides the batches, losses and updates, Adam's moments, and
-the norm to which gradients were clipped."""
+A leave-out effect is computed by differentiating through all later steps. For every
+step, `FollowedTraining` provides what this needs: the batches with their losses, the
+linear step of each parameter, Adam's moments, and the norm to which gradients were
+clipped."""
 
 from __future__ import annotations
 
@@ -61,9 +63,9 @@ ADAM_PARTS = ("mean", "latest", "largest")
 class AdamStates:
     """Adam's moments after every step."""
 
-    rows: NDArray[Any]  # [step, part, weight], the parts in the order of ADAM_PARTS
+    rows: NDArray[Any]  # [step, part, weight], the parts as listed in ADAM_PARTS
     # after each step: the number of steps that each parameter has taken
-    moved: list[dict[str, int]]
+    step_counts: list[dict[str, int]]
     flat: FlatWeights
     device: torch.device
 
@@ -76,7 +78,7 @@ class AdamStates:
             return None
         second = float(settings["betas"][1])
         amsgrad = bool(settings["amsgrad"])
-        times = self.moved[step.index][name]
+        times = self.step_counts[step.index][name]
         now = self.row(step.index, weight_slice)
         before = self.row(step.index - 1 if times > 1 else -1, weight_slice)
         return Denominator(
@@ -105,13 +107,14 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
     memory: dict[str, Tensor] = {}
     times: dict[str, int] = dict.fromkeys(flat.shapes, 0)
     rows: NDArray[Any] | None = None
-    moved = []
+    step_counts = []
     for step, _ in steps.forwards():
         for name in step.with_grad:
             times[name] += 1
             if "betas" in step.settings[name]:
-                # If the linear step has no momentum although β₁ > 0, the loop created a
-                # new optimizer here. Drop the moments of the earlier one.
+                # If this step carries no momentum over from the previous step although
+                # β₁ > 0, the loop has created a new optimizer here. Drop the moments of
+                # the earlier one.
                 if (
                     step.settings[name]["betas"][0]
                     and not step.linear[name].momentum_decay
@@ -119,7 +122,7 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
                     times[name] = 1
                     memory.pop(name, None)
                 memory[name] = after(step, name, memory.get(name))
-        moved.append(dict(times))
+        step_counts.append(dict(times))
         if memory and rows is None:
             rows = empty_rows(len(steps), flat, next(iter(memory.values())))
         if rows is not None:
@@ -127,7 +130,7 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
                 rows[step.index, :, flat.slices[name]] = part.cpu().numpy()
     if rows is None:
         return None
-    return AdamStates(rows, moved, flat, next(iter(steps.end.values())).device)
+    return AdamStates(rows, step_counts, flat, next(iter(steps.end.values())).device)
 
 
 def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
@@ -158,17 +161,20 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
         return np.memmap(file, dtype, "w+", shape=(steps, len(ADAM_PARTS), flat.size))
 
 
-# --- The mean that a loop computes. Let mᵢ be the count of example i in the mean: 1,
-# its class weight, or its number of tokens. The trace does not contain these counts. It
-# shows only the loss factor κ of each call, with ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ.
+# --- Is the loss of a call a mean over its examples?
 #
-# Without example i, a mean divides by Σm − mᵢ instead of Σm. The loss is known to be
-# such a mean only if κ Σm is the same at every call, up to the scale of a GradScaler.
-# Unless `loss=` returns m, all examples of a call must have the same count: 1, or the
-# number of outputs or targets of each.
+# Let mᵢ be the count of example i in the mean: 1, its class weight, or its number of
+# tokens. Without example i, a mean divides by Σm − mᵢ instead of Σm, so leave-out effects
+# need the counts. The trace does not contain them. It shows only the loss factor κ of
+# each call, with ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ. In a mean, κ = 1/Σm.
+#
+# The loss is accepted as a mean if κ Σm is the same at every call, up to the scale of a
+# GradScaler. If `loss=` does not return m, three kinds of count are tried: each example
+# counts 1 ("examples"), its number of outputs ("numbers"), or its number of targets
+# ("targets").
 
 
-# `is_plain` accepts a mean that is an integer, or its inverse, up to this number
+# `is_plain` accepts κ Σm if it is an integer, or the inverse of one, up to this number
 MAX_WHOLE_NUMBER = 1000
 COUNTS = (
     "let loss= also return the weight of each example in the loop's mean: 'return "
@@ -181,11 +187,12 @@ COUNTS = (
 def consumed_share(
     share: CallShare, after: TakenBatch, before: TakenBatch
 ) -> CallShare:
-    """Multiply the κ of a share by the scale that the gradient received before the
-    optimizer used it, for example 1/scale of a GradScaler.
+    """Return a call's share with the κ of the gradient that the optimizer used. This
+    gradient may have another scale than the recorded one, for example because a
+    GradScaler divides by its scale before the step.
 
     If all examples of the call have weight 0, κ is 0. `after` and `before` are the
-    batch with and without this scale."""
+    batch with and without the change of scale."""
     scale = (
         after.unweighted_shares[0] / before.unweighted_shares[0]
         if before.unweighted_shares[0]
@@ -196,10 +203,11 @@ def consumed_share(
 
 @dataclass
 class MeanCheck:
-    """The products κ Σm that all calls so far agree on, by the kind of count m
-    ("examples", "counts", …). See the comment above."""
+    """Checks call after call if the loss is a mean over the examples of a call. See the
+    comment above."""
 
-    first: tuple[int, CallShare] | None = None
+    first: tuple[int, CallShare] | None = None  # step and share of the first call
+    # κ Σm by kind of count m, for the kinds with the same κ Σm at all calls so far
     means: dict[str, float] = field(default_factory=dict)
 
     def check(self, step: int, shares: Sequence[CallShare]) -> None:
@@ -216,8 +224,8 @@ class MeanCheck:
                 self.compare(step, share, agreed)
 
     def agreed(self, step: int, share: CallShare) -> dict[str, float]:
-        """Return κ Σm of a call by kind of count, for the kinds in which it
-        agrees with earlier calls."""
+        """Return κ Σm of a call for each kind of count m for which it is the same as in
+        earlier calls."""
         assert self.first is not None
         means = means_of(share)
         tolerance = share.tolerance + self.first[1].tolerance
@@ -236,8 +244,8 @@ class MeanCheck:
         return agreed
 
     def compare(self, step: int, share: CallShare, agreed: dict[str, float]) -> None:
-        """Raise if the loss of a call is not a mean over its examples,
-        unless the user gave the counts."""
+        """Raise if no kind of count explains the loss of a call, and the user gave no
+        counts. Otherwise store the kinds that explain all calls so far."""
         assert self.first is not None
         if share.counts is None and share.targets is not None and isnan(share.targets):
             raise Mistake(
@@ -251,8 +259,8 @@ class MeanCheck:
         }
         if share.counts is None and not known:
             raise Mistake(
-                f"step {step}: the loss is not the mean over the examples of a call "
-                f"that it was at step {self.first[0]}; {COUNTS}"
+                f"step {step}: the loss is another mean over the examples of a call "
+                f"than at step {self.first[0]}; {COUNTS}"
             )
         if share.counts is None and not any(
             is_plain(mean, 2 * share.tolerance) for mean in known.values()
@@ -266,8 +274,10 @@ class MeanCheck:
 
 
 def means_of(share: CallShare) -> dict[str, float]:
-    """Return κ Σm of a call, for each kind of count m. κ is
-    the loss factor of the call."""
+    """Return κ Σm of a call for each kind of count m (see the comment above).
+
+    If the user gave counts, the kinds are these counts ("counts") and m = 1. Otherwise
+    they are m = 1, the number of outputs, and the number of targets."""
     means = {"examples": share.factor * share.examples}
     if share.counts is not None:
         return means | {"counts": share.factor * float(share.counts.sum())}
@@ -307,10 +317,11 @@ def same_scale(one: float, other: float, tolerance: float) -> bool:
 
 
 def is_plain(mean: float, tolerance: float) -> bool:
-    """True if a mean is an integer or the inverse of an integer, times a power of two.
+    """True if `mean` = κ Σm is an integer or the inverse of an integer, times a power
+    of two.
 
-    The integer can be a number of calls or outputs, and the power of two can be the
-    scale of a GradScaler.
+    In a mean over the examples of one call, κ Σm = 1. The integer allows a sum or mean
+    over several calls or outputs, and the power of two the scale of a GradScaler.
 
     >>> is_plain(1 / 12, 1e-9), is_plain(-5.0, 1e-9), is_plain(24 / 37.1, 1e-9)
     (True, True, False)
@@ -331,10 +342,10 @@ def is_plain(mean: float, tolerance: float) -> bool:
 # several processes trained together, g is the mean of their gradients.
 
 
-# eps: relative rounding error of a gradient that is summed in another order
+# relative rounding error of a gradient that is summed in another order, in units of eps
 SUM_ORDER_EPS = 1e4
-# if c is within this relative distance of a power of two, measure whether terms of g
-# cancel
+# If terms of g cancel, rounding may move c away from a power of two. This is measured if
+# c is within this relative distance of one.
 NEAR_POWER = 0.01
 # relative tolerance for comparing the clipping norms of two steps, in float32
 SAME_NORM = 1e-3
@@ -342,8 +353,8 @@ SAME_NORM = 1e-3
 
 @dataclass(kw_only=True)
 class FollowedTraining(AbstractTrajectory):
-    """The steps of a followed loop. Reading them from the last
-    to the first is cheapest."""
+    """The steps of a followed loop as a differentiable training. Read them from the
+    last to the first: any other order replays steps again."""
 
     steps: AbstractSteps
     called: CalledModule
@@ -351,23 +362,23 @@ class FollowedTraining(AbstractTrajectory):
     names: dict[str, int]  # index of each example
     # weights of the examples in this loop
     weighing: Weighing = field(default_factory=Weighing)
+    # the replay that is under way, from the last step to the first
     back: Iterator[tuple[FollowedStep, Weights]] = field(
         default_factory=lambda: iter(())
     )
-    next: int = -1  # index of the next step of `back`
+    next: int = -1  # index of the step that `back` yields next
     # clipping norm of the steps so far, None if none was clipped
     norm: float | None = None
     mean_check: MeanCheck = field(default_factory=MeanCheck)
 
     def __post_init__(self) -> None:
-        if unknown := next(
-            (each for each in self.steps.known if not each.rule.has_effects), None
-        ):
-            raise Mistake(
-                f"effects of a loop with {unknown.kind.__name__} are not known, because "
-                "they need the derivative of its denominator; train with SGD, Adam or "
-                "AdamW, or leave effects out"
-            )
+        for optimizer in self.steps.known:
+            if not optimizer.rule.has_effects:
+                raise Mistake(
+                    f"effects of a loop with {optimizer.kind.__name__} are not known, "
+                    "because they need the derivative of its denominator; train with "
+                    "SGD, Adam or AdamW, or leave effects out"
+                )
 
     @property
     def length(self) -> int:
@@ -418,7 +429,8 @@ class FollowedTraining(AbstractTrajectory):
     def batch(
         self, step: FollowedStep, call: ModelCall
     ) -> tuple[TakenBatch, CallShare]:
-        """Return the examples of a call, and the factor κ of its loss."""
+        """Return the examples of a call with their losses, and the factor κ between
+        these losses and the loss of the loop."""
         if call.weights is not None:
             raise Mistake(
                 f"step {step.index}: it used gradients at weights that the loop had "
@@ -431,9 +443,9 @@ class FollowedTraining(AbstractTrajectory):
                 f"weights of step {call.at}, which effects cannot include; zero "
                 "gradients at every step"
             )
-        if self.called.is_cast(call.how):
+        if self.called.is_cast(call.circumstances):
             how = "under autocast"
-            if call.how.autocast is None:
+            if call.circumstances.autocast is None:
                 how = "with frozen weights in half precision"
             raise Mistake(
                 f"step {step.index}: it was taken {how}, and the rounding has no "
@@ -488,12 +500,11 @@ class FollowedTraining(AbstractTrajectory):
         )
 
     def clipped(self, followed: FollowedStep, step: TrainedStep) -> TrainedStep:
-        """Return the step with the scale of its loss, or with its clipping norm. Choose
-        the one that explains the gradient that the optimizer used.
+        """Return `step` with the factor c between its replayed gradient and the
+        gradient that the optimizer used.
 
-        The optimizer used c times the replayed gradient. If c is a power of two, it is
-        the scale of the loss, and the batches are multiplied by it. Otherwise, the
-        gradient was clipped by norm."""
+        If c is a power of two, it is the scale of the loss, so multiply the batches by
+        it. Otherwise, the gradient was clipped by norm, so set the clipping norm."""
         if not step.batches:
             return step
         with_grad = self.with_grad(followed)

@@ -1,9 +1,10 @@
 """The breakdown of a removal: run a followed loop again without some examples, and
 divide the change of the outputs among all examples.
 
-The first training is the followed one, which is read from its folder. The second
-training is followed and proved too. Its steps are stored until the breakdown is
-complete. Its call of `follow` provides the model and the loss for both trainings."""
+The first training is the followed loop, which is read from its folder. The second
+training runs the loop again without the examples. It is followed and proved too, and
+its steps are stored until the breakdown is complete. The model and the loss come from
+the second call of `follow`, because the folder of the first does not store them."""
 
 from __future__ import annotations
 

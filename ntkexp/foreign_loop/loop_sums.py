@@ -65,14 +65,15 @@ class LoopTerms(NamedTuple):
 
 @dataclass(frozen=True)
 class StepSummands:
-    """The terms of one step with their places in the sums,
-    and the proofs of the step."""
+    """The terms of one step, the indices at which they are added to the sums, and the
+    errors of the step's proofs."""
 
     index: int  # position of the step in `by_step`
     rows: Int[Tensor, " row"]  # index of the example of each row of the step's calls
     terms: LoopTerms
     statistics: Float[Tensor, "query out"]  # change by BatchNorm's running statistics
-    jumps: Float[Tensor, "query out"]  # change by discrete choices
+    # change that no secant explains, because a discrete choice (an argmax) changed
+    jumps: Float[Tensor, "query out"]
     proofs: StepProofs
     by_component: Sequence[LoopTerms] = ()  # terms of each component
 
@@ -155,8 +156,8 @@ class TermTotals:
 
 @dataclass
 class LoopSums:
-    """The sums over the steps so far, beginning with the last step,
-    and the proofs of each step."""
+    """All sums over the steps so far, and the errors of each step's proofs. The last
+    step of the loop is added first."""
 
     totals: TermTotals
     statistics: Float[Tensor, "query out"]  # effect of BatchNorm's running statistics
@@ -196,7 +197,7 @@ class LoopSums:
         """Return all sums by name.
 
         Args:
-            cast: include the errors of casts.
+            cast: True if the loop used casts; then include the sums of their errors.
             batch_norm: mode of BatchNorm, or None if no running statistics are updated.
             some_steps: True if not all steps of the loop were followed.
         """

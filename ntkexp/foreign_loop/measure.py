@@ -208,8 +208,10 @@ class MeasuredQueries:
             reader.checks.refuse_dependence(tape)
 
     def recorded(self, outputs: Tensor, queries: Inputs) -> tuple[Reader, Tape]:
-        """Record the measure g alone. To give it a weight, multiply the outputs by a
-        scalar weight of value 1."""
+        """Record the measure g alone, without the model.
+
+        Only functions of weights can be recorded. So record g(w · outputs) with the
+        scalar weight w = 1."""
 
         def scaled_measure(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)

@@ -1,13 +1,16 @@
-"""The followed model as a function of its weights: in evaluation mode for the queries,
-and for each call under the recorded circumstances.
+"""The followed model as a function of its weights, for two uses:
 
-These functions compute without casts, in the precision of the trained weights, because
-casts would round in steps and secants could not explain the change. Frozen weights of
-lower precision, as in a base model with adapters, are converted to the precision of the
-trained weights. Calls under casts are also replayed with casts, by autograd
-(`CalledModule.gradient`).
+    at the queries      in evaluation mode, followed by the user's measure if there is one
+    at a recorded call  under the circumstances of the call: layer modes, random states (so that
+                        dropout draws the same masks), running statistics, allowed kernels
 
-For a call, the random states are restored, so that dropout draws the same masks.
+Both functions compute without casts, in the precision of the trained weights. Casts
+round to few digits, so the outputs change in jumps, which no secant explains. Frozen
+weights of lower precision, as in a base model with adapters, are converted to the
+precision of the trained weights.
+
+Only the replayed gradient of a call, which proof (a) compares with the gradient that
+the optimizer used, is computed under the casts of the loop (`CalledModule.gradient`).
 """
 
 from __future__ import annotations
@@ -71,11 +74,12 @@ class CalledModule:
     # True if replays presumably use the same kernels (torch's implementations of
     # operations) as the loop
     same_kernels: bool = False
+    # copies of the module in other layer modes, and with half-precision tensors
+    # converted to a dtype (see `twin`)
     twins: dict[tuple[LayerModes, torch.dtype | None], nn.Module] = field(
         default_factory=dict
     )
-    # half-precision tensors of the module after conversion to a longer dtype, by id and
-    # dtype
+    # the converted tensors, by the id of the half-precision tensor and the dtype
     long: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
     measured: MeasuredQueries | None = None  # the measure of the outputs at the queries
 
@@ -100,13 +104,14 @@ class CalledModule:
     def without_casts(
         self, modes: LayerModes, output: Output, *, cast: bool, any_mode: bool = True
     ) -> Function:
-        """Return the module in these modes as a function,
-        in the precision of its trained weights.
+        """Return the module with its layers in `modes` as a function, computed in the
+        precision of its trained weights.
 
         Args:
             modes: modes of the layers.
             output: name or index of the output.
-            cast: True if the loop calls the module under autocast.
+            cast: True if the loop calls the module under autocast. Operations that cast
+                tensors are then ignored.
             any_mode: allow layers that are random or couple the examples of a batch.
         """
         if self.short is None:
@@ -130,15 +135,17 @@ class CalledModule:
         return in_long_numbers
 
     def at(self, call: ModelCall) -> Function:
-        """Return the module as a function that repeats a call: with its circumstances,
-        and with the running statistics from before it. For a call of `trace.losses`,
-        the function returns the losses."""
+        """Return the module as a function of weights and inputs that repeats a recorded
+        call: under the circumstances of the call, and with the running statistics from
+        before it. For a call of `trace.losses`, the function returns the losses."""
         if call.losses is not None:
             return self.losses_at(call, call.losses)
         before: Weights = {} if call.statistics is None else call.statistics[0]
         output = call.output(self.output)
         function = self.without_casts(
-            call.how.modes, output, cast=call.how.autocast is not None
+            call.circumstances.modes,
+            output,
+            cast=call.circumstances.autocast is not None,
         )
 
         def called(weights: Weights, inputs: Inputs) -> Tensor:
@@ -147,7 +154,7 @@ class CalledModule:
                 for name, value in before.items()
                 if name not in weights
             }
-            with beginning_at(call.how.states):
+            with beginning_at(call.circumstances.states):
                 return function({**weights, **statistics}, inputs)
 
         return called
@@ -155,23 +162,25 @@ class CalledModule:
     def losses_at(self, call: ModelCall, losses: LossFunction) -> Function:
         """Return the losses of a call of `trace.losses` as a function
         of weights and batch."""
-        twin = self.twin(call.how.modes)
+        twin = self.twin(call.circumstances.modes)
         function = losses_function(twin, losses)
 
         def called(weights: Weights, batch: Inputs) -> Tensor:
-            call.how.modes.give(twin)  # the user's function may change them
-            with beginning_at(call.how.states):
+            call.circumstances.modes.give(twin)  # the user's function may change them
+            with beginning_at(call.circumstances.states):
                 return function(weights, batch)
 
         return called
 
     def couples(self, call: ModelCall) -> bool:
-        """Return True if the loss of an example may depend on other examples of its
-        call: in a call of `trace.losses`, or if
-        BatchNorm normalised by the batch statistics."""
+        """Return True if the loss of an example may depend on other examples of the
+        batch. This is possible in a call of `trace.losses`, and in a call in which
+        BatchNorm normalised by the batch mean and variance."""
         if call.losses is not None:
             return True
-        return call.statistics is not None and couples(self.twin(call.how.modes))
+        return call.statistics is not None and couples(
+            self.twin(call.circumstances.modes)
+        )
 
     def prove_measure(self, reader: Reader, tape: Tape) -> list[str] | list[int]:
         """Return the names of the measure's values. Raise if the value of a query
@@ -200,26 +209,30 @@ class CalledModule:
         or None if there are none."""
         return shortest(self.module)
 
-    def is_cast(self, how: Circumstances) -> bool:
+    def is_cast(self, circumstances: Circumstances) -> bool:
         """Return True if a call uses lower precision than the trained weights."""
-        return how.autocast is not None or self.short is not None
+        return circumstances.autocast is not None or self.short is not None
 
-    def cast_eps_of(self, how: Circumstances, *, exact: bool = True) -> float:
-        """Return the eps with which a replayed call under casts may differ from the
+    def cast_eps_of(self, circumstances: Circumstances, *, exact: bool = True) -> float:
+        """Return the relative rounding error by which a replayed call may differ from the
         loop's call.
 
-        If the replay has the same weights and kernels as the loop, the result has the
-        same bits, and eps is 0. Otherwise values may be rounded differently, and eps is
-        that of the lower precision."""
+        Without casts to a lower precision, and if the replay has the same weights
+        (`exact`) and the same kernels as the loop, it must have the same bits, and the
+        error is 0. Otherwise it is the eps of the lower precision."""
         if self.same_kernels and exact:
             return 0.0
-        kinds = [None if how.autocast is None else how.autocast.dtype, self.short]
+        kinds = [
+            None if circumstances.autocast is None else circumstances.autocast.dtype,
+            self.short,
+        ]
         return max((torch.finfo(kind).eps for kind in kinds if kind), default=0.0)
 
     def cast_eps(self, calls: Sequence[ModelCall], *, exact: bool = True) -> float:
         """Return the largest `cast_eps_of` of these calls."""
         return max(
-            (self.cast_eps_of(call.how, exact=exact) for call in calls), default=0.0
+            (self.cast_eps_of(call.circumstances, exact=exact) for call in calls),
+            default=0.0,
         )
 
     def under(self, casts: Autocast | None) -> Function:
@@ -299,32 +312,33 @@ class CalledModule:
         another rounding error, which Adam may turn into a step of the opposite sign."""
         outputs = list[Tensor]()
         gradients = list[Tensor]()
-        with ExitStack() as circumstances:
-            circumstances.enter_context(torch.enable_grad())
+        with ExitStack() as contexts:
+            contexts.enter_context(torch.enable_grad())
             for call in calls:
                 assert call.gradient is not None
-                twin = self.twin(call.how.modes)
+                twin = self.twin(call.circumstances.modes)
                 args, kwargs = arguments(call.inputs)
-                circumstances.enter_context(without_kernels(call.how.forbidden))
+                contexts.enter_context(without_kernels(call.circumstances.forbidden))
                 running = beginning_with(
-                    twin, call.statistics, call.at, self.cast_eps_of(call.how)
+                    twin, call.statistics, call.at, self.cast_eps_of(call.circumstances)
                 )
-                circumstances.enter_context(running)
-                with call.how.again():
+                contexts.enter_context(running)
+                with call.circumstances.again():
                     if call.losses is None:
                         output = choose_output(
                             twin(*args, **kwargs), call.output(self.output)
                         )
                     else:
-                        call.how.modes.give(twin)
+                        call.circumstances.modes.give(twin)
                         output = call.losses(twin, *fresh(args))
                 if on_outputs is not None:
                     on_outputs(output.detach())
                 outputs.append(output)
                 gradients.append(call.gradient.reshape(output.shape).to(output.dtype))
-            # The function of `trace.losses` may also compute with leaves outside of the
-            # module, which must get no gradient. So name the leaves for its calls, and
-            # only for them: checkpoints with use_reentrant=True do not allow names.
+            # The function of `trace.losses` may also use parameters outside of the
+            # module, which must get no gradient. So restrict `backward` to the
+            # parameters of the module. Do not restrict it for other calls, because
+            # checkpoints with use_reentrant=True do not allow `inputs`.
             leaves: list[nn.Parameter] | None = None
             if any(call.losses is not None for call in calls):
                 leaves = [
@@ -339,7 +353,7 @@ class CalledModule:
 
         Return an empty dict under casts, which round in large steps, and for functions
         with hidden randomness."""
-        if any(self.is_cast(call.how) for call in calls):
+        if any(self.is_cast(call.circumstances) for call in calls):
             return {}
         noisy = partial(with_noise, stream("rounding", len(calls)), None)
         noisy_calls = list[ModelCall]()
@@ -453,7 +467,7 @@ def passes(calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Iterator[lis
                 and call.backward >= 0
                 and call.statistics is None
                 and begun[index] is begun[indices[-1]]
-                and call.how.forbidden == last.how.forbidden
+                and call.circumstances.forbidden == last.circumstances.forbidden
             )
             if not is_joined:
                 yield indices

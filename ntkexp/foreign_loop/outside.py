@@ -63,13 +63,13 @@ class FrozenTensors:
     def refuse_writes(
         self,
         step: int,
-        moved: Container[str],
+        updated: Container[str],
         layers: Mapping[str, nn.Module] | None = None,
     ) -> None:
         """Raise if a tensor that no optimizer updates has changed, or if a parameter
         was replaced by another tensor.
 
-        `moved` names the tensors that optimizers and calls update. `layers` are the
+        `updated` names the tensors that optimizers and calls update. `layers` are the
         present layers of the model (`named_layers`). A frozen tensor may be replaced by
         a tensor with equal values.
 
@@ -86,7 +86,7 @@ that does, too
         """
         now = tensors_of(named_layers(self.model) if layers is None else layers)
         for name, (tensor, _) in self.checked.items():
-            if name not in now or (name in moved and now[name] is not tensor):
+            if name not in now or (name in updated and now[name] is not tensor):
                 refuse_other_weights(step, name, tensor, now.get(name))
                 raise Mistake(
                     f"step {step}: '{name}' is no longer the tensor that it was when "
@@ -95,7 +95,7 @@ that does, too
                 )
         for name, tensor in now.items():
             known, writes = self.checked.get(name, (None, 0))
-            if name in moved or (known is tensor and writes == tensor._version):
+            if name in updated or (known is tensor and writes == tensor._version):
                 continue
             if known is None or not torch.equal(
                 tensor.detach(), named_tensors(self.copy)[name]
@@ -107,10 +107,11 @@ that does, too
             self.checked[name] = (tensor, tensor._version)
 
     def differences(self, weights: Weights) -> Iterator[str]:
-        """Yield the names of the tensors and attributes that the end of the loop has
-        changed.
+        """Yield the names of the tensors and attributes that differ at the end of the
+        loop.
 
-        Compare all tensors with `weights`, or else with the copy of the model. Also
+        Compare each tensor with its value in `weights`, the weights after the last
+        step. Compare tensors that are not in `weights` with the copy of the model. Also
         compare the numbers and strings that are attributes of modules or of their
         classes.
 
@@ -218,11 +219,11 @@ class LatestWeights:
     writes: dict[str, int] = field(default_factory=dict)
     # buffers to reuse, because allocation is slow
     spare: Weights = field(default_factory=dict)
-    # by parameter: the largest change by rounding if the loop moves the weight and then
-    # moves it back
+    # Some loops change a weight and then undo the change, as SAM does, which may leave
+    # a rounding error. This function returns its bound for the parameter of that name.
     rounding_of_swaps: Callable[[str], Tensor | None] = lambda _: None
-    # names of the unfollowed optimizers that move parameters, by parameter
-    strangers: dict[str, str] = field(default_factory=dict)
+    # parameters that an optimizer without `follow` has updated, with its class's name
+    unfollowed: dict[str, str] = field(default_factory=dict)
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
         """Copy the present values of some weights into this object."""
@@ -240,7 +241,7 @@ class LatestWeights:
         torch._foreach_copy_(copies, values)  # one call for all weights
 
     def release(self, before: Weights) -> None:
-        """Reuse the memory of the older weight copies in `before`."""
+        """Keep the memory of older copies, `before`, for the next copies."""
         self.spare |= {
             name: weight
             for name, weight in before.items()
@@ -288,10 +289,10 @@ class LatestWeights:
 
     def refuse_change(self, step: int, name: str) -> None:
         """Raise the error for a weight that has changed between steps."""
-        if name in self.strangers:
+        if name in self.unfollowed:
             raise Mistake(
                 f"step {step}: '{name}' was updated by another optimizer "
-                f"({self.strangers[name]}), which is not followed; create it before the "
+                f"({self.unfollowed[name]}), which is not followed; create it before the "
                 "loop, and follow both: follow(model, [first, second]), or end follow "
                 "before this stage, and begin again with its optimizer"
             )

@@ -2,8 +2,11 @@
 
 A hook on the outputs f of a call receives ∂L/∂f of each example. This gradient includes
 the mean over the batch, gradient accumulation and the loss scale, so the loss function
-itself need not be known. `zero_grad` and new `grad` tensors
-discard earlier gradients."""
+itself need not be known.
+
+A call is pending from its backward pass until a step has used its gradient. If the loop
+discards the gradient before, by `zero_grad` or by new `grad` tensors, the call is
+dropped."""
 
 from __future__ import annotations
 
@@ -45,10 +48,10 @@ class PendingCalls:
         self.consumed_calls = []
         self.consumed_tensors = []
 
-    def consume(self, moved: Iterable[Tensor]) -> tuple[ModelCall, ...]:
+    def consume(self, parameters: Iterable[Tensor]) -> tuple[ModelCall, ...]:
         """Return the calls whose gradients a step has used.
-        `moved` are its parameters."""
-        weights = list(moved)
+        `parameters` are those that the step updated."""
+        weights = list(parameters)
         if len(self.loop.optimizers) == 1:
             self.drop_replaced(weights)
         self.consumed_calls = [call for call in self.calls if call.has_gradient]
@@ -67,7 +70,7 @@ class PendingCalls:
 
         In a loop that runs again, return the gradient times the weights of the
         examples. Otherwise return None, which leaves the gradient unchanged."""
-        # f is one part of a split tensor, and the loss uses only the other parts
+        # None: f is one part of a split tensor, and the loss uses only other parts
         if gradient is None:
             return None
         backward = self.begin_backward(call)
@@ -145,13 +148,13 @@ class PendingCalls:
             if call.has_gradient or call.backward < 0 or call is latest
         ]
 
-    def drop_replaced(self, moved: Iterable[Tensor]) -> None:
+    def drop_replaced(self, parameters: Iterable[Tensor]) -> None:
         """Drop the calls that the previous step used,
         if all of its `grad` tensors were replaced.
 
         Autograd adds to existing `grad` tensors in place, so they contain earlier
         gradients. New tensors (`p.grad = …`) do not contain them."""
-        now = [weight.grad for weight in moved if weight.grad is not None]
+        now = [weight.grad for weight in parameters if weight.grad is not None]
         consumed = {
             id(tensor()) for tensor in self.consumed_tensors if tensor() is not None
         }

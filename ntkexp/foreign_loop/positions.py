@@ -41,10 +41,10 @@ SOFTMAX_SUM_EPS = 64  # eps
 MAX_SOFTMAX_SUM = 0.01  # upper limit of this error, for dtypes with a large eps
 
 
-# --- The axis of positions in the outputs is found by two signs,
-# which must not disagree:
+# --- Which axis of the outputs counts positions, and which counts classes? Two signs
+# show it. They must not disagree:
 #
-# - For a softmax loss, Σ_c ∂L/∂f_tc = 0, so ∂L/∂f sums to zero over the axis of classes.
+# - For a softmax loss, ∂L/∂f sums to zero over the classes c: Σ_c ∂L/∂f_tc = 0.
 # - The axis of positions is as long as the input texts.
 
 
@@ -162,8 +162,8 @@ def by_loss(call: ModelCall) -> int | None:
 
 
 def by_inputs(call: ModelCall) -> int | None:
-    """Return the axis whose length is that of the input texts [example, position], or
-    None if both axes or neither have this length."""
+    """Return the axis of the outputs that is as long as axis 1 of the input tokens
+    [example, position]. Return None if both axes or neither have this length."""
     lengths = {
         tensor.shape[1]
         for tensor in tensors(call.inputs)
@@ -231,7 +231,8 @@ class LoopPositions:
         Raise if they do not fit into memory."""
         outputs = prod(parts.shape[:2])
         examples = parts.shape[2]
-        # the sum and the terms of one step
+        # `parts` has a number for each example and position, and the terms of one step
+        # have a number for each row
         numbers = outputs * (examples * positions.longest + positions.rows)
         budget.require(
             numbers * parts.element_size(),

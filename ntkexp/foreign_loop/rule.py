@@ -253,8 +253,9 @@ class Signatures:
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Float[Tensor, " part"]]:
         """Return the signature of every tensor, in host memory.
 
-        The last element is the projection of the elements that remain after 16 equal
-        parts.
+        It has an element for each of the 16 equal parts. If the tensor's size is not a
+        multiple of 16, the last element is the projection of the remaining elements,
+        else it is 0.
 
         >>> Signatures().of({"w": torch.ones(3)})["w"].shape
         torch.Size([4])
@@ -361,7 +362,8 @@ def in_doubles(signatures: Sequence[Tensor]) -> list[Numbers]:
 # exactly, so it finds any change that no step made.
 
 
-STEP_EPS = 64  # eps: rounding error of the operations of a step and of short sums
+# rounding error of the operations of a step and of short sums, in units of eps
+STEP_EPS = 64
 LONG_SUM_DIVISOR = 4  # the rounding error of a long sum is √length/4 eps
 
 

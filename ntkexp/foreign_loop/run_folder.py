@@ -1,9 +1,10 @@
 """Write the attribution of a trace as a run folder. `ntkexp report` and all other
 readers of runs can then read it. The queries are the split `query` of the run.
 
-metrics.csv    a row for each step with its proofs: factor and error of the gradient (a), error of
-               the update rule (b), error of the secant (c)
-results.csv    the kernel machine `secant`: the distance of f_0 + Σ contributions + decay from f_T
+metrics.csv    a row for each step with the errors of its proofs: the gradient (a), with its factor
+               c, the update rule (b), and the secant (c)
+results.csv    one row, for the kernel machine `secant`: the distance between f_0 + Σ contributions +
+               decay and f_T
 """
 
 from __future__ import annotations

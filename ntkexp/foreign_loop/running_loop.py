@@ -30,7 +30,8 @@ from ntkexp.shapes import Weights
 
 LOG = logging.getLogger("ntkexp.follow")
 
-SWAP_EPS = 32  # eps: rounding error of weights that the loop moved away and back
+# rounding error of weights that the loop moved away and back, in units of eps
+SWAP_EPS = 32
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,13 @@ class FollowedLoop:
     module: nn.Module  # a copy of `inner` in evaluation mode
     optimizers: Sequence[torch.optim.Optimizer]
     known: Sequence[KnownOptimizer]  # the rules of the optimizers, in their order
-    moved: set[str]  # names of the optimizers' parameters
+    updated: set[str]  # names of the parameters that the optimizers update
 
     @property
     def still(self) -> dict[str, Tensor]:
         """The parameters and buffers that no optimizer updates."""
         state = self.inner.state_dict()
-        return {name: part for name, part in state.items() if name not in self.moved}
+        return {name: part for name, part in state.items() if name not in self.updated}
 
 
 @dataclass
@@ -59,9 +60,9 @@ class RunningLoop:
     followed: FollowedLoop
     store: AbstractStore
     latest: LatestWeights = field(default_factory=LatestWeights)
-    # weights that the loop moved before a call, as SAM does
-    moved: Weights = field(default_factory=dict)
-    moved_at: int = -1  # index of the first step after that call
+    # weights that the loop moved before a call, to move them back after it, as SAM does
+    swapped: Weights = field(default_factory=dict)
+    swapped_at: int = -1  # index of the first step after that call
 
     def __post_init__(self) -> None:
         self.model = self.followed.model
@@ -98,17 +99,20 @@ class RunningLoop:
         if not changed:
             return None
         for name in changed:
-            if name in self.latest.strangers:
+            if name in self.latest.unfollowed:
                 self.latest.refuse_change(step, name)
-        if self.moved_at == step and changed.keys() == self.moved.keys():
+        if self.swapped_at == step and changed.keys() == self.swapped.keys():
             pairs = [
-                (weight.detach(), self.moved[name]) for name, weight in changed.items()
+                (weight.detach(), self.swapped[name])
+                for name, weight in changed.items()
             ]
             if all(same_bits(pairs)):
-                return self.moved
-        self.moved = {name: weight.detach().clone() for name, weight in changed.items()}
-        self.moved_at = step
-        return self.moved
+                return self.swapped
+        self.swapped = {
+            name: weight.detach().clone() for name, weight in changed.items()
+        }
+        self.swapped_at = step
+        return self.swapped
 
     def rounding_of_swaps(self, name: str) -> Tensor | None:
         """Return the largest rounding error, for each element, of a weight that the
@@ -118,8 +122,8 @@ class RunningLoop:
         Schedule-free optimizers move them to an average."""
         weight_before = self.latest.weights[name]
         eps = torch.finfo(weight_before.dtype).eps
-        if self.moved_at == self.store.count:
-            size = weight_before.abs() + self.moved.get(name, weight_before).abs()
+        if self.swapped_at == self.store.count:
+            size = weight_before.abs() + self.swapped.get(name, weight_before).abs()
             return size * (SWAP_EPS * eps)
         for optimizer in self.optimizers:
             weight = self.parameters.of(optimizer).get(name)

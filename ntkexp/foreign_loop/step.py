@@ -46,8 +46,8 @@ class FollowedStep:
     # change its settings
     settings_before: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exact: bool = True  # False if `start` was replayed, so that its rounding may differ
-    # True if autograd computed `gradient` from calls through BatchNorm, and its
-    # signatures are those of the loop's gradient
+    # True if BatchNorm coupled the calls, and `gradient` was replayed with the signatures
+    # of the loop's gradient. Proof (a) then need not replay it again.
     repeats_gradient: bool = False
 
     def joined(self, other: FollowedStep) -> FollowedStep:
@@ -131,8 +131,8 @@ class AbstractSteps(ABC):
         """The autocast context of the first call that had one."""
         for step, _ in self.forwards():
             for call in step.calls:
-                if call.how.autocast is not None:
-                    return call.how.autocast
+                if call.circumstances.autocast is not None:
+                    return call.circumstances.autocast
         return None
 
     def statistics(self, index: int) -> Weights:
@@ -244,11 +244,12 @@ class AbstractStore(ABC):
 def step_index(
     step: FollowedStep, moved: frozenset[str], count: int
 ) -> tuple[int, frozenset[str]]:
-    """Return the index of an optimizer's step, and the set of all parameters that steps
-    with this index have moved so far.
+    """Return the index of an optimizer's step, and all parameters that were moved at
+    this index so far.
 
     If several optimizers use the gradients of the same backward pass, their steps have
-    the same index.
+    the same index. They must move different parameters. So a new index begins as soon
+    as an optimizer moves a parameter again.
 
     Args:
         step: step of one optimizer.

@@ -309,7 +309,7 @@ class StepRecorder:
             for weight in group["params"]:
                 if weight.grad is not None and id(weight) in self.loop.parameters.names:
                     name = self.loop.parameters.names[id(weight)]
-                    self.loop.latest.strangers[name] = type(optimizer).__name__
+                    self.loop.latest.unfollowed[name] = type(optimizer).__name__
 
     def on_passed_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Count a step without storing it. If the next step is stored, store the

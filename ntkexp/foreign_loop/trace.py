@@ -131,8 +131,8 @@ class Trace:
 
     @cached_property
     def called(self) -> CalledModule:
-        """The model as a function of its weights, in
-        evaluation mode or repeating a recorded call."""
+        """The model as a function of its weights: for queries in evaluation mode, or
+        under the circumstances of a recorded call."""
         return CalledModule(
             self.module,
             self.output,
@@ -235,9 +235,9 @@ class Trace:
         change = self.outside()
         if change is not None and bool(change.any()):
             raise Mistake(
-                "effects of examples end at the last step, but "
-                f"{self.steps.outside.named} changed after it (a loaded average, a "
-                "clamp?), and the change without an example is unknown; leave the loop "
+                f"{self.steps.outside.named} changed after the last step (a loaded "
+                "average, a clamp?), and effects of examples cannot include this "
+                "change, because it is unknown without an example; leave the loop "
                 "before this change"
             )
 
@@ -567,17 +567,17 @@ class Trace:
         Without casts, `outputs` is the only candidate. With casts, the user's model may
         have run with or without autocast, so there is one candidate for each case.
         """
-        how = Circumstances(autocast=self.called.casts)
-        if not self.called.is_cast(how):
+        circumstances = Circumstances(autocast=self.called.casts)
+        if not self.called.is_cast(circumstances):
             return (Replayed(self.function, weights, self.queries, outputs),)
-        cast_eps = self.called.cast_eps_of(how)
+        cast_eps = self.called.cast_eps_of(circumstances)
         candidates = list[Replayed]()
         for function in self.called.as_evaluated:
             # some autocast contexts raise for the model's dtypes
             with torch.no_grad(), plain_kernels(), suppress(RuntimeError):
                 cast = columns(function, weights, self.queries).to(outputs)
-                # `Replayed` measures the effect of noise, so its function must be the
-                # one without casts
+                # `Replayed` estimates the effect of the casts: it adds noise of their
+                # size to weights and inputs of the function without casts.
                 candidates.append(
                     Replayed(self.function, weights, self.queries, cast, cast_eps)
                 )

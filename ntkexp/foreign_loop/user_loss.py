@@ -1,11 +1,11 @@
-"""The user's loss ℓᵢ of each example of a call, and the example weights of a loop that
-runs again.
+"""The user's loss ℓᵢ of each example of a call (option `loss=`), and the example weights
+of a loop that runs again.
 
     ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ        one factor κ for each call
 
-κ is computed from the recorded ∂L/∂f, and then the equation is checked. If L is a mean,
-it is divided by Σm, where mᵢ is the weight of example i in the mean: 1, its class
-weight, or its number of tokens."""
+κ is computed from the recorded ∂L/∂f, and then the equation is checked for all
+examples. If L is a mean, L = Σℓᵢ/Σmᵢ. Here mᵢ is the weight of example i in the mean: 1,
+its class weight, or its number of tokens."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ from ntkexp.kernel import plain_kernels
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Weights
 
-# eps: relative distance of gradients that two formulas of the same loss give
+# Two formulas of the same loss may give gradients with this relative distance, in units
+# of eps.
 LOSS_TOLERANCE = 1e4
 ROUNDING_FACTOR = 4  # safety factor for the measured rounding error
-# multiples of the loss, whose gradients reveal rounding errors
+# The gradient of a ℓ, divided by a, differs from the gradient of ℓ only by rounding.
+# This measures rounding errors (see `cancelled`), for these multiples a.
 MULTIPLES = (
     1 / 3,
     3 / 7,
     1 / 11,
 )
 
-# eps: relative error of the factor κ between two nearly equal gradients
+# relative error of the factor κ between two nearly equal gradients, in units of eps
 FACTOR_PRECISION = 64
 MEAN_WEIGHT_EPS = 1e-6  # relative rounding error of class weights in float32
 
@@ -174,7 +176,8 @@ class CountedTargets(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class CallShare:
-    """The loss factor κ of one call, and the weights of its examples in the mean."""
+    """The loss factor κ of one call, and the weights of its examples in the mean. If the
+    loss is a mean, κ = 1/Σm, up to the scale of a GradScaler."""
 
     factor: float  # the loss factor κ
     examples: int
@@ -298,7 +301,7 @@ class Weighing:
     loss: ExampleLoss | None = None
 
     def left(self, names: Sequence[str]) -> Float[Tensor, " row"]:
-        """Return the weight w of the example in every row."""
+        """Return the weight w of the named example of each row."""
         return torch.tensor(
             [self.weights.get(name, 1.0) for name in names], dtype=torch.float64
         )

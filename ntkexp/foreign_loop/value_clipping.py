@@ -83,14 +83,16 @@ class ValueClip:
 
 @dataclass(frozen=True)
 class GradientFactors:
-    """The factors between the gradient of the recorded examples and the gradient that
-    the optimizer used: c of each parameter, and e of each element of the parameters
-    that were clipped by value."""
+    """The factors between the gradient g of the recorded examples and the gradient that
+    the optimizer used, c e ⊙ g.
 
-    factors: Mapping[str, float]
-    # relative distance of c e g from the gradient that the optimizer used
+    Each parameter has a factor c. If it was clipped by value, each of its elements has
+    another factor e."""
+
+    factors: Mapping[str, float]  # c of each parameter
+    # relative distance of c e ⊙ g from the gradient that the optimizer used
     missed: float
-    elements: Weights = field(default_factory=dict)
+    elements: Weights = field(default_factory=dict)  # e, for clipped parameters
     clipped: ValueBound | None = None
 
     def before_clipping(self, consumed: Weights) -> Weights:
@@ -142,7 +144,7 @@ def gradient_factors(
     for names in (tuple(consumed), fit.failing):
         ours = {name: found[name] for name in names}
         theirs = {name: consumed[name] for name in names}
-        clip = clip_between(ours, theirs, rounding, fit.moved)
+        clip = clip_between(ours, theirs, rounding, fit.noise)
         if clip is None:
             continue
         elements = clip.factors(ours)
@@ -157,7 +159,7 @@ def gradient_factors(
 
 
 def clip_between(
-    found: Weights, consumed: Weights, rounding: float, moved: Weights
+    found: Weights, consumed: Weights, rounding: float, noise: Weights
 ) -> ValueClip | None:
     """Return the clipping by value that leads from the gradient `found`
     to `consumed`, or None.
@@ -166,7 +168,7 @@ def clip_between(
         found: gradient g of the recorded examples.
         consumed: gradient that the optimizer used.
         rounding: bound on the relative rounding error of a gradient.
-        moved: measured rounding error of g, of parameters whose terms cancel.
+        noise: measured rounding error of g, of parameters whose terms cancel.
     """
     bound = max(
         read_numbers([part.abs().max() for part in consumed.values() if part.numel()])
@@ -185,13 +187,13 @@ def clip_between(
     fitted, missed = factor_of_parts(pairs)
     for scale in (near_power_of_two(fitted, max(missed, rounding)), 1.0):
         clip = ValueClip(scale, bound)
-        if scale > 0 and leads_to(clip, found, consumed, rounding, moved):
+        if scale > 0 and leads_to(clip, found, consumed, rounding, noise):
             return clip
     return None
 
 
 def leads_to(
-    clip: ValueClip, found: Weights, consumed: Weights, rounding: float, moved: Weights
+    clip: ValueClip, found: Weights, consumed: Weights, rounding: float, noise: Weights
 ) -> bool:
     """True if `consumed` is the gradient `found`, clipped by value.
 
@@ -207,7 +209,7 @@ def leads_to(
             return False
         count += int(larger.sum())
     unscaled = {name: part / clip.scale for name, part in clip.of(found).items()}
-    return count > 0 and cancels(unscaled, consumed, clip.scale, rounding, moved)
+    return count > 0 and cancels(unscaled, consumed, clip.scale, rounding, noise)
 
 
 def distance_of(ours: Weights, theirs: Weights) -> float:
@@ -241,9 +243,9 @@ class ClipSearch:
     recorded: Weights  # signatures of the gradient that the optimizer used
     sign: Sign
     rounding: float  # bound on the relative rounding error of a gradient
-    moved: Weights  # signatures of the measured rounding error of g
-    # candidates for the bound: the largest elements of the gradients that are stored in
-    # full
+    noise: Weights  # signatures of the measured rounding error of g
+    # The trace stores some gradients in full, not as signatures. Clipping leaves their
+    # largest elements at the bound, so these elements are candidates for the bound.
     largest: Sequence[float] = ()
 
     def found(self, earlier: Sequence[ValueClip]) -> ValueClip | None:
@@ -263,7 +265,7 @@ class ClipSearch:
 
     def explains(self, clip: ValueClip) -> bool:
         signature = self.sign(clip.of(self.gradient))
-        return cancels(signature, self.recorded, 1.0, self.rounding, self.moved)
+        return cancels(signature, self.recorded, 1.0, self.rounding, self.noise)
 
     def solved(self, threshold: float) -> ValueClip | None:
         """Return the scale s and the bound b by Newton's method,

@@ -101,7 +101,8 @@ class Watch:
                 )
 
     def end(self, *, whole: bool) -> None:
-        """Remove the hooks. `whole` is False if the loop was interrupted."""
+        """Remove the hooks, and end the store. If the loop ended without an error
+        (`whole`), also record what changed after the last step."""
         outside = Outside()
         if self.hooks:
             self.steps.catch_up()

@@ -44,7 +44,8 @@ BELOW_MINIMUM = "below minimum"
 """The verdict on an effect whose direction is significant, and whose size is
 significantly below the stated minimum."""
 DECIDED = ("supported", "refuted", BELOW_MINIMUM)
-"""The verdicts that need two looks. Holm's correction may reject them."""
+"""The verdicts that two looks must agree on. Holm's correction for several claims may
+withdraw them."""
 EXACT = "exact"
 """The word for an identity (a claim that is exact by construction)
 that both looks confirm."""
@@ -195,8 +196,7 @@ class ClaimRecord:
 
 
 FIXED_POOL = ", for these "
-"""In the description of what a seed draws: the words
-before a fixed pool of examples."""
+"""The words before the pool of examples, in the description of the seeds' draws."""
 
 
 def pool_of(draws: str) -> str:

@@ -120,10 +120,9 @@ class ByStep(NamedTuple):
 
 
 class ByComponent(NamedTuple):
-    """The parts of groups of parameters (components) in the contributions, in the
-    decay, and in the change by each stretch of steps.
-
-    The last axis of each array is the component.
+    """The contributions, the decay, and the change in each stretch of steps, split by
+    component. A component is a group of parameters through which training acts. It is
+    the last axis of each array.
     """
 
     names: Sequence[str]
@@ -190,7 +189,7 @@ CONTRIBUTION_KINDS: Mapping[str, Dims] = {
 """The axes of each kind of array."""
 
 REQUIRED_BESIDE = {BY_STEP: (STEP, LAST_STEP), BY_COMPONENT_STEP: (STEP, LAST_STEP)}
-"""For each kind of array: the other arrays that must exist with it."""
+"""The arrays that a store must also contain, for each kind of array."""
 
 
 def refuse_odd_contributions(

@@ -58,8 +58,8 @@ MIN_TILE_SIDE = 32  # points on one side of a tile
 MAX_TILE_SIDE = 1024
 TILES_ACROSS = 32  # the usual number of tiles along the training examples
 MAX_TILES_ACROSS = 256
-# estimated time of one tile; if pairs take twelve times as long as estimated,
-# it is an hour
+# Limit on the estimated time of one tile. The estimate may be too low by a factor of
+# twelve, so a tile may take an hour.
 MAX_TILE_SECONDS = 300.0
 
 

@@ -268,6 +268,7 @@ class Register:
             latest = self.latest_entry(name)
             if latest is not None and latest.sizes == sizes:
                 return latest
+            # only the changes of the fields are stored
             new_fields = flatten(fields)
             old_fields = self.fields_of(name)
             changed = {
@@ -277,18 +278,9 @@ class Register:
             }
             removed = sorted(key for key in old_fields if key not in new_fields)
             if latest is not None and len(reason.split()) < MIN_REASON_WORDS:
-                changed_sizes = [
-                    size for size in sizes if sizes[size] != latest.sizes[size]
-                ]
-                parts = [*changed, *removed] or [
-                    f"size {size}" for size in changed_sizes
-                ]
-                more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
-                raise Mistake(
-                    f"{name} is not what was registered on {latest.date[:10]} as {latest.digest}: "
-                    f"{', '.join(parts[:4])}{more} changed; give `ntkexp claims register {name}` "
-                    f"a reason of at least {MIN_REASON_WORDS} words, or put it back"
-                )
+                refuse_without_reason(latest, sizes, [*changed, *removed])
+
+            # new versions must not use the seeds of earlier tests
             attempts = self.attempts(name)
             versions = zip(attempts, merged_fields(attempts), strict=True)
             looked = [
@@ -297,6 +289,7 @@ class Register:
                 if any(look["size"] == "default" for look in attempt.looks)
             ]
             refuse_used_seeds(name, new_fields, looked)
+
             line: dict[str, Json] = {
                 "entry": name,
                 **about,
@@ -493,9 +486,31 @@ def refuse_second_choice(
         )
 
 
+def refuse_without_reason(
+    latest: RegisterEntry, sizes: Mapping[str, str], fields: Sequence[str]
+) -> None:
+    """Raise because a claim has changed, and no reason was given.
+
+    Args:
+        latest: the last entry of the claim.
+        sizes: the new digests of the claim at each size.
+        fields: the names of its changed fields at the default size.
+    """
+    parts = fields or [
+        f"size {size}" for size in sizes if sizes[size] != latest.sizes[size]
+    ]
+    more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
+    name = latest.name
+    raise Mistake(
+        f"{name} is not what was registered on {latest.date[:10]} as {latest.digest}: "
+        f"{', '.join(parts[:4])}{more} changed; give `ntkexp claims register {name}` "
+        f"a reason of at least {MIN_REASON_WORDS} words, or put it back"
+    )
+
+
 def measured_date(looks: Sequence[Mapping[str, Any]], date: str) -> str:
-    """Return the date when a look was measured. `date` is the date of the look, which
-    may only have been judged again."""
+    """Return the date when the tables of a look were measured. `date` is the date when
+    it was judged. It is later if old tables were judged again."""
     for look in looks:
         if look["date"] == date and "again" in look:
             return str(look["again"])

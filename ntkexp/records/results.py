@@ -122,7 +122,7 @@ AT_POINTS = re.compile(r"at (\d{1,9}) of (\d{1,9}) points")
 
 
 def at_points(measured: int, points: int) -> str:
-    """Return the note for a row whose error was measured at some of the points only."""
+    """Return a note on a row whose error was measured at `measured` of all points."""
     return f"at {measured} of {points} points"
 
 

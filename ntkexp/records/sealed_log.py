@@ -37,8 +37,8 @@ HEAD = 2 * LENGTH  # bytes of a length and the digest (mark) that protects it
 
 @dataclass
 class SealedLog:
-    """A log in a file. `name` is its name. `ends` and `seals` hold the end position and
-    the digest of each entry."""
+    """A log in a file. Error messages call it `name`. `ends` and `seals` hold the end
+    position and the digest of each entry."""
 
     path: Path
     name: str

@@ -253,7 +253,8 @@ def retrain(
     weights = flat.vector(rerun.start).expand(len(weight), -1)
     memory: Memory = {}
     for step in range(rerun.length):
-        # κᵢ = c tᵢ wᵢ
+        # factor of loss i in the batch: κᵢ = c tᵢ wᵢ, if example i was drawn tᵢ times,
+        # has weight wᵢ, and the mean has the factor c
         drawn = rerun.batch(step)
         weighted = drawn.weighted(weight)
         share = weighted * rerun.mean_factor(drawn, weighted)[:, None]
@@ -408,8 +409,11 @@ def repetition_remarks(
     repetition_change: Float[Tensor, "point out"],
     changes: Float[Tensor, "group point out"],
 ) -> list[str]:
-    """Return a remark if an exact repetition of training does not repeat the outputs:
-    `repetition_change` is too large relative to `changes`."""
+    """Return a remark if training amplifies rounding errors.
+
+    `repetition_change` is the difference between the outputs of two equal trainings,
+    and `changes` are the effects of leaving out groups. The remark says that the first
+    is too large relative to the second."""
     changed = float(changes.square().mean().sqrt())
     repetition_error = float(repetition_change.square().mean().sqrt())
     if (

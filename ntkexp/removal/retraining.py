@@ -264,11 +264,11 @@ def checked_effects(
     check: RetrainingCheck | None,
     unchecked: str = "",
 ) -> EffectsResult:
-    """Return the effects `values` of a sweep, together with caveats and a check by
-    retraining.
+    """Return the effects `values` of a backward sweep, with sentences on their
+    reliability and a comparison with retrainings.
 
-    If there is no check, add the remark `unchecked` to the caveats. Add growth and
-    agreement (see `Caveats`) to the facts."""
+    The facts also get the growth and the agreement of `caveats`. If there is no check,
+    the sentences end with `unchecked`."""
     facts = {**facts, "growth": caveats.growth}
     comparison = None
     if check is not None:

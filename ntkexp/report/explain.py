@@ -308,8 +308,8 @@ def tabulate_pieces(explanation: Explanation) -> Table:
 def tabulate_examples(explanation: Explanation) -> Table:
     """Return a row for each training example, the strongest first."""
     mass = explanation.mass or 1.0
-    texts = [part.example.text for part in explanation.parts]
-    heading = "holds" if any(texts) else "target"
+    has_texts = any(part.example.text for part in explanation.parts)
+    heading = "holds" if has_texts else "target"
     columns = (
         Column("index"),
         text_column("name"),
@@ -323,23 +323,26 @@ def tabulate_examples(explanation: Explanation) -> Table:
         Column("half by", spell=percent, others=MISSING),
         Column("if left out", spell=format_signed, others=MISSING),
     )
-    rows = [
-        (
-            part.example.index,
-            part.example.name,
-            f"#{part.example.index}"
-            if part.example.text is None
-            else part.example.name,
-            part.example.text or part.example.name,
-            fitting(part.example.text or "") if any(texts) else part.example.name,
-            part.example.phase,
-            part.added,
-            abs(part.added) / mass,
-            part.halfway if math.isfinite(part.halfway) else None,
-            part.left_out,
+    rows = []
+    for part in explanation.parts:
+        index, name, text = part.example.index, part.example.name, part.example.text
+        # an example without a text is shown by its target, which is its name
+        holds = text or name
+        on_a_line = fitting(text or "") if has_texts else name
+        rows.append(
+            (
+                index,
+                name,
+                f"#{index}" if text is None else name,
+                holds,
+                on_a_line,
+                part.example.phase,
+                part.added,
+                abs(part.added) / mass,
+                part.halfway if math.isfinite(part.halfway) else None,
+                part.left_out,
+            )
         )
-        for part in explanation.parts
-    ]
     return Table(columns, tuple(rows))
 
 

@@ -183,7 +183,7 @@ def delete(run: ListedRun) -> None:
         raise Mistake(f"{run.path} is not a run folder; nothing was deleted there")
     if not RunFolder(run.path).is_ours:
         raise Mistake(
-            f"{run.path}: nothing in it says that a run wrote it, so it stays; remove it yourself"
+            f"{run.path} has no file that shows that a run wrote it, so it is not deleted; remove it yourself"
         )
     try:
         descriptor = acquire(run.path / LOCK)

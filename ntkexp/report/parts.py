@@ -149,11 +149,10 @@ class Movement:
 
     @property
     def most_by(self) -> int | None:
-        """The number of steps after which at least half of the change remains until the
-        end.
+        """The number of steps after which the output stays close to its final value: the
+        distance is at most half of the total change.
 
-        After this step, the distance to the final output is at most half of the total
-        change. None if the output did not change.
+        None if the output did not change.
 
         >>> Movement(np.array([1.0, -3.0, 4.0, 0.5]), np.arange(4)).most_by
         3

@@ -136,6 +136,7 @@ def find_name(run: Run, word: str) -> list[int]:
         raise refusal(word, f"no training example is called that; {FORMS}")
     if len({names[k] for k in matches}) > 1:
         raise refusal(
-            word, f"the names of {len(matches)} examples begin so; write more of it"
+            word,
+            f"the names of {len(matches)} examples begin with it; write more of the name",
         )
     return matches

@@ -148,7 +148,7 @@ class Validation:
 
     truth: GroundTruth
     scores: tuple[ValidatedScore, ...]
-    # the QLD for random removals of the same number of examples
+    # the QLD if as many random examples are removed
     harm_by_chance: Estimate | None = None
     top: int | None = None  # number of examples that are removed for the QLD
     metasmoothness: float | None = None

@@ -52,7 +52,10 @@ class RunDiagnostics:
     from one step to the next."""
 
     setting: Setting
+    # the kernel of the previous measurement, with which diagnostics compare the present
+    # kernel
     earlier: EarlierKernel | None = None
+    # parts of the initial kernel that were computed so far, by parameters
     start_kernels: dict[frozenset[str], Tensor] = field(
         default_factory=dict, repr=False
     )
@@ -140,7 +143,8 @@ class RunDiagnostics:
     def start_kernel_of(
         self, parameters: Collection[str]
     ) -> Float[Tensor, "train out train out_"]:
-        """Return the part of the initial kernel that comes from some parameters."""
+        """Return the part of the initial kernel to which only these parameters
+        contribute."""
         names = frozenset(parameters)
         if names not in self.start_kernels:
             view = NetworkView(self.setting.points, self.setting.problem.weights)

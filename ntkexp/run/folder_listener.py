@@ -431,9 +431,9 @@ class FolderListener(AbstractListener):
             name for name, _ in measured.shapes.items() ^ first.shapes.items()
         )
         raise Mistake(
-            f"diagnostics: at step {step}, {odd[0].removeprefix(COLUMN)} is not what it was "
-            "before training; return the same names with the same shapes at every step, and None "
-            "or NaN where a value is undefined"
+            f"diagnostics: at step {step}, {odd[0].removeprefix(COLUMN)} has another shape than "
+            "before training, or exists only at one of them; return the same names with the same "
+            "shapes at every step, and None or NaN where a value is undefined"
         )
 
     def on_step(self, state: RunState, loss: float) -> None:

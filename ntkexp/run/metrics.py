@@ -144,7 +144,8 @@ class KernelObserver:
         step_size: float,
         top: float,
     ) -> float:
-        """Return η w λ_max ℓ″/2 for the examples of a step. It is stable if this is < 1.
+        """Return η w λ_max ℓ″/2 for the examples of a step. The step is stable if this
+        is < 1.
 
         η is the step size, w the weight of an example, λ_max the largest eigenvalue of
         the kernel, and ℓ″ the curvature of the loss."""
@@ -260,8 +261,8 @@ class Observer:
         """Return slices of training examples and queries,
         by the suffix of their columns.
 
-        If training has phases, first return the slices of the step's phase, with no
-        phase number in the suffix, and then the slices of all phases."""
+        If training has phases, return the slices of the step's phase, with suffixes
+        without a phase number, followed by the slices of every phase."""
         if self.setting.problem.phases:
             suffix = f"_{self.phase(step)}"
             current = {
@@ -386,12 +387,13 @@ class Observer:
 
 
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
-    """Return the columns `SHARE_COLUMNS` of a step. Return an empty row if the norms of
-    its terms (`Tally`) were not measured.
+    """Return the columns `SHARE_COLUMNS` of a step: how large its contributions and
+    other terms are.
 
-    The column `closure` is read from the tally of `closing`, the first rule whose
-    contributions add up to the change of the outputs. The other columns are read from
-    the tally of the first rule."""
+    `tallies` holds the norms of the terms of the step, for each quadrature rule. The
+    column `closure` belongs to the rule `closing`, whose contributions add up to the
+    change of the outputs. The other columns belong to the first rule. If no norms were
+    measured at this step, return an empty row."""
     if not tallies:
         return {}
     first = next(iter(tallies.values()))

@@ -130,12 +130,13 @@ def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -
     )
 
 
-# --- The training steps of the run, repeated in function space
-# with a fixed kernel Θ = J Jᵀ.
+# --- The training steps of the run, repeated for the linear model with a fixed kernel
+# Θ = J Jᵀ.
 #
-# If all weights have the same step size, the weights of a linear model keep the form
-# θ_s = ρ_s θ_0 + J(X)ᵀ a_s. The optimizer updates ρ as a weight whose gradient is 0,
-# and a as a weight whose gradient is ℓ′:
+# The gradient of the linear model is J(X)ᵀℓ′. So if all weights have the same step size,
+# its weights stay in the span of θ_0 and the rows of J(X): θ_s = ρ_s θ_0 + J(X)ᵀ a_s.
+# Training needs only the coordinates a and ρ. The optimizer updates a as a weight with
+# the gradient ℓ′, and ρ as a weight with the gradient 0, which only weight decay changes:
 #
 #     f_s(X) = f_0(X) + Θ(X, X) a_s + (ρ_s − 1) J(X)·θ_0
 
@@ -198,8 +199,9 @@ class SameSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesByPhase:
-    """For each phase, the changes of the outputs that have contributions or path
-    kernels. They are zero for phases that were not reached."""
+    """The change of the outputs in each phase, and the contributions to it. Only the
+    attributed points and outputs are included. Phases that were not reached have zeros.
+    """
 
     # contributions and decay of each phase, by quadrature rule
     shares: Mapping[str, Sequence[PhaseShare]]
@@ -480,8 +482,8 @@ def initial_weight_term(setting: Setting) -> Float[Tensor, "point out"]:
 
 
 def split_regions(state: RunState) -> dict[str, Region]:
-    """Return the points of each split, and the sizes of terms
-    whose rounding errors matter."""
+    """Return the points of each split, and the sizes of the terms that add up to the
+    outputs, from which rounding errors are estimated."""
     problem = state.setting.problem
     regions = {}
     for name, points in problem.split_slices.items():

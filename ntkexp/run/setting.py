@@ -148,8 +148,8 @@ def survey(experiment: Experiment) -> Survey:
 
 
 def chosen_kernels(experiment: Experiment, problem: Problem) -> Kernels:
-    """Return the kind of kernels that the run computes: it
-    depends on the number of outputs."""
+    """Return the kind of kernels that the run computes. `path.kernels=auto` depends on
+    the number of outputs."""
     diagnostics_need_all = any(one.needs_kernel for one in experiment.diagnostics)
     needs_all = experiment.optimizer.needs_kernels or diagnostics_need_all
     return experiment.path.chosen_kernels(
@@ -240,8 +240,8 @@ def components_of_run(experiment: Experiment, problem: Problem) -> Components:
 
 
 RETRAININGS = 2
-"""A backward pass through training for one output costs at least as
-much as this many trainings."""
+"""For each output, a backward pass through training costs at least as much as this many
+retrainings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,8 +411,7 @@ def setting_of(survey: Survey) -> Setting:
         seed=experiment.seed,
         phases=phases,
     )
-    # rounding errors are proportional to the size of the terms that add up to the
-    # outputs
+    # rounding errors are proportional to the terms that add up to the outputs
     sizes = problem.module.sizes(
         problem.weights, problem.inputs[domain.attributed]
     ).norm(dim=1)

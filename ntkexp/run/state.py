@@ -150,7 +150,7 @@ class EffectsPass:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Store the state from a checkpoint until the backward passes begin."""
+        """Store the state of a checkpoint. The backward passes will begin with it."""
         self.saved = state
 
 

@@ -46,18 +46,19 @@ from ntkexp.text import counted, duration
 
 # --- The remaining time: the estimated remaining work divided by the measured speed.
 #
-# ahead = max(remaining work / workers, longest remaining job) / speed
-# speed = estimated cost of the completed work / measured worker seconds
+# seconds left = max(remaining work / workers, longest remaining job) / speed
+# speed        = estimated cost of the completed work / measured worker seconds
 #
-# Until a job of this command is complete, the speed of earlier jobs counts too. If there
-# are none, the costs themselves are the times, as on a machine without other work. If
-# the unit of the costs is unknown, there is no estimate before the first progress.
+# The cost of a job is its estimated time in seconds on a machine without other work.
+# Until a job of this command is complete, the speed of jobs of earlier commands counts
+# too. If there are none, the speed is 1. If the costs have no known unit, there is no
+# estimate before the first progress.
 
 
 # training's share of a run's time; the rest is for files and pictures
 TRAINING_SHARE = 0.9
-# weight of the speed of earlier jobs, in worker seconds, until a job of this command is
-# complete
+# Until a job of this command is complete, the speed of earlier jobs counts like a
+# measurement over this many worker seconds.
 PRIOR_SECONDS = 20.0
 
 

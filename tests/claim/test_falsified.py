@@ -337,7 +337,7 @@ UNFORGED = [
     case(
         "digests-elsewhere",
         lambda folder: replace_file(folder, SUMS, (folder / SUMS).read_bytes() + b"0" * 64 + b"  ../../secret\n"),
-        reason="../../secret is no part of the published claims",
+        reason="../../secret is no part of the published claims; remove it",
     ),
 ]
 

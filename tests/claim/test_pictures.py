@@ -413,7 +413,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         {"second": {"seeds": [1, 8]}},
         "second: seed 1 belongs to the claim itself; give other seeds, or their number, as seeds: 20",
     ),
-    ({"control": None}, "control is missing: a claim says it before it is measured"),
+    ({"control": None}, "control is missing: a claim states it before anything is measured"),
     ({"control": {"expectation": {"value": 9.0}}}, "control: it judges the same runs by another rule or column"),
     ({"control": {"without": "none"}}, "give only a reason of at least 4 words"),
     ({"kind": "identity"}, "kind: identity: `slope −1 ± 5` leaves room for chance"),

@@ -125,7 +125,7 @@ def test_only_what_a_run_wrote_is_deleted(command: Command, outputs: Path, confi
             (mine / name).write_text(text)
     before = {file.name: file.read_bytes() for file in mine.iterdir()}
     ended = command("runs", "--delete", "--yes", "--out", str(outputs))
-    check(ended._replace(out=""), "thesis.tex" if config is None else "nothing in it says that a run wrote it")
+    check(ended._replace(out=""), "thesis.tex" if config is None else "has no file that shows that a run wrote it")
     assert {file.name: file.read_bytes() for file in mine.iterdir()} == before
     assert [path.name for path in (outputs / "runs").iterdir() if path.name.startswith("mlp")] == ["mlp-w64-s0-0"] * (
         config is None

@@ -134,7 +134,7 @@ def test_checkpoints_are_thinned_when_their_share_of_the_disk_is_used_up(
 
 def test_checkpoints_are_not_thinned_if_memory_cannot_hold_the_replayed_steps() -> None:
     plan = CheckpointPlan.of(None, 1e6, 1e6, free=1e7, budget=MemoryBudget(6e7))
-    assert (plan.every, plan.most) == (8, 20)
+    assert (plan.every, plan.max_interval) == (8, 20)
     assert [plan.too_many(count) for count in (2, 3, 4)] == [False, True, True]
     plan.every = 16
     assert not plan.too_many(4)

@@ -130,7 +130,7 @@ def test_a_run_gives_the_axes_of_its_pictures(finished: dict[str, Path]) -> None
     assert "left" in run._repr_html_()
     with pytest.raises(AttributeError, match="did you mean 'ladder'"):
         run.plot.laddr()
-    with pytest.raises(Mistake, match="nothing of which 'tasks' could be drawn"):
+    with pytest.raises(Mistake, match="no data for the picture 'tasks'"):
         run.plot.tasks()
 
 

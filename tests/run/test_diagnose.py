@@ -309,8 +309,8 @@ REFUSALS = {
     "text": "text is a str; return a number, a tensor, None, or a dict of them",
     "empty": "empty is a tensor of torch.float32 with shape [0]",
     "climbs": "'climbs.../up' cannot be the name of a column",
-    "grows": "at step 1, grows.number_0 is not what it was before training",
-    "longer": "at step 1, longer is not what it was before training",
+    "grows": "at step 1, grows.number_0 has another shape than before training, or exists only at one of them",
+    "longer": "at step 1, longer has another shape than before training, or exists only at one of them",
     "fails": "line 37: AttributeError: 'TrainingState' object has no attribute 'weigths'",
     "absent": "there is no function absent in the file",
 }

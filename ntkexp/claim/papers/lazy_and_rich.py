@@ -551,7 +551,7 @@ class LateGeneralising(AbstractTrial):
     def stations(
         self, data: Data, alpha: float, seed: int
     ) -> Iterator[dict[str, Level]]:
-        """Train with one α, and yield the rows of the three stations."""
+        """Train with one α, and yield the row of each station (see the class)."""
         x = data.train.inputs
         classes = len(data.classes)
         module = self.model.module(

@@ -35,8 +35,9 @@ class MachineError(AbstractQuantity):
 
         bound = max(tolerance, 10 ε Σ|𝒮|/|Σ𝒮|)
 
-    The tolerance comes from the table of kernel machines, and ε is the machine epsilon.
-    The second term accounts for cancellation in a sum of contributions."""
+    The tolerance comes from the table of kernel machines, ε is the machine epsilon, and
+    𝒮 are the contributions, if the kernel machine is a sum of them. The second term
+    accounts for cancellation in this sum."""
 
     machine: str
     split: str = "query"

@@ -32,9 +32,9 @@ class CheckpointPlan:
 
     every: int  # interval in steps
     fixed: bool  # True if the user gave the interval
-    most: int  # longest interval that can be replayed in memory
-    size: float  # bytes of one checkpoint
-    share: float  # upper limit for the bytes of all checkpoints together
+    max_interval: int  # longest interval whose replayed steps fit into memory
+    checkpoint_bytes: float
+    max_bytes: float  # upper limit for all checkpoints together
 
     @classmethod
     def of(
@@ -54,22 +54,24 @@ class CheckpointPlan:
             free: free bytes on the disk.
             budget: memory for a replay.
 
-        >>> CheckpointPlan.of(None, 1e6, 3e6, free=1e9, budget=MemoryBudget(3e7)).most
+        >>> CheckpointPlan.of(None, 1e6, 3e6, free=1e9, budget=MemoryBudget(3e7)).max_interval
         10
         """
-        most = budget.largest_batch(COPIES_PER_STEP * weights) if weights else 1
+        max_interval = budget.largest_batch(COPIES_PER_STEP * weights) if weights else 1
         return cls(
-            every=every or max(1, min(STEPS_PER_CHECKPOINT, most)),
+            every=every or max(1, min(STEPS_PER_CHECKPOINT, max_interval)),
             fixed=every is not None,
-            most=most,
-            size=size,
-            share=min(FREE_DISK_SHARE * free, MAX_TRACE_BYTES),
+            max_interval=max_interval,
+            checkpoint_bytes=size,
+            max_bytes=min(FREE_DISK_SHARE * free, MAX_TRACE_BYTES),
         )
 
     def too_many(self, count: int) -> bool:
         """Return True if every second of `count` checkpoints must be deleted."""
-        can_double = not self.fixed and 2 * self.every <= self.most
-        return can_double and count > 2 and count * self.size > self.share
+        can_double = not self.fixed and 2 * self.every <= self.max_interval
+        return (
+            can_double and count > 2 and count * self.checkpoint_bytes > self.max_bytes
+        )
 
 
 # --- States of optimizers, by the names of parameters.

@@ -2,9 +2,9 @@
 
     f_T − f_0 = Σ contributions + decay + carried + other_steps
 
-A run is a sequence of consecutive stored steps. `carried` is the change of f by
-momentum from before the run began. `other_steps` is the change of f in the steps that
-are not stored."""
+The chosen steps form one or more runs, which are sequences of consecutive steps.
+`carried` is the change of f during a run by momentum from before the run.
+`other_steps` is the change of f in the steps that are not stored."""
 
 from __future__ import annotations
 
@@ -66,8 +66,9 @@ def is_count(value: object) -> bool:
 class ChosenStore(AbstractStore):
     """Stores runs of chosen steps in memory, and the weights at both ends of the loop.
 
-    If the user asks for the last n steps, store the latest two runs of up to n steps.
-    At the end of the loop, they contain the last n steps."""
+    If the user asks for the last n steps, the end of the loop is not known in advance.
+    The steps are then divided into runs of n steps, and only the latest two runs are
+    stored. They always contain the last n steps."""
 
     known: Sequence[KnownOptimizer]
     output: Output
@@ -255,7 +256,8 @@ def share_sentence(attribution: xr.Dataset) -> str:
 
     share = ⟨Σ_s Δf(s), f_T − f_0⟩ / ‖f_T − f_0‖²        summed over the stored steps s
 
-    The shares of all steps add up to 1.
+    Δf(s) is the change of the outputs in step s. Summed over all steps of the loop, the
+    share is 1.
     """
     if "share" not in attribution.attrs:
         return ""

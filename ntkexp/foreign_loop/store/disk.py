@@ -68,7 +68,7 @@ from ntkexp.records.folder import CONFIG, START_WEIGHTS, TRACE_IDENTITY, RunFold
 from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
-# eps: rounding error of a signature that is summed in another order
+# rounding error of a signature that is summed in another order, in units of eps
 SAME_WEIGHTS_EPS = 16
 
 
@@ -88,10 +88,11 @@ class PlaceInTrace:
 def find_place(
     files: TraceFolder, config: Mapping[str, Json], weights: Weights
 ) -> PlaceInTrace | None:
-    """Return the position in a trace at which the weights were equal to `weights`.
+    """Return the position at which a resumed loop continues the trace: the one at which
+    the weights of the trace were equal to `weights`.
 
-    Return None if the folder is empty or has no step.
-    Raise if no position has these weights."""
+    Return None if the folder is empty or has no step. Raise if the trace never had
+    these weights."""
     path = files.folder.path
     if not (path / CONFIG).is_file():
         return None
@@ -304,7 +305,7 @@ class DiskStore(AbstractStore):
         self.optimizers = optimizers
         self.names = names
         self.latest = weights
-        self.moved = frozenset(weights)  # so that the next event begins a new step
+        self.moved = frozenset(weights)  # the next event begins a new step
         about = str(self.files.folder.path.resolve())
         place = PlaceInTrace(**self.processes.decided(about, self.begin_first))
         self.steps = place.steps
@@ -379,9 +380,11 @@ class DiskStore(AbstractStore):
         self.budget.require(
             COPIES_PER_STEP * size * plan.every,
             f"every={plan.every} replayed steps",
-            f"give every={plan.most}",
+            f"give every={plan.max_interval}",
         )
-        require_disk(self.files.path, 3 * plan.size, "three checkpoints of the trace")
+        require_disk(
+            self.files.path, 3 * plan.checkpoint_bytes, "three checkpoints of the trace"
+        )
         return plan
 
     # --- Store a step
@@ -424,7 +427,7 @@ class DiskStore(AbstractStore):
             rows = self.files.rows.add(digests(call.rows), call.rows)
             content = {
                 "at": call.at,
-                "how": call.how.content,
+                "how": call.circumstances.content,
                 "signed": call.signed,
                 **rows,
             }
@@ -450,10 +453,12 @@ class DiskStore(AbstractStore):
     def report_size(self, weights: Weights, entry_bytes: int) -> None:
         """After the first step, log the expected size of the trace."""
         self.size_reported = True
-        per_parameter = self.plan.size / sum(part.numel() for part in weights.values())
+        per_parameter = self.plan.checkpoint_bytes / sum(
+            part.numel() for part in weights.values()
+        )
         limit = ""
         if not self.plan.fixed:
-            limit = f", at most {self.plan.share / 1e9:.3g} GB in all"
+            limit = f", at most {self.plan.max_bytes / 1e9:.3g} GB in all"
         processes = ""
         if self.processes.world > 1:
             processes = f" in each of {self.processes.world} processes"
@@ -463,7 +468,13 @@ class DiskStore(AbstractStore):
             "ntkexp: the trace in %s takes %.3g MB per step%s, plus new examples, and a checkpoint "
             "of %.3g MB (%.3g bytes per parameter) every %s steps%s; %.3g GB are free",
             *(self.files.folder.path, entry_bytes / 1e6, processes),
-            *(self.plan.size / 1e6, per_parameter, self.plan.every, limit, free / 1e9),
+            *(
+                self.plan.checkpoint_bytes / 1e6,
+                per_parameter,
+                self.plan.every,
+                limit,
+                free / 1e9,
+            ),
         )
 
     # --- Store a checkpoint
@@ -497,7 +508,7 @@ class DiskStore(AbstractStore):
         from which the next event begins."""
         event = len(self.files.log)
         size = self.writer.begin(event, content)
-        self.plan.size = max(self.plan.size, size)
+        self.plan.checkpoint_bytes = max(self.plan.checkpoint_bytes, size)
         self.checkpoints[event] = self.steps
 
     # --- End
@@ -629,7 +640,7 @@ class LoopOnDisk:
             at=call["at"],
             inputs=map_tensors(partial(moved_leaf, device), inputs),
             given_names=example_names(call),
-            how=Circumstances.read(call.get("how", {})),
+            circumstances=Circumstances.read(call.get("how", {})),
             gradient=call["gradient"].clone().to(device),
             backward=int(call.get("backward", -1)),
             signed=call.get("signed"),

@@ -86,7 +86,7 @@ class EndpointStore(AbstractStore):
         self.steps.known = self.known
         self.steps.first = copies
         self.steps.latest = copies
-        # so that the next step gets a new index
+        # the next event begins a new step
         self.moved = frozenset(weights)
 
     def add(

@@ -1,7 +1,7 @@
 """The files of a trace in a run folder.
 
-    config.json              the model, its optimizers and the queries; the digest of the start
-                             weights, and a random identity, which stays when the trace continues
+    config.json              the model, its optimizers and the queries; a digest of the weights at
+                             the start; a random identity, which stays when the trace continues
     trace/start.bin          the queries, and the tensors of the model that no optimizer moves
     trace/rows.log           the examples, each stored once
     trace/steps.log          each step: calls, gradients of their outputs, settings, signatures
@@ -142,8 +142,8 @@ class TraceFolder:
                 )
 
     def refuse_cut(self) -> None:
-        """Raise if there is a checkpoint after the last stored event. This is allowed
-        only while the loop runs."""
+        """Raise if there is a checkpoint after the last stored event. In a loop that has
+        ended, this means that events were lost."""
         last = max(self.checkpoints, default=0)
         if last > len(self.log) and not is_held(self.folder.path / LOCK):
             raise Damaged(
@@ -424,9 +424,10 @@ def event_of(
 
     If all calls were made at the weights of this step, a replay can recompute the
     gradient. The event then stores only a signature (random projection) of each
-    matrix's gradient. Gradients of vectors are stored in full, because they are small,
-    and because another machine may not reproduce them: if their terms cancel, as for
-    the last bias under a loss of differences, they are only rounding errors.
+    matrix's gradient. Gradients of vectors, such as biases, are stored in full, because
+    they are small, and because another machine may not reproduce them: if their terms
+    cancel, they are only rounding errors. An example is the last bias if the loss
+    depends only on differences of outputs.
 
     The gradients are not copied.
     """

@@ -80,13 +80,13 @@ class LoopInMemory:
     def names_and_casts(
         self, event: Event
     ) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
-        return ((call.names, call.how.autocast) for call in event["calls"])
+        return ((call.names, call.circumstances.autocast) for call in event["calls"])
 
 
 def tensors_of(call: ModelCall) -> Iterator[Tensor]:
     """Yield all tensors that a recorded call holds."""
     yield from tensors(call.inputs)
-    yield from call.how.states.values()
+    yield from call.circumstances.states.values()
     for tensor in (call.gradient, call.signed):
         if tensor is not None:
             yield tensor

@@ -174,13 +174,16 @@ class ReplayedLoop:
     def gradient(
         self, event: Event, calls: Sequence[ModelCall], start: Weights
     ) -> tuple[Weights, bool]:
-        """Return the gradient that the optimizer used. It is zero for parameters
-        without a gradient. Also return whether calls through BatchNorm gave this
-        gradient again: with a factor of 1, and with the recorded signatures.
+        """Return the gradient that the optimizer used, and if proof (a) can use it
+        instead of recomputing it.
 
-        Read the gradients that the event stores. Recompute all others from the calls,
-        and multiply them by the factor between the signatures of the recomputed and the
-        recorded gradient."""
+        The event stores the gradients of some parameters. Recompute the others from the
+        calls. The event has the signatures of their recorded gradients. They give the
+        factor by which the recomputed gradients must be multiplied. Parameters without
+        a gradient get zeros.
+
+        Proof (a) can use the result if BatchNorm coupled the calls, and all factors are
+        1: then the result is the gradient of the calls."""
         stored = {
             name: part.to(self.weights[name]) for name, part in event["whole"].items()
         }
@@ -194,7 +197,6 @@ class ReplayedLoop:
         if same_signatures(signature, recorded):  # the factor of all parameters is 1
             received = {name: stored[name] for name in stored if name in gradient}
             used = self.with_zeros(gradient | stored, settings_of(event))
-            # only proof (a) of a call through BatchNorm needs this gradient again
             is_coupled = any(call.statistics is not None for call in calls)
             return used, is_coupled and same_signatures(gradient, received)
 
@@ -238,7 +240,7 @@ class ReplayedLoop:
         fit: FactorFit,
         rounding: float,
     ) -> Weights | None:
-        """Clip by value those gradients that no factor explains (`fit.failing`). Return
+        """Clip by value the gradients that no factor explains (`fit.failing`). Return
         None if the result does not have the recorded signatures.
 
         Try the bound of an earlier step first. Else compute the bound from the recorded
@@ -248,7 +250,7 @@ class ReplayedLoop:
             recorded={name: recorded[name] for name in fit.failing},
             sign=self.signatures.of,
             rounding=rounding,
-            moved=fit.moved,
+            noise=fit.noise,
             largest=read_numbers(
                 [part.abs().max() for part in stored.values() if part.numel()]
             ),
@@ -263,12 +265,12 @@ class ReplayedLoop:
     def multiplied(
         self, gradient: Weights, factors: Mapping[str, float], recorded: Weights
     ) -> Weights:
-        """Multiply gradients by their factors. If possible, return the bits of the
-        recorded gradient.
+        """Return each gradient times its factor, with the bits that the loop had, if
+        possible.
 
         A factor is computed from rounded sums, so it may be wrong by some units in the
-        last place. Try nearby factors until the signature has the
-        bits of the recorded one."""
+        last place. Try nearby factors until the signature of the product equals the
+        signature that the loop has recorded."""
         products: Weights = {}
         for unit in UNITS:
             trial = {
@@ -330,10 +332,9 @@ class ReplayedLoop:
     # --- Comparison with the loop
 
     def meet(self, step: int, then: Any) -> float:
-        """Compare the replayed weights and momenta with the checkpoint `then`.
-
-        Return the relative distance of the weights.
-        Raise if it is larger than rounding."""
+        """Compare the replayed weights and momenta with those of the checkpoint `then`,
+        and return the relative distance of the weights. Raise if the distance is larger
+        than rounding."""
         error = distance(self.weights, then["weights"])
         self.refuse_astray(step, error, then["weights"])
         for known, here, there in zip(
@@ -448,8 +449,8 @@ class ReplayedSteps(AbstractSteps):
     same_kernels: bool = False
     # steps that need `remembered`, the momentum before them
     begins: frozenset[int] = frozenset()
-    # the replayed segment in memory, by the half-open range of its events (first, last
-    # + 1)
+    # The replayed segment in memory; at most one. Its key is the range of its events:
+    # the first, and the one after the last.
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
     # clipping by value in the steps so far
@@ -579,7 +580,7 @@ class ReplayedSteps(AbstractSteps):
                     yield step, after
 
     def segment(self, number: int) -> Segment:
-        """Return the steps between checkpoint number `place` and the next one."""
+        """Return the steps between checkpoint `number` and the next checkpoint."""
         begin, stop = [*self.loop.checkpoints, len(self.loop.events)][
             number : number + 2
         ]

@@ -100,11 +100,11 @@ def current_processes() -> Processes:
 
 # --- Shards: the parts of the trace that each process stores.
 #
-#     gradient that the optimizer used = c Σ_ranks Σ_calls Jᵀℓ′        with a factor c
+#     gradient that the optimizer used = c Σ_ranks Σ_calls Jᵀℓ′
 #
-# If gradients are averaged, c = 1/world, which proof (a) accepts as a scale. A merged
-# step has the calls of all ranks. The stored signatures show if all processes had the
-# same weights.
+# DistributedDataParallel averages the gradients of the processes, so the factor is c =
+# 1/world. Proof (a) accepts such a factor. A merged step has the calls of all ranks.
+# The stored signatures show if all processes had the same weights.
 
 
 UNTIL_ENDED = 60.0  # seconds to wait for the other processes after the first has ended
@@ -213,8 +213,9 @@ def refuse_other_step(
     if worst and not gaps[worst] <= SUM_EPS * torch.finfo(ours[worst].dtype).eps:
         raise Mistake(
             f"step {step}: after this step, the weights of rank {rank} differ from "
-            f"those of rank 0: '{worst}' by {gaps[worst]:.2g} of its size; was it taken "
-            "under no_sync(), without DistributedDataParallel, or with other settings?"
+            f"those of rank 0: '{worst}' by {gaps[worst]:.2g} of its size; was the step "
+            "taken under no_sync(), without DistributedDataParallel, or with other "
+            "settings?"
         )
 
 

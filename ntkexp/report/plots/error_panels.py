@@ -35,8 +35,8 @@ FEWEST_DECADES = 2
 
 @dataclass(frozen=True)
 class ErrorPanels:
-    """Axes with a row for each kernel machine. `strip` is None
-    if no error is only rounding."""
+    """Axes with a row for each kernel machine. Errors that are only rounding errors are
+    drawn in `strip`, all others in `axes`. Without rounding errors, `strip` is None."""
 
     strip: Axes | None
     axes: Axes

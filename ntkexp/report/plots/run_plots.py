@@ -99,7 +99,7 @@ class RunPlots:
             with style_of_user(style, is_house=ax is None):
                 if draw(self.run, canvas) is None:
                     raise Mistake(
-                        f"{self.run.name} has nothing of which '{name}' could be drawn"
+                        f"{self.run.name} has no data for the picture '{name}'"
                     )
             return canvas.axes
 

@@ -75,7 +75,7 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
 
 
 def note_exact_control(panels: ErrorPanels, row: int) -> None:
-    """Explain in the row of a control why it equals the network."""
+    """Write into the row of a control that equals the network: "by construction"."""
     panels.axes.annotate(
         "by construction", (0, row), xytext=(3, 0), xycoords=("axes fraction", "data"),
         textcoords="offset points", va="center", fontsize="small", color=GREY,
