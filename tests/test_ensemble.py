@@ -218,6 +218,8 @@ def test_places_are_sorted_angles() -> None:
         (("data=digits", "data.classes=all"), "one output, and the data has 10"),
         (("loss=logistic", "data=digits"), "loss=squared and optimizer=gd"),
         (("optimizer=adam",), "loss=squared and optimizer=gd"),
+        (("optimizer.weight_decay=0.1",), "leave out decay, clipping and layers' steps"),
+        (("optimizer.clip_norm=1",), "leave out decay, clipping and layers' steps"),
         (("schedule=cosine",), "equal steps; leave out"),
         (("schedule.warm_up=3",), "equal steps; leave out"),
         (("stop_at_loss=0.1",), "equal steps; leave out"),

@@ -223,7 +223,7 @@ def test_corners_are_drawn_evenly() -> None:
     ("source", "words"),
     [
         (Parity(dimension=3), "data.dimension=3"),
-        (Parity(order=11), "data.order=11"),
+        (Parity(order=11), "data.order=11 coordinates are multiplied, but data.dimension=10"),
         (
             ModularAddition(modulus=5, train=20, query=6),
             "data.modulus=5 makes 25 sums, and data.train, data.query and data.test ask for 26; lower one of them, or "

@@ -133,6 +133,7 @@ BAD: dict[str, tuple[str, str]] = {
     "an empty file": ("", "is empty"),
     "empty lines": ("\n\n", "is empty"),
     "a header alone": ("a,y\n", "no rows"),
+    "a target without a cell": ("a,y\n1,0.5\n2,\n", "line 3, column 'y' is '': the target is missing"),
     "a single column": ("y\n1\n2\n", "single column"),
     "no such column": ("a,yy\n1,2\n", "did you mean 'yy'?"),
     "the same name twice": ("a,y,a\n1,2,3\n", "more than one column 'a'"),

@@ -309,6 +309,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "half a mean": (attributing(mean="half"), "mean='half': choose one of"),
     "all effects": (attributing(effects="all"), "effects='all': choose one of"),
     "memory of NaN": (attributing(memory_gb=float("nan")), "memory_gb=nan: it takes a number > 0"),
+    "positions in words": (attributing(positions="yes"), "positions='yes': give True or False"),
     "a text that decodes": (attributing(decode="text"), "decode= is a str"),
     "queries of other lengths": (querying(torch.zeros(3, 5).double()), UNFIT),
     "queries in float32": (querying(torch.zeros(3, 4)), UNFIT),

@@ -232,6 +232,7 @@ def fixed(*shape: int) -> Callable[..., Tensor]:
         (fixed(6, 6), draw(6, 1, 1), r"y has the shape \[6, 1, 1\]"),
         (fixed(6, 6), torch.arange(6), "int64.*classes=True"),
         (fixed(6, 6), torch.tensor([1.0] * 5 + [float("nan")]), "not finite"),
+        (fixed(6, 6), torch.eye(6).to_sparse(), "y is nested, sparse, quantized"),
         (fixed(6, 6), draw(6), "singular.*ridge"),
         (lambda *given: draw(6, 6), draw(6), "not symmetric"),
     ],
@@ -252,6 +253,15 @@ def test_queries_and_settings_that_do_not_fit_are_refused() -> None:
         KernelMachine(fixed(6, 6), ridge=1.0, start=lambda x: x[:, :1]).fit(draw(6, 3), draw(6, 2))
     with refused("diverges"):
         KernelMachine(fixed(6, 6), steps=10**4, step_size=1e9).fit(draw(6, 3), draw(6))
-    for wrong in ({"steps": 3}, {"time": 1.0, "steps": 3, "step_size": 0.1}, {"ridge": -1.0}, {"time": -1.0}):
-        with refused():
+    with refused("y holds one class; give two at least"):
+        KernelMachine(fixed(6, 6), classes=True).fit(draw(6, 3), torch.zeros(6, dtype=torch.long))
+    two_trainings = "give either time= .*, or steps= with step_size="
+    for wrong, words in (
+        ({"steps": 3}, two_trainings),
+        ({"step_size": 0.1}, two_trainings),
+        ({"time": 1.0, "steps": 3, "step_size": 0.1}, two_trainings),
+        ({"ridge": -1.0}, "ridge=-1.0"),
+        ({"time": -1.0}, "time=-1.0"),
+    ):
+        with refused(words):
             KernelMachine("precomputed", **wrong)

@@ -397,6 +397,12 @@ class Cubed(AbstractPointwise):
             r"x1 is torch.int64 of shape \[2, 3\]; it takes floating numbers",
         ),
         ([DENSE], torch.ones(3), r"x1 is torch.float32 of shape \[3\]"),
+        ([DENSE], torch.ones(2, 3).to_sparse(), "x1 is nested, sparse, quantized"),
+        (
+            [CONV | {"valid": True, "circular": True}, FLATTEN],
+            IMAGES,
+            "a valid window .*one of circular and valid",
+        ),
         ([DENSE], torch.tensor([[1.0], [1e-17]]), "x1 is so small that its squares lose digits, in example 1; scale"),
         ([DENSE], 1e20 * VECTORS, "the NNGP kernel has entries beyond float32; lower W_std, or scale the inputs down"),
         ([DENSE], torch.tensor([[1.0], [torch.nan]]), "x1 has entries that are not finite, the first in example 1"),

@@ -70,8 +70,8 @@ def test_all_outputs_by_number_are_all() -> None:
 REFUSED = {
     "path.rule=[secant,left,secant]": "path.rule=[secant,left,secant]: give each rule once",
     "path.queries=[]": "path.queries=[]: the network must be read somewhere",
-    "path.outputs=[]": "path.outputs",
-    "path.outputs=[0,0]": "path.outputs",
+    "path.outputs=[]": "path.outputs=[]: give one or more, each once",
+    "path.outputs=[0,0]": "path.outputs=[0, 0]: give one or more, each once",
     "path.outputs=[3]": "path.outputs",
     "path.outputs=[-1]": "path.outputs",
     "kernel.sketch=5": "kernel.sketch=5: kernels along a path are exact",
