@@ -21,9 +21,9 @@ from ntkexp.allocator import memory_kept, release_memory
 from ntkexp.foreign_loop.again import AlteredLoop, altered_loop
 from ntkexp.foreign_loop.arguments import (
     FollowOptions,
+    ParameterGroups,
     checked_queries,
     measured_queries,
-    moved_names,
     refuse_other_objects,
     refuse_without_rules,
     runs_as_it_is,
@@ -178,7 +178,7 @@ def follow(
     # replays run on a copy of the model, which is also evaluated at the queries
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
-    moved = moved_names(inner, optimizers)
+    moved = {name for name, _ in ParameterGroups(inner, optimizers)}
     module = copy_module(inner).eval()
     if by is not None:
         components_of(by, sorted(moved))  # raises if a pattern names no parameter

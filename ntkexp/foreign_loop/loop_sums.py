@@ -74,7 +74,7 @@ class StepSummands:
     statistics: Float[Tensor, "query out"]  # change by BatchNorm's running statistics
     jumps: Float[Tensor, "query out"]  # change by discrete choices
     proofs: StepProofs
-    by_component: Sequence[LoopTerms] = ()  # terms of each component
+    by_component: Sequence[LoopTerms]  # terms of each component
 
 
 @dataclass
@@ -167,8 +167,8 @@ class LoopSums:
     proofs: Float[Tensor, "proof step"]
     closing: ClosingSums
     halves: Halves | None
-    by_component: TermTotals | None = None
-    by_position: LoopPositions | None = None
+    by_component: TermTotals | None
+    by_position: LoopPositions | None
 
     def add(self, step: StepSummands) -> None:
         """Add one step."""
@@ -306,8 +306,8 @@ def sums_at_zero(
     examples: int,
     steps: int,
     budget: MemoryBudget,
-    components: Components | None = None,
-    positions: Positions | None = None,
+    components: Components | None,
+    positions: Positions | None,
 ) -> LoopSums:
     """Return sums that start at zero. Raise if the sums
     and one step do not fit into memory.

@@ -36,10 +36,10 @@ from ntkexp.foreign_loop.call import (
 )
 from ntkexp.foreign_loop.example_losses import LossFunction, fresh, losses_function
 from ntkexp.foreign_loop.measure import MeasuredQueries
-from ntkexp.foreign_loop.signatures import NOISE_REPEATS, signature, with_noise
+from ntkexp.foreign_loop.signatures import NOISE_REPEATS, signature
 from ntkexp.kernel import Reader, Tape, plain_kernels
 from ntkexp.kernel.record.casts import is_short, without_casts
-from ntkexp.kernel.record.independence import refuse_dependence
+from ntkexp.kernel.record.independence import refuse_dependence, with_noise
 from ntkexp.kernel.record.tape import examples, map_tensors, part
 from ntkexp.kernel.record.taping import record
 from ntkexp.model.functional import (
@@ -470,7 +470,7 @@ def evaluate_at_queries(
     model: nn.Module,
     output: Output,
     queries: Inputs,
-    measured: MeasuredQueries | None = None,
+    measured: MeasuredQueries | None,
 ) -> Tensor | None:
     """Return the signature of the outputs of the user's model at the queries, in
     evaluation mode. With a measure, return the signature of its values.

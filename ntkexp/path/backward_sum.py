@@ -56,10 +56,10 @@ class BackwardStep:
     # Jᵢ at the weights of the model call, or Jᵢᵀℓ′ᵢ in the form of a Jacobian with one
     # output
     right: Sequence[Jacobian]
-    factor: Mapping[str, float] | None = None  # c, by parameter; None: 1
-    rounding: Weights = field(default_factory=dict)  # e, by parameter
+    rounding: Weights  # e, by parameter
     # mask by parameter: 0 where g is only a rounding error, 1 elsewhere
-    credit: Weights = field(default_factory=dict)
+    credit: Weights
+    factor: Mapping[str, float] | None = None  # c, by parameter; None: 1
 
 
 class StepTerms(NamedTuple):

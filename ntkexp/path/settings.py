@@ -310,6 +310,11 @@ class Path(Component):
         )
 
     @property
+    def tapes_with_error(self) -> int:
+        """Number of tapes in a step, including those of the error estimate."""
+        return len(self.positions(self.finer_quadrature))
+
+    @property
     def richardson_factor(self) -> float:
         """The error of the closing rule, divided by its difference
         to `finer_quadrature`.
