@@ -239,6 +239,19 @@ class Differences:
         return bool(agrees.all())
 
 
+def one_hot(
+    labels: Int[Tensor, " example"], classes: int
+) -> Float[Tensor, "example out"]:
+    return torch.nn.functional.one_hot(labels, classes).double()
+
+
+def centred_one_hot(
+    labels: Int[Tensor, " example"], classes: int
+) -> Float[Tensor, "example out"]:
+    """Return one-hot vectors minus 1/C for C classes, so that each row sums to zero."""
+    return one_hot(labels, classes) - 1 / classes
+
+
 def signs(
     labels: Int[Tensor, " example"], classes: int
 ) -> Float[Tensor, "example out"]:
@@ -250,7 +263,7 @@ def signs(
     """
     if classes == 2:
         return (2.0 * labels.double() - 1.0)[:, None]
-    return 2.0 * torch.nn.functional.one_hot(labels, classes).double() - 1.0
+    return 2.0 * one_hot(labels, classes) - 1.0
 
 
 class Squared(AbstractLoss):
@@ -273,7 +286,7 @@ class Squared(AbstractLoss):
     ) -> Float[Tensor, "example out"]:
         if classes == 2:
             return signs(labels, classes)
-        return torch.nn.functional.one_hot(labels, classes).double() - 1 / classes
+        return centred_one_hot(labels, classes)
 
     def real(
         self, values: Float[Tensor, "example value"]
@@ -311,7 +324,7 @@ class CrossEntropy(AbstractLoss):
     def encode(
         self, labels: Int[Tensor, " example"], classes: int
     ) -> Float[Tensor, "example out"]:
-        return torch.nn.functional.one_hot(labels, classes).double()
+        return one_hot(labels, classes)
 
     def value(
         self,

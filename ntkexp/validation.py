@@ -61,7 +61,7 @@ from ntkexp.report.known_effects import effects_of_run
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.parts import attributed_in_blocks
 from ntkexp.report.progress import Announced, in_place
-from ntkexp.report.run import Run, slice_of_split
+from ntkexp.report.run import Run, outputs_of, slice_of_split
 from ntkexp.report.sentence import main_split
 from ntkexp.report.validation import (
     Scores,
@@ -442,9 +442,7 @@ def case_of_run(
     names = run.contributions.coords["example"].to_numpy()
     return ValidationCase(
         scores=scores_of_run(run, list(points)),
-        whole=run.predictions.sel(machine="f_T").to_numpy()[list(points)][
-            :, list(run.outs)
-        ],
+        whole=outputs_of(run, "f_T")[list(points)][:, list(run.outs)],
         examples=tuple(map(str, names.tolist())),
         query=points,
         identity=RunFolder(run.path).identity,

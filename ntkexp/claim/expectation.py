@@ -285,8 +285,7 @@ class AbstractAverage(AbstractExpectation):
 
     @property
     def edges(self) -> tuple[float, ...]:
-        ends = (self.expected.low, self.expected.high)
-        return tuple(end for end in ends if math.isfinite(end))
+        return self.expected.edges
 
     @property
     def one_sided(self) -> bool:
@@ -490,8 +489,7 @@ class Slope(AbstractExpectation):
 
     @property
     def edges(self) -> tuple[float, ...]:
-        ends = (self.expected.low, self.expected.high)
-        return tuple(end for end in ends if math.isfinite(end))
+        return self.expected.edges
 
     @property
     def expected(self) -> Expected:

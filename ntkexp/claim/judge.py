@@ -146,8 +146,8 @@ def judge_part(
 def judge_rows(
     part: AbstractExpectation,
     rows: pd.DataFrame,
-    level: float = LEVEL,
-    null: float | None = None,
+    level: float,
+    null: float | None,
 ) -> Finding:
     """Judge rows by one part (rule) of the expectation.
     If a row has no finite number, the part is undecided.
@@ -211,7 +211,7 @@ def first_reason(rows: pd.DataFrame) -> str:
 
 
 def judge_evidence(
-    evidence: Interval | Errors, level: float, null: float | None = None
+    evidence: Interval | Errors, level: float, null: float | None
 ) -> Finding:
     if isinstance(evidence, Errors):
         return judge_errors(evidence)

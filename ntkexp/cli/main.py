@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
@@ -131,12 +131,6 @@ EXAMPLES = {
 """Two examples of each command, shown below its help."""
 
 
-def first_line_of(command: Callable[..., None]) -> str:
-    """Return the first line of a command's docstring,
-    which the list of commands shows."""
-    return (command.__doc__ or "").strip().partition("\n")[0]
-
-
 def examples_of(name: str) -> str | None:
     """Return the examples below the help of a command.
     Click keeps the lines after "\\b"."""
@@ -157,9 +151,10 @@ def assemble() -> typer.Typer:
     program.add_typer(kernel, name="kernel")
     for group, commands in ((program, COMMAND_FUNCTIONS), (kernel, KERNEL_COMMANDS)):
         for command in commands:
-            group.command(
-                short_help=first_line_of(command), epilog=examples_of(command.__name__)
-            )(spread_options(command))
+            summary = (command.__doc__ or "").strip().partition("\n")[0]
+            group.command(short_help=summary, epilog=examples_of(command.__name__))(
+                spread_options(command)
+            )
     return program
 
 

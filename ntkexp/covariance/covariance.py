@@ -30,7 +30,6 @@ from ntkexp.covariance.pairs import (
     Coarse,
     Pairs,
     average_pixels,
-    keeps_pixels,
     pairs_after,
 )
 from ntkexp.mistake import Mistake
@@ -324,7 +323,8 @@ class Covariance:
     def coarse(self, coarse: Sequence[Coarse]) -> Covariance:
         """Average pixels in K and Θ: K′[p′, q′] = mean K[p, q]
         over p in p′ and q in q′."""
-        if keeps_pixels(coarse, self.pairs):
+        axes = zip(coarse, self.pairs.pixels, strict=True)
+        if all(one.is_identity(pixels) for one, pixels in axes):
             return self
         averages = self.map(lambda values: average_pixels(values, self.pairs, coarse))
         return replace(averages, pairs=pairs_after(coarse, self.pairs))

@@ -457,10 +457,6 @@ def pairs_after(coarse: Sequence[AbstractPixelMap], pairs: Pairs) -> Pairs:
     return Pairs(pixels, offsets)
 
 
-def keeps_pixels(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
-    return all(one.is_identity(n) for one, n in zip(coarse, pairs.pixels, strict=True))
-
-
 def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
     """Average over the pixels that each coarse pixel covers (see `Coarse`),
     axis by axis."""

@@ -171,7 +171,7 @@ class Update:
 
     weight_slice: slice
     linear: LinearStep
-    denominator: Denominator | None = None
+    denominator: Denominator | None
 
 
 @dataclass(frozen=True, kw_only=True)

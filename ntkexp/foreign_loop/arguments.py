@@ -152,13 +152,6 @@ class ParameterGroups:
             yield from self.of(optimizer).items()
 
 
-def updated_names(
-    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
-) -> set[str]:
-    """Return the names of the parameters that the optimizers update."""
-    return {name for name, _ in ParameterGroups(model, optimizers)}
-
-
 def moves(weight: Tensor) -> bool:
     """Return False for a frozen parameter in half precision that an optimizer holds,
     such as a weight of a base model with adapters. `ParameterGroups` omits such
@@ -298,17 +291,17 @@ NEVER_CALLED = (
 class FollowOptions:
     """The options of `follow`, which documents their meaning."""
 
-    output: Output = None
-    measure: Measure | None = None
-    ids: Ids = None
-    loss: ExampleLoss | None = None
-    to: Path | str | None = None
-    every: int | None = None
-    by: By | None = None
-    memory_gb: float = 4.0
-    batch_norm: BatchNormMode = "exact"
-    rules: Sequence[AbstractOptimizerRule] = ()
-    log: Any = None
+    output: Output
+    measure: Measure | None
+    ids: Ids
+    loss: ExampleLoss | None
+    to: Path | str | None
+    every: int | None
+    by: By | None
+    memory_gb: float
+    batch_norm: BatchNormMode
+    rules: Sequence[AbstractOptimizerRule]
+    log: Any
 
     @property
     def budget(self) -> MemoryBudget:

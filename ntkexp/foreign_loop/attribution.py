@@ -320,7 +320,7 @@ class LoopBackward:
         """Return the gradient of the calls, and their outputs,
         by autograd under the loop's casts."""
         called, outputs = self.calls.called, list[Tensor]()
-        gradient = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
+        gradient = step.zero_gradient
         gradient |= called.gradient(step.calls, begun, outputs.append)
         cast = [
             replace(
@@ -484,7 +484,7 @@ def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weigh
             )
         del total
     if not calls:
-        return {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
+        return step.zero_gradient
     return gradient
 
 

@@ -77,7 +77,7 @@ class CallRecorder:
     pending: PendingCalls
     output: Output
     ids: Ids
-    log: StepLog | None = None
+    log: StepLog | None
     count: int = 0  # number of recorded calls
     # `count` at the start of each call, for calls inside calls
     under_way: list[int] = field(default_factory=list)

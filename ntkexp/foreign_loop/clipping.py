@@ -91,10 +91,10 @@ class StepFacts:
 
     rows: int  # number of examples
     drew: bool  # True if a call drew random numbers
-    differentiated: bool = False  # True if a backward pass had create_graph=True
-    losses: bool = False  # True if `trace.losses` was called
-    other_outputs: tuple[str, ...] = ()  # outputs without a row for each example
-    passes: int = 0  # largest number of backward passes through one call
+    differentiated: bool  # True if a backward pass had create_graph=True
+    losses: bool  # True if `trace.losses` was called
+    other_outputs: tuple[str, ...]  # outputs without a row for each example
+    passes: int  # largest number of backward passes through one call
 
 
 @dataclass(frozen=True)

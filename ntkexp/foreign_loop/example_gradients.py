@@ -40,10 +40,10 @@ class CallReaders:
 
     called: CalledModule
     trained: frozenset[str]
-    batch_norm: BatchNormMode = "exact"
-    buffer_bytes: float = 1e9  # memory for gradients of examples
+    batch_norm: BatchNormMode
+    buffer_bytes: float  # memory for gradients of examples
     # if given, also compute the gradients by position
-    positions: Positions | None = None
+    positions: Positions | None
     readers: dict[tuple[LayerModes, Output], Reader] = field(default_factory=dict)
     # ids of the functions of `trace.losses` in which the loss of an example depends on
     # other examples

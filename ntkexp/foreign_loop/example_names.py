@@ -68,11 +68,8 @@ def digests(inputs: Inputs) -> tuple[str, ...]:
         for tensor in tensors(inputs)
     ]
     rows = zip(*(column.view(torch.uint8).numpy() for column in columns), strict=True)
-    return tuple(digest_of(b"".join(part.tobytes() for part in row)) for row in rows)
-
-
-def digest_of(content: bytes) -> str:
-    return sha256(content).hexdigest()[:DIGEST_LENGTH]
+    contents = (b"".join(part.tobytes() for part in row) for row in rows)
+    return tuple(sha256(content).hexdigest()[:DIGEST_LENGTH] for content in contents)
 
 
 def names_of(

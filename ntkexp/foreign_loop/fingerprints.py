@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.kernel import plain_kernels
+from ntkexp.kernel.record.independence import with_noise
 from ntkexp.kernel.record.tape import map_tensors
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import as_rows
@@ -87,23 +88,6 @@ def fingerprint_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
         )
         FINGERPRINT_VECTORS[key] = drawn.to(like)
     return FINGERPRINT_VECTORS[key]
-
-
-def with_noise(
-    generator: torch.Generator, size: float | None, tensor: Tensor
-) -> Tensor:
-    """Add relative noise: multiply each element by 1 + `size` · N(0, 1). If `size` is
-    None, it is the dtype's eps.
-
-    Return integer tensors unchanged.
-    """
-    if not tensor.is_floating_point():
-        return tensor
-    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(
-        tensor
-    )
-    relative = torch.finfo(tensor.dtype).eps if size is None else size
-    return tensor * (1 + relative * drawn)
 
 
 @dataclass(frozen=True)

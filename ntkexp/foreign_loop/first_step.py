@@ -46,10 +46,7 @@ class FirstStepProof:
             self.refuse_other_axes(call)
         if all(call.at == step.index for call in step.calls):
             begun = weights_of_calls(step.calls, [step.start] * len(step.calls))
-            zeros = {
-                name: torch.zeros_like(step.start[name]) for name in step.with_grad
-            }
-            of_calls = zeros | self.called.gradient(step.calls, begun)
+            of_calls = step.zero_gradient | self.called.gradient(step.calls, begun)
             consumed = {name: step.gradient[name] for name in step.with_grad}
             cast_eps = self.called.cast_eps(step.calls)
             noise = partial(self.called.noise, step.calls, begun)

@@ -21,6 +21,7 @@ from ntkexp.allocator import memory_kept, release_memory
 from ntkexp.foreign_loop.again import AlteredLoop, altered_loop
 from ntkexp.foreign_loop.arguments import (
     FollowOptions,
+    ParameterGroups,
     checked_queries,
     measured_queries,
     refuse_other_objects,
@@ -28,7 +29,6 @@ from ntkexp.foreign_loop.arguments import (
     runs_as_it_is,
     unwrapped_model,
     unwrapped_optimizers,
-    updated_names,
 )
 from ntkexp.foreign_loop.batch_norm import BatchNormMode
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
@@ -178,7 +178,7 @@ def follow(
     # replays run on a copy of the model, which is also evaluated at the queries
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
-    updated = updated_names(inner, optimizers)
+    updated = {name for name, _ in ParameterGroups(inner, optimizers)}
     module = copy_module(inner).eval()
     if by is not None:
         components_of(by, sorted(updated))  # raises if a pattern names no parameter

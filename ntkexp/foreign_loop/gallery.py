@@ -103,12 +103,9 @@ def stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
-    """Decode each row of tokens."""
-    return np.array([text_of(row, decode) for row in rows], dtype=str)
-
-
-def text_of(row: NDArray[Any], decode: Decode) -> str:
-    return decode([int(token) for token in row if token >= 0])
+    """Decode each row of tokens, without its padding."""
+    decoded = [decode([int(token) for token in row if token >= 0]) for row in rows]
+    return np.array(decoded, dtype=str)
 
 
 def token_texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:

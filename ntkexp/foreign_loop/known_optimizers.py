@@ -81,7 +81,7 @@ NOT_LINEAR = {
 
 
 def known_optimizer(
-    optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOptimizerRule] = ()
+    optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOptimizerRule]
 ) -> KnownOptimizer:
     """Return the rule of an optimizer: one of the user's `rules`, or the rule of its
     class in PyTorch or another library. Raise if there is none."""

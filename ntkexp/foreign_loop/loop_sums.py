@@ -75,7 +75,7 @@ class StepSummands:
     # change that no secant explains, because a discrete choice (an argmax) changed
     jumps: Float[Tensor, "query out"]
     proofs: StepProofs
-    by_component: Sequence[LoopTerms] = ()  # terms of each component
+    by_component: Sequence[LoopTerms]  # terms of each component
 
 
 @dataclass
@@ -168,8 +168,8 @@ class LoopSums:
     proofs: Float[Tensor, "proof step"]
     closing: ClosingSums
     halves: Halves | None
-    by_component: TermTotals | None = None
-    by_position: LoopPositions | None = None
+    by_component: TermTotals | None
+    by_position: LoopPositions | None
 
     def add(self, step: StepSummands) -> None:
         """Add one step."""
@@ -309,8 +309,8 @@ def sums_at_zero(
     examples: int,
     steps: int,
     budget: MemoryBudget,
-    components: Components | None = None,
-    positions: Positions | None = None,
+    components: Components | None,
+    positions: Positions | None,
 ) -> LoopSums:
     """Return sums that start at zero. Raise if the sums
     and one step do not fit into memory.

@@ -38,11 +38,11 @@ from ntkexp.foreign_loop.call import (
     without_kernels,
 )
 from ntkexp.foreign_loop.example_losses import LossFunction, fresh, losses_function
-from ntkexp.foreign_loop.fingerprints import NOISE_REPEATS, fingerprint, with_noise
+from ntkexp.foreign_loop.fingerprints import NOISE_REPEATS, fingerprint
 from ntkexp.foreign_loop.measure import MeasuredQueries
 from ntkexp.kernel import Reader, Tape, plain_kernels
 from ntkexp.kernel.record.casts import is_short, without_casts
-from ntkexp.kernel.record.independence import refuse_dependence
+from ntkexp.kernel.record.independence import refuse_dependence, with_noise
 from ntkexp.kernel.record.tape import examples, map_tensors, part
 from ntkexp.kernel.record.taping import record
 from ntkexp.model.functional import (
@@ -484,7 +484,7 @@ def evaluate_at_queries(
     model: nn.Module,
     output: Output,
     queries: Inputs,
-    measured: MeasuredQueries | None = None,
+    measured: MeasuredQueries | None,
 ) -> Tensor | None:
     """Return the fingerprint of the outputs of the user's model at the queries, in
     evaluation mode. With a measure, return the fingerprint of its values.

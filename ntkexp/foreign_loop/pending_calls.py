@@ -27,7 +27,7 @@ class PendingCalls:
     """The recorded calls whose gradients a later step may use."""
 
     loop: RunningLoop
-    weighing: Weighing | None = None  # weights of examples in a loop that runs again
+    weighing: Weighing | None  # weights of examples in a loop that runs again
     calls: list[ModelCall] = field(default_factory=list)
     # True if a backward pass since the latest step had create_graph=True
     is_differentiated: bool = False

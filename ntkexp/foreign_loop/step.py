@@ -73,6 +73,10 @@ class FollowedStep:
         """The parameters with a gradient in this step."""
         return [name for name in self.linear if name not in self.without_grad]
 
+    @property
+    def zero_gradient(self) -> Weights:
+        return {name: torch.zeros_like(self.start[name]) for name in self.with_grad}
+
     def of(self, name: str) -> LinearStep:
         """Return the linear step of a parameter. It is the identity if no optimizer
         updates the parameter."""

@@ -38,7 +38,7 @@ class StepLog:
 
     log: LogStep
     optimizers: Sequence[torch.optim.Optimizer]
-    loss: ExampleLoss | None = None
+    loss: ExampleLoss | None
     index: int = -1  # index of the step in `numbers`
     numbers: dict[str, float] = field(default_factory=dict)
 

@@ -49,8 +49,8 @@ class StepRecorder:
 
     loop: RunningLoop
     pending: PendingCalls
-    first: FirstStepProof | None = None  # runs proof (a) of the first step; then None
-    log: StepLog | None = None
+    first: FirstStepProof | None  # runs proof (a) of the first step; then None
+    log: StepLog | None
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(
         default_factory=dict

@@ -32,7 +32,7 @@ from ntkexp.kernel.read.plan import selected_outputs
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.limit.network import Network
-from ntkexp.loss import Squared
+from ntkexp.loss import Squared, centred_one_hot
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import LearningTask, ScaledOutput
 from ntkexp.model.functional import load_tensors
@@ -135,7 +135,7 @@ class AbstractKernel(ABC):
         target = torch.cat([split.target for split in splits_of(self.data).values()])
         classes = len(self.data.classes)
         if self.outputs == classes == 2:  # a network with two outputs for two classes
-            return torch.nn.functional.one_hot(target, classes).double() - 1 / classes
+            return centred_one_hot(target, classes)
         return Squared().targets(target, classes)
 
     @property

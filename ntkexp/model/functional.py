@@ -8,7 +8,7 @@ wrong weights."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
@@ -299,7 +299,9 @@ def choose_output(answer: object, output: Output) -> Tensor:
             "output=[] names no output; give the name or the place of a tensor"
         )
     if isinstance(output, tuple):
-        return join_outputs([choose_output(answer, name) for name in output])
+        # one row per example, with all outputs
+        outputs = [as_rows(choose_output(answer, name)) for name in output]
+        return torch.cat(outputs, 1)
     if not (output is None or isinstance(output, str | int)):
         raise Mistake(
             f"output={in_short(output)} is a {type(output).__name__}; give the name or the place "
@@ -331,11 +333,6 @@ def choose_output(answer: object, output: Output) -> Tensor:
     raise Mistake(
         f"output={output!r} is not a tensor of the {kind} that the module gives{hint}; {listed}"
     )
-
-
-def join_outputs(outputs: Sequence[Tensor]) -> Float[Tensor, "example number"]:
-    """Flatten each output to one row per example, and concatenate the rows."""
-    return torch.cat([as_rows(output) for output in outputs], 1)
 
 
 def as_rows(outputs: Tensor) -> Float[Tensor, "example number"]:

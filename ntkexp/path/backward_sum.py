@@ -57,12 +57,12 @@ class BackwardStep:
     # Jᵢ at the weights of the model call, or Jᵢᵀℓ′ᵢ in the form of a Jacobian with one
     # output
     right: Sequence[Jacobian]
-    factor: Mapping[str, float] | None = None  # c, by parameter; None: 1
-    rounding: Weights = field(default_factory=dict)  # e, by parameter
+    rounding: Weights  # e, by parameter
     # factors in [0, 1] of the elements of c Jᵢ, by parameter; missing parameters have 1.
     # The factor is 0 where g is only a rounding error. In a loop that clips gradients
     # by value, it is the clipping factor of the element.
-    credit: Weights = field(default_factory=dict)
+    credit: Weights
+    factor: Mapping[str, float] | None = None  # c, by parameter; None: 1
 
 
 class StepTerms(NamedTuple):

@@ -86,7 +86,7 @@ class EveryStep(AbstractIntegration):
             rules=rules,
             kernels=rules * self.path.keeps_kernels,
             errors=int(bool(self.path.finer_quadrature)),
-            tapes=len(self.path.positions(self.path.finer_quadrature)),
+            tapes=self.path.tapes_with_error,
         )
 
     def begin(
@@ -191,7 +191,7 @@ class AlongFlow(AbstractIntegration):
     @property
     def costs(self) -> Costs:
         errors = int(bool(self.path.error_samples))
-        tapes = len(self.path.positions(self.path.finer_quadrature))
+        tapes = self.path.tapes_with_error
         # the error estimate needs a second path kernel
         return Costs(rules=1, kernels=1 + errors, errors=errors, tapes=tapes)
 
@@ -253,7 +253,7 @@ class Backward(AbstractIntegration):
     @property
     def costs(self) -> Costs:
         rules = len(self.path.rule)
-        tapes = len(self.path.positions(self.path.finer_quadrature))
+        tapes = self.path.tapes_with_error
         return Costs(
             rules,
             rules,

@@ -312,6 +312,11 @@ class Path(Component):
         )
 
     @property
+    def tapes_with_error(self) -> int:
+        """Number of tapes in a step, including those of the error estimate."""
+        return len(self.positions(self.finer_quadrature))
+
+    @property
     def richardson_factor(self) -> float:
         """Richardson's factor 1 + 1/(4ᵏ⁺¹ − 1), after k Romberg extrapolations. The
         error of the closing rule is this factor times the difference between the

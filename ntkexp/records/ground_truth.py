@@ -22,7 +22,6 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import being_sealed, being_written, make_folder, sealed_for
 from ntkexp.records.folder import RunFolder
 
@@ -135,29 +134,3 @@ class GroundTruth:
                 query=np.array(self.query, dtype=np.int64),
                 facts=np.array([self.identity, str(self.fresh), self.digest]),
             )
-
-
-def read_ground_truth(path: Path) -> GroundTruth:
-    """Read a file that `GroundTruth.write` wrote.
-    Raise if its arrays do not match its digest."""
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            identity, fresh, digest = arrays["facts"].tolist()
-            truth = GroundTruth(
-                left_out=arrays["left_out"],
-                outputs=arrays["outputs"],
-                whole=arrays["whole"],
-                examples=tuple(arrays["examples"].tolist()),
-                query=tuple(arrays["query"].tolist()),
-                identity=identity,
-                fresh=int(fresh),
-            )
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise Mistake(
-            f"{path} is not a ground truth that ntkexp validate wrote ({type(error).__name__})"
-        ) from None
-    if truth.digest != digest:
-        raise Mistake(
-            f"{path} is damaged: its numbers are not those of its digest; ntkexp validate writes it again"
-        )
-    return truth

@@ -342,14 +342,6 @@ def read_steps(path: Path) -> NDArray[np.int64]:
     return np.asarray(get_array(open_store(path), "step")[...], dtype=np.int64)
 
 
-def read_snapshot(path: Path, index: int) -> Kernel:
-    """Read the tangent kernel of one snapshot.
-    A trace is returned as a kernel with one output."""
-    name = tangent_array_name(path)
-    kernel = np.asarray(get_array(open_store(path), name)[index], dtype=np.float64)
-    return kernel[:, None, :, None] if name == TRACE else kernel
-
-
 # --- predictions.zarr: the outputs of the network and of each kernel machine
 # at all points.
 #

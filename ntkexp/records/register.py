@@ -147,7 +147,9 @@ class Register:
             published.reload()
             continued = Register(self.path, self.lines, published=published.lines)
             lines = [
-                line for line in continued.new_lines if claim_of_line(line) in names
+                line
+                for line in continued.new_lines
+                if line.get("entry", line.get("look")) in names
             ]
             for line in lines:
                 published.append(without_chain(line))
@@ -348,10 +350,6 @@ class Register:
 def without_chain(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line without its link to the previous line."""
     return {key: value for key, value in line.items() if key != "previous"}
-
-
-def claim_of_line(line: Mapping[str, Any]) -> str:
-    return str(line.get("entry", line.get("look")))
 
 
 def merged_fields(attempts: Sequence[RegisterEntry]) -> list[dict[str, Json]]:

@@ -50,6 +50,11 @@ class Expected:
     def high(self) -> float:
         return math.inf if self.bound == "lower" else self.value + self.margin
 
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """The finite ends of the range."""
+        return tuple(end for end in (self.low, self.high) if math.isfinite(end))
+
 
 class Fit(Component):
     """A quantity of each run (`kernel_change`, `left.test`, …),

@@ -132,7 +132,7 @@ def format_breakdown(
     removal: Removal,
     agreement: Agreement | None,
     top: int,
-    order: str = "",
+    order: str,
 ) -> str:
     """Format the removal and the breakdown of each output as text.
 
@@ -153,7 +153,7 @@ def format_breakdown(
     return "\n\n".join(blocks) + "\n"
 
 
-def breakdown_heading(removal: Removal, order: str = "") -> str:
+def breakdown_heading(removal: Removal, order: str) -> str:
     """Describe the retraining and the accuracy of the breakdown in one sentence."""
     group = counted(len(removal.example), "example")
     if order:

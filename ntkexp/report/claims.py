@@ -240,7 +240,7 @@ def outlook(record: ClaimRecord, look: str = "main") -> str:
 
 
 def standing_verdicts(
-    records: Sequence[ClaimRecord], registered: int = 0
+    records: Sequence[ClaimRecord], registered: int
 ) -> list[bool | None]:
     """Apply Holm's correction over all empirical claims of the same size.
 

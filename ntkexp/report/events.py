@@ -79,7 +79,7 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
         for step, number in zip(measured["step"], measured[column], strict=True):
             value = Summary.Value(tag=metric_name(column), simple_value=float(number))
             yield int(step), Summary(value=[value])
-    last = int(run.metrics["step"].iloc[-1])
+    last = run.last_step
     for row in run.ladder:
         if row.relative_error is not None:
             tag = ladder_name(row.split, row.machine)

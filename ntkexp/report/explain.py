@@ -116,6 +116,10 @@ class Explanation:
         }
 
     @property
+    def has_effects(self) -> bool:
+        return any(part.left_out is not None for part in self.parts)
+
+    @property
     def mass(self) -> float:
         """The sum of the magnitudes of all contributions, Σᵢ |𝒮(x, xᵢ)|."""
         return sum(abs(part.added) for part in self.parts)
@@ -372,7 +376,7 @@ def format_explanation(explanation: Explanation, top: int) -> str:
         columns.insert(1, "on a line")
     if point.phase is not None:
         columns.insert(2, "phase")
-    if any(part.left_out is not None for part in explanation.parts):
+    if explanation.has_effects:
         columns.append("if left out")
     tables = [
         tabulate_pieces(explanation),
@@ -412,7 +416,7 @@ def notes(explanation: Explanation) -> list[str]:
         remarks.append(explanation.movement.sentence)
     if explanation.warning:
         remarks.append(f"if left out: withheld; {explanation.warning}")
-    elif any(part.left_out is not None for part in explanation.parts):
+    elif explanation.has_effects:
         how = "predicted by its effect"
         if explanation.left_out_is_actual:
             how = "found by training without it"

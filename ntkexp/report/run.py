@@ -110,6 +110,10 @@ class Run:
         return folder / "report"
 
     @property
+    def last_step(self) -> int:
+        return int(self.metrics["step"].iloc[-1])
+
+    @property
     def outcome(self) -> str:
         """The result of training in words; empty while the run is unfinished."""
         return str(self.facts.get("outcome", ""))
@@ -253,13 +257,6 @@ class Run:
             if str(name).startswith(CONTRIBUTION)
         ]
         return tuple(str(part.attrs["rule"]) for part in parts)
-
-    def by_rule(self, kind: str, rule: str) -> xr.DataArray | None:
-        """Return an array of an attribution rule, such as `decay`.
-        Return None if it is missing."""
-        return self.contributions.get(
-            called(kind, rule, explained_rule(self.rules) or rule)
-        )
 
     def parts(self, rule: str) -> xr.DataArray:
         """Return the contributions of an attribution rule, [query, out, example]."""

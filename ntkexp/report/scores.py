@@ -80,6 +80,11 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         self._find = find
         return self
 
+    @property
+    def _finder(self) -> FindExample:
+        find: FindExample = getattr(self, "_find", lambda axis, place: None)
+        return find
+
     def summary(self) -> str:
         """Summarise the attribution: its parts, the error of their sum,
         and the cancellation.
@@ -133,7 +138,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         arrays: str = super()._repr_html_()
         if not self.is_complete:
             return arrays
-        table = html_table(self, getattr(self, "_find", lambda axis, place: None))
+        table = html_table(self, self._finder)
         details = f"<details><summary>all arrays</summary>{arrays}</details>"
         return f"<div><p>{escape(self.summary())}</p>{table}{details}</div>"
 
@@ -143,7 +148,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         `.timeline()`, `.components()`."""
         from ntkexp.report.plots.attribution_plots import AttributionPlots  # noqa: PLC0415  loads matplotlib
 
-        return AttributionPlots(self, getattr(self, "_find", lambda axis, place: None))
+        return AttributionPlots(self, self._finder)
 
     def explain(self, query: int = 0, *, out: str | int | None = None) -> Explanation:
         """Explain one output at one query: the terms that add up to it,
@@ -161,8 +166,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
             Mistake: if there is no such query or output,
                 or if the query was not attributed.
         """
-        find = getattr(self, "_find", lambda axis, place: None)
-        return explain_attribution(self, query, out, find)
+        return explain_attribution(self, query, out, self._finder)
 
     def to_scores(
         self,

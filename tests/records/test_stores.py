@@ -31,7 +31,6 @@ from ntkexp.records.kernels import (
     get_array,
     open_store,
     read_predictions,
-    read_snapshot,
     read_steps,
     write_path_kernel,
     write_predictions,
@@ -86,7 +85,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     write_all(tmp_path / "run")
     path = tmp_path / "run" / "kernels.zarr"
     assert read_steps(path).tolist() == [0, 1]
-    np.testing.assert_array_equal(read_snapshot(path, 1), kernel(1))
+    np.testing.assert_array_equal(get_array(open_store(path), "tangent")[1], kernel(1))
     np.testing.assert_array_equal(get_array(open_store(path), "path_secant")[...], kernel(2))
     assert list(read_predictions(tmp_path / "run" / "predictions.zarr")) == ["f_0", "secant"]
     assert read_data(tmp_path / "run" / "data.npz")["classes"].tolist() == ["a", "b"]
@@ -126,15 +125,15 @@ def test_snapshots_that_were_not_reached_are_trimmed(tmp_path: Path) -> None:
     assert read_steps(tmp_path / "k").tolist() == [0] + [NOT_YET] * 6
     assert finish_kernels(tmp_path / "k") == 1
     assert read_steps(tmp_path / "k").tolist() == [0]
-    np.testing.assert_array_equal(read_snapshot(tmp_path / "k", 0), kernel(0))
+    np.testing.assert_array_equal(get_array(open_store(tmp_path / "k"), "tangent")[0], kernel(0))
 
 
-def test_traces_are_kept_as_matrices_and_read_as_kernels_of_one_output(tmp_path: Path) -> None:
+def test_traces_are_kept_as_matrices(tmp_path: Path) -> None:
     create_kernels(tmp_path / "k", 5, 2, 3, 2, traced=True)
     trace = np.arange(15.0).reshape(5, 1, 3, 1)
     write_snapshot(tmp_path / "k", 0, 0, trace, kernel(0)[0, 0])
     finish_kernels(tmp_path / "k")
-    np.testing.assert_array_equal(read_snapshot(tmp_path / "k", 0), trace)
+    np.testing.assert_array_equal(get_array(open_store(tmp_path / "k"), "trace")[0], trace[:, 0, :, 0])
     found = xr.open_zarr(tmp_path / "k", consolidated=False)
     assert found["trace"].dims == ("snapshot", "query", "train")
     assert found["output_gradient"].sizes == {"snapshot": 1, "train": 3, "out_": 2}
@@ -144,7 +143,7 @@ def test_a_kernel_of_zeros_and_one_of_nan_are_kept(tmp_path: Path) -> None:
     create_kernels(tmp_path / "k", 5, 2, 3, 2)
     for index, value in enumerate((0.0, np.nan)):
         write_snapshot(tmp_path / "k", index, index, np.full((5, 2, 3, 2), value), np.full((3, 2), value))
-        np.testing.assert_array_equal(read_snapshot(tmp_path / "k", index), value)
+        np.testing.assert_array_equal(get_array(open_store(tmp_path / "k"), "tangent")[index], value)
 
 
 @pytest.mark.parametrize("part", ["kernel", "output_gradient"])
@@ -172,7 +171,7 @@ def test_a_killed_writer_leaves_whole_kernels(tmp_path: Path, written: int) -> N
     assert count > written
     np.testing.assert_array_equal(steps[:count], 10 * np.arange(count))  # none is missing before the last
     for k in (0, written, count - 1):
-        np.testing.assert_array_equal(read_snapshot(path, k), k)
+        np.testing.assert_array_equal(get_array(open_store(path), "tangent")[k], k)
     finish_kernels(path)
     assert not list(path.rglob("*.partial"))
     assert set(xr.open_zarr(path, consolidated=False).sizes.values()) == {count, 200, 1, 100}

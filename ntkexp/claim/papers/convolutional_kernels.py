@@ -28,6 +28,7 @@ from ntkexp.data.base import AbstractSource, Data, Examples, Standardise
 from ntkexp.init import NTK, AbstractInit
 from ntkexp.layer.affine import Affine, Convolution
 from ntkexp.limit.infinite_kernel import infinite_kernel
+from ntkexp.loss import centred_one_hot
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, AbstractLayered
 from ntkexp.model.networks import CNTK
@@ -212,7 +213,7 @@ class LimitRegression(AbstractTrial):
     def solved(self, model: AbstractLayered, data: Data) -> Iterator[dict[str, Level]]:
         layers = model.layers(self.init, tuple(data.train.inputs.shape[1:]), 1)
         x = data.train.inputs
-        y = centred(data.train.target, len(data.classes))
+        y = centred_one_hot(data.train.target, len(data.classes))
         among = infinite_kernel(layers, x, threads=1)[1]
         across = infinite_kernel(layers, data.test.inputs, x, threads=1)[1]
         identity = torch.eye(len(among), dtype=among.dtype)
@@ -283,7 +284,7 @@ class LearningCurve(AbstractTrial):
                 "give more"
             )
         found = {}
-        y = centred(labels, len(data.classes))
+        y = centred_one_hot(labels, len(data.classes))
         for name, model in {"model": self.model, "beside": self.beside}.items():
             kernel = infinite_kernel(
                 model.layers(self.init, tuple(x.shape[1:]), 1), x, threads=1
@@ -454,11 +455,6 @@ def labelled(source: AbstractSource, seed: int) -> Data:
     return data
 
 
-def centred(labels: Tensor, classes: int) -> Float[Tensor, "example class"]:
-    """Return one-hot targets minus 1/C for C classes, so that rows sum to zero."""
-    return torch.nn.functional.one_hot(labels, classes).double() - 1 / classes
-
-
 INIT = NTK(W_std=sqrt(2), b_std=0.0)
 FAMILIES = {"CNTK": False, "CNTK-GAP": True}
 MOMENTUM = 0.9
@@ -517,7 +513,7 @@ class ConvolutionalAccuracy(AbstractTrial):
     ) -> Iterator[tuple[str, float]]:
         x = data.train.inputs
         new = data.test.inputs
-        y = centred(data.train.target, len(data.classes))
+        y = centred_one_hot(data.train.target, len(data.classes))
         layers = model.layers(INIT, tuple(x.shape[1:]), 1)
         among = infinite_kernel(layers, x, threads=1)
         across = infinite_kernel(layers, new, x, threads=1)

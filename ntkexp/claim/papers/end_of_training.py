@@ -12,7 +12,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import grad, hessian, vmap
 
-from ntkexp.claim.papers.convolutional_kernels import centred
 from ntkexp.claim.papers.lazy_and_rich import (
     LearnedTask,
     ScaledNetwork,
@@ -27,6 +26,7 @@ from ntkexp.data.base import AbstractSource
 from ntkexp.effects.curvature import load_forward_mode
 from ntkexp.init import AbstractInit
 from ntkexp.limit.infinite_kernel import infinite_kernel
+from ntkexp.loss import centred_one_hot
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, AbstractLayered, LearningTask
 from ntkexp.shapes import Weights
@@ -211,7 +211,7 @@ class LinearModes(AbstractTrial):
         data = self.data.split(seed)
         _, white = principal_maps(data.train.inputs.flatten(1))
         x = data.train.inputs.flatten(1) @ white
-        y = centred(data.train.target, len(data.classes))
+        y = centred_one_hot(data.train.target, len(data.classes))
         u, s, v = torch.linalg.svd(y.t() @ x / len(x), full_matrices=False)
         # Centred targets of C classes have rank C − 1, and so C − 1 modes.
         u = u[:, : y.shape[1] - 1]
@@ -303,7 +303,7 @@ class Operations(AbstractTrial):
         x = data.train.inputs
         new = data.test.inputs
         classes = len(data.classes)
-        y = centred(data.train.target, classes)
+        y = centred_one_hot(data.train.target, classes)
         shape = LearningTask(tuple(x.shape[1:]), classes)
 
         # Regression with the kernel at infinite width

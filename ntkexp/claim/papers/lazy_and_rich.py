@@ -18,7 +18,6 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.func import jvp, vjp
 
-from ntkexp.claim.papers.convolutional_kernels import centred
 from ntkexp.claim.papers.wide_networks import network_of_width
 from ntkexp.claim.trial import AbstractTrial, Rows, refuse_unnamed
 from ntkexp.closed_form import FOREVER, modes_of
@@ -27,6 +26,7 @@ from ntkexp.data.base import AbstractSource, Data, Split
 from ntkexp.effects.curvature import load_forward_mode
 from ntkexp.init import AbstractInit
 from ntkexp.library import tangent_kernel
+from ntkexp.loss import centred_one_hot
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, LearningTask
 from ntkexp.model.functional import function_of, weights_of
@@ -561,7 +561,9 @@ class LateGeneralising(AbstractTrial):
         fitted = None
         generalised = None
         accuracy = 0.0
-        for moment in self.moments(scaled, x, centred(data.train.target, classes)):
+        for moment in self.moments(
+            scaled, x, centred_one_hot(data.train.target, classes)
+        ):
             right = share_right(
                 scaled.outputs(moment.weights, data.test.inputs), data.test.target
             )

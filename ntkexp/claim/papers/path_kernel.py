@@ -23,7 +23,7 @@ from ntkexp.component import Count
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.report.analysis.rank_correlation import spearman
 from ntkexp.report.plots.figures.time_profile import profile
-from ntkexp.report.run import Run
+from ntkexp.report.run import Run, outputs_of
 
 EPS = 2.0**-52
 
@@ -232,7 +232,7 @@ class StoredExamples(AbstractQuantity):
                 f"quantity: {run.name} has {outputs} outputs; "
                 "stored examples need one output for two classes"
             )
-        predicted = np.sign(run.predictions.sel(machine="f_T").to_numpy()[points, 0])
+        predicted = np.sign(outputs_of(run, "f_T")[points, 0])
         labels = np.sign(run.data["train_targets"][:, 0])
         largest = np.abs(parts[:, 0]).argmax(axis=1)
 
@@ -338,8 +338,8 @@ class MarginBound(AbstractQuantity):
                 f"quantity: {run.name} has no two classes; the bound is one on their margin"
             )
         kernel = run.kernels[f"path_{self.rule}"].to_numpy()[train, 0, :, 0]
-        after = run.predictions.sel(machine="f_T").to_numpy()[:, 0]
-        before = run.predictions.sel(machine="f_0").to_numpy()[:, 0]
+        after = outputs_of(run, "f_T")[:, 0]
+        before = outputs_of(run, "f_0")[:, 0]
         labels = np.sign(targets[:, 0])
         wanted = np.sign(run.data[f"{self.split}_targets"][:, 0])
         return {

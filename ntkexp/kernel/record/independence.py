@@ -19,7 +19,7 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import isfinite
 
 import torch
@@ -341,7 +341,10 @@ class Trial:
     def noise_effect(self, given: Inputs, usual: Float[Tensor, "example out"]) -> float:
         """Return the largest change of the outputs `usual` if weights and inputs
         receive relative noise of size eps. Return 0 if the function fails there."""
-        noisy = partial(with_noise, eps=self.tape.eps)
+
+        def noisy(tensor: Tensor) -> Tensor:
+            return with_noise(stream("independence"), self.tape.eps, tensor)
+
         weights = {name: noisy(weight) for name, weight in self.weights.items()}
         near = replace(self, weights=weights).run_or_none(map_tensors(noisy, given))
         if near is None:
@@ -401,14 +404,21 @@ def shuffled(rows: Sequence[int], number: int = 0) -> list[int]:
     return [rows[k] for k in order]
 
 
-def with_noise(tensor: Tensor, eps: float) -> Tensor:
-    """Return the tensor with a relative noise of eps."""
+def with_noise(
+    generator: torch.Generator, size: float | None, tensor: Tensor
+) -> Tensor:
+    """Add relative noise: multiply each element by 1 + `size` · N(0, 1). By default,
+    `size` is the dtype's eps.
+
+    Return integer tensors unchanged.
+    """
     if not tensor.is_floating_point():
         return tensor
-    noise = torch.randn(
-        tensor.shape, generator=stream("independence"), dtype=torch.float64
-    ).to(tensor)
-    return tensor * (1 + eps * noise)
+    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(
+        tensor
+    )
+    relative = torch.finfo(tensor.dtype).eps if size is None else size
+    return tensor * (1 + relative * drawn)
 
 
 def with_extreme_inputs(

@@ -490,7 +490,7 @@ def point_view(
     pieces = replace(pieces, rows=(*pieces.rows, ("output", explanation.prediction)))
     caption = "All training examples"
     columns = ["example", "added", "half by"]
-    if any(part.left_out is not None for part in explanation.parts):
+    if explanation.has_effects:
         columns.insert(2, "if left out")
     if describes_examples(explanation):
         columns.insert(1, "holds")
@@ -628,7 +628,7 @@ def claim_anchor(record: ClaimRecord) -> str:
 
 
 def claim_view(
-    record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEntry] = ()
+    record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEntry]
 ) -> View:
     anchor = claim_anchor(record)
     exhibit = read_exhibit(record.path)

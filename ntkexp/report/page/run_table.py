@@ -212,7 +212,7 @@ def steps_of(run: Run) -> int | None:
     The terms of a followed loop do not.)"""
     if not len(run.metrics):
         return None
-    last = int(run.metrics["step"].iloc[-1])
+    last = run.last_step
     return last + 1 if is_followed(run) else last
 
 

@@ -26,7 +26,7 @@ from ntkexp.report.parts import (
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.examples import TOP, Explained, fitting, spell_prediction
-from ntkexp.report.run import Run, blocks
+from ntkexp.report.run import Run, blocks, outputs_of
 from ntkexp.text import percent, short
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ def read(run: Run) -> SplitParts | None:
         return None
     split = splits[0]
     parts = run.parts(rule).isel(query=run.points[split])
-    outputs = (
-        run.predictions.sel(machine="f_T").isel(query=run.points[split]).to_numpy()
-    )
+    outputs = outputs_of(run, "f_T")[run.points[split]]
     known = np.flatnonzero(attributed_in_blocks(parts).any(axis=1))
     if not known.size or not np.isfinite(outputs).all() or not parts.size:
         return None

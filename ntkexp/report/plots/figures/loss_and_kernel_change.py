@@ -47,7 +47,7 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
     )
     below.set(ylabel="relative change", ylim=(0, None))
     name_ends(below, changes)
-    step_axis(below, int(run.metrics["step"].iloc[-1]))
+    step_axis(below, run.last_step)
     return canvas.finish(answer(run), caption(run))
 
 
@@ -97,7 +97,7 @@ def caption(run: Run) -> str:
     if "phase" in run.metrics:
         words += " The loss is that of one task after another."
     changes = run.series("kernel_change")
-    if len(changes) and changes["step"].iloc[-1] != run.metrics["step"].iloc[-1]:
+    if len(changes) and changes["step"].iloc[-1] != run.last_step:
         words += f" The kernel is last a number at step {changes['step'].iloc[-1]}."
     return words
 

@@ -14,7 +14,7 @@ from ntkexp.records.data import OUT_NAME
 from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.figures.ladder import title
 from ntkexp.report.plots.style import BLACK, GREY, NARROW, WIDE, colour
-from ntkexp.report.run import Run
+from ntkexp.report.run import Run, outputs_of
 from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
 
@@ -26,10 +26,10 @@ MAX_VECTOR_POINTS = 400
 
 
 def draw(run: Run, canvas: Canvas) -> Figure | None:
-    network = run.predictions.sel(machine="f_T").to_numpy()
+    network = outputs_of(run, "f_T")
     machines = {}
     for name in run.predictions["machine"].values:
-        outputs = run.predictions.sel(machine=name).to_numpy()
+        outputs = outputs_of(run, name)
         if name not in ("f_0", "f_T") and np.isfinite(outputs).any():
             machines[str(name)] = outputs
     if not machines or not network.size or not np.isfinite(network).all():

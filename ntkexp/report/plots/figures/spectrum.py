@@ -50,7 +50,7 @@ def draw(run: Run, canvas: Canvas) -> Figure | None:
         ends.append(End("edge", float(edge[-1]), BLACK))
     log_axis(axes, "y")
     axes.set(ylabel="eigenvalues of K(X, X)")
-    step_axis(axes, int(run.metrics["step"].iloc[-1]))
+    step_axis(axes, run.last_step)
     name_ends(axes, ends)
     stability = positive(run, "stability")["stability"].to_numpy(dtype=float)
     largest = spectra[0]["eigenvalue_1"].to_numpy(dtype=float)

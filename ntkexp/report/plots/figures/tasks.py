@@ -84,7 +84,7 @@ def lines(axes: Axes, run: Run, measure: str, columns: list[str]) -> None:
     axes.set_ylabel(f"{where}{unit}")
     if measure == "loss" and is_positive:
         log_axis(axes, "y")
-    axes.set_xlim(0, max(1, int(run.metrics["step"].iloc[-1])))
+    axes.set_xlim(0, max(1, run.last_step))
     name_ends(axes, ends)
 
 

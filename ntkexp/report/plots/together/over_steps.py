@@ -83,9 +83,7 @@ def draw_courses(
             (run.series(column)[column].iloc[1:] > 0).all() for run in lines.values()
         ):
             log_axis(axes, "y")
-        step_axis(
-            axes, max(int(run.metrics["step"].iloc[-1]) for run in lines.values())
-        )
+        step_axis(axes, max(run.last_step for run in lines.values()))
         if column == shown[-1]:
             name_ends(axes, ends if len(ends) <= MOST_NAMES else [ends[0], ends[-1]])
     return canvas.finish(*courses_title(lines))
