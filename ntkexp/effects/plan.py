@@ -127,7 +127,7 @@ SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the grad
 
 @dataclass(frozen=True, kw_only=True)
 class Caveats:
-    """The measurements from which the caveats follow."""
+    """The measurements behind the caveats, which say when effects mean little."""
 
     # growth of the adjoint a of the weights towards earlier steps: max_s ‖a_s‖/‖a_T‖
     growth: float

@@ -66,7 +66,7 @@ class MachineOutcome:
 
 @dataclass(frozen=True)
 class Region:
-    """A split: its points, and norms that bound the rounding errors."""
+    """The points of a split, and norms that bound the rounding errors there."""
 
     points: slice
     # norms of the terms that add up to f, at each point
@@ -180,6 +180,9 @@ def compare_on_split(
     if not has_all_outputs:
         plural = "s" if len(outputs) > 1 else ""
         remarks.append(f"at output{plural} {', '.join(map(str, outputs))}")
+    note = "; ".join(filter(None, remarks))
+    if not moved:
+        note = "the network did not move here"
     return Result(
         split,
         machine.name,
@@ -189,9 +192,7 @@ def compare_on_split(
         max_error=float(error.abs().max()),
         agreement=agreement,
         r2=1 - missed**2 / spread if spread else None,
-        note="; ".join(filter(None, remarks))
-        if moved
-        else "the network did not move here",
+        note=note,
     )
 
 
