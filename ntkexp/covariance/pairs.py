@@ -611,8 +611,11 @@ def weigh(
     learned: tuple[float, float] = (0.0, 0.0),
     reach: tuple[int, int, int] = (0, 0, 0),
 ) -> Operation:
-    """Return the operation WEIGH, which computes K′ = s Σ K + b and
-    Θ′ = s Σ Θ + α Σ K + β. s is `scale`, b is `shift`, and (α, β) are `learned`.
+    """Return the operation WEIGH of an affine layer:
+
+        K′ = s Σ K + b,    Θ′ = s Σ Θ + α Σ K + β
+
+    Σ sums over a window. `scale` is s, `shift` is b, and `learned` is (α, β).
 
     >>> weigh(0, scale=0.25).weights
     (0.25, 0.0, 0.0, 0.0)

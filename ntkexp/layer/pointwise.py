@@ -381,8 +381,9 @@ class Erf(AbstractEntire):
         rest_of_difference = distances.of_difference - root_gap.square() / 2
         rest_of_sum = distances.of_sum - root_gap.square() / 2
         D = ((1 + rest_of_difference) * (1 + rest_of_sum)).sqrt()
-        # The smaller of E(u′ ∓ v′)² is (2/π)(2ψ₁₂ − ψ₁₁ − ψ₂₂), with sin ½(ψ₁₂ − ψ₁₁) =
-        # (sin²½ψ₁₂ − sin²½ψ₁₁)/sin ½(ψ₁₂ + ψ₁₁).
+        # The smaller of E(u′ − v′)² and E(u′ + v′)² is (2/π)(2ψ₁₂ − ψ₁₁ − ψ₂₂). Compute
+        # the differences of these angles without cancellation, from
+        #     sin ½(ψ₁₂ − ψ₁₁) = (sin²½ψ₁₂ − sin²½ψ₁₁)/sin ½(ψ₁₂ + ψ₁₁)
         is_near = rest_of_difference <= rest_of_sum
         rest = torch.minimum(rest_of_difference, rest_of_sum)
         half1 = (0.5**0.5 / A).asin()  # ½ψ₁₁
@@ -490,8 +491,9 @@ class AbstractWave(AbstractEntire):
         return value, slope
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ and κ̇ by the formulas of the class, with e₋ = exp(−b² E(u − v)²/2)
-        and e₊ = exp(−b² E(u + v)²/2) cos 2c₀."""
+        """Return κ and κ̇ by the formulas of the class. Compute e₋ and e₊ from
+        distances, which do not cancel: e₋ = exp(−b² E(u − v)²/2) and
+        e₊ = exp(−b² E(u + v)²/2) cos 2c₀."""
         a = self.a
         b2 = self.squared_frequency
         minus = torch.exp(-b2 * moments.distances.of_difference / 2)

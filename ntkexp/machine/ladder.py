@@ -142,7 +142,8 @@ def compare_on_split(
             machine.name,
             note="none of these points is attributed: raise path.attributed",
         )
-    # f_0 and f_T, or their measure g, whose slope multiplies the rounding errors
+    # A prediction may be of a measure g of the outputs. Then compare with g(f_0) and
+    # g(f_T), and multiply the rounding errors by the slope of g.
     g = outcome.measure
     start_of_all = matrices.start
     end_of_all = matrices.end

@@ -246,8 +246,8 @@ def owner_of_rows(
 
 
 def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> float:
-    """Return a bound on the absolute rounding error of the gradients `above`. Raise
-    NoRule if a gradient overflows."""
+    """Return a bound on the absolute rounding error of `above`. The arguments are the
+    gradients β̄(u′) and β̄(u) of the module docstring. Raise NoRule if one overflows."""
     largest = [
         max(map(abs, map(float, sums.aminmax()))) if sums.numel() else 0.0
         for sums in (above, below)

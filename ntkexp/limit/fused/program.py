@@ -343,8 +343,9 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
 def fields_of_side(
     level: Level, side: Side, fields: Sequence[Sequence[torch.Tensor]], rows: slice
 ) -> Array:
-    """Return the table of one side. It contains the inputs if the level starts with
-    them, and the fields in `rows`."""
+    """Return the table of one side: the numbers of each image that the loops read. They
+    are the inputs, if the level begins with input images, and then the entries `rows` of
+    all `fields`."""
     x = side.x
     is_vector = x.dim() == 2
     pixels = prod(level.sizes)

@@ -94,10 +94,12 @@ def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
 def turn(
     cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor
 ) -> Tensor:
-    """Return the angle between two vectors, divided by d. `change` is the difference of
-    the two angles by atan2. It loses digits, so compute the angle as the atan2 of the
-    cross and dot products of the vectors. But if the branch cut of atan2 lies between
-    them, this differs from `change` by 2π. In this case use `change`."""
+    """Return the angle between two vectors, divided by d.
+
+    `change` is this angle as a difference of two values of atan2, which loses digits.
+    So compute the angle as the atan2 of the cross and dot products of the vectors. It
+    differs from `change` by 2π if the branch cut of atan2 lies between the vectors.
+    Only in this case, use `change`."""
     angle = torch.atan2(cross, dot)
     return quotient(
         torch.where((angle - change).abs() < 1, angle, change), d, lever / dot
