@@ -57,8 +57,8 @@ class SweepMemory:
 
     @property
     def least_pass(self) -> float:
-        """The larger of two sizes in bytes: of the backward pass of one step for one
-        output, and of the gradients of single rows."""
+        """The smallest memory of a backward pass, in bytes: one output in one step, or
+        the gradients of single rows, whichever takes more."""
         return max(
             self.per_pass,
             PASS_TAPES * self.single_rows * self.parameters * self.number_bytes,

@@ -199,7 +199,7 @@ def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
 
 
 def slots_along(level: Level, after: Pairs, axis: int) -> Array:
-    """Return the slot of each pixel along one axis (see above),
+    """Return the slot (defined above) of each pixel along one axis,
     [coarsening, offset, pixel]."""
     # The distances in the array of coarse bands: between successive offsets, and
     # between successive pixels
