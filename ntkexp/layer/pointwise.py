@@ -269,7 +269,9 @@ class AbstractBent(AbstractPointwise):
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
         return (
-            Operation(BEND, register, constants=self.constants, ends=root_and_inverse),
+            Operation(
+                BEND, register, constants=self.constants, fields_of=root_and_inverse
+            ),
         )
 
 
@@ -410,10 +412,10 @@ class Erf(AbstractEntire):
         return NearKernels(2 / pi * torch.atan2(2 * moments.c, D), 4 / pi / D, after)
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
-        def ends(q: Tensor) -> tuple[Tensor]:
+        def fields_of(q: Tensor) -> tuple[Tensor]:
             return ((1 + 2 * require_resolved("Erf", q)).rsqrt(),)
 
-        return (Operation(ARC, register, ends=ends),)
+        return (Operation(ARC, register, fields_of=fields_of),)
 
 
 class GELU(AbstractEntire):
@@ -454,10 +456,10 @@ class GELU(AbstractEntire):
         return value, slope
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
-        def ends(q: Tensor) -> tuple[Tensor, Tensor]:
+        def fields_of(q: Tensor) -> tuple[Tensor, Tensor]:
             return (1 + require_resolved("GELU", q)).rsqrt(), q
 
-        return (Operation(GATE, register, ends=ends),)
+        return (Operation(GATE, register, fields_of=fields_of),)
 
 
 class AbstractWave(AbstractEntire):
@@ -506,11 +508,12 @@ class AbstractWave(AbstractEntire):
         name = type(self).__name__
         b2 = self.b**2
 
-        def ends(q: Tensor) -> tuple[Tensor]:
+        def fields_of(q: Tensor) -> tuple[Tensor]:
             return (b2 / 2 * require_resolved(name, q, b2),)
 
         constants = (self.a**2 / 2, b2, self.phase)
-        return (Operation(WAVE, register, constants=constants, ends=ends),)
+        wave = Operation(WAVE, register, constants=constants, fields_of=fields_of)
+        return (wave,)
 
 
 class Sin(AbstractWave):
