@@ -531,13 +531,13 @@ def require_resolved(
 # layer is a sequence of operations that transform K and Θ in a register to K′ and Θ′:
 #
 #     weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β, Σ over a window; weights s, b, α, β
-#     bend     κ and κ̇ of a bent line; constants k, h; ends √q, 1/√q
-#     arc      κ and κ̇ of erf; ends 1/√(1 + 2q)
-#     gate     κ and κ̇ of GELU; ends 1/√(1 + q), q
-#     wave     κ and κ̇ of a sine a sin(bz + c₀); constants a²/2, b², cos 2c₀; ends b²q/2
+#     bend     κ and κ̇ of a bent line; constants k, h; fields √q, 1/√q
+#     arc      κ and κ̇ of erf; fields 1/√(1 + 2q)
+#     gate     κ and κ̇ of GELU; fields 1/√(1 + q), q
+#     wave     κ and κ̇ of a sine a sin(bz + c₀); constants a²/2, b², cos 2c₀; fields b²q/2
 #     series   κ and κ̇ as power series in the correlation; constants: lowest power, increment;
-#              ends 1/√q, E σ, coefficients of σ′
-#     norm     division by √((q₁ + ε)(q₂ + ε)); ends 1/√(q + ε)
+#              fields 1/√q, E σ, coefficients of σ′
+#     norm     division by √((q₁ + ε)(q₂ + ε)); fields 1/√(q + ε)
 #     copy     copy a register into another
 #     add      add another register to this one
 #     clear    set pixels outside the image to zero, before a window reads them
@@ -545,8 +545,8 @@ def require_resolved(
 #     coarsen  average or sample pixels, which leaves a smaller image
 #
 # κ and κ̇ are the kernels of an activation (see `AbstractPointwise`), with K′ = κ and
-# Θ′ = κ̇Θ. `ends` are functions of the variance q at either pixel of a pair. They are
-# computed once per example.
+# Θ′ = κ̇Θ. A *field* is a function of the variance q at each pixel of an example. Fields
+# are computed once per example, before the loops over pairs.
 
 
 BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES, COARSEN = range(12)
@@ -582,12 +582,12 @@ class Operation:
     constants: tuple[float, ...] = ()
     """At most three constants of the operation. The
     list of operations above states their meaning."""
-    ends: Callable[[Tensor], tuple[Tensor, ...]] | None = None
-    """Functions of the variance q. They are zero for q = 0,
-    which is the value outside the image."""
+    fields_of: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+    """The function from the variance q to the fields. They are zero for q = 0, which is
+    the value outside the image."""
     variance_index: int = 0
-    """Number of earlier operations with `ends`, which
-    is the index into the variances."""
+    """Number of earlier operations with `fields_of`, which is the index into the
+    variances."""
     coarse: tuple[Coarse, ...] = ()
     """The averages of COARSEN along planes, rows and columns."""
 
@@ -607,8 +607,11 @@ def weigh(
     learned: tuple[float, float] = (0.0, 0.0),
     reach: tuple[int, int, int] = (0, 0, 0),
 ) -> Operation:
-    """Return the operation WEIGH, which computes K′ = s Σ K + b and
-    Θ′ = s Σ Θ + α Σ K + β. s is `scale`, b is `shift`, and (α, β) are `learned`.
+    """Return the operation WEIGH of an affine layer:
+
+        K′ = s Σ K + b,    Θ′ = s Σ Θ + α Σ K + β
+
+    Σ sums over a window. `scale` is s, `shift` is b, and `learned` is (α, β).
 
     >>> weigh(0, scale=0.25).weights
     (0.25, 0.0, 0.0, 0.0)

@@ -57,8 +57,8 @@ class SweepMemory:
 
     @property
     def least_pass(self) -> float:
-        """The larger of two sizes in bytes: of the backward pass of one step for one
-        output, and of the gradients of single rows."""
+        """The smallest memory of a backward pass, in bytes: one output in one step, or
+        the gradients of single rows, whichever takes more."""
         return max(
             self.per_pass,
             PASS_TAPES * self.single_rows * self.parameters * self.number_bytes,
@@ -127,7 +127,7 @@ SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the grad
 
 @dataclass(frozen=True, kw_only=True)
 class Caveats:
-    """The measurements from which the caveats follow."""
+    """The measurements behind the caveats, which say when effects mean little."""
 
     # growth of the adjoint a of the weights towards earlier steps: max_s ‖a_s‖/‖a_T‖
     growth: float

@@ -533,8 +533,9 @@ class AdjointSweep:
             self.effects, [len(adjoint.weights) for adjoint in self.adjoints]
         )
         for adjoint, effects in zip(self.adjoints, parts, strict=True):
-            # one-step removal: the terms a·(θ⁻ⁱ − θ) etc., with the adjoint after the
-            # step
+            # With `one_step`, repeat the step without example i, and multiply the exact
+            # change of the weights and of the optimizer's state by the adjoints after
+            # the step: a·(θ⁻ⁱ − θ), and so on.
             for change in changes:
                 effects.index_add_(1, change.examples, change.effect(adjoint))
 
@@ -545,8 +546,8 @@ class AdjointSweep:
             curved, along = recorded.curvature(gamma)
             adjoint.weights += curved
 
-            # otherwise: the term γ·(g⁻ⁱ − g), which linearises everything after the
-            # gradient
+            # Without `one_step`, add γ·(g⁻ⁱ − g): the change of the gradient, times the
+            # derivative of all that follows.
             if not self.one_step:
                 self.add_removals(step, along, effects)
         self.norms.append(sum(map(total_norm, self.adjoints)))

@@ -140,7 +140,7 @@ class Denominator:
     (AMSGrad)."""
 
     beta2: float  # β₂, the decay rate of u²
-    bias_correction: float  # ρ = √(1 − β₂ˢ⁺¹)
+    bias_correction: float  # ρ = √(1 − β₂ˢ⁺¹) at step s, counted from 0
     eps: float
     mean: Tensor  # m, the momentum
     second_moment: Tensor  # u² after the step

@@ -100,11 +100,11 @@ class Convolution(AbstractAffineModule):
         super().__init__(weights)
         self.stride = stride
         self.mode = "circular" if circular else "constant"
-        self.borders = [
-            0 if valid else w // 2
-            for w in reversed(self.weight.shape[2:])
-            for _ in range(2)
-        ]
+        # the padding before and after each axis, the last axis first (as in `pad`)
+        self.borders: list[int] = []
+        for width in reversed(self.weight.shape[2:]):
+            border = 0 if valid else width // 2
+            self.borders += [border, border]
 
     def forward(
         self, x: Float[Tensor, "example channels *pixels"]

@@ -167,8 +167,8 @@ class AbstractLayer(Component):
         `covariance.pairs`). They transform the kernels in `register`.
 
         The operations may overwrite registers from `free` on. A nonlinear layer must
-        have exactly one operation with `ends` (functions of the variances). Raise
-        `NoFusedForm` if only the torch engine supports the layer."""
+        have exactly one operation with `fields_of`. Raise `NoFusedForm` if
+        only the torch engine supports the layer."""
         raise NoFusedForm(type(self).__name__)
 
 

@@ -317,7 +317,9 @@ class LayerNorm(AbstractNorm):
         return after.with_distances(Distances(near, far, slack, excess))
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
-        return (Operation(NORM, register, ends=lambda q: ((q + self.eps).rsqrt(),)),)
+        return (
+            Operation(NORM, register, fields_of=lambda q: ((q + self.eps).rsqrt(),)),
+        )
 
 
 class ChannelNorm(nn.LayerNorm):

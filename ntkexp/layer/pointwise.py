@@ -269,7 +269,9 @@ class AbstractBent(AbstractPointwise):
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
         return (
-            Operation(BEND, register, constants=self.constants, ends=root_and_inverse),
+            Operation(
+                BEND, register, constants=self.constants, fields_of=root_and_inverse
+            ),
         )
 
 
@@ -381,8 +383,9 @@ class Erf(AbstractEntire):
         rest_of_difference = distances.of_difference - root_gap.square() / 2
         rest_of_sum = distances.of_sum - root_gap.square() / 2
         D = ((1 + rest_of_difference) * (1 + rest_of_sum)).sqrt()
-        # The smaller of E(u′ ∓ v′)² is (2/π)(2ψ₁₂ − ψ₁₁ − ψ₂₂), with sin ½(ψ₁₂ − ψ₁₁) =
-        # (sin²½ψ₁₂ − sin²½ψ₁₁)/sin ½(ψ₁₂ + ψ₁₁).
+        # The smaller of E(u′ − v′)² and E(u′ + v′)² is (2/π)(2ψ₁₂ − ψ₁₁ − ψ₂₂). Compute
+        # the differences of these angles without cancellation, from
+        #     sin ½(ψ₁₂ − ψ₁₁) = (sin²½ψ₁₂ − sin²½ψ₁₁)/sin ½(ψ₁₂ + ψ₁₁)
         is_near = rest_of_difference <= rest_of_sum
         rest = torch.minimum(rest_of_difference, rest_of_sum)
         half1 = (0.5**0.5 / A).asin()  # ½ψ₁₁
@@ -409,10 +412,10 @@ class Erf(AbstractEntire):
         return NearKernels(2 / pi * torch.atan2(2 * moments.c, D), 4 / pi / D, after)
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
-        def ends(q: Tensor) -> tuple[Tensor]:
+        def fields_of(q: Tensor) -> tuple[Tensor]:
             return ((1 + 2 * require_resolved("Erf", q)).rsqrt(),)
 
-        return (Operation(ARC, register, ends=ends),)
+        return (Operation(ARC, register, fields_of=fields_of),)
 
 
 class GELU(AbstractEntire):
@@ -453,10 +456,10 @@ class GELU(AbstractEntire):
         return value, slope
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
-        def ends(q: Tensor) -> tuple[Tensor, Tensor]:
+        def fields_of(q: Tensor) -> tuple[Tensor, Tensor]:
             return (1 + require_resolved("GELU", q)).rsqrt(), q
 
-        return (Operation(GATE, register, ends=ends),)
+        return (Operation(GATE, register, fields_of=fields_of),)
 
 
 class AbstractWave(AbstractEntire):
@@ -490,8 +493,9 @@ class AbstractWave(AbstractEntire):
         return value, slope
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ and κ̇ by the formulas of the class, with e₋ = exp(−b² E(u − v)²/2)
-        and e₊ = exp(−b² E(u + v)²/2) cos 2c₀."""
+        """Return κ and κ̇ by the formulas of the class. Compute e₋ and e₊ from
+        distances, which do not cancel: e₋ = exp(−b² E(u − v)²/2) and
+        e₊ = exp(−b² E(u + v)²/2) cos 2c₀."""
         a = self.a
         b2 = self.squared_frequency
         minus = torch.exp(-b2 * moments.distances.of_difference / 2)
@@ -504,11 +508,12 @@ class AbstractWave(AbstractEntire):
         name = type(self).__name__
         b2 = self.b**2
 
-        def ends(q: Tensor) -> tuple[Tensor]:
+        def fields_of(q: Tensor) -> tuple[Tensor]:
             return (b2 / 2 * require_resolved(name, q, b2),)
 
         constants = (self.a**2 / 2, b2, self.phase)
-        return (Operation(WAVE, register, constants=constants, ends=ends),)
+        wave = Operation(WAVE, register, constants=constants, fields_of=fields_of)
+        return (wave,)
 
 
 class Sin(AbstractWave):

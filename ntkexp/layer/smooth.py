@@ -192,7 +192,9 @@ class AbstractSmooth(AbstractPointwise):
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
         first, step = self.correlation_powers
         constants = (float(first), float(step))
-        return (Operation(SERIES, register, constants=constants, ends=self.ends),)
+        return (
+            Operation(SERIES, register, constants=constants, fields_of=self.fields_of),
+        )
 
     @property
     def correlation_powers(self) -> tuple[int, int]:
@@ -209,7 +211,7 @@ class AbstractSmooth(AbstractPointwise):
             return 1, 2
         return 0, 1
 
-    def ends(self, q: Tensor) -> tuple[Tensor, ...]:
+    def fields_of(self, q: Tensor) -> tuple[Tensor, ...]:
         """Return the functions of the variance that the operation SERIES of the fused
         engine needs: 1/√q, E σ, and the coefficients b_k of σ′.
 

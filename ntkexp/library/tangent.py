@@ -406,9 +406,7 @@ def tangent_kernel(
 
     # one output at a time, so that no other entries are computed
     if outputs == "diagonal":
-        return finite(
-            torch.stack(
-                [read([c])[:, 0, :, 0] for c in range(left.tape.outputs.shape[1])], 2
-            )
-        )
+        output_count = left.tape.outputs.shape[1]
+        by_output = [read([output])[:, 0, :, 0] for output in range(output_count)]
+        return finite(torch.stack(by_output, 2))
     return finite(read(outputs))

@@ -75,9 +75,13 @@ class DoesNotApply(Exception):
 @dataclass(frozen=True, kw_only=True)
 class PathKernel:
     """The path kernel 𝒦, the contributions 𝒮 and the effect of weight decay,
-    by one path rule."""
+    by one path rule.
 
-    # The axis `kept` holds all training examples. It has length 0 if 𝒦 was not stored.
+    The axis `read` holds the points `RunMatrices.read`, and the axis `integrated` the
+    outputs `RunMatrices.integrated`: 𝒦 and 𝒮 were computed for these. The axis `kept`
+    holds all training examples, or has length 0 if 𝒦 was not stored.
+    """
+
     kernel: Float[Tensor, "read integrated kept out_"]
     contributions: Float[Tensor, "read integrated train"]
     decay: Float[Tensor, "read integrated"]

@@ -66,7 +66,7 @@ class MachineOutcome:
 
 @dataclass(frozen=True)
 class Region:
-    """A split: its points, and norms that bound the rounding errors."""
+    """The points of a split, and norms that bound the rounding errors there."""
 
     points: slice
     # norms of the terms that add up to f, at each point
@@ -142,7 +142,8 @@ def compare_on_split(
             machine.name,
             note="none of these points is attributed: raise path.attributed",
         )
-    # f_0 and f_T, or their measure g, whose slope multiplies the rounding errors
+    # A prediction may be of a measure g of the outputs. Then compare with g(f_0) and
+    # g(f_T), and multiply the rounding errors by the slope of g.
     g = outcome.measure
     start_of_all = matrices.start
     end_of_all = matrices.end
@@ -180,6 +181,9 @@ def compare_on_split(
     if not has_all_outputs:
         plural = "s" if len(outputs) > 1 else ""
         remarks.append(f"at output{plural} {', '.join(map(str, outputs))}")
+    note = "; ".join(filter(None, remarks))
+    if not moved:
+        note = "the network did not move here"
     return Result(
         split,
         machine.name,
@@ -189,9 +193,7 @@ def compare_on_split(
         max_error=float(error.abs().max()),
         agreement=agreement,
         r2=1 - missed**2 / spread if spread else None,
-        note="; ".join(filter(None, remarks))
-        if moved
-        else "the network did not move here",
+        note=note,
     )
 
 

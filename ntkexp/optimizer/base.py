@@ -260,9 +260,9 @@ parameter
         return step
 
     def reversed(self) -> LinearStep:
-        """Return the step of the same optimizer with `maximize=True`. PyTorch then uses
-        −g in place of g, and stores −m. In terms of g and m, S, N and λ change their
-        signs."""
+        """Return the step of the same optimizer with `maximize=True`. PyTorch then
+        replaces g by −g, so that its momentum buffer holds −m. In terms of g and m,
+        the factors S, N and λ have the opposite signs."""
         return self.changed(
             momentum_scale=-self.momentum_scale,
             gradient_scale=-self.gradient_scale,

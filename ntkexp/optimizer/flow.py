@@ -171,10 +171,10 @@ class Flow(AbstractPlain):
 
 
 class Controller:
-    """The controller of the length of arcs. Lengths are in training steps, but in the
-    memory they are times.
+    """Chooses the lengths of the arcs of a gradient flow.
 
-    A training step takes the time `scale`.
+    A length is a fraction of a training step, which takes the time `scale`. The memory
+    holds times instead, because `scale` may differ in the next training step.
     """
 
     def __init__(self, tolerance: float, memory: Memory, scale: float) -> None:

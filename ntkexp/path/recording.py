@@ -382,8 +382,8 @@ STRETCHES = 20
 
 @dataclass(frozen=True)
 class Halves(Resumable):
-    """The mass of each example in each stretch of the path. Stretch k contains the
-    steps from edges[k] to edges[k + 1] − 1."""
+    """The mass of each example in each stretch of the path: the sum of |contribution|
+    over its steps. Stretch k contains the steps from edges[k] to edges[k + 1] − 1."""
 
     edges: tuple[int, ...]
     mass: Float[Tensor, "stretch query out train"]

@@ -54,8 +54,11 @@ class Weight(NamedTuple):
 
 @dataclass(kw_only=True)
 class Moments(Resumable):
-    """The four sums over the steps since the latest snapshot K_k. `elapsed` is the time
-    since K_k."""
+    """Four sums over the steps since the latest snapshot K_k, at time t_k.
+
+    Sums with the factor ℓ′ are called `pull`, and sums with the factor t_s − t_k are
+    called `late`. `elapsed` is the time since t_k.
+    """
 
     pull: Float[Tensor, "train out_"]  # Σ_s η_s ℓ′(s)
     late_pull: Float[Tensor, "train out_"]  # Σ_s (t_s − t_k) η_s ℓ′(s)

@@ -107,6 +107,7 @@ def pull(
     taps: list[Tensor],
     mixture: Float[Tensor, "*shape"],
 ) -> tuple[Tensor, ...]:
+    """Return the gradients of a weighted sum of outputs at the taps."""
     return torch.autograd.grad(
         output, taps, mixture, retain_graph=True, materialize_grads=True
     )
@@ -215,7 +216,7 @@ def join_uses(parts: Sequence[Factored]) -> Sequence[Factored]:
 class RowSums:
     """Running sums of the gradients of each parameter over its uses, multiplied out."""
 
-    leaves: Weights
+    leaves: Weights  # as in `PulledBack`
     rows: dict[str, Float[Tensor, "example out _"]] = field(default_factory=dict)
 
     def add(self, source: Source, gradient: Gradients) -> None:

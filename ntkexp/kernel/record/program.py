@@ -146,7 +146,7 @@ OF_ONE_SHAPE = (
 
 @dataclass
 class Simplifier:
-    """The state of the simplification."""
+    """The slots that are known to hold equal values, among the operations so far."""
 
     values: Sequence[Tensor]
     # for each slot that equals an earlier slot: the first such slot

@@ -287,6 +287,7 @@ class Tape:
 
     @property
     def given(self) -> Inputs:
+        """The inputs for which the function was recorded."""
         inputs: Inputs = tree_map(
             lambda leaf: self[leaf] if isinstance(leaf, Slot) else leaf, self.arguments
         )
@@ -333,10 +334,12 @@ class Tape:
 
     @cached_property
     def form(self) -> bytes:
+        """A digest of the structure."""
         return digest((), self.structure)
 
     @cached_property
     def made(self) -> tuple[Slot, ...]:
+        """The slots of all results of operations."""
         return tuple(
             dict.fromkeys(slot for entry in self.entries for slot in entry.results)
         )
@@ -415,6 +418,7 @@ class Tape:
 
     @cached_property
     def from_inputs(self) -> frozenset[Slot]:
+        """The slots of values that depend on the inputs."""
         return self.reached(self.inputs)
 
     @cached_property
@@ -432,9 +436,11 @@ class Tape:
 
     @cached_property
     def from_weights(self) -> frozenset[Slot]:
+        """The slots of values that depend on the weights."""
         return self.reached(self.weights)
 
     def reached(self, start: Iterable[Slot]) -> frozenset[Slot]:
+        """Return the slots of values that depend on the slots `start`."""
         return reached(self.entries, start)
 
 

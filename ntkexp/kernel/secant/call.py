@@ -293,7 +293,8 @@ class Call:
         return defaults | dict(zip(defaults, self.args, strict=False)) | self.kwargs
 
     @cached_property
-    def ends(self) -> list[tuple[Tensor, Tensor]]:
+    def result_ends(self) -> list[tuple[Tensor, Tensor]]:
+        """The results of the operation, each at both ends of the step."""
         state = self.state
         slots = self.entry.results
         starts = [state.to_double(state.start[slot].detach()) for slot in slots]
@@ -307,7 +308,7 @@ class Call:
     @property
     def start(self) -> Tensor:
         """The first result at the start of the step."""
-        return self.ends[0][0]
+        return self.result_ends[0][0]
 
     @property
     def is_point(self) -> bool:

@@ -246,8 +246,8 @@ def owner_of_rows(
 
 
 def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> float:
-    """Return a bound on the absolute rounding error of the gradients `above`. Raise
-    NoRule if a gradient overflows."""
+    """Return a bound on the absolute rounding error of `above`. The arguments are the
+    gradients β̄(u′) and β̄(u) of the module docstring. Raise NoRule if one overflows."""
     largest = [
         max(map(abs, map(float, sums.aminmax()))) if sums.numel() else 0.0
         for sums in (above, below)
@@ -323,25 +323,21 @@ class Routes:
 
 
 def routes(tape: Tape) -> Routes:
-    read = {slot for entry in tape.entries for slot in entry.slots} | {tape.output}
-    alone = tape.from_inputs - tape.from_weights
-    return Routes(
-        tuple(
-            sorted(
-                {
-                    slot
-                    for entry in tape.entries
-                    for slot in routing_slots(tape, entry, read)
-                }
-            )
-        ),
-        tuple(sorted(slot for slot in alone if tape[slot].dtype == torch.bool)),
-    )
+    read = {tape.output}
+    for entry in tape.entries:
+        read.update(entry.slots)
+    routing: set[Slot] = set()
+    for entry in tape.entries:
+        routing.update(routing_slots(tape, entry, read))
+    inputs_only = tape.from_inputs - tape.from_weights
+    masks = [slot for slot in inputs_only if tape[slot].dtype == torch.bool]
+    return Routes(tuple(sorted(routing)), tuple(sorted(masks)))
 
 
 def routing_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
-    """Yield the slots of an operation's routing values: integer or mask arguments that
-    select rows, or an order that it computes."""
+    """Yield the slots of an operation's routing values. These are its integer or mask
+    arguments, if they select rows, and its integer results, such as the order of a
+    sort."""
     # h[h < 0] = 0 keeps every element at its index, so its mask is no routing value
     if entry.name == "index_put":
         _, (*before, last), value, *_ = entry.args
@@ -355,11 +351,12 @@ def routing_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
         keeps_places = (
             torch.Tag.pointwise in entry.op.tags or entry.name == "masked_fill"
         )
+    # integer arguments
     moved = [slot for slot in entry.slots if not is_integer(tape[slot])]
     only_reads_rows = entry.name in ROW_READS and tape.from_inputs.isdisjoint(moved)
     if moved and not (keeps_places or only_reads_rows):
         yield from (slot for slot in entry.slots if is_integer(tape[slot]))
-    if entry.name not in UNUSED_INTEGERS and any(
-        slot in read and not is_integer(tape[slot]) for slot in entry.results
-    ):
+    # integer results, if another result is a used value
+    is_used = any(slot in read and not is_integer(tape[slot]) for slot in entry.results)
+    if is_used and entry.name not in UNUSED_INTEGERS:
         yield from (slot for slot in entry.results if is_integer(tape[slot]))

@@ -76,7 +76,8 @@ def source_digest(folder: Path) -> str:
 
 
 def borrowed(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """Return an array, or a tuple with its arrays, without reference counts."""
+    """Return a view of an array, or of each array in a tuple, that Numba does not
+    count."""
     if isinstance(kind, types.Array):
         view = context.make_array(kind)(context, builder, value)
         view.meminfo = ir.Constant(view.meminfo.type, None)

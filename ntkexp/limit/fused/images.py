@@ -37,8 +37,9 @@ class ImageGrid(NamedTuple):
 
 
 class BandImage(NamedTuple):
-    """The layout of an image's band at one offset. For each axis, `at` holds the index
-    of this axis's offset in the list of offsets."""
+    """The layout of an image's band at one offset, which pairs each pixel p with pixel
+    p + `offset`. `at` holds, for each axis, the index of `offset` in the list of the
+    axis's offsets."""
 
     sizes: Three
     reach: Three

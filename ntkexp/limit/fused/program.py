@@ -199,7 +199,7 @@ def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
 
 
 def slots_along(level: Level, after: Pairs, axis: int) -> Array:
-    """Return the slot of each pixel along one axis (see above),
+    """Return the slot (defined above) of each pixel along one axis,
     [coarsening, offset, pixel]."""
     # The distances in the array of coarse bands: between successive offsets, and
     # between successive pixels
@@ -296,13 +296,17 @@ class Tables:
 
 def tables(level: Level, left: Side, right: Side) -> Tables:
     """Compute the tables of a level for the examples of both sides."""
-    # Compute the fields of each nonlinear operation (with `ends`),
+    # Compute the fields of each nonlinear operation (with `fields_of`),
     # for both sides at once.
     sides = [left] if left is right else [left, right]
-    ends = [(step.ends, step.variance_index) for step in level.operations if step.ends]
+    functions = [
+        (step.fields_of, step.variance_index)
+        for step in level.operations
+        if step.fields_of
+    ]
     fields = [
         function(torch.cat([side.variances[index] for side in sides]))
-        for function, index in ends
+        for function, index in functions
     ]
     field_counts = iter([len(fields_of_operation) for fields_of_operation in fields])
     operations = np.zeros((len(level.operations), WORDS_PER_OPERATION), np.int64)
@@ -310,7 +314,7 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
     spread: list[int] = []
     first = 0
     for k, step in enumerate(level.operations):
-        end = first + (next(field_counts) if step.ends else 0)
+        end = first + (next(field_counts) if step.fields_of else 0)
         operations[k] = (
             step.kind,
             step.register,
@@ -343,8 +347,9 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
 def fields_of_side(
     level: Level, side: Side, fields: Sequence[Sequence[torch.Tensor]], rows: slice
 ) -> Array:
-    """Return the table of one side. It contains the inputs if the level starts with
-    them, and the fields in `rows`."""
+    """Return the table of one side: the numbers of each image that the loops read. They
+    are the inputs, if the level begins with input images, and then the entries `rows` of
+    all `fields`."""
     x = side.x
     is_vector = x.dim() == 2
     pixels = prod(level.sizes)
@@ -365,11 +370,11 @@ def field_count(level: Level, left: Side, right: Side) -> int:
     """Return the number of fields of an image, not counting inputs."""
     fields = 0
     for step in level.operations:
-        if step.ends:
+        if step.fields_of:
             left_variances = left.variances[step.variance_index]
             right_variances = right.variances[step.variance_index]
             largest = torch.maximum(left_variances.max(), right_variances.max())
-            fields += len(step.ends(largest[None]))
+            fields += len(step.fields_of(largest[None]))
     return fields
 
 
@@ -423,12 +428,12 @@ def program(layers: LayerChain, shape: Shape) -> BandProgram:
     except NoFusedForm:
         if len(shape) == 1 or layers[fused_layers].shape(rest_shape)[1:] == shape[1:]:
             raise
-    # number the nonlinear operations (those with `ends`): `variance_index` is an index
-    # into `Side.variances`
+    # number the nonlinear operations (those with `fields_of`): `variance_index` is an
+    # index into `Side.variances`
     numbers = count()
     operations = tuple(
         replace(operation, variance_index=next(numbers))
-        if operation.ends
+        if operation.fields_of
         else operation
         for operation in operations
     )

@@ -479,7 +479,7 @@ def through_rest(
     operations = [
         operation for level in program.levels for operation in level.operations
     ]
-    nonlinear_layers = sum(operation.ends is not None for operation in operations)
+    nonlinear_layers = sum(operation.fields_of is not None for operation in operations)
     start = Covariance(
         *kernels, pairs, left.variances, right.variances, same, nonlinear_layers
     )

@@ -109,7 +109,8 @@ def glu(call: Call) -> Tensor:
     the sigmoid, and Δs = D_sigmoid Δb."""
     value = call.expanded(call.args[0])
     dim = call.arguments["dim"]
-    left, right = (value.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
+    left = value.view(lambda v: v.chunk(2, dim)[0])
+    right = value.view(lambda v: v.chunk(2, dim)[1])
     moved = call.slope(right, sigmoid) * right.change
     gate = Ends(right.start.sigmoid(), right.end.sigmoid(), moved)
     return multiply(call, left, gate, call.start.shape)
@@ -342,11 +343,12 @@ def convolution_use(
         ]
         places = torch.meshgrid(*axes, indexing="ij")
         spread = image.new_zeros(*image.shape[:2], *apart).index_put(places, image)
+        # margins before and after each axis, the last axis first (as in `pad`)
         reach = [d * (w - 1) for d, w in zip(dilation, size, strict=True)]
-        along = reversed(list(zip(reach, padding, extra, strict=True)))
-        image = torch.nn.functional.pad(
-            spread, [side for r, p, e in along for side in (r - p, r - p + e)]
-        )
+        margins: list[int] = []
+        for r, p, e in reversed(list(zip(reach, padding, extra, strict=True))):
+            margins += [r - p, r - p + e]
+        image = torch.nn.functional.pad(spread, margins)
         padding = (0,) * len(stride)
         stride = (1,) * len(stride)
     rows = Window(image, size, stride, padding, dilation).rows

@@ -50,12 +50,10 @@ value of this argument, and of the other argument.
 def of_two(by_left: Side, by_right: Side, call: Call) -> Tensor:
     """Return Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb."""
     left, right = call.expanded_pair()
-    sides = ((left, right, by_left), (right, left, by_right))
-    terms = [
-        average(call, *side) * side[0].delta
-        for side in sides
-        if side[0].delta is not None
-    ]
+    terms = []
+    for value, other, side in ((left, right, by_left), (right, left, by_right)):
+        if value.delta is not None:
+            terms.append(average(call, value, other, side) * value.delta)
     return sum_terms(terms, call.start.shape)
 
 
@@ -96,10 +94,12 @@ def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
 def turn(
     cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor
 ) -> Tensor:
-    """Return the angle between two vectors, divided by d. `change` is the difference of
-    the two angles by atan2. It loses digits, so compute the angle as the atan2 of the
-    cross and dot products of the vectors. But if the branch cut of atan2 lies between
-    them, this differs from `change` by 2π. In this case use `change`."""
+    """Return the angle between two vectors, divided by d.
+
+    `change` is this angle as a difference of two values of atan2, which loses digits.
+    So compute the angle as the atan2 of the cross and dot products of the vectors. It
+    differs from `change` by 2π if the branch cut of atan2 lies between the vectors.
+    Only in this case, use `change`."""
     angle = torch.atan2(cross, dot)
     return quotient(
         torch.where((angle - change).abs() < 1, angle, change), d, lever / dot
@@ -192,7 +192,6 @@ def loss_of_gap(call: Call) -> Tensor:
         call.expanded(value, call.args[0].start.shape) for value in call.args[:2]
     )
     gap = Ends(left.start - right.start, left.end - right.end, gap_delta(right, left))
-    how = call.arguments["reduction"]
     kind = call.entry.op.overloadpacket
     numbers = call.args[3:] or (1.0,) * (call.entry.name != "mse_loss")
 
@@ -200,26 +199,30 @@ def loss_of_gap(call: Call) -> Tensor:
         value: Tensor = kind(z, torch.zeros_like(z), 0, *numbers)
         return value
 
-    delta = (
-        call.slope(
-            gap, partial(slope_between, each, (*numbers, *(-n for n in numbers)))
-        )
-        * gap.change
-    )
-    return (delta, delta.mean(), delta.sum())[how]
+    # the loss has kinks where the gap is plus or minus its number
+    kinks = (*numbers, *(-number for number in numbers))
+    delta = call.slope(gap, partial(slope_between, each, kinks)) * gap.change
+    return reduce_loss(delta, call.arguments["reduction"])
+
+
+def reduce_loss(losses: Tensor, reduction: int) -> Tensor:
+    """Apply the reduction of a loss, by its number in torch: 0 keeps all entries, 1
+    averages and 2 sums them."""
+    return (losses, losses.mean(), losses.sum())[reduction]
 
 
 def log_times(shift: float) -> Rule:
     """Return a rule for a log(c + b) with c = `shift`, by averaged slopes.
     For a = 0, it is zero."""
 
-    return partial(
-        of_two,
-        lambda z0, z1, b: torch.log1p(b) if shift else torch.log(b),
-        lambda z0, z1, a: torch.where(
-            a == 0, 0.0, a * log_slope(shift + z0, shift + z1, z1 - z0)
-        ),
-    )
+    def slope_in_a(z0: Tensor, z1: Tensor, b: Tensor) -> Tensor:
+        return torch.log1p(b) if shift else torch.log(b)
+
+    def slope_in_b(z0: Tensor, z1: Tensor, a: Tensor) -> Tensor:
+        slope = a * log_slope(shift + z0, shift + z1, z1 - z0)
+        return torch.where(a == 0, 0.0, slope)
+
+    return partial(of_two, slope_in_a, slope_in_b)
 
 
 # Binary cross-entropy, of logits or of probabilities. It is a sum of products of labels
@@ -311,22 +314,27 @@ def weighted_entropy(
     if weight is not None:
         loss = Ends(terms[0].start + terms[1].start, terms[0].end + terms[1].end, delta)
         delta = times(loss, call.expanded(weight, shape)).change
-    return (delta, delta.mean(), delta.sum())[call.arguments["reduction"]]
+    return reduce_loss(delta, call.arguments["reduction"])
+
+
+# Slopes of copysign(a, b) = |a| sign b: from z₀ to z₁ in a at fixed b, and in b at
+# fixed a.
+
+
+def copysign_by_size(z0: Tensor, z1: Tensor, sign: Tensor) -> Tensor:
+    return absolute(z0, z1) * torch.copysign(torch.ones_like(sign), sign)
+
+
+def copysign_by_sign(z0: Tensor, z1: Tensor, size: Tensor) -> Tensor:
+    change = torch.copysign(size, z1) - torch.copysign(size, z0)
+    return quotient(change, z1 - z0, 0.0)
 
 
 BINARY: dict[str, Rule] = {
     "atan2": partial(of_two, angle_by_height, angle_by_width),
     "binary_cross_entropy": cross_entropy_of_probabilities,
     "binary_cross_entropy_with_logits": cross_entropy_of_logits,
-    "copysign": partial(  # |a|·sign b
-        of_two,
-        lambda z0, z1, sign: (
-            absolute(z0, z1) * torch.copysign(torch.ones_like(sign), sign)
-        ),
-        lambda z0, z1, size: quotient(
-            torch.copysign(size, z1) - torch.copysign(size, z0), z1 - z0, 0.0
-        ),
-    ),
+    "copysign": partial(of_two, copysign_by_size, copysign_by_sign),
     "hypot": length,
     "ldexp": partial(
         of_two, lambda z0, z1, b: torch.exp2(b), lambda z0, z1, a: a * exp2(z0, z1)

@@ -98,7 +98,7 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
 def follow_order(call: Call) -> Result:
     """Return Δv in the order of sort, topk and similar operations. Their second result
     is the order. Raise ChoiceChanged if the step changes it."""
-    (_, _), (first, last) = call.ends
+    (_, _), (first, last) = call.result_ends
     if not torch.equal(first, last):
         raise ChoiceChanged(
             f"the order that {call.entry.name} finds differs between the ends of a step"
@@ -175,7 +175,7 @@ def scatter_reduce(call: Call) -> Result:
         number = of_target + scatter(of_source)
         return of_target / number, of_source / gather(number)
 
-    m0, m1 = (result.to(kind) for result in call.ends[0])
+    m0, m1 = (result.to(kind) for result in call.result_ends[0])
     target0, source0 = shares(m0, target.start, written.start)
     target1, source1 = shares(m1, target.end, written.end)
 
@@ -230,18 +230,17 @@ def combine(constant: float, factor: float, call: Call) -> Tensor:
     """Return Δa (c + k b̄) + Δb (c + k ā), with c = `constant` and k = `factor`. This
     is the difference of the logical operations a and b = ab, a or b = a + b − ab, and a
     xor b = a + b − 2ab."""
-    shape, kind = (
-        call.start.shape,
-        next(value.delta.dtype for value in call.args if value.delta is not None),
-    )
+    shape = call.start.shape
+    kind = next(value.delta.dtype for value in call.args if value.delta is not None)
     if call.start.dtype != torch.bool:
         raise ChoiceChanged("bits of whole numbers change between the ends of a step")
-    terms = [
-        (constant + factor * call.mean(as_numbers(other, shape, kind)))
-        * call.delta(value, shape)
-        for value, other in (call.args, call.args[::-1])
-        if value.delta is not None
-    ]
+    a, b = call.args
+    terms = []
+    for value, other in ((a, b), (b, a)):
+        if value.delta is not None:
+            other_mean = call.mean(as_numbers(other, shape, kind))
+            slope = constant + factor * other_mean
+            terms.append(slope * call.delta(value, shape))
     return sum_terms(terms, shape)
 
 
@@ -252,18 +251,16 @@ def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
     no = call.expanded(no, shape)
     chosen = as_numbers(mask, shape, call.start.dtype.to_real())
     zero = call.start.new_zeros(())
-    terms = [
-        torch.where(
-            part > 0,
-            part * value.delta,
-            zero if value.delta.dtype == zero.dtype else 0.0,
-        )
-        for part, value in (
-            (call.mean(chosen), yes),
-            (call.mean(chosen.view(lambda m: 1 - m)), no),
-        )
-        if value.delta is not None
-    ]
+    # m̄ Δa and (1 − m̄) Δb. A factor of zero gives zero even if the difference is
+    # infinite.
+    yes_part = call.mean(chosen)
+    no_part = call.mean(chosen.view(lambda m: 1 - m))
+    terms = []
+    for part, value in ((yes_part, yes), (no_part, no)):
+        if value.delta is not None:
+            unchosen = zero if value.delta.dtype == zero.dtype else 0.0
+            terms.append(torch.where(part > 0, part * value.delta, unchosen))
+    # (ā − b̄) Δm
     if mask.delta is not None:
         changed = (mask.start != mask.end).expand(shape)
         jump = torch.where(changed, (yes.start + yes.end - no.start - no.end) / 2, zero)
@@ -291,7 +288,7 @@ def compare(call: Call) -> Tensor:
     r0, r1 = (right.start, right.end) if isinstance(right, Ends) else (right, right)
     d0 = left.start - r0
     d1 = left.end - r1
-    (before, after) = call.ends[0]
+    (before, after) = call.result_ends[0]
     step = quotient(after.to(kind) - before.to(kind), (d1 - d0).to(kind), 0.0)
     shape = before.shape
     terms = []

@@ -60,7 +60,7 @@ def inverse(call: Call) -> Tensor:
 
     Both terms are exact, since A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁) A₀⁻¹. The mean of both is
     symmetric in A₀ and A₁."""
-    p0, p1 = (call.coefficient(v) for v in call.ends[0])
+    p0, p1 = (call.coefficient(v) for v in call.result_ends[0])
     v = call.delta(call.args[0])
     if call.is_point:
         return -p0 @ v @ p0
@@ -153,7 +153,7 @@ def cholesky(call: Call) -> Tensor:
     This follows from V = ΔL L̄ᵀ + L̄ ΔLᵀ, and from X = Φ(X) + Φ(X)ᵀ for a symmetric X.
     L̄ is invertible, because it is the mean of two triangular matrices
     with positive diagonals."""
-    (l0, l1) = call.ends[0]
+    (l0, l1) = call.result_ends[0]
     upper = call.arguments["upper"]
     middle = (l0 + l1).mT / 2 if upper else (l0 + l1) / 2
     factor = call.coefficient(middle).tril()
@@ -175,12 +175,14 @@ def qr(call: Call) -> Result:
 
     Let Q̄ᵀQ̄ = CCᵀ and X = (Q̄ᵀQ̄)⁻¹Q̄ᵀ V R̄⁻¹. Split CᵀXC⁻ᵀ = S + U into an
     antisymmetric S and an upper triangular U. Then ΔR = C⁻ᵀUCᵀR̄."""
-    (q0, q1), (r0, r1) = call.ends
+    (q0, q1), (r0, r1) = call.result_ends
     if call.arguments["mode"] != "reduced" or r0.shape[-2] != r0.shape[-1]:
         raise NoRule(
             "a QR decomposition that is not that of independent columns; give mode='reduced'"
         )
-    if bool((r0.diagonal(dim1=-2, dim2=-1) * r1.diagonal(dim1=-2, dim2=-1) <= 0).any()):
+    diagonal0 = r0.diagonal(dim1=-2, dim2=-1)
+    diagonal1 = r1.diagonal(dim1=-2, dim2=-1)
+    if bool((diagonal0 * diagonal1 <= 0).any()):
         raise NoRule("a column of Q turns round between the ends of a step")
     q = (q0 + q1) / 2
     r = (r0 + r1) / 2
@@ -234,7 +236,7 @@ def pseudo_inverse(call: Call) -> Tensor:
     averaged with the same expression with A₀ and A₁ exchanged. The formula also holds
     if the rank changes, where the derivative diverges."""
     value = call.args[0]
-    (p0, p1) = call.ends[0]
+    (p0, p1) = call.result_ends[0]
     delta = call.delta(value)
     if call.arguments["hermitian"]:
         delta = symmetric(call.expanded(value)).change
@@ -273,25 +275,34 @@ def exponential(call: Call) -> Tensor:
     to R."""
     value = call.args[0]
     delta = call.delta(call.args[0])
-    ways = [between(call, value.start, value.end)]
+    forward = between(call, value.start, value.end)
     if call.is_point:
-        return ways[0](delta)
-    ways.append(between(call, value.end, value.start))
-    (e0, e1) = call.ends[0]
+        return forward(delta)
+    backward = between(call, value.end, value.start)
+
+    def mean(change: Tensor) -> Tensor:
+        return (forward(change) + backward(change)) / 2
+
+    # R is the change of the exponential that the integral misses. Correct it only if it
+    # is more than rounding.
+    (e0, e1) = call.result_ends[0]
     step = (value.end - value.start).to(e0)
-    missed = e1 - e0 - (ways[0](step) + ways[1](step)) / 2
-    size = e0.abs().amax((-2, -1), keepdim=True) + e1.abs().amax((-2, -1), keepdim=True)
-    share = step / step.square().sum((-2, -1), keepdim=True).clamp_min(
-        torch.finfo(step.dtype).tiny
-    )
-    beyond = (
-        missed.abs().amax((-2, -1), keepdim=True)
-        > ROUNDING_MULTIPLE * torch.finfo(step.dtype).eps * size
-    )
+    missed = e1 - e0 - mean(step)
+    size = largest_entry(e0) + largest_entry(e1)
+    rounding = ROUNDING_MULTIPLE * torch.finfo(step.dtype).eps * size
+    beyond = largest_entry(missed) > rounding
+    # ⟨V, X⟩/⟨V, V⟩
+    square = step.square().sum((-2, -1), keepdim=True)
+    share = step / square.clamp_min(torch.finfo(step.dtype).tiny)
     along = (call.coefficient(share) * delta).sum((-2, -1), keepdim=True)
-    return (ways[0](delta) + ways[1](delta)) / 2 + call.coefficient(
-        torch.where(beyond, missed, 0.0)
-    ) * along
+    remainder = torch.where(beyond, missed, 0.0)
+    return mean(delta) + call.coefficient(remainder) * along
+
+
+def largest_entry(matrix: Tensor) -> Tensor:
+    """Return the largest absolute value in each matrix of a batch, as a 1 × 1
+    matrix."""
+    return matrix.abs().amax((-2, -1), keepdim=True)
 
 
 def between(call: Call, a: Tensor, b: Tensor) -> LinearFunction:
@@ -303,9 +314,8 @@ def between(call: Call, a: Tensor, b: Tensor) -> LinearFunction:
     I(2h) = e^{hA} I(h) + I(h) e^{hB}
     """
     # halve h until the norms of hA and hB are at most one
-    size = torch.stack(
-        [m.abs().sum(-2).amax() for m in (a, b) if m.numel()] or [torch.ones(())]
-    ).amax()
+    norms = [matrix.abs().sum(-2).amax() for matrix in (a, b) if matrix.numel()]
+    size = torch.stack(norms or [torch.ones(())]).amax()
     doublings = int(size.clamp(1, 2**30).log2().ceil())
     h = 0.5**doublings
     nodes, weights = gauss(GAUSS_NODES, a)
@@ -379,7 +389,7 @@ def log_determinant(call: Call) -> Result:
     The slope of the sign is its jump divided by Δdet. All determinants are divided by
     the larger one, so that they do not overflow."""
     value = call.args[0]
-    ((s0, s1), (l0, l1), *_) = call.ends
+    ((s0, s1), (l0, l1), *_) = call.result_ends
     if not bool((l0.isfinite() & l1.isfinite()).all()):
         raise NoRule("the logarithm of a determinant that is zero")
     scale = torch.maximum(l0, l1)
@@ -401,15 +411,15 @@ def eigenvalues(call: Call) -> Result:
     see `eigenvectors`."""
     value = symmetric(call.expanded(call.args[0]))
     (_, u0), (_, u1) = (torch.linalg.eigh(a) for a in (value.start, value.end))
-    (l0, l1) = call.ends[0]
+    (l0, l1) = call.result_ends[0]
     pairs = (u1, u0), (u0, u1)
     delta = values(
         call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2)
     )
-    vectors = call.ends[1]
-    return delta, eigenvectors(call, value, (l0, l1), vectors) if vectors[
-        0
-    ].numel() else None
+    vectors = call.result_ends[1]
+    if vectors[0].numel() == 0:
+        return delta, None
+    return delta, eigenvectors(call, value, (l0, l1), vectors)
 
 
 def eigenvectors(
@@ -433,22 +443,22 @@ def eigenvectors(
     half = torch.finfo(u0.dtype).eps ** 0.5
     size = values.abs().amax(-1)[..., None, None].clamp(min=torch.finfo(u0.dtype).tiny)
     n = u0.shape[-2]
-    apart = ((start + end) / 2)[..., None, :, :] - values[..., None, None] * identity(
-        u0, n
-    )
+    # a bordered matrix [(Ā − λ̄)/size, −ū; ūᵀ, 0] for each eigenvector
+    middle = ((start + end) / 2)[..., None, :, :]
+    apart = middle - values[..., None, None] * identity(u0, n)
     across = mean.mT[..., None]
     above = torch.cat([apart / size[..., None], -across], dim=-1)
     bordered = torch.cat([above, functional.pad(across.mT, (0, 1))], dim=-2)
-    if not bool(bordered.isfinite().all()) or not bool(
-        (torch.linalg.cond(bordered) * half < 1).all()
-    ):
+    if not bool(bordered.isfinite().all()):
+        return UNDECIDED
+    if not bool((torch.linalg.cond(bordered) * half < 1).all()):
         return UNDECIDED
     inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
     # If Δu differs from u₁ − u₀ by more than rounding,
     # add a correction along V, as in `values`
     step = end - start
     rounding = u1 - u0 - solved(inverses, end - start, mean)
-    # this error is also large if torch has read the upper triangle
+    # `eigh` with UPLO="U" reads the upper triangle; then this error is also large
     if not bool((rounding.abs() <= half).all()):
         return UNDECIDED
     beyond = torch.where(
@@ -486,9 +496,11 @@ def singular_values(call: Call) -> Result:
     v1 = w1.mT
     overlap = ((u0 * u1).sum(-2) + (v0 * v1).sum(-2)) / 2
     pairs = (u1, v0), (u0, v1)
-    delta = values(call, value, call.ends[1], pairs, ((u0, v0), (u1, v1)), overlap)
+    delta = values(
+        call, value, call.result_ends[1], pairs, ((u0, v0), (u1, v1)), overlap
+    )
     rows, columns = value.start.shape[-2:]
-    if call.ends[0][0].numel() == 0:
+    if call.result_ends[0][0].numel() == 0:
         return None, delta, None
     if rows != columns and call.arguments["full_matrices"]:
         return BESIDE, delta, BESIDE
@@ -506,9 +518,9 @@ def singular_vectors(call: Call, value: Ends) -> tuple[Tensor | str, Tensor | st
             [functional.pad(a, (rows, 0)), functional.pad(a.mT, (0, columns))], -2
         )
 
-    sides = zip(call.ends[0], call.ends[2], strict=True)
+    sides = zip(call.result_ends[0], call.result_ends[2], strict=True)
     start, end = (torch.cat([u, w.mT], -2) for u, w in sides)
-    delta = eigenvectors(call, value.view(twofold), call.ends[1], (start, end))
+    delta = eigenvectors(call, value.view(twofold), call.result_ends[1], (start, end))
     if isinstance(delta, str):
         return delta, delta
     left, right = delta.tensor_split([value.start.shape[-2]], -2)

@@ -175,7 +175,7 @@ def logcumsumexp(call: Call) -> Tensor:
         )
         return torch.where(before == -inf, -inf, before - z)
 
-    y0, y1 = call.ends[0]
+    y0, y1 = call.result_ends[0]
     gap = Ends(ahead(y0, value.start), ahead(y1, value.end), None)
     share = call.slope(gap, softplus_slope).movedim(dim, -1)
     gain = torch.cat([torch.zeros_like(share[..., :1]), share[..., 1:]], -1)
@@ -218,7 +218,7 @@ def norm_of_examples(call: Call) -> Result:
             v1.reshape(shape).to(call.start.dtype),
             None,
         )
-        for v0, v1 in call.ends[1:]
+        for v0, v1 in call.result_ends[1:]
     )
     return affine(call, *normalise(call, x, gain, mean, r), gain, bias)
 
@@ -386,7 +386,7 @@ def deviation(call: Call) -> Result:
     """Return the difference of the standard deviation s: Δ(s²)/(s₀ + s₁). For std_mean,
     also return the difference of the mean."""
     delta, *means = variance(call)
-    start, end = call.ends[0]
+    start, end = call.result_ends[0]
     slope = call.slope(
         Ends(start, end, None),
         lambda s0, s1: quotient(torch.ones_like(s0), s0 + s1, 0.0),

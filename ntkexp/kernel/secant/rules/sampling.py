@@ -204,7 +204,8 @@ def hats(place: Ends) -> list[PixelWeight]:
     for pixel, is_new in zip(neighbours, counted, strict=True):
         u0 = p0 - pixel
         u1 = p1 - pixel
-        # h(u) = relu(u + 1) − 2 relu(u) + relu(u − 1)
+        # A pixel at distance u has the weight max(0, 1 − |u|), which is
+        # relu(u + 1) − 2 relu(u) + relu(u − 1)
         slope = right(u0 + 1, u1 + 1) - 2 * right(u0, u1) + right(u0 - 1, u1 - 1)
         start, end = (torch.relu(1 - u.abs()) for u in (u0, u1))
         weights.append(
