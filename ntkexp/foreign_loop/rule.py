@@ -563,8 +563,8 @@ class RuleProof:
         momentum: Tensor | None,
         buffer: Tensor,
     ) -> tuple[float, Tensor]:
-        """Return the signature of the update without decay, σ(M(S ⊙ m + N ⊙ p)), as a
-        pair: a scalar, and the signature that it multiplies.
+        """Return a scalar and a signature on the device. Their product is the signature
+        of the update without decay, σ(M(S ⊙ m + N ⊙ p)).
 
         M is the identity unless the step has `mixing`. Without momentum, m = α ⊙ p.
         """
