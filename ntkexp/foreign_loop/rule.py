@@ -540,8 +540,8 @@ class RuleProof:
                 raise Mistake(astray(claim.where, missed))
             momentum = read["momentum"]
 
-        # compare this part of the step with the momentum's: σ(S ⊙ m), or σ(M(S ⊙ m + N
-        # ⊙ p)) if the step has a matrix M
+        # `left`, the remaining change of the weight, must be σ(S ⊙ m), or σ(M(S ⊙ m + N ⊙
+        # p)) if the step has a matrix M
         if moves is not None:
             moved = moves[0] * momentum
             terms = terms + abs(moves[0]) * made

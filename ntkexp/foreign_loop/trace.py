@@ -530,9 +530,8 @@ class Trace:
             tape,
             rows=self.steps.most_examples(),
             sizes=[weight.numel() for weight in self.steps.end.values()],
-            # The backward sum holds J̄ and the adjoints U and V (see
-            # `path.backward_sum`). For SGD and Adam, V is a multiple of U, and only U
-            # is held.
+            # For SGD and Adam, the adjoint V is a multiple of U, so U suffices. Other
+            # optimizers need U, V and N ⊙ J̄ (see `path.backward_sum`).
             adjoints=3 if forms_v else 1,
         )
         examples = len(self.examples)
