@@ -103,8 +103,7 @@ class Finding:
         return replace(self, note="; ".join(filter(None, notes)))
 
     def doubted(self, reason: str) -> Finding:
-        """Return the finding with the verdict `undecided`,
-        the same figure, and this reason."""
+        """Change the verdict to `undecided`, and add the reason to the note."""
         return replace(self, verdict="undecided", p=None, more=None).noting(
             self.note, reason
         )
@@ -487,5 +486,5 @@ def note_missed_null(control: Finding, look: Look, main: Look) -> Finding:
     if null is None or control.low <= null <= control.high:
         return control
     if isinstance(look.expectation[control.part], Identity):
-        return control  # the null of an identity is any error above its bound
+        return control  # an identity has no null value: it fails at any larger error
     return control.noting(control.note, f"the interval misses the null, {short(null)}")

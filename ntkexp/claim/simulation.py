@@ -95,7 +95,7 @@ def _(
 
 
 def table_of(rule: AbstractAverage, figures: NDArray[np.float64]) -> pd.DataFrame:
-    """Return a table. `rule` computes the given figures from it."""
+    """Return a table from which `rule` computes these figures, one for each seed."""
     seeds = [*range(len(figures))]
     if not isinstance(rule, Order):
         return pd.DataFrame({"seed": seeds, "value": figures})

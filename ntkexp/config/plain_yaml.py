@@ -169,7 +169,8 @@ def entries_with_text(
 
     `text` is the path of the text.
     """
-    # each item: the texts whose references lead to a node, and the path of the node
+    # Nodes to visit. An item is a pair: the chain of texts from `text` to a node, each of
+    # which refers to the next one, and the path of the node.
     waiting: list[tuple[tuple[NodePath, ...], NodePath]] = [((), text)]
     while waiting:
         chain, path = waiting.pop()

@@ -145,8 +145,8 @@ class RecordedBatch:
     columns: tuple[tuple[str, ...], ...]  # for each tensor, the digests of its rows
 
     def places(self, rows: tuple[str, ...]) -> set[Indices]:
-        """Find the digests `rows` as consecutive rows of a tensor in this batch. Return
-        the indices of these rows, for every such place."""
+        """Find all places where a tensor of this batch has consecutive rows with these
+        digests. Return the indices of the rows at each place."""
         matches = set[Indices]()
         for column in self.columns:
             for start in range(len(self.indices) - len(rows) + 1):

@@ -344,8 +344,8 @@ def is_plain(mean: float, tolerance: float) -> bool:
 
 # relative rounding error of a gradient that is summed in another order, in units of eps
 SUM_ORDER_EPS = 1e4
-# If terms of g cancel, rounding may move c away from a power of two. This is measured if
-# c is within this relative distance of one.
+# If terms of g cancel, rounding may change a factor c that would be a power of two. This
+# error is measured if the relative distance of c from a power of two is at most this.
 NEAR_POWER = 0.01
 # relative tolerance for comparing the clipping norms of two steps, in float32
 SAME_NORM = 1e-3

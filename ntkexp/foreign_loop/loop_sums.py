@@ -292,7 +292,9 @@ class StepMemory:
         # one parameter of the adjoint, multiplied by factors of its elements
         numbers += outputs * max(self.sizes)
         numbers += min(piece, rows * self.parameters)
-        # rows of the secant Jacobian, see `Jacobian.with_sums_over_uses`
+        # The secant Jacobian may hold the rows of weights that are used several times
+        # (`Jacobian.with_sums_over_uses`). Count them for every weight whose rows are
+        # small enough.
         number_bytes = self.tape.outputs.element_size()
         for size in self.sizes:
             if outputs * size * number_bytes <= PIECE_BYTES:

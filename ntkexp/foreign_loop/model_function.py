@@ -217,9 +217,9 @@ class CalledModule:
         """Return the relative rounding error by which a replayed call may differ from the
         loop's call.
 
-        Without casts to a lower precision, and if the replay has the same weights
-        (`exact`) and the same kernels as the loop, it must have the same bits, and the
-        error is 0. Otherwise it is the eps of the lower precision."""
+        This is the eps of the lower precision to which the call casts. It is 0 if the
+        call has no casts. It is also 0 if the replay has the same weights (`exact`) and
+        the same kernels as the loop, because it must then return the same bits."""
         if self.same_kernels and exact:
             return 0.0
         kinds = [

@@ -538,8 +538,8 @@ class RuleProof:
                 raise Mistake(astray(claim.where, missed))
             momentum = read["momentum"]
 
-        # compare this part of the step with the momentum's: σ(S ⊙ m), or σ(M(S ⊙ m + N
-        # ⊙ p)) if the step has a matrix M
+        # `left`, the remaining change of the weight, must be σ(S ⊙ m), or σ(M(S ⊙ m + N ⊙
+        # p)) if the step has a matrix M
         if moves is not None:
             moved = moves[0] * momentum
             terms = terms + abs(moves[0]) * made
@@ -561,8 +561,8 @@ class RuleProof:
         momentum: Tensor | None,
         buffer: Tensor,
     ) -> tuple[float, Tensor]:
-        """Return the signature of the update without decay, σ(M(S ⊙ m + N ⊙ p)), as a
-        pair: a scalar, and the signature that it multiplies.
+        """Return a scalar and a signature on the device. Their product is the signature
+        of the update without decay, σ(M(S ⊙ m + N ⊙ p)).
 
         M is the identity unless the step has `mixing`. Without momentum, m = α ⊙ p.
         """

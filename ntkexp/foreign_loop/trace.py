@@ -525,6 +525,8 @@ class Trace:
     ) -> LoopSums:
         """Return sums that start at zero. Raise if the sums
         and one step do not fit into memory."""
+        # For SGD and Adam, the adjoint V is a multiple of U, so U suffices. Other
+        # optimizers need U, V and N ⊙ J̄ (see `path.backward_sum`).
         other_rules = any(not known.rule.has_effects for known in self.steps.known)
         adjoints = 1
         if other_rules:

@@ -260,8 +260,9 @@ class CallLoss:
 
 
 def cancelled(gradient: Callable[[float], Tensor]) -> float:
-    """Measure the relative rounding error of a gradient. `gradient` returns the
-    gradient of a multiple of the loss.
+    """Measure the relative rounding error of a gradient. `gradient(c)` returns the
+    gradient of c times the loss. Without rounding, `gradient(c) / c` would be the same
+    for all c.
 
     If terms cancel, the error is far above eps. This happens, for example, if an
     example has a tiny loss and class weights have very different sizes.

@@ -120,9 +120,10 @@ class ByStep(NamedTuple):
 
 
 class ByComponent(NamedTuple):
-    """The contributions, the decay, and the change in each stretch of steps, split by
-    component. A component is a group of parameters through which training acts. It is
-    the last axis of each array.
+    """The contributions, the decay, and the changes of the outputs over the steps,
+    split by component, the last axis of each array.
+
+    A component is a group of parameters, through which training changes the outputs.
     """
 
     names: Sequence[str]

@@ -127,8 +127,8 @@ class Register:
 
     @classmethod
     def of_claim_file(cls, claim_file: Path, out: Path) -> Register:
-        """Read the log in `out`, the folder of the claims' outputs. It continues the
-        published log in the folder of a claim's file."""
+        """Read two logs: the published log next to a claim's file, and its continuation
+        in `out`, the folder of the claims' outputs."""
         register = cls.read(out / REGISTER)
         register.published = cls.read(claim_file.parent / REGISTER).lines
         return register

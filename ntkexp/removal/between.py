@@ -122,6 +122,8 @@ def least_norm_matrix(
 # --- Clipping by norm, N = ‖g‖: p = c g with c = min(1, clip_norm/(N + 1e-6)).
 #
 # Δp = c̄ Δg + ḡ Δc,        Δc = c[N, N′] ΔN,        ΔN = (g + g′)·Δg/(N + N′)
+#
+# c[N, N′] = (c(N′) − c(N))/(N′ − N) is the divided difference of c as a function of N.
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ class Explanation:
     warning: str = ""  # reason not to show the leave-out effects
     movement: Movement | None = None
     predicted: str = ""  # the predicted class; empty if there are no classes
-    sharing: str = ""  # the classes of the output, if its name does not contain them
+    # a sentence on the classes that share the output, if its name does not contain them
+    sharing: str = ""
     components: tuple[ComponentPart, ...] = ()
     positions: tuple[PositionPart, ...] = ()
 

@@ -149,8 +149,8 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
         finish_arrays(path / store)
     write_contributions_of_run(path, setting, outcome)
 
-    # the predictions f_0, f_T and those of each kernel machine; if a measure is
-    # explained, its values at these outputs
+    # The outputs f_0 and f_T of the network, and those of each kernel machine. If the run
+    # explains a measure, write the values of the measure at these outputs instead.
     matrices = outcome.matrices
     outputs = {
         "f_0": matrices.explained(matrices.start),

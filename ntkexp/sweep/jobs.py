@@ -69,9 +69,9 @@ class RemainingTime:
 
     costs: Mapping[str, float]
     workers: int
-    # weight of the earlier speed (see `PRIOR_SECONDS`); 0 if costs have no known unit
+    # how many worker seconds `earlier_speed` counts for; 0 if costs have no known unit
     prior_seconds: float = PRIOR_SECONDS
-    # cost per second of jobs that earlier commands completed
+    # speed of the jobs that earlier commands completed
     earlier_speed: float | None = None
     # the completed share of each begun job
     shares: dict[str, float] = field(default_factory=dict)

@@ -351,8 +351,8 @@ def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
 
 @cache
 def needed_distances() -> NDArray[np.float64]:
-    """Return the smallest distance, in standard deviations, that m = 1, 2, …
-    repetitions can decide."""
+    """Return (t_{m−1, 97.5 %} + t_{m−1, 90 %})/√m for m = 1, 2, … repetitions (see
+    `missing_repetitions`). It is infinite for m = 1."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import
 
     repetitions = np.arange(2, MAX_REPETITIONS + 1)
