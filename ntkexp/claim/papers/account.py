@@ -21,7 +21,7 @@ from torch.func import jacrev, jvp
 from ntkexp.claim.papers.leaving_out import BARE, Retraining, retraining
 from ntkexp.claim.papers.path_kernel import top_share
 from ntkexp.claim.quantity import AbstractQuantity, Measured
-from ntkexp.claim.trial import AbstractTrial, Rows
+from ntkexp.claim.trial import AbstractTrial, Row, Rows
 from ntkexp.component import Count
 from ntkexp.config.compose import compose
 from ntkexp.effects.curvature import load_forward_mode
@@ -106,7 +106,7 @@ class FiniteStepTerm(AbstractTrial):
     steps: Count = 8
 
     def rows(self, seed: int) -> Rows:
-        rows = []
+        rows: list[Row] = []
         for fraction in self.fractions:
             steps = round(self.steps * max(self.fractions) / fraction)
             words = [f"optimizer.stable_fraction={fraction}", f"steps={steps}"]
@@ -142,30 +142,32 @@ def finite_step_parts(retrained: Retraining) -> FiniteStepParts:
     size = retrained.setting.descent.step_size
     weight = retrained.setting.descent.weight(retrained.train)
 
+    def jacobian(vector: Tensor, inputs: Tensor) -> Float[Tensor, "point weight"]:
+        rows: Tensor = jacrev(lambda v: rerun.outputs(v, inputs)[:, 0])(vector)
+        return rows
+
     def gradients(vector: Tensor) -> Float[Tensor, "train weight"]:
         """Return ∇Lᵢ = w ℓ′ᵢ J(xᵢ)."""
         outputs = rerun.outputs(vector, rerun.inputs)
         slopes = weight * rerun.loss.output_gradient(outputs, rerun.targets)
-        return slopes * jacrev(lambda v: rerun.outputs(v, rerun.inputs)[:, 0])(vector)
-
-    def jacobian(vector: Tensor) -> Float[Tensor, "point weight"]:
-        return jacrev(lambda v: rerun.outputs(v, retrained.others)[:, 0])(vector)
+        return slopes * jacobian(vector, rerun.inputs)
 
     matrices = retrained.outcome.matrices
     term = (
         matrices.query_contributions("secant") - matrices.query_contributions("left")
     )[:, 0]
+    others = retrained.others
     vector = rerun.flat.vector(rerun.start)
-    first = jacobian(vector) @ gradients(vector).t()
+    first = jacobian(vector, others) @ gradients(vector).t()
     regularisation = torch.zeros_like(term)
     for step in retrain(rerun, rerun.unit_weights[None]):
         vector = step.recorded[WEIGHTS][0]
         # ∇L = (θ_s − θ_{s+1})/η, and the derivatives ∇²Lᵢ ∇L of all ∇Lᵢ along ∇L
         gradient = (vector - step.weights[0]) / size
-        _, curvatures = jvp(gradients, (vector,), (gradient,))
-        regularisation -= size**2 / 2 * jacobian(vector) @ curvatures.t()
+        curvatures: Tensor = jvp(gradients, (vector,), (gradient,))[1]
+        regularisation -= size**2 / 2 * jacobian(vector, others) @ curvatures.t()
         vector = step.weights[0]
-    last = jacobian(vector) @ gradients(vector).t()
+    last = jacobian(vector, others) @ gradients(vector).t()
     return FiniteStepParts(term, regularisation, size / 2 * (first - last))
 
 
@@ -207,7 +209,7 @@ class RisingSteps(AbstractTrial):
         means = steps.pivot_table(
             values="top_share", index=steps["step"] // self.window, columns="rising"
         ).dropna()
-        rows = []
+        rows: list[Row] = []
         for kind, rising in (("rising", True), ("falling", False)):
             share = float(means[rising].mean()) if len(means.columns) == 2 else nan
             count = int((steps["rising"] == rising).sum())
