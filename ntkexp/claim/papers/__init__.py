@@ -6,6 +6,11 @@ from typing import TYPE_CHECKING
 from ntkexp.naming import classes_of
 
 if TYPE_CHECKING:
+    from ntkexp.claim.papers.account import (
+        FiniteStepTerm as FiniteStepTerm,
+        RisingSteps as RisingSteps,
+        WidthDisagreement as WidthDisagreement,
+    )
     from ntkexp.claim.papers.convolutional_kernels import (
         AccuracyByExamples as AccuracyByExamples,
         AccuracyTable as AccuracyTable,
