@@ -124,9 +124,9 @@ def assert_inside(figure: Figure) -> None:
 def test_predictions_beyond_the_axes_are_counted() -> None:
     """The axes cover the network's outputs. A kernel machine has dots above and below, and one point without output."""
     axes = Figure().subplots()
-    outputs = np.array([[0.5, 1.0, 2.0, 9.0, -3.0, np.nan]]).T
+    outputs = np.array([[0.5, 0.7, 1.0, 9.0, -3.0, np.nan]]).T
     scatter(axes, np.linspace(0, 1, 6)[:, None], outputs, slice(0, 2), "black")
-    assert [text.get_text() for text in axes.texts] == ["3 outside"]
+    assert [text.get_text() for text in axes.texts] == ["2 outside"]
 
 
 def test_thumbnails_lie_between_the_bars_and_their_names() -> None:
