@@ -16,6 +16,7 @@ from hypothesis import given, strategies as st
 from matplotlib import colormaps, rc_context, rcParams, rcParamsDefault
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.offsetbox import AnnotationBbox
 
 from ntkexp.cli.ensemble import describe_comparison as of_ensemble
 from ntkexp.config.compose import compose
@@ -29,9 +30,11 @@ from ntkexp.report.analysis.tables import Analysis, analyse
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import sweep_extent, tabulate_points
 from ntkexp.report.page.picture import inline
+from ntkexp.report.plots.attribution_plots import draw_thumbnails
 from ntkexp.report.plots.canvas import Canvas
 from ntkexp.report.plots.examples import image, pixel_axes
 from ntkexp.report.plots.figures import cost, eigenvalues, loss_and_kernel_change, spectrum
+from ntkexp.report.plots.figures.predictions import scatter
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.rendering import svg
 from ntkexp.report.plots.run_plots import exhibition, figure_of, gallery, save
@@ -116,6 +119,28 @@ def assert_inside(figure: Figure) -> None:
             (left, bottom), (right, top) = axes.transAxes.inverted().transform(drawn.get_window_extent())
             assert -0.01 <= left < right <= 1.01
             assert -0.01 <= bottom < top <= 1.01
+
+
+def test_predictions_beyond_the_axes_are_counted() -> None:
+    """The axes cover the network's outputs. A kernel machine has dots above and below, and one point without output."""
+    axes = Figure().subplots()
+    outputs = np.array([[0.5, 0.7, 1.0, 9.0, -3.0, np.nan]]).T
+    scatter(axes, np.linspace(0, 1, 6)[:, None], outputs, slice(0, 2), "black")
+    assert [text.get_text() for text in axes.texts] == ["2 outside"]
+
+
+def test_thumbnails_lie_between_the_bars_and_their_names() -> None:
+    figure = Figure(dpi=200)
+    axes = figure.subplots()
+    axes.barh(range(2), [1.0, 2.0])
+    axes.set_yticks(range(2), ["first", "second"])
+    draw_thumbnails(axes, [np.eye(8), np.ones((4, 8))])
+    figure.draw_without_rendering()
+    names = [label.get_window_extent() for label in axes.get_yticklabels()]
+    thumbnails = [each.get_window_extent() for each in axes.artists if isinstance(each, AnnotationBbox)]
+    assert len(thumbnails) == 2
+    for name, thumbnail in zip(names, thumbnails, strict=True):
+        assert name.x1 <= thumbnail.x0 < thumbnail.x1 <= axes.get_window_extent().x0
 
 
 def test_a_run_gives_the_axes_of_its_pictures(finished: dict[str, Path]) -> None:

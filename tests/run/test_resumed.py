@@ -60,6 +60,7 @@ EFFECTS = (
 ADAM = ("optimizer=adam", "optimizer.step_size=0.02", "optimizer.batch=4", "optimizer.eps=1e-4")
 FLOW = ("optimizer=flow", "steps=4", "path.error_samples=3", "data.classes=[1,3,8]", "schedule=cosine")
 MOMENTUM = ("optimizer=momentum", "optimizer.step_size=0.05")
+GROWING = (*MOMENTUM, "optimizer._target_=tests.run.growing.GrowingMomentum")
 WITHOUT_KERNELS = (
     *("path.kernels=none", "steps=4", "path.error_samples=2", "optimizer.weight_decay=0.1"),
     "ladder.machine=[secant,left,rbf_identity,random_identity]",
@@ -71,6 +72,7 @@ FAST: dict[str, tuple[tuple[str, ...], Cut]] = {
     "without kernels": ((*WITHOUT_KERNELS, "data.classes=[1,3,8]"), whole),
     "phases": ((*SEQUENCE, "optimizer=sgd", "optimizer.weight_decay=0.01", "path.kernels=none"), whole),
     "back": (BACK, attributed_in_chunks),
+    "a growing momentum, back": ((*COMPONENTS, *GROWING, "steps=4"), whole),
     "effects": ((*EFFECTS, *ADAM), swept_in_chunks),
     "diagnostics": ((*COMPONENTS, "path.schedule=2", "diagnostics=[kernel_velocity]"), whole),
 }
@@ -117,7 +119,7 @@ class Leaving(Memory):
 def setting_of(name: str, *, keep: bool = True, spills: bool = False) -> Setting:
     """Prepare a run as a new process does, one that keeps tapes or has its sums on disk, as its memory allows."""
     words, cut = CASES[name]
-    setting = cut(prepare(small(*words)))
+    setting = cut(prepare(small(*words, trust=["tests"] if words[-2:-1] == GROWING[-1:] else ())))
     points, domain = replace(setting.points, keeps_tapes=keep, cache=[]), setting.domain
     assert domain.explained is domain.points
     domain = replace(domain, points=points, explained=points, spills=spills)
