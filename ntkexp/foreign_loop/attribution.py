@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ntkexp.allocator import is_large, release_memory
-from ntkexp.foreign_loop.batch_gradients import TermGradients
+from ntkexp.foreign_loop.batch_gradients import TermGradients, TermProducts
 from ntkexp.foreign_loop.batch_norm import numbers_of
 from ntkexp.foreign_loop.call import ModelCall, facts_of, weights_of_calls
 from ntkexp.foreign_loop.clipping import ASK_SAME_LOSSES, Factors, bound_of, multiple
@@ -44,6 +44,7 @@ from ntkexp.kernel.record.tape import part
 from ntkexp.kernel.secant.call import ChoiceChanged
 from ntkexp.mistake import Mistake
 from ntkexp.path.backward_sum import BackwardStep, BackwardSum, StepTerms
+from ntkexp.path.step_kernel import RightFactor
 from ntkexp.records.contributions import JUMPED, SURROGATE
 from ntkexp.shapes import Inputs, Weights
 from ntkexp.text import counted
@@ -101,6 +102,8 @@ class LoopBackward:
 
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> None:
         """Run the three proofs of one step, and add its terms to the sums."""
+        self.divided |= {name for name in step.with_grad if step.linear[name].divides}
+
         # Jᵢᵀℓ′ᵢ of every example i, at the weights of its call, and g = Σᵢ Jᵢᵀℓ′ᵢ
         starts = [
             step.start if call.at == step.index else steps.start(call.at)
@@ -246,8 +249,12 @@ class LoopBackward:
         self, step: FollowedStep, begun: Sequence[Weights]
     ) -> Sequence[CallGradients]:
         """Replay the calls of a step, and return the gradients of their examples."""
-        buffer_bytes = self.calls.buffer_bytes / max(1, len(step.calls))
-        readers = replace(self.calls, buffer_bytes=buffer_bytes)
+        readers = replace(
+            self.calls,
+            buffer_bytes=self.calls.buffer_bytes / max(1, len(step.calls)),
+            # the credit of divided gradients depends on the gradients of examples
+            directions=None if self.divided else self.calls.directions,
+        )
         try:
             return [
                 readers.pulled(call, weights)
@@ -352,7 +359,6 @@ class LoopBackward:
         only a rounding error moves as far as any other element."""
         cast = self.is_cast(step)
         factors = proved.factors
-        self.divided |= {name for name in step.with_grad if step.linear[name].divides}
         credited = credit_of_examples(
             step, calls, gradient, proved, self.divided, cast=cast
         )
@@ -429,12 +435,7 @@ class LoopBackward:
         if not self.added.closing.cancels_most(contributions):
             return
         assert self.sum.adjoint is not None
-        examples = [
-            jacobian
-            for call in calls
-            if call.can_be_reread
-            for jacobian in call.features
-        ]
+        examples = [jacobian for call in calls for jacobian in call.stored]
         like = contributions[:, :, 0]
         self.added.closing.find_parameter(
             self.sum.adjoint, credited, examples, step.with_grad, like
@@ -494,6 +495,8 @@ def refuse_wrong_sums(step: FollowedStep, calls: Sequence[CallGradients]) -> Non
     for call in calls:
         if isinstance(call.features, TermGradients) and call.whole is not None:
             call.features.refuse_other_sum(call.whole, step.index)
+        if isinstance(call.features, TermProducts):
+            call.features.refuse_other_sum(step.index)
 
 
 def credit_of_examples(
@@ -516,9 +519,7 @@ def credit_of_examples(
         return {}
     consumed = proved.before_clipping(consumed)
     factors = proved.factors
-    jacobians = (
-        jacobian for call in calls if call.can_be_reread for jacobian in call.features
-    )
+    jacobians = (jacobian for call in calls for jacobian in call.stored)
     sizes = {
         name: size * abs(factors[name])
         for name, size in term_sizes(jacobians, step.start).items()
@@ -534,7 +535,7 @@ def credit_of_examples(
         if (
             call.whole is not None
             and isinstance(call.features, TermGradients)
-            and call.can_be_reread
+            and call.features.fits
         ):
             for name in consumed.keys() & call.whole.keys():
                 gap = call.features.total[name] - call.whole[name]
@@ -602,11 +603,11 @@ class StepRows:
         return terms.kernel[:, :, self.first_position :].squeeze(3)
 
 
-class Chain(Sequence[Jacobian]):
+class Chain(Sequence[RightFactor]):
     """The concatenation of several sequences. Elements are
     read only when they are needed."""
 
-    def __init__(self, sequences: Sequence[Sequence[Jacobian]]) -> None:
+    def __init__(self, sequences: Sequence[Sequence[RightFactor]]) -> None:
         self.elements = [
             (each, index) for each in sequences for index in range(len(each))
         ]
@@ -619,7 +620,7 @@ class Chain(Sequence[Jacobian]):
         return sequence[index]
 
 
-def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
+def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[RightFactor]]:
     """Return a list with one Jacobian: the sum of the gradients of all calls whose
     batch is coupled. Return an empty list if no batch is coupled."""
     wholes = [call.whole for call in calls if call.whole is not None]

@@ -11,6 +11,12 @@ example:
 
     gᵢ = ∂/∂θ ⟨ℓ′ᵢ, fᵢ(θ; batch)⟩        Σᵢ gᵢ = gradient of the batch
 
+Contributions only need the products of gᵢ with the rows v of an adjoint. If there are
+fewer rows than examples, forward-mode derivatives are faster. One forward pass for each
+row gives the products of all examples:
+
+    ⟨v, gᵢ⟩ = ⟨ℓ′ᵢ, fᵢ′⟩        f′ = ∂f(θ + tv; batch)/∂t at t = 0
+
 With batch_norm="constant", the batch mean and variance are treated as constants.
 Examples are then independent, and one backward pass gives all gradients. Their sum
 differs from the gradient of the batch. This difference is reported as `coupling`:
@@ -22,8 +28,10 @@ losses do not depend on one another, gᵢ is computed from a few rows of the bat
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from inspect import signature
 from typing import Any
 
@@ -34,7 +42,7 @@ from torch._ops import OpOverload
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ntkexp.kernel import Jacobian, plain_kernels
+from ntkexp.kernel import DirectionalGradients, Jacobian, plain_kernels
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.kernel.record.tape import leaves
@@ -107,6 +115,19 @@ class CoupledOutputs:
         }
         return cls(outputs, trained_leaves, counted.nbytes)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one gradient."""
+        return sum(leaf.nbytes for leaf in self.leaves.values())
+
+    def passes_at_once(
+        self, buffer_bytes: float, most: int = MAX_COTANGENTS, share: float = 1.0
+    ) -> int:
+        """Return how many passes fit into half of `buffer_bytes`, at most `most`. A
+        pass leads through a `share` of the batch."""
+        pass_bytes = self.row_bytes + share * self.graph_bytes
+        return int(max(1, min(most, buffer_bytes / 2 / pass_bytes)))
+
     def gradients(
         self, cotangent: Tensor, *, keep: bool, batched: bool = False
     ) -> list[Tensor]:
@@ -158,15 +179,8 @@ class TermGradients(Sequence[Jacobian]):
     summed: int = 0
 
     def __post_init__(self) -> None:
-        self.row_bytes = sum(leaf.nbytes for leaf in self.coupled.leaves.values())
-        self.group = self.group_of(MAX_COTANGENTS, self.coupled.graph_bytes)
-
-    def group_of(self, most: int, graph_bytes: float) -> int:
-        """Return the largest number of examples in a group whose backward passes fit
-        into memory, but at most `most`. The pass of one example takes `graph_bytes`."""
-        return int(
-            max(1, min(most, self.buffer_bytes / 2 / (self.row_bytes + graph_bytes)))
-        )
+        self.row_bytes = self.coupled.row_bytes
+        self.group = self.coupled.passes_at_once(self.buffer_bytes)
 
     @property
     def examples(self) -> int:
@@ -233,6 +247,112 @@ class TermGradients(Sequence[Jacobian]):
             )
 
 
+# --- Products with the gradients of all terms, by forward-mode derivatives.
+
+
+@dataclass
+class TermProducts(Sequence[DirectionalGradients]):
+    """The gradients gᵢ of the examples of a call, known by their products with
+    directions. This is a sequence with one element."""
+
+    function: Function
+    weights: Weights
+    inputs: Inputs
+    output_gradient: Float[Tensor, "example ..."]  # ℓ′ = ∂L/∂f
+    whole: Weights  # gradient of the batch, by a backward pass
+    directions_at_once: int
+    # largest |Σᵢ⟨v, gᵢ⟩ − ⟨v, whole⟩| so far, relative to ‖v‖ ‖whole‖
+    missed: float = 0.0
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if index != 0:
+            raise IndexError(index)
+        trained = {name: self.weights[name] for name in self.whole}
+        return DirectionalGradients(self.products, trained, len(self.output_gradient))
+
+    def products(self, directions: Weights) -> Float[Tensor, "direction example"]:
+        """Return ⟨v, gᵢ⟩ for directions v [direction, *parameter]
+        of some parameters."""
+        point = {name: self.weights[name] for name in directions}
+
+        def outputs(moved: Weights) -> Tensor:
+            return self.function({**self.weights, **moved}, self.inputs)
+
+        def outputs_along(direction: Weights) -> Tensor:
+            tangent: Tensor = torch.func.jvp(outputs, (point,), (direction,))[1]
+            return tangent
+
+        along_all = torch.func.vmap(outputs_along, chunk_size=self.directions_at_once)
+        with torch.no_grad(), plain_kernels(), warnings.catch_warnings():
+            # torch's own derivatives use torch.jit.script, which it deprecates
+            warnings.filterwarnings("ignore", ".*torch.jit.script")
+            tangents = along_all(directions)
+        terms = tangents * self.output_gradient
+        products = terms.reshape(*terms.shape[:2], -1).sum(2)
+        self.compare(products.sum(1), directions)
+        return products
+
+    def compare(self, sums: Float[Tensor, " direction"], directions: Weights) -> None:
+        """Compare Σᵢ⟨v, gᵢ⟩ with ⟨v, whole⟩, and update `missed`."""
+        gap = sums.clone()
+        square = torch.zeros_like(sums)
+        for name, direction in directions.items():
+            rows = direction.reshape(len(direction), -1)
+            gap -= rows.mv(self.whole[name].reshape(-1))
+            square += rows.square().sum(1)
+        size = square.sqrt() * self.norm
+        relative = torch.where(size > 0, gap.abs() / size, gap.abs())
+        # `max` of Python would hide nan
+        self.missed = float(torch.stack([gap.new_tensor(self.missed), *relative]).max())
+
+    def are_products(self) -> bool:
+        """Return True if torch has forward-mode derivatives of the function, and they
+        agree with its backward pass in one direction.
+
+        The direction is the gradient of the batch plus a random vector of its norm."""
+        count = sum(part.numel() for part in self.whole.values())
+        generator = stream("shares", count)
+        directions: Weights = {}
+        for name, part in self.whole.items():
+            noise = torch.randn(part.shape, generator=generator, dtype=torch.float64)
+            noise = noise.to(part) * (self.norm / count**0.5)
+            directions[name] = (part + noise)[None]
+        try:
+            self.products(directions)
+        except Exception as error:
+            # an operation, or a function of the user, without a forward-mode derivative
+            if is_out_of_memory(error):
+                raise
+            return False
+        return self.missed <= self.tolerance
+
+    @cached_property
+    def norm(self) -> Float[Tensor, ""]:
+        """The norm of the gradient of the batch."""
+        norms = torch.stack([part.norm() for part in self.whole.values()])
+        norm: Tensor = torch.linalg.vector_norm(norms)
+        return norm
+
+    @property
+    def tolerance(self) -> float:
+        """The largest allowed value of `missed`."""
+        return TERM_SUM_TOLERANCE * torch.finfo(self.output_gradient.dtype).eps
+
+    def refuse_other_sum(self, step: int) -> None:
+        """Raise if the examples' products do not add up to the product with the
+        gradient of the batch."""
+        if not self.missed <= self.tolerance:
+            raise Mistake(
+                f"step {step}: the gradients of {len(self.output_gradient)} examples "
+                "through their batch do not add up to the gradient of the batch: they "
+                f"miss it by {short(self.missed)} of its size; follow in float64, or "
+                "with batch_norm='constant'"
+            )
+
+
 # --- Independent examples. If no loss depends on the rows of other examples, the
 # gradients of a group are computed from the rows of this group alone. A call of n
 # examples still takes n backward passes, but each pass is shorter.
@@ -249,8 +369,8 @@ class SplitGradients(TermGradients):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        graph_bytes = self.coupled.graph_bytes * min(1.0, SPLIT_ROWS / self.examples)
-        self.group = self.group_of(SPLIT_ROWS, graph_bytes)
+        share = min(1.0, SPLIT_ROWS / self.examples)
+        self.group = self.coupled.passes_at_once(self.buffer_bytes, SPLIT_ROWS, share)
 
     def computed(self, index: int) -> Jacobian:
         chosen = slice(index * self.group, (index + 1) * self.group)

@@ -17,6 +17,7 @@ from ntkexp.foreign_loop.batch_gradients import (
     CoupledOutputs,
     SplitGradients,
     TermGradients,
+    TermProducts,
     at_constants,
     constants_of,
 )
@@ -28,6 +29,7 @@ from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.positions import PositionGradients, Positions
 from ntkexp.kernel import Jacobian, ProgramCache, Reader, Tape
 from ntkexp.model.functional import Output, as_rows
+from ntkexp.path.step_kernel import RightFactor
 from ntkexp.shapes import Function, Weights
 
 
@@ -42,12 +44,17 @@ class CallReaders:
     trained: frozenset[str]
     batch_norm: BatchNormMode
     buffer_bytes: float  # memory for gradients of examples
+    # number of directions v if only products ⟨v, Jᵢᵀℓ′ᵢ⟩ are needed; None if the
+    # gradients are needed themselves
+    directions: int | None
     # if given, also compute the gradients by position
     positions: Positions | None
     readers: dict[tuple[LayerModes, Output], Reader] = field(default_factory=dict)
     # ids of the functions of `trace.losses` in which the loss of an example depends on
     # other examples
     coupling: set[int] = field(default_factory=set)
+    # True if forward-mode derivatives of calls with this key agree with backward passes
+    has_products: dict[tuple[LayerModes, Output], bool] = field(default_factory=dict)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
         """Replay a call at these weights. Return the gradient Jᵢᵀℓ′ᵢ
@@ -109,7 +116,7 @@ class CallReaders:
 
         # gradients at constant batch statistics; also checks that nothing else couples
         # the examples
-        features: Sequence[Jacobian] = ()
+        features: Sequence[RightFactor] = ()
         is_checked = call.losses is not None or reader_key(call) in self.readers
         if not is_exact or not is_checked:
             constants = constants_of(function, weights, call.inputs)
@@ -124,12 +131,45 @@ class CallReaders:
 
         # or the gradient of each example's term, through the whole batch
         if is_exact:
-            features = self.split_gradients(
-                call, function, weights, coupled
-            ) or TermGradients(coupled, output_gradient, self.buffer_bytes)
+            features = (
+                self.split_gradients(call, function, weights, coupled)
+                or self.term_products(call, function, weights, coupled, whole)
+                or TermGradients(coupled, output_gradient, self.buffer_bytes)
+            )
         outputs = coupled.outputs.detach()
         replayed = replayed_call(call, function, weights, as_rows(outputs))
         return CallGradients(features, replayed, whole)
+
+    def term_products(
+        self,
+        call: ModelCall,
+        function: Function,
+        weights: Weights,
+        coupled: CoupledOutputs,
+        whole: Weights,
+    ) -> TermProducts | None:
+        """Return products with the gradients of a call through BatchNorm, by
+        forward-mode derivatives.
+
+        Return None if backward passes are faster, if gradients are needed themselves,
+        if the call draws random numbers, or if torch lacks a derivative."""
+        if self.directions is None or self.directions >= len(coupled.outputs):
+            return None
+        if call.losses is not None or call.how.states:
+            return None
+        assert call.gradient is not None
+        products = TermProducts(
+            function,
+            weights,
+            call.inputs,
+            call.gradient.reshape(coupled.outputs.shape).to(coupled.outputs.dtype),
+            whole,
+            directions_at_once=coupled.passes_at_once(self.buffer_bytes),
+        )
+        key = reader_key(call)
+        if key not in self.has_products:
+            self.has_products[key] = products.are_products()
+        return products if self.has_products[key] else None
 
     def split_gradients(
         self,
@@ -189,7 +229,7 @@ def replayed_call(
 class CallGradients:
     """The gradients Jᵢᵀℓ′ᵢ of the examples of a call, and the replayed outputs."""
 
-    features: Sequence[Jacobian]  # one Jacobian for each group of examples
+    features: Sequence[RightFactor]  # the gradients of each group of examples
     replayed: Replayed
     # gradient of a coupled batch, which may differ from the sum of the gradients in
     # `features`
@@ -197,10 +237,12 @@ class CallGradients:
     by_position: PositionGradients | None = None
 
     @property
-    def can_be_reread(self) -> bool:
-        """True if `features` are stored, so that reading
-        them again needs no backward pass."""
-        return not isinstance(self.features, TermGradients) or self.features.fits
+    def stored(self) -> Sequence[Jacobian]:
+        """The gradients, or an empty list if they are not stored: then reading them
+        again takes backward passes."""
+        if isinstance(self.features, TermGradients) and not self.features.fits:
+            return []
+        return [each for each in self.features if isinstance(each, Jacobian)]
 
     def total(self, weights: Weights) -> Weights:
         """Return the gradient of the call."""
@@ -209,5 +251,5 @@ class CallGradients:
                 name: self.whole.get(name, torch.zeros_like(weight))
                 for name, weight in weights.items()
             }
-        (jacobian,) = self.features
+        (jacobian,) = self.stored
         return jacobian.total(weights)

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ntkexp.kernel.features.adjoint import Adjoint as Adjoint
+    from ntkexp.kernel.features.directional import (
+        DirectionalGradients as DirectionalGradients,
+    )
     from ntkexp.kernel.features.gram import gram as gram
     from ntkexp.kernel.features.jacobian import Jacobian as Jacobian
     from ntkexp.kernel.read.plan import Outputs as Outputs
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 else:
     FILES = {
         "Adjoint": "features.adjoint",
+        "DirectionalGradients": "features.directional",
         "gram": "features.gram",
         "Jacobian": "features.jacobian",
         "Outputs": "read.plan",

@@ -40,7 +40,7 @@ from ntkexp.kernel import Adjoint, Jacobian
 from ntkexp.kernel.features.adjoint import zero_adjoint
 from ntkexp.kernel.features.blocks import Block, Rows
 from ntkexp.optimizer.base import IDLE, Coefficient, LinearStep, Mixing, per_weight
-from ntkexp.path.step_kernel import kernel_between
+from ntkexp.path.step_kernel import RightFactor, kernel_between
 from ntkexp.shapes import Weights
 
 
@@ -56,7 +56,7 @@ class BackwardStep:
     linear: Mapping[str, LinearStep]
     # Jᵢ at the weights of the model call, or Jᵢᵀℓ′ᵢ in the form of a Jacobian with one
     # output
-    right: Sequence[Jacobian]
+    right: Sequence[RightFactor]
     rounding: Weights  # e, by parameter
     # factors in [0, 1] of the elements of c Jᵢ, by parameter; missing parameters have 1.
     # The factor is 0 where g is only a rounding error. In a loop that clips gradients
@@ -309,7 +309,7 @@ class TermSums:
         return cls(step, coefficients, names, zero, zero, zero)
 
     @property
-    def examples(self) -> Iterator[Jacobian]:
+    def examples(self) -> Iterator[RightFactor]:
         """Yield Jᵢ in blocks of examples, because the Jacobians of all examples may not
         fit into memory."""
         return (jacobian.of(self.names) for jacobian in self.step.right)
@@ -358,7 +358,7 @@ class TermSums:
             name: number * factor.get(name, 1.0) for name, number in v.scale.items()
         }
         scale = shared_value(scales)
-        right = self.examples
+        right: Iterable[RightFactor] = self.examples
         if scale is None:
             right = (jacobian.scaled(scales) for jacobian in self.examples)
             scale = 1.0

@@ -23,7 +23,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel import Adjoint, Jacobian, NoRule, Segment, Tape, gram
+from ntkexp.kernel import (
+    Adjoint,
+    DirectionalGradients,
+    Jacobian,
+    NoRule,
+    Segment,
+    Tape,
+    gram,
+)
 from ntkexp.mistake import Mistake
 from ntkexp.path.points import WITHOUT_RULES, Points
 from ntkexp.path.rule.base import Substep
@@ -33,6 +41,9 @@ KernelAndProduct: TypeAlias = tuple[
     Float[Tensor, "point out train out_"], Float[Tensor, "point out"]
 ]
 """K(x, xᵢ), and J̄(x)·v for a vector v in the shape of the weights."""
+
+RightFactor: TypeAlias = Jacobian | DirectionalGradients
+"""J(xᵢ) or J(xᵢ)ᵀℓ′ᵢ for a block of examples."""
 
 
 @dataclass
@@ -136,7 +147,7 @@ class StepBlock:
 
 def kernel_between(
     left: Jacobian | Adjoint,
-    right: Iterable[Jacobian],
+    right: Iterable[RightFactor],
     like: Float[Tensor, "point out"],
     factors: Weights | None = None,
 ) -> Float[Tensor, "point out train out_"]:
@@ -156,13 +167,15 @@ def kernel_between(
 
 def kernel_with_block(
     left: Jacobian | Adjoint,
-    right: Jacobian,
+    right: RightFactor,
     like: Float[Tensor, "point out"],
     factors: Weights | None = None,
 ) -> Float[Tensor, "point out train out_"]:
     """Return ⟨left, J(xᵢ)⟩ for one block of examples."""
     left_parts = left.parts if isinstance(left, Adjoint) else left.blocks
-    if not left_parts or not right.blocks:
+    if left_parts and isinstance(right, DirectionalGradients):
+        return right.kernel(left, factors)
+    if not left_parts or isinstance(right, DirectionalGradients) or not right.blocks:
         return like.new_zeros(*like.shape, right.examples, right.outputs)
     if isinstance(left, Adjoint):
         return left.kernel(right, factors)

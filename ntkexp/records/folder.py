@@ -57,7 +57,7 @@ from ntkexp.text import several
 # run of this version.
 
 
-results_version = 14
+results_version = 15
 
 
 def package_version() -> str:

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ntkexp.foreign_loop.batch_gradients import CoupledOutputs, TermGradients
+from ntkexp.foreign_loop.batch_gradients import CoupledOutputs, TermGradients, TermProducts
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
+from ntkexp.kernel import Adjoint, Jacobian
+from ntkexp.kernel.features.blocks import Rows
 from ntkexp.mistake import Mistake
+from ntkexp.path.step_kernel import kernel_between
 from ntkexp.report.explain import explain
 from ntkexp.report.loaded_run import load_run
 from tests.foreign_loop.loops import apart, outputs_of
@@ -145,7 +148,7 @@ class Rounded(nn.Module):
 
 @pytest.mark.parametrize("mode", ["exact", "constant"])
 def test_surrogate_gradients_after_a_batch_add_up(mode: BatchNormMode) -> None:
-    net = nn.Sequential(*of_rows()[:3], Rounded(), nn.Linear(10, 2)).double()
+    net = nn.Sequential(*list(of_rows())[:3], Rounded(), nn.Linear(10, 2)).double()
     trace, change = followed(net, sgd)
     found = trace.attribute(batch_norm=mode, quiet=True)
     assert "not the derivatives of the model's values" in found.attrs["surrogate_gradients"]
@@ -242,6 +245,83 @@ def test_gradients_of_terms_do_not_depend_on_the_memory_for_them() -> None:
     for name, part in total.items():
         for terms in (at_once, one_by_one):
             assert (terms.total[name] - part).abs().max() < ROUNDING
+
+
+class Backwards(torch.autograd.Function):
+    """The identity, without a forward-mode derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class OnlyBackwards(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = Backwards.apply(x)  # type: ignore[no-untyped-call]
+        return result
+
+
+def terms_and_products(net: nn.Module) -> tuple[TermGradients, TermProducts, list[Tensor]]:
+    """The gradients of the terms of a batch, by backward passes and by forward-mode derivatives."""
+    x, _, _ = data(net)
+    weights = {name: weight.detach() for name, weight in net.named_parameters()}
+    buffers = dict(net.named_buffers())
+
+    def function(given: Any, inputs: Any) -> Tensor:
+        statistics = {name: value.clone() for name, value in buffers.items()}
+        return torch.func.functional_call(net, {**statistics, **given}, inputs)  # type: ignore[no-any-return]
+
+    coupled = CoupledOutputs.of(function, weights, (x,), frozenset(weights))
+    gradient = torch.randn_like(coupled.outputs)
+    whole = dict(zip(coupled.leaves, coupled.gradients(gradient, keep=True), strict=True))
+    products = TermProducts(function, weights, (x,), gradient, whole, directions_at_once=2)
+    return TermGradients(coupled, gradient, 1e9), products, list(whole.values())
+
+
+def small_images() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 2)).double()
+
+
+@pytest.mark.parametrize("make", [of_rows, small_images], ids=["rows", "images"])
+@pytest.mark.parametrize("names", [None, {"0.weight", "1.bias"}], ids=["all", "some"])
+def test_products_with_gradients_of_terms_are_those_of_backward_passes(
+    make: Callable[[], nn.Module], names: set[str] | None
+) -> None:
+    terms, products, whole = terms_and_products(make())
+    rows = torch.randn(3, 1, sum(part.numel() for part in whole), dtype=torch.float64)
+    sizes = [part.numel() for part in whole]
+    adjoint = Adjoint(dict(zip(products.whole, torch.split(rows, sizes, dim=2), strict=True)))
+    factors = {name: 1.0 + place for place, name in enumerate(products.whole)}
+    expected = kernel_between(adjoint, (each.of(names).scaled(factors) for each in terms), rows[:, :, 0])
+    found = kernel_between(adjoint, (each.of(names).scaled(factors) for each in products), rows[:, :, 0])
+    assert apart(found, expected) < ROUNDING
+
+    # a Jacobian on the left, as under Nesterov's momentum
+    jacobian = Jacobian(tuple(Rows(part, name) for name, part in adjoint.parts.items()), 3, 1)
+    found = kernel_between(jacobian, (each.of(names).scaled(factors) for each in products), rows[:, :, 0])
+    assert apart(found, expected) < ROUNDING
+    assert products.are_products()
+    products.refuse_other_sum(step=3)
+
+
+def test_products_that_are_not_those_of_the_batch_are_refused() -> None:
+    _, products, _ = terms_and_products(of_rows())
+    products.whole["0.weight"] = products.whole["0.weight"] + 1e-6
+    assert not products.are_products()
+    with pytest.raises(Mistake, match=r"step 3: the gradients of 24 examples .* do not add up"):
+        products.refuse_other_sum(step=3)
+
+
+def test_a_function_without_a_forward_mode_derivative_is_attributed_by_backward_passes() -> None:
+    net = nn.Sequential(*list(of_rows())[:3], OnlyBackwards(), nn.Linear(10, 2)).double()
+    _, products, _ = terms_and_products(net)
+    assert not products.are_products()
+    trace, change = followed(net, sgd)
+    assert np.abs(explained(trace.attribute(quiet=True)) - change.numpy()).max() < ROUNDING * float(change.norm())
 
 
 def test_under_autocast_parts_casts_and_statistics_add_up(tmp_path: Path) -> None:

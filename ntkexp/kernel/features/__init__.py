@@ -7,4 +7,5 @@ jacobian            the Jacobian of a batch, a sum of blocks
 assemble            from outputs to a Jacobian: back-propagation to each use of a weight
 gram, cancellation  the kernel of two Jacobians; detection of gradients that are only rounding error
 adjoint             −∂(outputs at the end of training)/∂(momentum at a step), as a dense array
+directional         gradients that are only known by their products with directions
 """
