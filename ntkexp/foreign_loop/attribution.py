@@ -226,7 +226,7 @@ class LoopBackward:
         """Record a single query at the weights of `tape`,
         which recorded all queries."""
         query_input = part(self.queries, slice(query, query + 1))
-        return self.reader.record(tape.given_weights, query_input)
+        return self.reader.record(tape.recorded_weights, query_input)
 
     @property
     def caveats(self) -> dict[str, str]:

@@ -155,7 +155,7 @@ class CallReaders:
         if the call draws random numbers, or if torch lacks a derivative."""
         if self.directions is None or self.directions >= len(coupled.outputs):
             return None
-        if call.losses is not None or call.how.states:
+        if call.losses is not None or call.circumstances.states:
             return None
         assert call.gradient is not None
         products = TermProducts(

@@ -189,7 +189,7 @@ class CalledModule:
         The module and the measure are checked separately, because a check of their
         composition would need many calls with all queries."""
         assert self.measured is not None
-        weights = tape.given_weights
+        weights = tape.recorded_weights
         queries = tape.given
         with torch.no_grad(), plain_kernels():
             outputs = self.outputs(weights, queries)

@@ -223,7 +223,7 @@ def is_faithful(
     In single precision, a value near a kink may fall on the other side of the kink when
     the module runs again. Large modules have many such values. So if the two disagree,
     repeat the test in double precision."""
-    weights = tape.given_weights
+    weights = tape.recorded_weights
     agreed = rules_match_autograd(function, tape, trained, owned)
     if agreed or all(weight.dtype == torch.float64 for weight in weights.values()):
         return agreed
@@ -381,7 +381,7 @@ def differentiable_weights(
 ) -> tuple[Weights, Weights]:
     """Return the weights at which a tape was recorded, and the trained ones among them.
     Only the trained ones require gradients."""
-    weights = tape.given_weights
+    weights = tape.recorded_weights
     leaves = {
         name: weights[name].requires_grad_() for name in weights if name in trained
     }

@@ -171,7 +171,7 @@ class Reader:
             # tape from a program
             if self.programs is not None:
                 plain = replace(self, programs=None)
-                plain_tape = plain.record(tape.given_weights, tape.given)
+                plain_tape = plain.record(tape.recorded_weights, tape.given)
                 return plain.weighted(plain_tape, output_gradient)
             return jacobian_one_by_one(
                 self.function, tape, self.trained, mixture.columns
@@ -316,7 +316,7 @@ def jacobian_one_by_one(
     weights, leaves = differentiable_weights(tape, trained)
     rows: dict[str, list[Tensor]] = {name: [] for name in leaves}
     together = tape.outputs
-    alone = Trial(function, tape, tape.given_weights, together)
+    alone = Trial(function, tape, tape.recorded_weights, together)
     for k in range(len(together)):
         this = slice(k, k + 1)
         with torch.enable_grad():

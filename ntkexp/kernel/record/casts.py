@@ -99,7 +99,7 @@ def with_casts(function: Function, casts: Casts) -> Function:
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
     """Return a remark on the error that the choice `casts` causes, in one line. Return
     None if there is no error. `tape` was recorded with this choice."""
-    weights = tape.given_weights
+    weights = tape.recorded_weights
     if casts == "keep":
         kinds = {
             weight.dtype for weight in weights.values() if weight.is_floating_point()

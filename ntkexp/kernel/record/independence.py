@@ -100,7 +100,7 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
     half and on the rest. If Python may have branched on numbers that depend on the
     inputs, a few examples also run alone: if several examples decide a branch in the
     same way, removing half of them may not change the branch."""
-    weights = tape.given_weights
+    weights = tape.recorded_weights
     everyone = range(len(tape.outputs))
     with torch.no_grad():
         trial = Trial(function, tape, weights, tape.outputs)

@@ -294,7 +294,7 @@ class Tape:
         return inputs
 
     @property
-    def given_weights(self) -> Weights:
+    def recorded_weights(self) -> Weights:
         return {name: self[slot].detach() for slot, name in self.weights.items()}
 
     @property
