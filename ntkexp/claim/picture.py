@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_PARTS_DRAWN = 3
 HEIGHT_INCHES = 2.5
+TITLE_LINE = 63  # characters of a line of titles, over all panels
 
 
 class JudgedRows(AbstractPicture):
@@ -56,8 +57,10 @@ class JudgedRows(AbstractPicture):
             main_part = pair[-1]
             mark_range(main_part, axes)
             if len(pairs) > 1:
-                lines = style.wrapped(main_part.whole_words, 44 // len(pairs) * 2)
-                axes.set_title("\n".join(lines))
+                words = main_part.whole_words.replace(" ± 0 %", "")
+                axes.set_title(
+                    "\n".join(style.wrapped(words, TITLE_LINE // len(pairs)))
+                )
 
         # the title shows the name and the verdict, and the caption shows the figure
         # with its interval

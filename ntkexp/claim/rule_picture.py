@@ -73,16 +73,23 @@ def _(rule: AbstractAverage, axes: Axes, table: pd.DataFrame, colour: str) -> No
 def _(rule: AbstractAverage, axes: Axes) -> None:
     from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
 
+    # the band and the limits of the axis, on the scale of the axis
     ends = [rule.expected.low, rule.expected.high]
     if rule.is_log:
         log_axis(axes, "y")
-        ends = [math.exp(end) for end in ends]
-
-    # Replace an infinite end of the band by the axis limit, or by the finite end of the
-    # band if that lies beyond the limit.
     low, high = axes.get_ylim()
-    finite = [end for end in ends if math.isfinite(end) and end != 0]
-    band = np.clip(ends, min([low, *finite]), max([high, *finite]))
+    if rule.is_log:
+        low, high = math.log(low), math.log(high)
+
+    # Show every finite end of the band, and a strip of the band beyond it if no row lies
+    # there. Replace an infinite end by the limit of the axis.
+    finite = [end for end in ends if math.isfinite(end)]
+    strip = 0.1 * (max([high, *finite]) - min([low, *finite]))
+    lowest = min([low, *(end - strip for end in finite if end < low)])
+    highest = max([high, *(end + strip for end in finite if end > high)])
+    band = np.clip(ends, lowest, highest)
+    if rule.is_log:
+        band = np.exp(band)
     axes.axhspan(*band, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
     label = "figure of a seed"
     if isinstance(rule, Order):

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from colorsys import hls_to_rgb
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from hashlib import sha256
 from math import dist
 from pathlib import Path
@@ -398,15 +399,16 @@ def brief(title: str, otherwise: str) -> str:
 def wrapped(text: str, width: int) -> list[str]:
     """Break a text into as few lines as the width allows, of about equal length.
 
-    Do not break between a number and "%".
+    Do not break words, and do not break between a number and "%".
 
     >>> wrapped("one two three four", 16)
     ['one two', 'three four']
     """
     whole = text.replace(" %", "\N{NO-BREAK SPACE}%")
-    fewest = len(textwrap.wrap(whole, width))
+    wrap = partial(textwrap.wrap, whole, break_long_words=False)
+    fewest = len(wrap(width))
     narrower = 1
-    while len(lines := textwrap.wrap(whole, narrower)) != fewest:
+    while len(lines := wrap(narrower)) != fewest:
         narrower += 1
     return lines
 
