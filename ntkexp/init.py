@@ -28,8 +28,8 @@ overflow."""
 
 
 PARENT = re.compile(r"(.+)@(\d{1,12}|end)", re.DOTALL)
-"""The form of `init.parent`: the folder of a run and a step, whose weights are the
-initial weights of the new network (a child)."""
+"""The form of `init.parent`: RUN@STEP or RUN@end, where RUN is the folder of a run. The
+weights of this run at this step are the initial weights of the new network (a child)."""
 
 
 class AbstractInit(Component):

@@ -70,8 +70,9 @@ REFUSALS: tuple[Word, ...] = ("refuted", "below minimum")
 DIRECTION_ONLY = "direction significant, size below the stated minimum"
 UNARGUED = "nobody argued for the margin"
 FAR_FROM_NULL = 10.0
-"""A control is far from its null value if their distance is more than this multiple of
-the distance from the null value to the expected range."""
+"""A control is far from its null value if the distance from the null value to the
+control's interval is more than this multiple of the distance from the null value to the
+nearest edge of the expected range."""
 
 
 @dataclass(frozen=True)

@@ -532,10 +532,11 @@ def refuse_other_entry(
 def required_claims(
     published: Sequence[str], builder: Builder, entries: Entries, names: Sequence[str]
 ) -> list[str]:
-    """Return the claims that a publication must hold: `names`, if given.
+    """Return the claims that a publication must hold.
 
-    By default, these are the claims of the same registers whose latest version was
-    judged."""
+    These are `names`, if there are any. Otherwise they are all claims whose latest
+    version was judged at default size, and whose register is that of a claim in
+    `published`."""
     if names:
         return sorted({*names})
     folder_of = {

@@ -311,8 +311,11 @@ def with_null(tree: Tree) -> dict[str, Any]:
 
 
 def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
-    """Extend the base and replace the values of axes: first for all runs,
-    then for named runs."""
+    """Return the runs of a claim with a change: add entries to `base`, and replace
+    values of axes.
+
+    The changes for all runs come first, then those for the runs that `change` names.
+    Error messages begin with `name`."""
     changes_by_name = change.get("runs") or {}
     for run in changes_by_name:
         if run not in runs:

@@ -235,8 +235,10 @@ def judged(
 
 
 def warn_of_second_choice(attempts: Sequence[RegisterEntry]) -> None:
-    """Warn if the last look does not count, because an earlier one came
-    to another verdict."""
+    """Warn if the main look (statistical test) of the latest judgement does not count.
+
+    This is the case if an earlier look with the same specification and number of seeds
+    came to another verdict, with other numbers."""
     from ntkexp.records.register import refuse_second_choice
 
     try:

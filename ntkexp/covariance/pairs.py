@@ -434,8 +434,10 @@ def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
 def stacked_tables(
     one: AbstractPixelMap, pairs: Pairs, axis: int, after: Pairs
 ) -> Tensor:
-    """Return the tables of all new offsets along an axis, [offset, pixel,
-    averaged pair]."""
+    """Stack the tables (`AbstractPixelMap.table`) of all new offsets along an axis,
+    [new offset, new pixel, pair].
+
+    They hold the indices of the old pairs over which each new pair is averaged."""
     return torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]])
 
 

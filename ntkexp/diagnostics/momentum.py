@@ -21,17 +21,19 @@ from ntkexp.shapes import Function, Weights
 
 
 class FunctionMomentum(AbstractDiagnostic):
-    """The momentum in function space: the change of the outputs in the next step that
-    earlier gradients cause, beside the change that the present gradient causes.
+    """The momentum in function space.
 
-        step    θ′ − θ = Δ_m + Δ_g        Δ_m: earlier gradients, Δ_g: present gradient
+    Earlier gradients (through the momentum) and the present gradient both change the
+    outputs in the next step. The diagnostic compares the two changes, to first order:
+
+        θ′ − θ = Δ_m + Δ_g        Δ_m: by earlier gradients, Δ_g: by the present gradient
         SPLIT.ratio  = ‖J Δ_m‖ / ‖J Δ_g‖
         SPLIT.cosine = ⟨J Δ_m, J Δ_g⟩ / (‖J Δ_m‖ ‖J Δ_g‖)
 
-    J is the Jacobian of the outputs at θ. The norms are over the training examples
-    (`train`) or over the queries of all other splits (`query`). If the cosine is
-    negative, the momentum carries the outputs past the point where the gradient would
-    turn them back. Decoupled weight decay belongs to neither part.
+    J is the Jacobian of the outputs at θ. SPLIT is `train` (the training examples) or
+    `query` (the queries of all other splits). If the cosine is negative, the momentum
+    moves the outputs against the present gradient. Decoupled weight decay belongs to
+    neither part.
     """
 
     needs_steps: ClassVar[bool] = True

@@ -211,7 +211,8 @@ def credit_of_rows(
             drawn: Tensor = grad(partial(summed, batches))(weights, shares * factors)
         squares += drawn.square()
 
-    # the size of the terms, for each element of a vector, or for a whole matrix
+    # the size of the terms κᵢ∇ℓᵢ: a number for each element of a parameter with at most
+    # one axis (such as a bias), and one norm for every other parameter
     terms = flat.weights(squares.sqrt())
     sizes = {}
     for name, term in terms.items():

@@ -275,8 +275,8 @@ class RenormalisedMean(AbstractMean):
         fixed_removal = -along * batch.shares
         if not batch.is_mean:
             return fixed_removal
-        # κᵢmᵢ for each row, summed over the rows of the same example; and Σκm of the
-        # batch
+        # `count`: for each row, the sum of κm over all rows of its example
+        # `total`: the sum of κm over the batch
         examples, rows = torch.unique(batch.examples, return_inverse=True)
         counts = batch.shares.new_zeros(len(examples)).index_add_(
             0, rows, batch.counted

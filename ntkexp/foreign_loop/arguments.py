@@ -480,8 +480,9 @@ def refuse_without_rules(
     try:
         reader.checks.faithful_owners(tape)
     except Unfaithful:
-        # allowed: the secant is exact for the outputs, even where autograd's gradient
-        # is a surrogate (as in straight-through estimators)
+        # A model is allowed if its autograd gradients are not the derivatives of its
+        # outputs (a surrogate, as in straight-through estimators), because the secant is
+        # exact for the outputs.
         return
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error

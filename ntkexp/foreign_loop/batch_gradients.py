@@ -360,8 +360,8 @@ class TermProducts(Sequence[DirectionalGradients]):
 
 @dataclass
 class SplitGradients(TermGradients):
-    """The gradients gᵢ of independent examples.
-    Each group is computed from its own rows."""
+    """The gradients gᵢ of independent examples. They are computed in groups of
+    successive examples, each group from its own rows of the batch."""
 
     # the losses as a function of the weights, for a slice of the rows
     losses_of_rows: Callable[[slice], Function] = field(kw_only=True)

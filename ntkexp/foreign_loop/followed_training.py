@@ -536,8 +536,10 @@ class FollowedTraining(AbstractTrajectory):
         """Return the factor c between the replayed gradient g and the gradient that the
         optimizer used, and the relative rounding error of c.
 
-        If terms of g cancel, measure the rounding error: `replayed` returns the
-        gradient of a multiple of the loss."""
+        The error is a few eps. If this does not explain the distance between the two
+        gradients, or the distance between c and a power of two nearby, terms of g may
+        cancel. Then add the measured rounding error of g (see `cancelled`):
+        `replayed(m)` returns the gradient of m times the loss."""
         factor, missed = factor_between(g, consumed)
         rounding = SUM_ORDER_EPS * torch.finfo(self.end.dtype).eps
         near_power = is_power_of_two(factor, NEAR_POWER)

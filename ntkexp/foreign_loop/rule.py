@@ -352,14 +352,14 @@ def in_doubles(signatures: Sequence[Tensor]) -> list[Numbers]:
 # of the gradient. If S is a tensor, σ(S ⊙ m) is computed from the m that the optimizer
 # stores, and σ(m) is compared with the first equation.
 #
-# The check runs at every step of a user's training, so it must be fast. It reads each
-# gradient and weight once. Recomputing the weights would read and write them several
-# times.
+# The check runs at every step of a user's training, so it must be fast. Signatures
+# read each gradient and weight once. To recompute the weights instead, the check would
+# read and write them several times.
 #
 # An error changes the signature by about its own norm. An error below 64 eps times the
 # norm of the tensor cannot be distinguished from rounding. An error in a single one of
-# very many weights can be that small. Between steps, `outside` compares every weight
-# exactly, so it finds any change that no step made.
+# very many weights can be that small. Between steps, `outside.LatestWeights`
+# compares every weight with a copy, so it finds any change that no step made.
 
 
 # rounding error of the operations of a step and of short sums, in units of eps

@@ -124,7 +124,8 @@ class SelfAttention(AbstractLayer):
             nngp = attended(K)
             if Theta is not None:
                 Theta = attended(Theta)
-            source = 2 * nngp  # gradients of W and V; the term of Q vanishes as d grows
+            # the terms of Θ′ from the weights W and V; the term of Q vanishes as d grows
+            source = 2 * nngp
         else:
             s2 = (self.QK_std * self.OV_std) ** 2
             norm = (K * K).sum((-2, -1), keepdim=True)
@@ -132,7 +133,8 @@ class SelfAttention(AbstractLayer):
             if Theta is not None:
                 inner = (K * Theta).sum((-2, -1), keepdim=True)
                 Theta = s2 * (2 * inner * K + norm * Theta)
-            source = 4 * nngp  # gradients of W, V, Q and K
+            # the terms of Θ′ from the weights W, V, Q and K
+            source = 4 * nngp
         after = replace(covariance, nngp=pairs.from_matrix(nngp + b2))
         if Theta is None:
             return after

@@ -134,9 +134,9 @@ class ByComponent(NamedTuple):
 
 @dataclass(frozen=True)
 class ContributionsByRule:
-    """The arrays computed with one quadrature rule, and the attributes of the array of
-    contributions.
-    """
+    """The arrays computed with one quadrature rule.
+
+    `facts` are the attributes that are stored with the zarr array of contributions."""
 
     parts: ManyRows
     decay: NDArray[np.float64] | None = None

@@ -32,8 +32,8 @@ from ntkexp.records.atomic import WIDTH, Damaged, seal, write_atomically
 #     phases          the names of the phases
 #     phase_classes   [phase, class], the names of the classes in each phase, if the phases share
 #                     their outputs
-#     out_name        [out], the names of the numbers of a measure, if the run attributes a
-#                     measure instead of the outputs
+#     out_name        [out], the names of the values that the measure returns for each
+#                     query, if the run attributes a measure instead of the outputs
 
 
 OUT_NAME = "out_name"

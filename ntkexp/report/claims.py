@@ -44,13 +44,13 @@ ON_TERMINAL = (
 
 
 def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Table:
-    """Return a row for each claim.
+    """Return a row for each record.
 
-    The column `stands` says if the verdict survives Holm's correction. If not, the
-    verdict is shown as `not after correction`.
+    The column `stands` says if the verdict survives Holm's correction. If it does not,
+    `not after correction` is appended to the verdict.
 
-    `registered` is the number of claims in the register.
-    It can exceed the number of records."""
+    `registered` is the number of claims in the register. It can exceed the number of
+    records. The missing claims count as undecided in the correction."""
     columns = (
         text_column("claim"),
         text_column("verdict"),

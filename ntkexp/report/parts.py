@@ -128,10 +128,13 @@ def largest_attributed(outputs: Array, contributions: Array) -> int:
 
 # --- By step: when training changed an output.
 #
-#     d(s) = f_s − f_0,      most_by: the first s with |d(t) − d(T)| ≤ ½ |d(T)| for all t ≥ s
+# d(s) is the sum of `by_step` over the first s of T steps.
 #
-# Here f_s is the output after step s, and T the last step. The effect of a gradient
-# counts at the step that computed the gradient, even if momentum applies it later.
+#     most_by: the smallest s ≥ 1 with |d(t) − d(T)| ≤ ½ |d(T)| for all t ≥ s
+#
+# Without momentum, d(s) = f_s − f_0 up to the error of the rule, where f_s is the output
+# after s steps. With momentum, d(s) is the whole effect of the gradients of the first s
+# steps. It includes the part that momentum applies later.
 
 
 @dataclass(frozen=True, eq=False)

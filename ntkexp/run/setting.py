@@ -148,8 +148,8 @@ def survey(experiment: Experiment) -> Survey:
 
 
 def chosen_kernels(experiment: Experiment, problem: Problem) -> Kernels:
-    """Return the kind of kernels that the run computes. `path.kernels=auto` depends on
-    the number of outputs."""
+    """Return the kind of kernels that the run computes. `path.kernels=auto` means `all`
+    if they are small or needed, else `trace`."""
     diagnostics_need_all = any(one.needs_kernel for one in experiment.diagnostics)
     needs_all = experiment.optimizer.needs_kernels or diagnostics_need_all
     return experiment.path.chosen_kernels(

@@ -451,7 +451,8 @@ def multiply_groups(
 
     A grouped weight, as in a grouped convolution, has one matrix for each group.
     Compute one matrix product for each example and group, a few examples at a time. If
-    the memory order allows, write the gradients of the weight into `buffer`."""
+    there is only one group or only one output, write the gradients of the weight into
+    `buffer`; otherwise its axes have another order."""
     # arrange β as [example, out, features, use], and read a for some examples at a time
     is_window = isinstance(use.factor, Window) and cotangent.shape[1] == examples
     if is_window and row_index(owner, examples) is None:
@@ -555,8 +556,12 @@ def with_gain(use: Element, cotangent: Cotangent) -> Cotangent:
 
 
 def add_copies(use: Element, cotangent: Cotangent, axis: int, size: int) -> Gradients:
-    """Sum over the axes along which the weight was broadcast, except `axis`, the axis of
-    examples. Return the result in the weight's element order."""
+    """Return the gradient of the weight of an elementwise operation, from the gradient
+    `cotangent` at the tap.
+
+    Multiply by the gain, and sum over the axes along which the weight was broadcast,
+    except `axis`, the axis of examples. The result has the element order of the weight.
+    """
     positions = use.positions
     copied = [
         d for d in range(positions.dim()) if positions.stride(d) == 0 and d != axis

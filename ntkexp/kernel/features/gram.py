@@ -374,7 +374,9 @@ def blocks_of(side: Jacobian, key: Key) -> list[tuple[slice, Factored]]:
 def double_sum(
     left: Factored, right: Factored
 ) -> Float[Tensor, "query out train out_"]:
-    """Return Σ_uv (⟨a_u, a′_v⟩ + s s′)⟨β_u, β′_v⟩."""
+    """Return Σ_uv (⟨a_u, a′_v⟩ + s s′)⟨β_u, β′_v⟩, the kernel of a weight and its bias.
+
+    s s′ is the term of the bias (`bias_product`)."""
     inputs = torch.einsum("qui,nvi->qunv", left.inputs, right.inputs) + bias_product(
         left, right
     )

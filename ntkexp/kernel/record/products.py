@@ -139,8 +139,9 @@ SHORTENED_PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ..
         1,
     ),
 }
-"""The operations that torch may compute in lower precision. Each function returns
-arguments with which the operation computes A · 1."""
+"""The operations that torch may compute in lower precision. For each one, a function of
+A and the identity matrix. It returns the arguments with which the operation computes the
+product of A and the identity."""
 
 
 @torch.no_grad()

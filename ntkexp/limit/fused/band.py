@@ -253,8 +253,8 @@ def finish_series(
     field: int,
     lowest: int,
 ) -> None:
-    """Compute the kernels after the activation, K′ and Θ′, from the sums. Multiply by
-    the correlation ρ if the lowest power of the series is 1."""
+    """Compute the kernels after the activation, K′ and Θ′, from `sums`, the sums of both
+    series. If `lowest` is 1, multiply both sums by the remaining factor ρ."""
     wide()
     K = band.K
     theta = band.theta

@@ -454,7 +454,8 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
                 rows.append((k, removal.influential, left_out, predicted, actual))
     columns = ["removal", "influential", "left_out", "predicted", "actual"]
     table = pd.DataFrame(rows, columns=columns)
-    # as in the sentence on the agreement, all removals have the same weight
+    # Divide the changes of each removal by the root mean square of its actual changes, as
+    # the correlation in `agreement` does. So all removals have the same weight.
     scales = removal_scales(retrained, ~np.isnan(retrained.predicted))
     table["scale"] = scales[table["removal"].to_numpy(dtype=int)]
     drawn = table[table["scale"] > 0]

@@ -37,8 +37,11 @@ from ntkexp.kernel.secant.rules.linear import constant, join
 
 
 def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
-    """Return max(a, b) with its difference (1 − w) Δa + w Δb, or the minimum if `sign`
-    is −1. w is the slope of relu at b − a. Where a = b at both ends, w is `tied`."""
+    """Return max(a, b), or min(a, b) if `sign` is −1, with its difference
+    (1 − w) Δa + w Δb.
+
+    w is the slope of relu at `sign` · (b − a) over the step. Where a = b at both ends, w
+    is `tied`."""
 
     def share(d0: Tensor, d1: Tensor) -> Tensor:
         return torch.where((d0 == 0) & (d1 == 0), tied, relu(d0, d1))
