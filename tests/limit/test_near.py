@@ -12,10 +12,22 @@ from mpmath import mp, mpf
 from torch import Tensor
 
 from ntkexp import infinite_kernel
+from ntkexp.covariance.covariance import Distances
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
 from ntkexp.layer.linear import Dropout, Flatten, GlobalAvgPool, LayerNorm
-from ntkexp.layer.pointwise import GELU, Abs, AbstractBent, Cos, Erf, LeakyReLU, ReLU, Sin
+from ntkexp.layer.pointwise import (
+    GELU,
+    Abs,
+    AbstractBent,
+    AbstractPointwise,
+    Cos,
+    Erf,
+    LeakyReLU,
+    PairMoments,
+    ReLU,
+    Sin,
+)
 from ntkexp.layer.smooth import Tanh
 from ntkexp.limit.infinite_kernel import Engine
 from ntkexp.limit.near import near_pairs
@@ -272,3 +284,29 @@ def test_derivatives_of_near_pairs_are_those_of_differences() -> None:
     direction = several()[[4]]
     slope = (entry(1e-8 * direction) - entry(-1e-8 * direction)) / 2e-8
     torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("layer", [ReLU(), LeakyReLU(slope=0.3), Abs(), Erf(), Sin(), Cos(), GELU()], ids=repr)
+def test_kernels_by_distances_are_those_by_moments(layer: AbstractPointwise, size: float) -> None:
+    """At wide angles no digits cancel, so both formulas hold."""
+    generator = torch.Generator().manual_seed(0)
+    q1, q2, share = torch.rand(3, 40, generator=generator, dtype=torch.float64)
+    q1, q2 = size * (0.5 + q1), size * (0.5 + q2)
+    root = (q1 * q2).sqrt()
+    c = (1.8 * share - 0.9) * root
+    slack = (q1.sqrt() - q2.sqrt()).square()
+    before = Distances(2 * (root - c), 2 * (root + c), slack, q1 - q2)
+    value, slope, after = layer.resolved(PairMoments(q1, c, q2, before))
+    expected, expected_slope = layer.dual(q1, c, q2)
+    scale = (layer.alone(q1)[0] * layer.alone(q2)[0]).sqrt()
+    assert float(((value - expected).abs() / scale).max()) < 1e-13
+    assert float((slope - expected_slope).abs().max()) < 1e-13 * float(layer.alone(q1)[1].max())
+    if after is not None:
+        squares = layer.alone(q1)[0] + layer.alone(q2)[0]
+        for distance, sign in ((after.near, -2), (after.far, 2)):
+            gap = distance + after.slack - (squares + sign * expected)
+            assert float((gap.abs() / squares).max()) < 1e-13
+        assert torch.allclose(
+            after.excess, layer.alone(q1)[0] - layer.alone(q2)[0], rtol=0, atol=1e-13 * float(squares.max())
+        )
