@@ -118,10 +118,10 @@ def publish(
     }
     known = set(claim_names(builder.choices))
 
-    # Keep the published verdicts on other claims whose digest is the latest, and raise
-    # if their tables contradict them. Remove the tables of claims whose digest has
-    # changed. Use only names in the register as paths, because verdicts.json may have
-    # been edited.
+    # Claims that were not judged now: keep the published verdict if its digest is the
+    # latest in the register, and raise if its tables contradict it. If the digest has
+    # changed, drop the verdict and remove its tables. Use only names in the register as
+    # paths, because verdicts.json may have been edited.
     outdated = []
     for row in published:
         name = row["name"]

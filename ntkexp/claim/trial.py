@@ -32,9 +32,8 @@ class AbstractTrial(Component, ABC):
     """A measurement whose only source of randomness is a seed."""
 
     role: ClassVar[str] = "ntkexp.claim.trial"
-    """The name that digests contain instead of the module of a class in
-    `ntkexp.claim.papers`. Such a class can then move to another file
-    without changing digests."""
+    """In digests, this name replaces the module of a class in `ntkexp.claim.papers`. So
+    such a class can move to another file without changing digests."""
 
     @abstractmethod
     def rows(self, seed: int) -> Rows:

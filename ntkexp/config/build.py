@@ -405,8 +405,9 @@ def unknown_key(
             f"did you mean '{group}={option} {group}.{last}=…'?"
         )
 
-    # suggest the most similar spelling: within the group, else by the last part of the
-    # key, else by the full key
+    # suggest the most similar spelling: for a key in a group, among the keys of the
+    # group, and for a key without a group, by the last parts of all keys. If there is no
+    # such group, compare the full key with all full keys
     siblings = [other for other in known if other.rpartition(".")[0] == parent]
     candidates = {
         other.split(".")[-1]: other

@@ -36,7 +36,9 @@ from ntkexp.mistake import Mistake, NoData
 
 # --- IDX, the format of MNIST: an array of bytes, optionally gzipped
 #
-#     0 0 type axes | one big-endian 32-bit length per axis | the data, last axis fastest
+#     two zero bytes, the type in one byte, the number of axes in one byte
+#     one big-endian 32-bit length per axis
+#     the data, last axis fastest
 #
 # The package cuts all splits from the training files (60,000 images). It never reads
 # the official test files.

@@ -163,8 +163,8 @@ FILE_KINDS = {
     rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF[\0-\xff]{4}WEBP|II\*\0|MM\0\*|BM[\0-\xff]{4}\0\0\0\0": "an image",
     rb"%PDF-": "a PDF",
 }
-"""For each other format: a pattern of its first bytes, and a pattern of its last bytes
-if a text could begin with the same bytes."""
+"""Formats that are not a text table, by a pattern of their first bytes. If a text could
+begin with the same bytes, the pattern also contains the last bytes."""
 
 
 def foreign_format(raw: bytes) -> str | None:

@@ -88,11 +88,11 @@ class SweepMemory:
         )
 
     def retraining_remark(self, *, has_sweep: bool = True) -> str:
-        """Return the message that leave-out effects are measured by retraining instead
-        of a sweep.
+        """Return the message that leave-out effects are measured by retraining, and why
+        not by a sweep.
 
-        `has_sweep` is False if no backward pass is possible, because the derivative of
-        the optimizer is unknown."""
+        With `has_sweep`, the reason is that a sweep takes longer. Without it, there is
+        no sweep, because the derivative of the optimizer's step is unknown."""
         trainings = f"effects: {self.train} trainings, each without one example,"
         if not has_sweep:
             reason = "the derivative of this optimizer's step is not known"

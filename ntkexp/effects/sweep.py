@@ -201,8 +201,8 @@ MeanName: TypeAlias = Literal["renormalised", "fixed"]
 
 
 class AbstractMean(ABC):
-    """A convention for the shares κ of all other examples in the loss of a batch, if
-    the weight of one example changes."""
+    """A convention: if the weight of one example changes, how do the shares κ of the
+    other examples in the loss of the batch change?"""
 
     @abstractmethod
     def shares(

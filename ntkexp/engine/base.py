@@ -382,11 +382,12 @@ def ending_of(error: BaseException, advice: str = "") -> tuple[Ending, str]:
             return "failed", "; ".join(filter(None, parts))
 
 
-# --- Error messages for faults of the machine and missing permissions. After a repair,
-# the same command continues. Exit statuses of the command:
+# --- Error messages for faults of the machine and missing permissions. When the cause
+# is removed, the same command continues. The exit status of the failed command is
 #
-# status 1    the machine failed: its disk, memory or threads, or the reader of the output closed it
-# status 2    the user can choose a different path, or change permissions
+# status 1    if the machine failed (its disk, memory or threads), or if the program
+#             that reads the output has closed it
+# status 2    if the user can choose a different path, or change permissions
 
 
 DENIED = {

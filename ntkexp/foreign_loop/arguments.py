@@ -473,7 +473,8 @@ def refuse_without_rules(
     few = part(queries, slice(QUERIES_TO_CHECK))
     reader = Reader(called.outputs, frozenset(weights))
     tape = reader.record(weights, few)
-    # the checks run the model many times, and ignoring casts takes time in each run
+    # Ignore casts only if there are any, because the checks run the model many times, and
+    # ignoring casts takes time in each run.
     if has_casts(tape):
         reader = Reader(without_casts(called.outputs), frozenset(weights))
         tape = reader.record(weights, few)

@@ -341,7 +341,8 @@ class Multiplied:
 
 @dataclass(frozen=True)
 class ValueBound:
-    """The bound of clipping by value in one step."""
+    """The bound of clipping by value in one step (the field `value`), and the relative
+    rounding error of this number (the field `bound`)."""
 
     step: int
     value: float
@@ -623,7 +624,8 @@ def is_scale(factor: float, bound: float, most: int = MAX_MEAN) -> bool:
         largest = int(min(most, max(1.0, RARE_SHARE / bound)))
     # an even n is an odd n with another k, so try odd n only
     for n in range(1, largest + 1, 2):
-        # c n = mantissa · 2^k is a power of two if its mantissa is 1/2, or nearly 1
+        # factor · n = mantissa · 2^k with 1/2 ≤ mantissa < 1. Up to rounding, it is a
+        # power of two if the mantissa is nearly 1/2 or nearly 1.
         mantissa, _ = frexp(factor * n)
         if 2 * mantissa - 1 <= bound or 1 - mantissa <= bound:
             return True

@@ -195,12 +195,12 @@ def clip_between(
 def leads_to(
     clip: ValueClip, found: Weights, consumed: Weights, rounding: float, noise: Weights
 ) -> bool:
-    """True if `consumed` equals clamp(s g, −b, b) up to rounding, where g is `found`, and
-    `clip` gives s and b.
+    """True if `consumed` equals clamp(s g, −b, b) up to rounding, where g is `found`,
+    and `clip` gives s and b.
 
     At least one element of s g must exceed b in size by more than rounding. At all such
-    elements, `consumed` must be ±b, up to rounding, because a replay may know b only up
-    to rounding."""
+    elements, `consumed` must be ±b. A rounding error is allowed here too, because a
+    replay may know b only up to rounding."""
     count = 0
     for name, part in found.items():
         scaled = clip.scale * part

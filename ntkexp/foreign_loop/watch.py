@@ -7,8 +7,9 @@ prove each step. They do not change the loop.
 
 Three proofs of each step, up to rounding:
 
-    (a)  Σᵢ Jᵢᵀℓ′ᵢ over the recorded calls is g, up to a factor: `first_step` for the first step, so
-         that a loop that cannot be explained fails early, and `attribution` for all steps
+    (a)  Σᵢ Jᵢᵀℓ′ᵢ over the recorded calls is the recorded gradient, up to a factor:
+         `attribution` checks all steps. `first_step` checks the first step at once, so
+         that a loop that cannot be explained fails early
     (b)  the linear step maps the weights before to the weights after: `rule.RuleProof`
     (c)  the secant Jacobian explains the change of the outputs at the queries: `attribution`
 

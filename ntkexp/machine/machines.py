@@ -394,7 +394,9 @@ class NNGP(AbstractMachine):
 # a Gaussian kernel, or a random positive definite kernel:
 #
 #     k(x, x′) = exp(−‖x − x′‖²/2h²),  h the median distance between training examples;
-#     k = (A Aᵀ/r + I)[x, xᵢ],         A ~ N(0, 1) of points × r, r the number of points.
+#     k = A Aᵀ/r + I,                  a matrix over all r points, with the training
+#                                      examples among them. A is an r × r matrix of
+#                                      standard normal numbers.
 #
 # The controls named "identity" write the exact sum of contributions 𝒮 as a kernel
 # machine with coefficients that depend on the query:
@@ -407,8 +409,8 @@ class NNGP(AbstractMachine):
 
 
 class RBFIdentity(AbstractMachine):
-    """A control: a Gaussian kernel with coefficients that depend on the query. It is as
-    exact as any kernel."""
+    """A control: a kernel machine with a Gaussian kernel, and with coefficients that
+    depend on the query. With such coefficients, every kernel is exact."""
 
     control = True
 

@@ -64,8 +64,8 @@ class Transformer(AbstractArchitecture):
 
 
 class Encoder(nn.Module):
-    """Embedding, blocks, norm, and a readout:
-    from the last position for tokens, else the mean."""
+    """Embedding, blocks, norm, and a readout. The readout sees the last position if the
+    inputs are tokens, else the mean over positions."""
 
     def __init__(
         self,

@@ -413,7 +413,8 @@ class AbstractOptimizer(Component):
 
     @property
     def differentiated(self) -> tuple[str, ...]:
-        """Further entries of the memory, which leave-out effects need at every step."""
+        """Entries of the memory that leave-out effects need at every step, in addition
+        to `records`."""
         return ()
 
     def denominator_at(self, step: int) -> DenominatorFormula | None:

@@ -137,8 +137,8 @@ class StepBlock:
         return self.tapes[position]
 
     def outputs(self, position: float) -> Float[Tensor, "point out"]:
-        """Return the outputs that have path integrals at θ₀ + uΔθ,
-        where u is `position`."""
+        """Return the outputs at the weights θ₀ + uΔθ, where u is `position`. Omit
+        outputs without path integrals."""
         outputs = self.tape(position).outputs
         if self.points.chosen is None:
             return outputs

@@ -220,8 +220,9 @@ def refuse_outside(numbers: NDArray[Any], low: int, high: int, name: str) -> Non
 
 # --- Stores: the zarr.json files with types and shapes are read before the arrays.
 #
-# zarr fills chunks without a file with the fill value. So a small file could describe
-# an array that exceeds the memory. Therefore most chunks of a large array must exist.
+# If a chunk has no file, zarr fills the chunk with the fill value. So a small store
+# could describe an array that exceeds the memory. Therefore most chunks of a large
+# array must exist.
 
 
 DESCRIBED = {

@@ -107,8 +107,8 @@ class Tiling:
         return row != column and row < self.shape[1]
 
     def holds_diagonal(self, row: int, column: int) -> bool:
-        """Return True if the kernel of each point x of the row
-        with itself belongs to this tile."""
+        """Return True if the tile contains the pairs (x, x) of the points x
+        of its row."""
         return row == column or (column == 0 and row >= self.shape[1])
 
 

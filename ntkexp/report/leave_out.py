@@ -70,8 +70,9 @@ class Agreement:
 def remarks_on_trainings(
     examples: int, doubts: Sequence[str], check: LeaveOut | None
 ) -> list[str]:
-    """Return remarks on effects that retraining measured: their number, doubts about
-    them, and whether they add up."""
+    """Return remarks on effects that retraining measured: the number of trainings,
+    doubts about the effects, and how well sums of effects predict the removal of
+    groups."""
     notes = [
         f"effects are changes in {examples} trainings, each without one example",
         *doubts,

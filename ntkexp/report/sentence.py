@@ -16,10 +16,10 @@ it, or cannot be compared.
 >>> broken.partition("(4e-15); ")[2]
 'the secant kernel machine is not finite on query.'
 
-`clause` summarises one kernel machine over many runs. The kernel machine misses a
-network if it misses it on any split. It equals a network if it equals it on every split
-where the two can be compared. The clause also counts the runs that were compared at
-only some of the points.
+`clause` summarises one kernel machine over many runs. A network counts as missed if the
+kernel machine misses it on any split, and as reproduced if the kernel machine equals it
+on every split with a comparison (`DECISIVE` ranks all cases). The clause also counts
+the runs that were compared at only some of the points.
 
 >>> exact, missed = Standing(Likeness.EXACT, 5e-15), Standing(Likeness.MISSES, 0.3)
 >>> clause("the secant", [exact] * 99 + [missed])

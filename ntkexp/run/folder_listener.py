@@ -418,8 +418,8 @@ class FolderListener(AbstractListener):
         self.snapshot_seals |= sealed(self.folder.path, names)
 
     def refuse_new_names(self, step: int, measured: Measurements) -> None:
-        """Raise if the diagnostics return other names of numbers or
-        arrays than before training."""
+        """Raise if the diagnostics return other names than before training, or arrays
+        of other shapes."""
         first = self.first_measurements
         if (
             measured.numbers.keys() == first.numbers.keys()

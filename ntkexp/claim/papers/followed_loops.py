@@ -69,7 +69,7 @@ class SubliminalLearning(AbstractTrial):
             torch.autograd.backward(cross_entropy(outputs, data.train.target[batch]))
             optimizer.step()
 
-        # Train the students on the teacher's other outputs, on noise.
+        # Train the students to match the teacher's other outputs on inputs of noise.
         noise = (
             torch.rand(self.noise, inputs, generator=generator, dtype=torch.float64) * 2
             - 1

@@ -373,11 +373,12 @@ def score(
 
 # --- Scores that predict the change of the output at x when example i is left out:
 #
-#     effect           the leave-out effect: batch means omit i, and the rest of the training
-#                      responds linearly
-#     one_step         the leave-out effect with each optimizer step taken without i
+#     effect           the leave-out effect: each batch's gradient without i is exact, and
+#                      everything after this change is linearised
+#     one_step         the same, but each optimizer step without i is exact too
 #     contributions    −𝒮(x, xᵢ) by secants
-#     tracin           Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), contributions at first order in η
+#     tracin           Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), contributions at first order in η;
+#                      w is the weight of the example in the batch mean
 #     last_gradient    K_T(x, xᵢ) ℓ′ᵢ(T)
 #     influence        [K_T(x, X) (ℓ″K_T(X, X)/N + λ)⁻¹]ᵢ ℓ′ᵢ(T)/N for N examples X
 #     trak             φ(x)·(ΦᵀΦ)⁻¹φ(xᵢ) ℓ′ᵢ(T), where φ is a random projection of the gradient
@@ -523,11 +524,12 @@ READ_OF_RUNS = ("path.rule=[secant]", "path.queries=[query]", *BARE)
 
 
 class OtherRuns(AbstractTrial):
-    """Scores τ from one run compared with retraining from different seeds
-    on the same data.
+    """Scores τ from one run, compared with retraining of this run and of runs with
+    other seeds, on the same data.
 
-        correlation    the Spearman correlation over groups G between Σ_{i ∈ G} τ(x, xᵢ) and the
-                       change of f_T(x) when G is left out of another run; mean over points x
+        correlation    the Spearman correlation over groups G between Σ_{i ∈ G} τ(x, xᵢ)
+                       and the change of f_T(x) when G is left out of the run
+                       `repeated`; mean over points x
 
     The column `repeated` names the run from which G is left out:
 

@@ -124,8 +124,8 @@ def pull_at_once(
 
 
 def stack_outputs(parts: tuple[Tensor, ...]) -> Cotangent:
-    """Stack tensors along a new first axis. The memory order is [example, out, …],
-    which kernels read fastest."""
+    """Stack the tensors of the outputs along a new first axis. In memory, the order is
+    [example, out, …], from which tangent kernels are computed fastest."""
     if len(parts) == 1:
         return parts[0][None]
     if not parts[0].dim():
@@ -497,8 +497,8 @@ def buffer_for(
     weight: Source, buffers: Weights, examples: int, taken: Collection[str]
 ) -> Gradients | None:
     """Return the buffer for the gradients of a weight. Return None if there is no
-    buffer, if the parameter is in `taken`, or if the weight is only a part of its
-    parameter."""
+    buffer, if another use already has gradients for the parameter (`taken`), or if the
+    weight is only a part of its parameter."""
     if (
         not isinstance(weight, View)
         or weight.name not in buffers

@@ -159,7 +159,7 @@ class Reader:
         """Return the gradient J(θ; x)ᵀℓ′ of every example, by one back-propagation. It
         has the form of a Jacobian with one output.
 
-        With `as_copies`, tables of a large network may have `Copies` blocks (see
+        With `as_copies`, the blocks of lookup tables may be `Copies` (see
         `assemble`)."""
         mixture = Mixtures(output_gradient, None)
         try:
@@ -220,8 +220,9 @@ class Reader:
     ) -> Jacobian:
         """Return J̄(x) of a segment. Run a compiled program if compilation is enabled.
 
-        With `as_copies`, tables of a large network may have `Copies` blocks (see
-        `assemble`)."""
+        With `as_copies`, the blocks of lookup tables may be `Copies` (see `assemble`).
+        This requires that compilation is enabled, and that the network is too large for
+        a program (see `program_cache.is_large`)."""
         if self.programs is None:
             return self.secant(start, end, chosen).jacobian
         return self.by_program(
@@ -247,9 +248,9 @@ class Reader:
         return pulled, replay.delta.detach()
 
     def owners(self, tape: Tape) -> Owners:
-        """Return the example that each element of a segment's taps belongs to. Raise
-        Unfaithful if the gradients of the module are not the
-        derivatives of its values."""
+        """Return the owners: for each element of a tap, the example that it belongs to.
+        Raise Unfaithful if the gradients of the module are not the derivatives of its
+        values, unless `of_values` is set."""
         try:
             return self.checks.faithful_owners(tape)
         except Unfaithful:

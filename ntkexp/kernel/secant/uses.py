@@ -131,7 +131,7 @@ class Grouped:
     tap: Float[Tensor, "example out *pixels"]
     factor: Float[Tensor, "example use in"] | Window
     groups: int
-    weight: Source  # weight of all groups, ordered by feature
+    weight: Source  # weights of all groups: one row for each channel of the tap
     bias: Source | None
 
 

@@ -240,8 +240,8 @@ def arrived(source: Array, start: int, target: Array, image: BandImage) -> None:
         target[j] = 0
     before = sizes[2] - offset[2]
     first = place(0, sizes[2], offset[2], reach[2], around)
-    # On an axis of n pixels at offset o, a pixel x ≥ n − o (the second piece of the
-    # axis) is at position second + x.
+    # An axis of n pixels at offset o has two pieces (see above `length`). The second one
+    # begins with pixel n − o. Its pixel x is at position second + x.
     second = place(before, sizes[2], offset[2], reach[2], around) - before
     for z in range(sizes[0]):
         for y in range(sizes[1]):

@@ -325,7 +325,8 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
         )
         numbers = (*step.weights, float(step.reach[1] == 1), *step.constants)
         weights[k, : len(numbers)] = numbers
-        # Copy all fields except the coefficients of series.
+        # `spread` lists the fields that are copied to every column: all fields except
+        # the coefficients of a series, which follow its two fields 1/√q and E σ
         spread += range(first, min(end, first + 2) if step.kind == SERIES else end)
         first = end
     size = len(left.x)

@@ -48,8 +48,9 @@ from ntkexp.limit.network import (
 
 Array = np.ndarray[Any, Any]
 PIECE = 512
-"""Number of columns in a band for vectors. The intermediate values of this many columns
-fit into the L1 cache."""
+"""The number of columns in a band if the inputs are vectors: a band is then a piece of
+a row of the kernel matrix. The intermediate values of this many columns fit into the
+L1 cache."""
 MARGIN = 64
 
 

@@ -133,7 +133,7 @@ def units(x: Array, seeds: NDArray[np.int64]) -> list[Unit]:
     if len(several_places) > 1:
         return several_places
 
-    # combine the k-th seeds with a single x
+    # Use the seeds that have a single x. The k-th such seeds at all x form one unit.
     by_place: dict[float, list[Unit]] = {value: [] for value in np.unique(x).tolist()}
     for unit in by_seed:
         if np.ptp(x[unit]) == 0:

@@ -1,4 +1,4 @@
-"""The scalar results of a run that sweeps tabulate, fit and compare, by name:
+"""The scalar results of a run, by name. Sweeps tabulate, fit and compare them.
 
     <measure>             a column of metrics.csv, at the last step where it was measured
     limit_distance_start  `limit_distance` at the first step

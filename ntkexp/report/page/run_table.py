@@ -155,7 +155,8 @@ def chips_of(settings: Settings) -> tuple[Chip, ...]:
 
 
 def columns_of(runs: Sequence[Run]) -> dict[str, Column]:
-    """Return the columns after the loss, by the name of a metric or kernel machine."""
+    """Return the columns to the right of the loss. The keys are `step`, and the names
+    of metrics and kernel machines."""
     columns = {"step": Column("steps")}
     if any("kernel_change" in run.metrics for run in runs):
         columns["kernel_change"] = Column("kernel change")

@@ -71,8 +71,8 @@ HOUSE = {
 so that no setting of the user has an effect."""
 
 ON_DARK, ON_LIGHT = "#fdfdfd", "#020202"
-"""Colours of text on coloured areas. A page does not change them
-together with its background."""
+"""Colours of text on dark and on light areas, such as the cells of a heat map. They
+stay the same if the page has a dark background."""
 BLACK, GREY, PALE = "#000000", "#808080", "#d9d9d9"
 BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE = (
     "#0060e0",

@@ -450,8 +450,9 @@ def distances(call: Call) -> Tensor:
 
 
 def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> Tensor:
-    """Return Δ(Σ|x|ᵖ)^{1/p}, by the slopes of |x|, of powers and of a root. For
-    infinite p, return the difference of the largest or smallest |x|."""
+    """Return the difference of the norm (Σ|x|ᵖ)^{1/p}, where p is `order`. It follows
+    by the chain rule from the slopes of |x|, of the power and of the root. For infinite
+    p, return the difference of the largest (p > 0) or smallest (p < 0) |x|."""
 
     def power(value: Ends, p: float) -> Ends:
         slope = call.slope(
