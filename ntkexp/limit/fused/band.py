@@ -62,7 +62,7 @@ class BandShape(NamedTuple):
     plane: Index
 
 
-class Band(NamedTuple):
+class KernelBand(NamedTuple):
     """The NNGP kernel and the tangent kernel of a pair of examples at one offset."""
 
     K: Array
@@ -144,8 +144,8 @@ def positions(
 
 @compiled
 def start_series(
-    band: Band,
-    sums: Band,
+    band: KernelBand,
+    sums: KernelBand,
     t: Array,
     shape: BandShape,
     fields: PairFields,
@@ -170,7 +170,7 @@ def start_series(
 
 @compiled
 def add_terms(
-    sums: Band, t: Array, size: int, shares: Array, fields: PairFields, field: int
+    sums: KernelBand, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
     """Add four terms to the power series of K′ and Θ′. Their coefficients are the
     products b_k b_k of fields of the two examples, from the field number `field` on."""
@@ -209,7 +209,7 @@ def add_terms(
 
 @compiled
 def add_terms_of_one_vector(
-    sums: Band, t: Array, size: int, shares: Array, fields: PairFields, field: int
+    sums: KernelBand, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
     """Add four terms as in `add_terms`, for vectors.
     The left coefficients are single numbers."""
@@ -246,8 +246,8 @@ def add_terms_of_one_vector(
 
 @compiled
 def finish_series(
-    band: Band,
-    sums: Band,
+    band: KernelBand,
+    sums: KernelBand,
     shape: BandShape,
     fields: PairFields,
     field: int,
@@ -276,7 +276,7 @@ def apply_series(
     program: CompiledProgram,
     step: int,
     scratch: Scratch,
-    band: Band,
+    band: KernelBand,
     shape: BandShape,
     fields: PairFields,
 ) -> None:
@@ -289,7 +289,7 @@ def apply_series(
     increment = int(weights[6])  # 2 if only every second power occurs
     # leave the margins of the sums zero, because windows read them
     margin = shape.margin
-    sums = Band(scratch.sum_kernel[margin:], scratch.sum_theta[margin:])
+    sums = KernelBand(scratch.sum_kernel[margin:], scratch.sum_theta[margin:])
     t = scratch.spare[margin:]
     start_series(band, sums, t, shape, fields, field, increment)
     for k in range(terms - TOGETHER, -1, -TOGETHER):
@@ -322,7 +322,7 @@ def apply_activation(
     program: CompiledProgram,
     step: int,
     scratch: Scratch,
-    band: Band,
+    band: KernelBand,
     shape: BandShape,
     fields: PairFields,
 ) -> None:
@@ -341,7 +341,9 @@ def apply_activation(
 
 
 @compiled
-def apply_erf(band: Band, shape: BandShape, fields: PairFields, field: int) -> None:
+def apply_erf(
+    band: KernelBand, shape: BandShape, fields: PairFields, field: int
+) -> None:
     K = band.K
     theta = band.theta
     F1 = fields.left
@@ -365,7 +367,9 @@ def apply_erf(band: Band, shape: BandShape, fields: PairFields, field: int) -> N
 
 
 @compiled
-def apply_gelu(band: Band, shape: BandShape, fields: PairFields, field: int) -> None:
+def apply_gelu(
+    band: KernelBand, shape: BandShape, fields: PairFields, field: int
+) -> None:
     """Apply GELU. Its fields are a = 1/√(1 + q) and the variance q."""
     K = band.K
     theta = band.theta
@@ -398,7 +402,7 @@ def apply_gelu(band: Band, shape: BandShape, fields: PairFields, field: int) -> 
 
 @compiled
 def apply_wave(
-    band: Band, shape: BandShape, fields: PairFields, field: int, constants: Array
+    band: KernelBand, shape: BandShape, fields: PairFields, field: int, constants: Array
 ) -> None:
     """Apply a sine, a sin(bz + c₀). The constants are a²/2, b² and cos 2c₀."""
     wide()
@@ -423,7 +427,9 @@ def apply_wave(
 
 
 @compiled
-def apply_norm(band: Band, shape: BandShape, fields: PairFields, field: int) -> None:
+def apply_norm(
+    band: KernelBand, shape: BandShape, fields: PairFields, field: int
+) -> None:
     K = band.K
     theta = band.theta
     F1 = fields.left
@@ -447,7 +453,7 @@ def apply_norm(band: Band, shape: BandShape, fields: PairFields, field: int) -> 
 
 
 @compiled
-def apply_weights(band: Band, shape: BandShape, weights: Array) -> None:
+def apply_weights(band: KernelBand, shape: BandShape, weights: Array) -> None:
     """Apply an affine layer with `weights` (s, b, α,
     β) to the sums K and Θ over a window.
 
@@ -470,8 +476,8 @@ def apply_weights(band: Band, shape: BandShape, weights: Array) -> None:
 
 @compiled
 def apply_bent_line(
-    band: Band,
-    sums: Band,
+    band: KernelBand,
+    sums: KernelBand,
     shape: BandShape,
     weights: Array,
     fields: PairFields,
@@ -559,7 +565,7 @@ def apply_window(
     program: CompiledProgram,
     step: int,
     scratch: Scratch,
-    band: Band,
+    band: KernelBand,
     shape: BandShape,
     fields: PairFields,
 ) -> None:
@@ -578,7 +584,7 @@ def apply_window(
         apply_weights(band, shape, weights)
         return
     # Sum along one axis after the other.
-    sums = Band(scratch.sum_kernel, scratch.sum_theta)
+    sums = KernelBand(scratch.sum_kernel, scratch.sum_theta)
     sum_across_and_behind(band.K, sums.K, scratch.spare, shape, across, behind)
     sum_across_and_behind(band.theta, sums.theta, scratch.spare, shape, across, behind)
     if kind == WEIGH:
@@ -589,7 +595,7 @@ def apply_window(
     if down > 1:  # for three rows, apply_bent_line adds the rows
         sum_window(sums.K, scratch.spare, margin, size, down, stride)
         sum_window(sums.theta, scratch.spare2, margin, size, down, stride)
-        sums = Band(scratch.spare, scratch.spare2)
+        sums = KernelBand(scratch.spare, scratch.spare2)
     apply_bent_line(band, sums, shape, weights, fields, operations[step, 6])
 
 
@@ -618,7 +624,7 @@ def apply_operations(
         kind = operations[step, 0]
         register = operations[step, 1]
         other = operations[step, 2]
-        band = Band(work[2 * register], work[2 * register + 1])
+        band = KernelBand(work[2 * register], work[2 * register + 1])
         if kind in (BEND, WEIGH):
             apply_window(program, step, scratch, band, shape, fields)
         elif kind == COPY:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ntkexp.limit.fused.band import (
-    Band,
+    KernelBand,
     BandGaps,
     BandShape,
     CompiledProgram,
@@ -258,8 +258,8 @@ def arrived(source: Array, start: int, target: Array, image: BandImage) -> None:
 
 @compiled
 def add_to_coarse(
-    band: Band,
-    coarse: Band,
+    band: KernelBand,
+    coarse: KernelBand,
     image: BandImage,
     transfer: LevelTransfer,
     departure: int,
@@ -443,8 +443,8 @@ def at_offset(
             apply_operations(program, work, shape, pair_fields, gaps)
             # compute averages for the next level, or the sum over pixels
             for k in range(departing.shape[0]):
-                band = Band(work[2 * departing[k]], work[2 * departing[k] + 1])
-                coarse = Band(target[k, 0, i, j], target[k, 1, i, j])
+                band = KernelBand(work[2 * departing[k]], work[2 * departing[k] + 1])
+                coarse = KernelBand(target[k, 0, i, j], target[k, 1, i, j])
                 add_to_coarse(band, coarse, image, transfer, k, ways)
             if departing.shape[0] == 0:
                 sums[0, i, j] += total(work[0], margin, size)
