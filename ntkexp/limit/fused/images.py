@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ntkexp.limit.fused.band import (
-    KernelBand,
     BandGaps,
     BandShape,
     CompiledProgram,
+    KernelBand,
     PairFields,
     apply_operations,
 )
