@@ -3,7 +3,7 @@
 no `ids`          a digest of each example's inputs: `digests`. Examples with equal inputs have equal
                   names; `equal_inputs` reports them
 ids=function      names that the user's function of the model call returns: `names_of`
-ids=keyword       the model's keyword argument of this name: `names_of`
+ids=keyword       the values of the model's keyword argument of this name: `names_of`
 ids="dataset"     indices in the Dataset that a DataLoader reads: `RecordedLoading`
 """
 
