@@ -11,9 +11,10 @@ optimizer step has three proofs, which are numerical checks up to rounding:
 
 (a) The gradient that the optimizer used is the sum of the gradients of the recorded
     examples, up to a factor (clipping, or the scale of a GradScaler).
-(b) The optimizer's update rule maps the weights before the step to the weights after it.
-(c) The secant Jacobian times the change of the weights is the change of the outputs at the
-    queries.
+(b) The optimizer's update rule maps the weights before the step to the weights after
+    the step.
+(c) The secant Jacobian times the change of the weights is the change of the outputs at
+    the queries.
 
 If (a) or (b) fails, an error is raised. The error of (c) is reported. *Casts* are
 autocast, or frozen weights of lower precision than the trained weights. (a) is checked

@@ -130,7 +130,7 @@ class ParameterGroups:
     def refuse_copies(self, weight: Tensor) -> None:
         """Raise if `weight` is a float32 master copy of a half-precision parameter.
 
-        After each step, such a loop copies the master weights back to the model.
+        After each step, the loop would copy the master weights back to the model.
         """
         for name, parameter in self.model.named_parameters():
             if is_short(parameter) and torch.equal(
@@ -476,8 +476,8 @@ def refuse_without_rules(
     few = part(queries, slice(QUERIES_TO_CHECK))
     reader = Reader(called.outputs, frozenset(weights))
     tape = reader.record(weights, few)
-    # Ignore casts only if there are any, because the checks run the model many times, and
-    # ignoring casts takes time in each run.
+    # Ignore casts only if there are any. Ignoring them takes time in each run of the
+    # model, and the checks run the model many times.
     if has_casts(tape):
         reader = Reader(without_casts(called.outputs), frozenset(weights))
         tape = reader.record(weights, few)

@@ -401,7 +401,7 @@ class LoopBackward:
         return QueryEnds(before, after)
 
     def rows_of(self, step: FollowedStep, like: Tensor) -> Int[Tensor, " row"]:
-        """Return the index of the example of each row of the calls."""
+        """Return, for each row of the calls, the index of its example."""
         rows = [self.example_rows[name] for call in step.calls for name in call.names]
         return torch.tensor(rows, dtype=torch.long, device=like.device)
 
@@ -431,8 +431,10 @@ class LoopBackward:
         calls: Sequence[CallGradients],
         credited: Weights,
     ) -> None:
-        """If the contributions cancel in this step, and their total magnitude is the
-        largest so far, find the parameter that causes most of the cancellation."""
+        """Find the parameter that causes most of the cancellation in this step.
+
+        Do this only if the contributions cancel strongly, and their total magnitude is
+        the largest of all such steps so far."""
         if not self.added.closing.cancels_most(contributions):
             return
         assert self.sum.adjoint is not None
@@ -479,8 +481,8 @@ class QueryEnds(NamedTuple):
 
 
 def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weights:
-    """Return the sum of the gradients of all examples of a step, for each parameter
-    that received a gradient."""
+    """Sum the gradients of all examples of a step, for each parameter that received a
+    gradient."""
     gradient: Weights = {}
     for call in calls:
         total = call.total(step.start)
@@ -577,8 +579,8 @@ class StepRows:
         self.first_position = self.examples + len(batch)
 
     def terms(self, terms: StepTerms, *, coupling_is_rounding: bool) -> LoopTerms:
-        """Return the contributions of the examples, from the inner products of V with
-        these rows.
+        """Return the terms of the step: contributions, decay, rounding and coupling.
+        The contributions are the negative inner products of V with the examples' rows.
 
         If BatchNorm couples a batch, the gradients of its examples may not add up to
         the gradient of the batch. There are two reasons for this gap:

@@ -18,8 +18,9 @@ row gives the products of all examples:
     ⟨v, gᵢ⟩ = ⟨ℓ′ᵢ, fᵢ′⟩        f′ = ∂f(θ + tv; batch)/∂t at t = 0
 
 With batch_norm="constant", the batch mean and variance are treated as constants.
-Examples are then independent, and one backward pass gives all gradients. Their sum
-differs from the gradient of the batch. This difference is reported as `coupling`:
+Examples are then independent, and one backward pass gives all gradients gᵢ. Their sum
+differs from the gradient of the batch. The effect of this difference on the outputs is
+reported as `coupling`:
 
     gᵢ = J(xᵢ)ᵀℓ′ᵢ at constant statistics        coupling: gradient of the batch − Σᵢ gᵢ
 

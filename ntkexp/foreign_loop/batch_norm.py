@@ -217,7 +217,7 @@ class RunningStatistics:
 
 # relative rounding error of sums in a different order, in units of eps
 BATCH_STATISTICS_TOLERANCE = 1e3
-# the same error under casts, in units of the lower precision's eps
+# relative rounding error of sums under casts, in units of the lower precision's eps
 BATCH_CAST_TOLERANCE = 8
 
 

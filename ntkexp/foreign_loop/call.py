@@ -300,7 +300,7 @@ class Circumstances:
 # output from another, as an autoencoder computes the image from the latent code. The
 # total gradient of the code then includes the gradient through the image, so the image
 # would count twice. Therefore the loop receives an alias of each output. The gradient
-# of an alias is the partial derivative, and these add up:
+# of an alias is a partial derivative. The terms of all outputs add up:
 #
 #     ∂L/∂θ = Σ_outputs Jᵀ ∂L/∂(alias)
 #

@@ -1,10 +1,11 @@
 """The hooks at the calls of a followed model. They record the inputs of each call and
 its circumstances (see `call`).
 
-    begin     the circumstances of the call: the states of random number generators, autocast
-    layer     autocast, if the model enters it
-    end       a copy of the inputs, the index of the step, a fingerprint (random projection) of the
-              outputs, and the weights if the loop has moved them since the latest step, as SAM does
+    begin     the states of random number generators, and the forbidden kernels
+    layer     autocast, entered by the loop or by the model
+    end       a copy of the inputs, the modes of the layers, the index of the step, a fingerprint
+              (random projection) of the outputs, and the weights if the loop has moved them since
+              the latest step, as SAM does
 
 `losses` records a call of the user's function of `trace.losses` in the same way.
 
@@ -60,7 +61,7 @@ from ntkexp.shapes import Inputs, Weights
 
 @dataclass
 class LatestCall:
-    """The circumstances of the latest call, recorded before its first layer runs."""
+    """The circumstances of the latest call, recorded before and while it runs."""
 
     # random states before the call
     generators: Mapping[str, Tensor] = field(default_factory=dict)

@@ -168,8 +168,8 @@ class ClosingSums:
         return rounded
 
     def cancels_most(self, parts: Float[Tensor, "query out row"]) -> bool:
-        """Return True if the parts of a step cancel strongly, and their Σ|parts| is the
-        largest of all such steps so far. In this case, store it as `heaviest`."""
+        """Return True if the parts of a step cancel strongly, and Σ|parts| is the
+        largest of all such steps so far. In this case, store Σ|parts| as `heaviest`."""
         mass, net = torch.stack([parts.abs().sum(), parts.sum(2).abs().sum()]).tolist()
         if mass <= max(MIN_CANCELLATION * net, self.heaviest):
             return False
@@ -258,8 +258,8 @@ def total_magnitude(numbers: Tensor) -> float:
 # gradient without casts, for the same ∂L/∂f. `rounding` is the effect of the difference
 # of the two gradients on the outputs. No example caused this effect.
 #
-# The loop also computes its outputs under casts. The distance of these outputs from f is
-# reported separately, as the attribute `away`.
+# The loop also computes its outputs under casts. The attribute `away` is the distance
+# of these outputs from f.
 
 
 def casts_sentence(found: xr.Dataset) -> str:

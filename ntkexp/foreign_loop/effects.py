@@ -162,12 +162,12 @@ def sweep_over(
 
 # --- Effects by sweeps, or by retraining without each example if retraining is cheaper.
 #
-# Leave-out effects depend on the user's `loss=`. Sweeps and retrainings therefore compare
-# it with every call of the followed loop.
+# Leave-out effects depend on the user's `loss=`. Sweeps and retrainings therefore
+# compare it with every call of the followed loop.
 #
 # Each retraining is followed, too. Proof (b), the optimizer's rule, is checked at every
 # step of a retraining. Proof (a), the sum of the examples' gradients, is not checked.
-# Instead, the retraining with all examples must end at the outputs of the followed loop.
+# Instead, the retraining with all examples must end at the followed loop's outputs.
 
 
 LOG = logging.getLogger("ntkexp.follow")

@@ -160,8 +160,8 @@ def store_function(functions: dict[str, LossFunction], function: LossFunction) -
 
 
 def stored_batch(batch: Inputs, count: int) -> dict[str, object]:
-    """Return everything in a batch except the rows of its `count` examples. This part is
-    stored once for each call."""
+    """Return the stored form of a batch: everything except the rows of its `count`
+    examples, which are stored elsewhere."""
 
     def is_row(tensor: Tensor) -> bool:
         return bool(rows_of_batch(tensor, count))

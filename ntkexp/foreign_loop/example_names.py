@@ -50,8 +50,8 @@ class SeenCall:
 
 
 Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
-"""The option `ids=`: a function that returns the names of a call's examples, the name of
-the model's keyword argument that contains them, or "dataset"."""
+"""The option `ids=`: a function that returns the names of a call's examples, the
+model's keyword argument that holds these names, or "dataset"."""
 
 
 def digests(inputs: Inputs) -> tuple[str, ...]:

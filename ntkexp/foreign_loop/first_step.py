@@ -59,7 +59,7 @@ class FirstStepProof:
         """Raise if queries probably lack the batch axis. This is the case if they have
         another number of axes than the inputs of the loop, and the model returns
         another number of outputs for each."""
-        # the inputs of `trace.losses` need not be inputs of the model, so do not compare
+        # do not compare inputs of `trace.losses`, which need not be inputs of the model
         if call.losses is not None:
             return
         ours = axes_of(self.queries)
