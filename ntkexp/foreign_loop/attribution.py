@@ -559,7 +559,7 @@ class StepRows:
 
     1. one for each example of the calls,
     2. one for all calls whose batches BatchNorm couples, if there are any,
-    3. one for each position of each example, if contributions by position are asked for.
+    3. one for each position of each example, if there are contributions by position.
     """
 
     def __init__(

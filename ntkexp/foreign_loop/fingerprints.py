@@ -126,7 +126,7 @@ class Replayed:
     def fingerprint_like(
         self, signed: Float[Tensor, "example row"]
     ) -> Float[Tensor, "example row"] | None:
-        """Return the fingerprint of the outputs. Return None if the fingerprint does not
+        """Return the fingerprint of the outputs, or None if the fingerprint does not
         have the shape of `signed`."""
         if len(self.outputs) != len(signed):
             return None

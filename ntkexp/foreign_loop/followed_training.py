@@ -164,9 +164,9 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
 # --- Is the loss of a call a mean over its examples?
 #
 # Let mᵢ be the count of example i in the mean: 1, its class weight, or its number of
-# tokens. Without example i, a mean divides by Σm − mᵢ instead of Σm, so leave-out effects
-# need the counts. The trace does not contain them. It shows only the loss factor κ of
-# each call, with ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ. In a mean, κ = 1/Σm.
+# tokens. Without example i, a mean divides by Σm − mᵢ instead of Σm, so leave-out
+# effects need the counts. The trace does not contain the counts. It shows only the loss
+# factor κ of each call, with ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ. In a mean, κ = 1/Σm.
 #
 # The loss is accepted as a mean if κ Σm is the same at every call, up to the scale of a
 # GradScaler. If `loss=` does not return m, three kinds of count are tried: each example
